@@ -180,7 +180,7 @@ def _asked_by(codes: list[str]) -> list[list[dict[str, Any]]]:
 
 
 def with_lite(builder: Builder, spec: ExtensionSpec) -> dict[str, Any]:
-    if not builder._lite_can(spec):
+    if not builder.lite_can(spec):
         return {"outcome": "not for lite", "core_s": 0.0}
     return measured(builder, spec, "lite")
 
@@ -191,11 +191,11 @@ def measured(builder: Builder, spec: ExtensionSpec, tier: str) -> dict[str, Any]
     if tier == "full":
         builder.prepared.precompiled()
     began, wall = children_s(), time.monotonic()
-    build = builder._attempt(spec, tier, scratch)
+    build = builder.attempt(spec, tier, scratch).build()
     core_s = children_s() - began
     shutil.rmtree(scratch)
     outcome = "built" if build.ok else "deadline" if build.reason == "build" else "failed"
-    if outcome == "failed" and tier == "lite" and builder._certain(build, spec):
+    if outcome == "failed" and tier == "lite" and builder.is_certain(build, spec):
         outcome = "refused"  # for certain: full is not asked
     return {
         "outcome": outcome,

@@ -226,18 +226,16 @@ def candidates(count: int) -> list[tuple[KernelTask, Candidate]]:
     ):  # each of these is a source that nobody else has: a real build
         code = module(
             "return ext.affine(x)",
-            extension=load_inline(f"// {number}\n{SMALL}", ["affine"], name="small_ext"),
+            extension=load_inline(f"// {number}\n{SMALL}", name="small_ext"),
         )
         made.append(candidate(AFFINE[number % len(AFFINE)], code, number))
     for number in range(4):
-        for name, source, functions in (
-            ("broken", BROKEN, ["broken"]),
-            ("undefined", UNDEFINED, ["affine"]),
+        for name, source, function in (
+            ("broken", BROKEN, "broken"),
+            ("undefined", UNDEFINED, "affine"),
         ):
-            code = module(
-                f"return ext.{functions[0]}(x)",
-                extension=load_inline(source.format(number), functions, name=f"{name}_ext"),
-            )
+            extension = load_inline(source.format(number), name=f"{name}_ext")
+            code = module(f"return ext.{function}(x)", extension=extension)
             made.append(candidate(AFFINE[number], code, number))
     made += [
         candidate(AFFINE[number], code, number) for number in range(2) for code in SELDOM.values()

@@ -197,10 +197,10 @@ def measured(task: KernelTask, config: EvalConfig, device: str) -> dict[str, Any
         reference.open()
         started = time.monotonic()
         compiled.open(server)
-        row |= {"device": reference.device_name, "compile_s": time.monotonic() - started}
+        row |= {"device": reference.loaded.device_name, "compile_s": time.monotonic() - started}
         seeds = [secrets.randbits(31) for _ in range(3)]
         reference.ask("timing_inputs", seeds=seeds)
-        side = compiled.side(seeds)
+        side = compiled.sampler(seeds)
         if side is None:
             return row | {"why_not": compiled.unavailable_reason}
         # nobody here is to be distrusted: no bound but that of a nanosecond

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import atexit
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.isolation.sandbox import ForkServer
 from kernels_eval.parent import behaviour, comparison
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.parent.draft import VerdictDraft, verdict_of
@@ -37,7 +37,6 @@ class Evaluator:
         *,
         cache: Path | None = None,
         cuda_arch: str | None = None,
-        server: ForkServer | None = None,
         ahead: bool | None = None,
     ) -> None:
         """`target` is a language, or the torch device to run on. Raises DeviceError where the
@@ -45,9 +44,7 @@ class Evaluator:
         device = device_for(target) if isinstance(target, Language) else target
         self.config = config or EvalConfig()
         self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch)
-        self.runner = Runner(
-            self.config, device, cache=cache, cuda_arch=cuda_arch, server=server, ahead=ahead
-        )
+        self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
         """One verdict. Raises ToolchainError and SandboxError where the machine fails."""
@@ -56,38 +53,28 @@ class Evaluator:
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of a candidate that was screened and built (`kernels_eval.parent.prepare`,
         which needs no device). Raises EvalError where the machine fails."""
-        return retry_killed(lambda blamed: self._attempt(task, candidate, prepared, blamed))
+        return retry_killed(lambda: self._attempt(task, candidate, prepared))
 
-    def _attempt(
-        self, task: KernelTask, candidate: Candidate, prepared: Prepared, blamed: frozenset[str]
-    ) -> Verdict:
+    def _attempt(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         started, draft = time.monotonic(), VerdictDraft()
-        finding = prepared.finding
+        finding = prepared.finding or Finding(reason=Reason.OK)
         try:
-            if finding is None:
-                self._verify(task, candidate, prepared, draft, blamed)
+            if prepared.finding is None:
+                self._verify(task, candidate, prepared, draft)
         except Stop as stop:
             finding = stop.finding
         draft.isolation, draft.phases = self.runner.isolation, Phases(**draft.seconds)
         draft.run_s = time.monotonic() - started
-        return verdict_of(task, candidate, prepared, finding or Finding(reason=Reason.OK), draft)
+        return verdict_of(task, candidate, prepared, finding, draft)
 
     def _verify(
-        self,
-        task: KernelTask,
-        candidate: Candidate,
-        prepared: Prepared,
-        draft: VerdictDraft,
-        blamed: frozenset[str],
+        self, task: KernelTask, candidate: Candidate, prepared: Prepared, draft: VerdictDraft
     ) -> None:
-        with draft.phase("reference_s"):
-            reference = self.runner.reference(task, blamed)
-        try:
-            self._verify_against(reference, candidate, prepared, draft, blamed)
-        except MadeElsewhere:
+        for construct_on in (None, "cpu"):
             with draft.phase("reference_s"):
-                reference = self.runner.reference(task, blamed, construct_on="cpu")
-            self._verify_against(reference, candidate, prepared, draft, blamed)
+                reference = self.runner.reference(task, construct_on)
+            with suppress(MadeElsewhere):
+                return self._verify_against(reference, candidate, prepared, draft)
 
     def _verify_against(
         self,
@@ -95,14 +82,13 @@ class Evaluator:
         candidate: Candidate,
         prepared: Prepared,
         draft: VerdictDraft,
-        blamed: frozenset[str],
     ) -> None:
         """The protocol on the device. Each step returns where it finds nothing wrong, and raises
         Stop with the verdict where it does."""
         phase, draft.flags = draft.phase, list(reference.flags)
         draft.device = reference.loaded.device_name
         draft.reference_operators = reference.loaded.operators
-        with self.runner.candidate(candidate, reference, draft, blamed) as process:
+        with self.runner.candidate(candidate, reference, draft) as process:
             reference.ask("new_candidate")
             # It may have waited long: what was evicted meanwhile is built again when it asks.
             self.runner.builder.cache.renew(prepared.libraries.values())
@@ -120,7 +106,7 @@ class Evaluator:
                 with phase("attribution_s"):
                     behaviour.check_idle(process)
                 if self.config.time_correct:
-                    self._time(process, blamed)
+                    self._time(process)
                 # Asked again: timing is where a candidate may have begun to behave otherwise.
                 with phase("attribution_s"):
                     behaviour.check_idle(process)
@@ -129,12 +115,12 @@ class Evaluator:
                 self._blame(stop)
                 raise
 
-    def _time(self, process: CandidateProcess, blamed: frozenset[str]) -> None:
+    def _time(self, process: CandidateProcess) -> None:
         """Both processes in turn; then once more unseen inputs under the parent's clock, whose last
         answer must be right."""
         draft, reference = process.draft, process.reference
         with draft.phase("reference_s"):
-            compiled = self.runner.compiled(reference, blamed)
+            compiled = self.runner.compiled(reference)
         with draft.phase("timing_s"):
             self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
             clock = PairedClock(process, compiled)
@@ -144,10 +130,8 @@ class Evaluator:
                 draft.outputs_match = False
                 raise comparison.explained(reference.after, outcome, after, process)
             if clock.idle_samples:
-                raise Stop(
-                    Reason.NO_CUSTOM_KERNEL,
-                    f"no custom kernel ran in {clock.idle_samples} timed samples",
-                )
+                what = f"no custom kernel ran in {clock.idle_samples} timed samples"
+                raise Stop(Reason.NO_CUSTOM_KERNEL, what)
             draft.flags += self.runner.drift_flags(reference.task, timing)
             draft.timing = timing
 

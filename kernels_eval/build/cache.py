@@ -31,8 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from kernels_eval.build.disk import blaming_the_disk
-from kernels_eval.build.process import Lock
+from kernels_eval.build.process import blaming_the_disk, locked
 from kernels_eval.build.spec import Build
 from kernels_eval.errors import DiskFullError, UsageError
 
@@ -56,12 +55,6 @@ T = TypeVar("T")
 class Usage(NamedTuple):
     entries: int
     bytes: int
-
-
-class _Entry(NamedTuple):
-    used_ns: int
-    bytes: int
-    path: str
 
 
 def limit_from_environment() -> int:
@@ -112,13 +105,12 @@ class BuildCache:
         except ValueError:  # written by another version of this code, or cut off with the power
             with suppress(OSError):
                 self._discard(entry)
-            return None
         except OSError as error:
             if error.errno not in GONE:
                 raise
-            return None
-        path = str(entry / build.path) if build.path else ""
-        return build.model_copy(update={"cached": True, "path": path})
+        else:
+            return _absolute(entry, build.model_copy(update={"cached": True}))
+        return None
 
     def store(self, key: str, build: Build) -> Build:
         """Keep a build, with a copy of the library at its `path`. Returns it as it is kept, which
@@ -137,7 +129,7 @@ class BuildCache:
 
     def usage(self) -> Usage:
         """What the cache holds. Walks it: seconds where it is large."""
-        sizes = [entry.bytes for entry in self._entries()]
+        sizes = [size for _, size, _ in self._entries()]
         return Usage(len(sizes), sum(sizes))
 
     def _entry(self, key: str) -> Path:
@@ -145,7 +137,7 @@ class BuildCache:
 
     def _store(self, entry: Path, build: Build) -> Build:
         self._prepare()
-        staging = self._staging / uuid.uuid4().hex
+        staging = self._away()
         staging.mkdir()
         try:
             kept = build
@@ -162,10 +154,8 @@ class BuildCache:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
         if self._count_is_due(size):
-            with self._alone() as alone:
-                if alone:
-                    self._evict()
-        return kept.model_copy(update={"path": str(entry / kept.path) if kept.path else ""})
+            self.trim()
+        return _absolute(entry, kept)
 
     def _rename_into_place(self, staging: Path, entry: Path) -> Build | None:
         """None, or the entry that another builder has put there meanwhile."""
@@ -180,12 +170,17 @@ class BuildCache:
                 return found
             self._discard(entry)
 
-    def _discard(self, entry: Path) -> None:
+    def _discard(self, entry: str | Path) -> None:
+        """Remove as a whole: renamed first, so that an owner who lives after all fails as a
+        whole."""
         self._prepare()
-        away = self._staging / uuid.uuid4().hex
+        away = self._away()
         with suppress(FileNotFoundError):
             os.rename(entry, away)
         shutil.rmtree(away, ignore_errors=True)
+
+    def _away(self) -> Path:
+        return self._staging / uuid.uuid4().hex
 
     def _prepare(self) -> None:
         self._staging.mkdir(parents=True, exist_ok=True)
@@ -204,7 +199,7 @@ class BuildCache:
         with self._alone() as alone:
             if alone:
                 return self._evict(to_half=True) > 0
-        with Lock(self._lock):
+        with locked(self._lock):
             return True  # another process was evicting: what it freed is there for all
 
     def trim(self) -> int:
@@ -220,14 +215,14 @@ class BuildCache:
         self._sweep()
         before_ns = self._now_ns() - KEEP_S * 10**9
         entries = sorted(self._entries())
-        held, removed = sum(entry.bytes for entry in entries), 0
+        held, removed = sum(size for _, size, _ in entries), 0
         above = 0 < self.limit_bytes < held
         goal = held // 2 if to_half else int(LOW_WATER * self.limit_bytes) if above else held
-        for entry in entries:
-            if held <= goal or entry.used_ns > before_ns:
+        for used_ns, size, path in entries:
+            if held <= goal or used_ns > before_ns:
                 break
-            if self._remove(entry.path, before_ns):
-                held -= entry.bytes
+            if self._remove(path, before_ns):
+                held -= size
                 removed += 1
         return removed
 
@@ -240,7 +235,7 @@ class BuildCache:
     def _remove(self, entry: str, before_ns: int) -> bool:
         """Remove an entry that nobody has used since. A use just before the rename shows after it:
         then it is put back."""
-        away = self._staging / uuid.uuid4().hex
+        away = self._away()
         try:
             if os.stat(entry).st_mtime_ns > before_ns:
                 return False
@@ -254,28 +249,23 @@ class BuildCache:
         return True
 
     def _sweep(self) -> None:
-        """Remove what killed processes have left. Each is renamed first: its owner, if it lives
-        after all, then fails as a whole."""
+        """Remove what killed processes have left."""
         before_ns = self._now_ns() - STALE_S * 10**9
         for left in os.scandir(self._staging):
             with suppress(OSError):
                 if left.stat(follow_symlinks=False).st_mtime_ns < before_ns:
-                    away = self._staging / uuid.uuid4().hex
-                    os.rename(left.path, away)
-                    shutil.rmtree(away, ignore_errors=True)
+                    self._discard(left.path)
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[tuple[int, int, str]]:
+        """When each was last used (nanoseconds), its size in bytes, and its path."""
         with suppress(FileNotFoundError):
             for group in os.scandir(self.root):
                 if len(group.name) != 2:
                     continue
                 for entry in os.scandir(group.path):
                     with suppress(OSError):  # gone while we look
-                        yield _Entry(
-                            entry.stat(follow_symlinks=False).st_mtime_ns,
-                            _bytes_of(entry.path),
-                            entry.path,
-                        )
+                        used_ns = entry.stat(follow_symlinks=False).st_mtime_ns
+                        yield used_ns, _bytes_of(entry.path), entry.path
 
     @contextmanager
     def _alone(self) -> Iterator[bool]:
@@ -308,6 +298,10 @@ class BuildCache:
                 raise
         with blaming_the_disk(self.cache):
             return work()
+
+
+def _absolute(entry: Path, build: Build) -> Build:
+    return build.model_copy(update={"path": str(entry / build.path)}) if build.path else build
 
 
 def _mark_used(entry: Path) -> None:

@@ -20,10 +20,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.lite import (
     COMMON,
     IDENTIFIER,
@@ -32,7 +31,15 @@ from kernels_eval.build.lite import (
     TorchNames,
     file_scope,
 )
-from kernels_eval.build.process import Lock, WorkRoot, interesting, rename_into_place, run
+from kernels_eval.build.process import (
+    WorkRoot,
+    interesting,
+    locked,
+    log_of,
+    raise_if_full,
+    rename_into_place,
+    run,
+)
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
 
@@ -43,10 +50,8 @@ COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-w")
 SHARED_LIBRARY = ("-std=c++20", "-w", "-fPIC", "-shared")
 # What nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what
 # sources call themselves.
-WRAPPED = (
-    *("__cudaRegisterFunction", "__cudaGetKernel", "__cudaLaunchKernel", "__cudaLaunchKernel_ptsz"),
-    *("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaLaunchCooperativeKernel"),
-)
+WRAPPED = """__cudaRegisterFunction __cudaGetKernel __cudaLaunchKernel __cudaLaunchKernel_ptsz
+    cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel""".split()
 # The second knows Python; two files, so that two builders share the work.
 SHIMS = ("concur_shim", "concur_python")
 INCLUDED = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
@@ -65,42 +70,32 @@ class Prepared:
         root.mkdir(parents=True, exist_ok=True)
         return root
 
-    def _once(self, target: Path, make: Callable[[Path], None]) -> Path:
+    def once(self, target: Path, make: Callable[[Path], None]) -> Path:
+        """The target, which `make(staging)` has made first where it was not there."""
         if not target.exists():
-            with Lock(target.with_name(f".{target.name}.lock")):
+            with locked(target.with_name(f".{target.name}.lock")):
                 if not target.exists():
                     staging = self._work.path / f"{uuid.uuid4().hex}-{target.name}"
                     make(staging)
                     rename_into_place(staging, target)
         return target
 
-    def _compile(self, what: str, command: Sequence[str], target: Path) -> None:
+    def compile(self, what: str, command: Sequence[str], target: Path) -> None:
         """Run a compiler that writes `target`. Raises ToolchainError where it fails, DiskFullError
         where a full disk may be why."""
         with tempfile.TemporaryDirectory(prefix="prepare-", dir=self._work.path) as folder:
             work, deadline = Path(folder), time.monotonic() + DEADLINE_S
             command = [*command, "-o", str(target)]
-            outcome = run(command, work, deadline, self.tools.environment)
-            log = (work / "log").read_text(errors="replace")
+            outcome, log = run(command, work, deadline, self.tools.environment), log_of(work)
         if outcome != "ok":
             raise_if_full(self.root, log)
-            raise ToolchainError(
-                f"{what} does not compile with {self.tools.cxx} ({outcome}):"
-                f" {interesting(log, self.root)}",
-                "concur doctor",
-            )
+            said = f"{self.tools.cxx} ({outcome}): {interesting(log, self.root)}"
+            raise ToolchainError(f"{what} does not compile with {said}", "concur doctor")
 
-    def _library(
-        self, name: str, includes: Iterable[str], links: Iterable[str], *flags: str
-    ) -> Callable[[Path], None]:
-        """How to make `lib{name}.so` of the source of that name."""
-
-        def make(staging: Path) -> None:
-            source = HEADERS / f"support/{name}.cpp"
-            command = [self.tools.cxx, *SHARED_LIBRARY, *flags, *includes, str(source), *links]
-            self._compile(f"the library {name}", [*command, f"-Wl,-soname,lib{name}.so"], staging)
-
-        return make
+    def _link_library(self, name: str, options: Iterable[str], staging: Path) -> None:
+        """Make `lib{name}.so` of the source of that name."""
+        command = [self.tools.cxx, *SHARED_LIBRARY, str(HEADERS / f"support/{name}.cpp"), *options]
+        self.compile(f"the library {name}", [*command, f"-Wl,-soname,lib{name}.so"], staging)
 
     @property
     def _torch_library(self) -> str:
@@ -117,14 +112,14 @@ class Prepared:
             torch = self.tools.torch_dir / "include/torch/headeronly"
             (staging / "torch/headeronly").symlink_to(torch)
 
-        return self._once(self.root / "lite", make)
+        return self.once(self.root / "lite", make)
 
     def shim(self, name: str) -> Path:
         """One of `SHIMS`: a library that stands between candidates' libraries and torch's."""
-        python = name == "concur_python"
-        links = [self._torch_library, "-lc10", "-ltorch_cpu", *["-ltorch_python"] * python]
-        make = self._library(name, self.tools.includes, links, "-O0" if python else "-O1")
-        return self._once(self.root / f"lib{name}.so", make)
+        options = [*self.tools.includes, self._torch_library, "-lc10", "-ltorch_cpu"]
+        options += ["-O0", "-ltorch_python"] if name == "concur_python" else ["-O1"]
+        make = partial(self._link_library, name, options)
+        return self.once(self.root / f"lib{name}.so", make)
 
     def common(self) -> Path:
         """The library that holds what the lite headers only declare."""
@@ -132,14 +127,13 @@ class Prepared:
         def make(staging: Path) -> None:
             generated = self._work.path / uuid.uuid4().hex
             self.operators.write(" ".join(COMMON), generated, common=True)
-            includes = [f"-I{path}" for path in (generated, self.lite_headers())]
-            links = [self._torch_library, "-ltorch_cpu", "-lc10", str(self.shim("concur_shim"))]
-            links.append(f"-Wl,-rpath,{self.root}")
-            flags = ("-O1", "-fvisibility=hidden")
-            self._library("concur_common", includes, links, *flags)(staging)
+            options = [f"-I{generated}", f"-I{self.lite_headers()}", "-O1", "-fvisibility=hidden"]
+            options += [self._torch_library, "-ltorch_cpu", "-lc10", str(self.shim("concur_shim"))]
+            options.append(f"-Wl,-rpath,{self.root}")
+            self._link_library("concur_common", options, staging)
             shutil.rmtree(generated)
 
-        return self._once(self.root / "libconcur_common.so", make)
+        return self.once(self.root / "libconcur_common.so", make)
 
     def bindings(self) -> Path:
         """A folder whose <torch/extension.h> is lite's with the bindings and without operators, and
@@ -156,23 +150,24 @@ class Prepared:
 
         def make_precompiled(staging: Path) -> None:
             staging.mkdir()
-            includes = [f"-I{path}" for path in self.bindings_includes(folder)]
-            flags = [*COMMON_CXX, *self.least(), *includes]
+            flags = [*COMMON_CXX, *self.least(), *self.lite_includes(folder)]
             for level in ("-O0", "-O2"):
                 self._precompile("lite's header", [*flags, level], header, staging / level[1:])
 
-        folder = self._once(self.root / "bindings", make)
+        folder = self.once(self.root / "bindings", make)
         header = folder / "torch/extension.h"
         if self.tools.is_gcc:
-            self._once(header.with_name("extension.h.gch"), make_precompiled)
+            self.once(header.with_name("extension.h.gch"), make_precompiled)
         return folder
 
-    def bindings_includes(self, folder: Path) -> list[Path]:
-        return [folder, self.lite_headers(), HEADERS / "support", *self.tools.plain_includes]
+    def lite_includes(self, folder: Path) -> list[str]:
+        """Options for lite's headers with what was written for one source in `folder`."""
+        folders = [folder, self.lite_headers(), HEADERS / "support", *self.tools.plain_includes]
+        return [f"-I{path}" for path in folders]
 
     def _precompile(self, what: str, flags: Sequence[str], header: Path, target: Path) -> None:
         command = [self.tools.cxx, *flags, "-x", "c++-header", str(header)]
-        self._compile(what, command, target)
+        self.compile(what, command, target)
 
     def least(self) -> list[str]:
         """A definition of the oldest C++ that torch's headers accept, where they ask for one."""
@@ -181,12 +176,12 @@ class Prepared:
     def launches(self) -> Path:
         """The library that counts candidates' kernel launches; made with the CUDA toolkit that
         builds them."""
-        includes = [f"-I{path}" for path in self.tools.plain_includes]
-        links = [*(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart"]
+        options = [f"-I{path}" for path in self.tools.plain_includes]
+        options += [*(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart", "-O1"]
         folder = self.root / f"cuda-{self.tools.cuda_key}"
         folder.mkdir(exist_ok=True)
-        make = self._library("concur_launch", includes, links, "-O1")
-        return self._once(folder / "libconcur_launch.so", make)
+        make = partial(self._link_library, "concur_launch", options)
+        return self.once(folder / "libconcur_launch.so", make)
 
     # -- names in torch's headers ------------------------------------------------------------------
 
@@ -197,7 +192,7 @@ class Prepared:
         probe.write_text("".join(f"#include <{head}>\n" for head in heads))
         try:
             includes = [*self.tools.includes, str(probe)]
-            self._compile("torch's header", [*command, "-E", *includes], target)
+            self.compile("torch's header", [*command, "-E", *includes], target)
             return target.read_text(errors="replace")
         finally:
             probe.unlink()
@@ -227,10 +222,9 @@ class Prepared:
             # With what stands in a branch that only nvcc takes.
             words = set(IDENTIFIER.findall(text)) | _words(file for file in files if torch in file)
             scope = macros | file_scope(text)
-            found = [sorted(macros), sorted(words), sorted(scope), self._not_brought()]
-            staging.write_text(json.dumps(found))
+            staging.write_text(json.dumps([*map(sorted, (macros, words, scope)), self._absent()]))
 
-        path = self._once(self.root / "names_of_torch.json", make)
+        path = self.once(self.root / "names_of_torch.json", make)
         macros, words, scope, not_brought = map(frozenset, json.loads(path.read_text()))
         include = self.tools.torch_dir / "include"
         dispatch = (include / "ATen/Dispatch.h").read_text()
@@ -265,17 +259,15 @@ class Prepared:
             # With what stands in branches that were not taken, and what macros make.
             staging.write_text(json.dumps([sorted(words | _words(files)), sorted(files)]))
 
-        path = self._once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make)
+        path = self.once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make)
         words, files = map(frozenset, json.loads(path.read_text()))
         names = self.torch_names
         return names._replace(nvcc_words=words | names.words, nvcc_files=files)
 
-    def _not_brought(self) -> list[str]:
+    def _absent(self) -> list[str]:
         """Which of STREAM_NAMES occur in no header that torch/extension.h may include, whatever is
         defined."""
-        include = self.tools.torch_dir / "include"
-        roots = [include, include / "torch/csrc/api/include"]
-        left = [path for root in roots if (path := root / "torch/extension.h").is_file()]
+        left, roots = list(self.tools.torch_headers("torch/extension.h")), self.tools.torch_includes
         seen, absent = set(left), set(STREAM_NAMES)
         while left:
             header = left.pop()
@@ -292,9 +284,8 @@ class Prepared:
     def least_cplusplus(self) -> str:
         """The oldest value of __cplusplus that torch's headers accept, such as 201703L; empty where
         they do not ask."""
-        for name in ("torch/csrc/api/include/torch/all.h", "torch/all.h"):
-            header = self.tools.torch_dir / "include" / name
-            text = header.read_text(errors="replace") if header.is_file() else ""
+        for header in self.tools.torch_headers("torch/all.h"):
+            text = header.read_text(errors="replace")
             if match := re.search(r"__cplusplus < (\d+L)\s*\n#error", text):
                 return match.group(1)
         return ""
@@ -315,12 +306,10 @@ class Prepared:
 
         def make(staging: Path) -> None:
             (staging / "torch").mkdir(parents=True)
-            real = self.tools.torch_dir / "include/torch/csrc/api/include/torch/extension.h"
-            if not real.exists():
-                real = self.tools.torch_dir / "include/torch/extension.h"
+            real = next(self.tools.torch_headers("torch/extension.h"))
             (staging / "torch/extension.h").write_text(f'#pragma once\n#include "{real}"\n')
 
-        return self._once(self.root / "full", make)
+        return self.once(self.root / "full", make)
 
     @property
     def has_precompiled(self) -> bool:
@@ -338,7 +327,7 @@ class Prepared:
         made = header.with_name("extension.h.gch")
         if made.exists():
             with suppress(OSError):
-                os.utime(made)  # in use: `_remove_unused` must leave it
+                os.utime(made)  # in use: it stays when another is made
             return
         asked = self.root / "full-builds"
         asked.mkdir(parents=True, exist_ok=True)
@@ -350,9 +339,11 @@ class Prepared:
             flags = [*COMMON_CXX, "-O2", f"-I{header.parent.parent}", *self.tools.includes]
             self._precompile("torch's header", flags, header, staging)
 
-        others = self.root.parent.glob("*/full/torch/extension.h.gch")
-        _remove_unused(others, PRECOMPILED_KEPT_S)
-        self._once(made, make)
+        for other in self.root.parent.glob("*/full/torch/extension.h.gch"):
+            with suppress(OSError):
+                if time.time() - other.stat().st_mtime > PRECOMPILED_KEPT_S:
+                    other.unlink()
+        self.once(made, make)
 
 
 def _words(files: Iterable[str]) -> set[str]:
@@ -362,11 +353,3 @@ def _words(files: Iterable[str]) -> set[str]:
         if path.is_file():
             found.update(IDENTIFIER.findall(path.read_text(errors="replace")))
     return found
-
-
-def _remove_unused(files: Iterable[Path], unused_s: float) -> None:
-    """Remove files that were neither written nor touched for so many seconds."""
-    for path in files:
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > unused_s:
-                path.unlink()

@@ -5,8 +5,10 @@ Guarantees: a compiler that hangs is killed with its children, and so is one who
 (kernels_eval.isolation.reaper); one that is killed from outside is started again
 (kernels_eval.parent.kill_retry); a work root is removed when its process ends, or by the next
 builder where it was killed, after the compilers that still run in it; temporary files of compilers
-lie in that root. Does not guarantee that a compiler is safe against hostile input: a caller
-confines it with `confine`.
+lie in that root; where a disk has no room, what fails on it is a `DiskFullError`, which a candidate
+cannot bring about by what it makes a compiler say. Does not guarantee that a compiler is safe
+against hostile input: a caller confines it with `confine`; nor to notice a disk that was full for a
+moment and has 2 GB free afterwards, unless the compiler said so and a quota is the reason.
 """
 
 from __future__ import annotations
@@ -19,21 +21,25 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
-from kernels_eval.errors import KILL_ATTEMPTS
+from kernels_eval.errors import KILL_ATTEMPTS, DiskFullError
 from kernels_eval.isolation import reaper
 
 LOG_LIMIT = 8192
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
+ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SAYS_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 COMPILER_WAS_KILLED = re.compile(
     r"^(\S+: fatal error: (Killed signal terminated program|\S+ terminated with signal 9)"
     r"|nvcc error\s*: .* died due to signal 9|\S*clang\S*: error: unable to execute command:"
@@ -66,6 +72,8 @@ def run(
     logged = log.stat().st_size
     for _ in range(KILL_ATTEMPTS):
         os.truncate(log, logged)
+        if deadline <= time.monotonic():
+            return "timeout"
         returncode = _returncode(command, work, deadline, environment, confine)
         if returncode is None:
             return "timeout"
@@ -88,9 +96,6 @@ def _returncode(
     confine: Callable[[], None] | None,
 ) -> int | None:
     """None where the deadline came first."""
-    remaining = deadline - time.monotonic()
-    if remaining <= 0:
-        return None
     descriptor = reaper.reaper()
 
     def prepare() -> None:
@@ -111,7 +116,7 @@ def _returncode(
             preexec_fn=prepare,
         )
         try:
-            return process.wait(remaining)
+            return process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             return None
         finally:
@@ -158,8 +163,8 @@ def remove_abandoned(cache: Path) -> None:
     first.
     """
     for root in cache.resolve().glob("work-*-*"):
-        match = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
-        if match and not psutil.pid_exists(int(match.group(1))) and _unlocked(root / ".lock"):
+        owner = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
+        if owner and not psutil.pid_exists(int(owner[1])) and _unlocked(root / ".lock"):
             for process in psutil.process_iter():
                 with suppress(psutil.Error, OSError):  # another user's, or one that has just ended
                     if root in Path(process.cwd()).parents:
@@ -171,10 +176,8 @@ def _unlocked(path: Path) -> bool:
     try:
         with open(path) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return True
 
 
@@ -183,19 +186,19 @@ def _remove(path: Path, pid: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-class Lock:
-    """An advisory lock that the kernel releases when its holder dies: it is never stale (torch's
-    FileBaton can hang forever)."""
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an advisory lock that the kernel releases when its holder dies: it is never stale
+    (torch's FileBaton can hang forever)."""
+    with open(path, "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def __enter__(self) -> None:
-        self.handle = open(self.path, "w")
-        fcntl.flock(self.handle, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        self.handle.close()
+def log_of(work: Path) -> str:
+    """What compilers have said in a folder."""
+    log = work / "log"
+    return log.read_text(errors="replace") if log.exists() else ""
 
 
 def rename_into_place(staging: Path, target: Path) -> None:
@@ -222,3 +225,50 @@ def interesting(log: str, work: Path) -> str:
     errors = [number for number, line in enumerate(lines) if ERROR_LINE.search(line)]
     picked = [line for number in errors[:20] for line in lines[number : number + 4]]
     return "\n".join(dict.fromkeys(picked if errors else lines[-40:]))[:LOG_LIMIT]
+
+
+# -- a full disk ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def blaming_the_disk(folder: Path) -> Iterator[None]:
+    """Makes a DiskFullError of an OSError that says so."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise full(folder, str(error)) from error
+
+
+def raise_if_full(folder: Path, log: str) -> None:
+    """To be asked when a compiler that works in `folder` has failed. Raises DiskFullError where
+    want of disk may be why.
+
+    Its log (all of it) only makes the disk a suspect: with less free than the largest file that a
+    compiler may write, or where a quota is used up. An empty one does too: it may be what could not
+    be written.
+    """
+    free_bytes = shutil.disk_usage(folder).free
+    suspect = SAYS_FULL.search(log) or not log.strip()
+    if free_bytes < (FILE_LIMIT_BYTES if suspect else ROOM_BYTES) or (
+        suspect and not _may_write(folder)
+    ):
+        raise full(folder, f"a compiler failed, and {free_bytes / 1e6:.0f} MB are free")
+
+
+def full(folder: Path, cause: str) -> DiskFullError:
+    return DiskFullError(
+        f"the disk of {folder} is full: {cause}",
+        "free disk space, or set CONCUR_CACHE to a folder on another disk",
+    )
+
+
+def _may_write(folder: Path) -> bool:
+    """What is free may not be for us: quotas show only in an attempt."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        return error.errno not in FULL
+    return True

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from kernels_eval.records import Record, stable_hash
+from kernels_eval.records import Reason, Record, stable_hash
 
 
 class ExtensionSpec(Record):
@@ -66,7 +66,7 @@ class Build(Record):
     path: str = ""
     library_bytes: int = 0
     tier: str = ""
-    reason: str = ""
+    reason: Reason | Literal[""] = ""
     log: str = ""
     seconds: float = 0.0
     cached: bool = False

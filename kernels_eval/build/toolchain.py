@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,10 +33,6 @@ class Toolchain:
     @cached_property
     def torch_dir(self) -> Path:
         return torch_directory()
-
-    @cached_property
-    def torch_version(self) -> str:
-        return torch_versions()[0]
 
     @cached_property
     def cxx(self) -> str:
@@ -86,7 +83,7 @@ class Toolchain:
             if p.is_file()
         ]
         return stable_hash(
-            [self.torch_version, str(self.torch_dir), self.cxx_version, sys.version, headers]
+            [torch_versions()[0], str(self.torch_dir), self.cxx_version, sys.version, headers]
         )[:16]
 
     def key_for(self, spec: ExtensionSpec) -> str:
@@ -94,13 +91,21 @@ class Toolchain:
         return stable_hash([self.key, spec.key, cuda])
 
     @property
+    def torch_includes(self) -> list[Path]:
+        include = self.torch_dir / "include"
+        return [include, include / "torch/csrc/api/include"]
+
+    def torch_headers(self, name: str) -> Iterator[Path]:
+        """Where torch has a header of this name, that of its C++ interface first."""
+        return (path for root in self.torch_includes[::-1] if (path := root / name).is_file())
+
+    @property
     def includes(self) -> list[str]:
         """Options for torch's own headers. Host sources of a CUDA extension include cuda_runtime.h
         too."""
-        include = self.torch_dir / "include"
         python, *cuda = self.plain_includes
-        paths = [include, include / "torch/csrc/api/include", python]
-        if not (include / "c10/cuda/impl/cuda_cmake_macros.h").exists():
+        paths = [*self.torch_includes, python]
+        if not (paths[0] / "c10/cuda/impl/cuda_cmake_macros.h").exists():
             paths.append(HEADERS / "cpu_torch")
         return [f"-I{path}" for path in (*paths, *cuda)]
 
@@ -119,7 +124,7 @@ class Toolchain:
     def plain_includes(self) -> list[Path]:
         """What a source may include beside torch's headers: Python's, and CUDA's where there is a
         toolkit."""
-        python = Path(sysconfig.get_paths()["include"])
+        python = python_include()
         cuda = self.cuda_home / "include" if self.cuda_home else None
         return [python, cuda] if cuda and (cuda / "cuda_runtime.h").exists() else [python]
 
@@ -133,6 +138,11 @@ class Toolchain:
             "HOME": "/nonexistent",
             "TMPDIR": tempfile.gettempdir(),
         }
+
+
+def python_include() -> Path:
+    """The folder of Python.h."""
+    return Path(sysconfig.get_paths()["include"])
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

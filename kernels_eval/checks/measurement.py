@@ -22,20 +22,14 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     float64 where it fitted; all have one shape."""
     if not actual.is_floating_point() and not actual.is_complex():
         equal = torch.equal(actual, reference.to(actual.dtype))
-        error = 0.0 if equal else 1.0
-        return Comparison(
-            rms=error, reference_rms=0.0, max=error, kernelbench_1e4=equal, kernelbench_1e2=equal
-        )
+        error, both = float(not equal), dict.fromkeys(("kernelbench_1e4", "kernelbench_1e2"), equal)
+        return Comparison(rms=error, reference_rms=0.0, max=error, **both)
     y, a, r = oracle.reshape(-1), actual.reshape(-1), reference.reshape(-1)
     own_oracle = y.dtype == r.dtype and y.data_ptr() == r.data_ptr()
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
     found = _measured(y, a, y if own_oracle else r, finite=finite)
-    if (
-        FORMULA_FROM < found.rms < FORMULA_TO
-        and not found.systematic
-        and a.is_floating_point()
-        and _follows_output(y, a)
-    ):
+    asked = FORMULA_FROM < found.rms < FORMULA_TO and not found.systematic
+    if asked and a.is_floating_point() and _follows_output(y, a):
         return found.model_copy(update={"systematic": True})
     return found
 

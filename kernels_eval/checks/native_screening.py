@@ -73,11 +73,8 @@ def screen_native(text: str) -> Screening:
             flags.add(f"native:{name}")
         if name in forbidden and name not in own and not _is_declared(code, match.start()):
             line = text.count("\n", 0, match.start()) + 1
-            return Screening(
-                Reason.FORBIDDEN_CALL,
-                f"native source, line {line}: calls {name}",
-                tuple(sorted(flags)),
-            )
+            detail = f"native source, line {line}: calls {name}"
+            return Screening(Reason.FORBIDDEN_CALL, detail, tuple(sorted(flags)))
     return Screening(flags=tuple(sorted(flags)))
 
 

@@ -6,9 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
+Function = Callable[..., Any]
+Values = tuple[Any, ...]
+Named = dict[str, Any] | None
 NO_COMPUTE = frozenset(
     """empty empty_like empty_strided new_empty zeros zeros_like ones ones_like full full_like view
     reshape _unsafe_view t transpose permute expand as_strided slice select unsqueeze squeeze detach
@@ -34,8 +38,8 @@ class _Operators(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
         namespace, name = function._schema.name.split("::")
         if namespace != "aten" or name not in NO_COMPUTE:
             self.seen.append(f"{namespace}.{name}")
@@ -48,8 +52,8 @@ class _Functions(TorchFunctionMode):
         self.seen: list[str] = []
 
     def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: Function, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
         name = resolve_name(function) or getattr(function, "__name__", "unknown")
         if "." in name and name.rsplit(".", 1)[-1] not in NOT_NAMED:
             self.seen.append(name)

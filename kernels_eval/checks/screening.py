@@ -47,10 +47,8 @@ def screen(code: str) -> Screening:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
-        return Screening(
-            Reason.SYNTAX_ERROR,
-            f"line {line}: {getattr(error, 'msg', error)}" if line else str(error),
-        )
+        detail = f"line {line}: {getattr(error, 'msg', error)}" if line else str(error)
+        return Screening(Reason.SYNTAX_ERROR, detail)
     visitor = _Visitor()
     visitor.visit(tree)
     classes = (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
@@ -93,9 +91,8 @@ class _Visitor(ast.NodeVisitor):
         if name in FORBIDDEN_CALLS:
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
         elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):
-            self._reject(
-                Reason.HARNESS_TAMPERING, node, f"sets an attribute of {_dotted(node.args[0])}"
-            )
+            what = f"sets an attribute of {_dotted(node.args[0])}"
+            self._reject(Reason.HARNESS_TAMPERING, node, what)
         elif name in ("exec", "eval", "__import__", "open", "compile"):
             self.flags.add(f"calls:{name}")
         self.generic_visit(node)
@@ -109,14 +106,12 @@ class _Visitor(ast.NodeVisitor):
                 elif node.attr == "__class__":
                     self.flags.add("assigns:__class__")
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        for target in node.targets:
+    def visit_Assign(self, node: ast.Assign | ast.AugAssign) -> None:
+        for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
             self._target(target)
         self.generic_visit(node)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._target(node.target)
-        self.generic_visit(node)
+    visit_AugAssign = visit_Assign
 
     def visit_Try(self, node: ast.Try) -> None:
         self.flags.add("try")

@@ -98,10 +98,8 @@ def _persisting_l2() -> int:
     value = ctypes.c_size_t()
     for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so"):
         try:
-            if (
-                ctypes.CDLL(name).cudaDeviceGetLimit(ctypes.byref(value), CUDA_LIMIT_PERSISTING_L2)
-                == 0
-            ):
+            get = ctypes.CDLL(name).cudaDeviceGetLimit
+            if get(ctypes.byref(value), CUDA_LIMIT_PERSISTING_L2) == 0:
                 return value.value
         except (OSError, AttributeError):
             continue

@@ -13,11 +13,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from kernels_eval.config import TimingConfig
+from kernels_eval.isolation.channel import Message
 from kernels_eval.records import CompiledBaseline, Timing
 
 Sampler = Callable[[int], int]
@@ -31,11 +31,6 @@ MOST_CALLS = 10_000
 
 class ImplausibleTime(Exception):
     """The candidate reports less time than the parent's clock saw pass."""
-
-
-CpuClock = Callable[[], int]
-"""Nanoseconds of processor time the candidate's processes have used so far, as the kernel counts
-them."""
 
 
 @dataclass
@@ -59,7 +54,7 @@ class CompiledSampler:
     times."""
 
     sample: Sampler
-    facts: dict[str, Any]
+    facts: Message
 
 
 def measure(
@@ -67,8 +62,7 @@ def measure(
     candidate: Sampler,
     config: TimingConfig,
     *,
-    cpu_clock: CpuClock | None = None,
-    bound: Callable[[float], float] | None = None,
+    bound: Callable[[float], float],
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS,
     seed: int = 0,
@@ -83,10 +77,8 @@ def measure(
     holds `most_calls` calls at most.
 
     `bound(call_ns)` measures nanoseconds a call by a clock that the candidate cannot reach, on
-    inputs it has not seen; without it the same samples are bounded. `cpu_clock` is given where the
-    work is done on the processor: on a busy machine it, not the wall, is the fair bound.
-    `throttled()` tells whether the device slows its clocks now. Raises ImplausibleTime where the
-    candidate's reported time is below `clock_bound_share` of the bound.
+    inputs it has not seen. `throttled()` tells whether the device slows its clocks now. Raises
+    ImplausibleTime where the candidate's reported time is below `clock_bound_share` of the bound.
     """
     b = _Series(candidate)
     baselines = [_Series(reference)]
@@ -102,7 +94,6 @@ def measure(
             each.take(calls)
         elapsed_s = (time.monotonic() - started) * 2 / len(series)
     slowed.append(throttled())
-    bound = bound or (lambda call_ns: _clock_bound(candidate, call_ns, calls, cpu_clock))
     least, credible_ns = _plausible_bound(candidate, b.median / calls, calls, config, bound)
     slower = credible_ns * calls / b.median
     if slower > 1:  # what was too fast to be credible is not what counts
@@ -167,17 +158,15 @@ def widened(low: float, high: float, middle: float, spread: float) -> tuple[floa
     and once for that one, add in quadrature (a prediction interval).
     """
     between = 1.96 * math.sqrt(2.0) * spread
-    return middle - float(np.hypot(max(0.0, middle - low), between)), middle + float(
-        np.hypot(max(0.0, high - middle), between)
-    )
+    below, above = (math.hypot(max(0.0, arm), between) for arm in (middle - low, high - middle))
+    return middle - below, middle + above
 
 
 def drift(samples: list[int]) -> float:
     """How far the median of the last third of the samples is from that of the first third, as a
     share of the first. Dimensionless."""
     third = max(1, len(samples) // 3)
-    first, last = float(np.median(samples[:third])), float(np.median(samples[-third:]))
-    return last / first - 1
+    return float(np.median(samples[-third:]) / np.median(samples[:third])) - 1
 
 
 def log_ratio_interval(
@@ -185,10 +174,10 @@ def log_ratio_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of log(median(reference) / median(candidate)) over pairs (Efron
     and Tibshirani 1993, ch. 13)."""
-    a, b = np.asarray(reference, dtype=np.float64), np.asarray(candidate, dtype=np.float64)
-    picks = np.random.default_rng(seed).integers(0, len(a), size=(resamples, len(a)))
-    ratios = np.log(np.median(a[picks], axis=1)) - np.log(np.median(b[picks], axis=1))
-    low, high = np.quantile(ratios, [(1 - level) / 2, (1 + level) / 2])
+    count = len(reference)
+    picks = np.random.default_rng(seed).integers(0, count, size=(resamples, count))
+    a, b = (np.log(np.median(np.asarray(x)[picks], axis=1)) for x in (reference, candidate))
+    low, high = np.quantile(a - b, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
@@ -256,31 +245,3 @@ def _plausible_bound(
             " ms pass"
         )
     return bound, call_ns
-
-
-def _clock_bound(
-    candidate: Sampler,
-    call_ns: float,
-    batch: int,
-    clock: CpuClock | None,
-    *,
-    least_ns: float = 2e7,
-    repeats: int = 5,
-) -> float:
-    """Nanoseconds a call by clocks the candidate cannot reach: the best of a few samples long
-    enough that their message costs nothing.
-
-    Each sample is bounded by the smaller of the wall and, where there is one, the processor clock:
-    time in which another process had the core is nobody's.
-    """
-    started = time.perf_counter_ns()
-    candidate(batch)
-    seen_ns = max(call_ns, (time.perf_counter_ns() - started) / batch)
-    calls = int(np.clip(np.ceil(least_ns / seen_ns), 1, 10_000))
-    bounds = []
-    for _ in range(repeats):
-        wall, cpu = time.perf_counter_ns(), clock() if clock else 0
-        candidate(calls)
-        seen = [time.perf_counter_ns() - wall] + ([clock() - cpu] if clock else [])
-        bounds.append(min(seen) / calls)
-    return float(min(bounds))

@@ -6,74 +6,73 @@ The signatures, and how arguments are read, follow torch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from torch.utils import cpp_extension
 
+from kernels_eval.isolation.channel import Message
+
 FLAGS = ("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
 POSITIONAL = ("extra_cflags", "extra_cuda_cflags", "extra_sycl_cflags", "extra_ldflags")
+Texts = Iterable[object] | None
+"""One string, or several."""
 
 
-def _as_tuple(value: Any) -> tuple[str, ...]:
+def _as_tuple(value: Texts) -> tuple[str, ...]:
     if value is None:
         return ()
-    return (str(value),) if isinstance(value, str) else tuple(map(str, value))
+    return (value,) if isinstance(value, str) else tuple(map(str, value))
 
 
 def inline_spec(
     name: str,
-    cpp_sources: Any = (),
-    cuda_sources: Any = None,
-    functions: Any = None,
-    **options: Any,
-) -> dict[str, Any]:
+    cpp_sources: Texts = (),
+    cuda_sources: Texts = None,
+    functions: Texts = None,
+    **options: Texts,
+) -> Message:
     """The ExtensionSpec (as plain data) of a `load_inline` call."""
     return {
         "kind": "inline",
-        "name": str(name),
         "cpp_sources": _as_tuple(cpp_sources),
         "cuda_sources": _as_tuple(cuda_sources),
         "functions": None if functions is None else _as_tuple(functions),
-        **_options(options),
+        **_options(name, options),
     }
 
 
-def file_spec(name: str, sources: Any, **options: Any) -> dict[str, Any]:
-    """The ExtensionSpec of a `load` call: the sources are read now, as the candidate wrote them."""
-    paths = map(Path, _as_tuple(sources))
-    files = [(path.name, path.read_text(errors="replace")) for path in paths]
-    return {"kind": "files", "name": str(name), "files": files, **_options(options)}
-
-
-def _options(options: dict[str, Any]) -> dict[str, Any]:
+def _options(name: str, options: dict[str, Texts]) -> Message:
     flags = {key: _as_tuple(options.get(key)) for key in FLAGS}
-    return {**flags, "python_module": bool(options.get("is_python_module", True))}
+    python_module = bool(options.get("is_python_module", True))
+    return {"name": str(name), **flags, "python_module": python_module}
 
 
-def intercept(provide: Callable[[dict[str, Any]], Any]) -> None:
+def intercept(provide: Callable[[Message], ModuleType | None]) -> None:
     """Replace load_inline and load by `provide(spec) -> module`."""
 
     def load_inline(
         name: str,
-        cpp_sources: Any,
-        cuda_sources: Any = None,
-        sycl_sources: Any = None,
-        functions: Any = None,
-        *args: Any,
-        **options: Any,
-    ) -> Any:
+        cpp_sources: Texts,
+        cuda_sources: Texts = None,
+        sycl_sources: Texts = None,
+        functions: Texts = None,
+        *args: Texts,
+        **options: Texts,
+    ) -> ModuleType | None:
         options.update(zip(POSITIONAL, args, strict=False))
         return provide(inline_spec(name, cpp_sources, cuda_sources, functions, **options))
 
-    def load(name: str, sources: Any, *args: Any, **options: Any) -> Any:
+    def load(name: str, sources: Texts, *args: Texts, **options: Texts) -> ModuleType | None:
         options.update(zip(POSITIONAL, args, strict=False))
-        return provide(file_spec(name, sources, **options))
+        paths = map(Path, _as_tuple(sources))  # read now, as the candidate wrote them
+        files = [(path.name, path.read_text(errors="replace")) for path in paths]
+        return provide({"kind": "files", "files": files, **_options(name, options)})
 
     # an exception for a wrong call names these
     load_inline.__qualname__, load.__qualname__ = "load_inline", "load"
-    cpp_extension.load_inline, cpp_extension.load = load_inline, load
+    vars(cpp_extension).update(load_inline=load_inline, load=load)
 
 
 class BuildFailed(RuntimeError):

@@ -31,7 +31,7 @@ from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.child.kernel_tracer import KernelTracer
 from kernels_eval.child.model_runner import ModelRunner, now_ns, poison_allocations
 from kernels_eval.child.output_buffer import DeviceMemory, HostMemory, write
-from kernels_eval.isolation.channel import Channel
+from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.records import Reason
 
 LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
@@ -60,14 +60,14 @@ class CandidateRole(ModelRunner):
     def do_load(
         self,
         path: str,
-        spec: dict[str, Any],
+        spec: Message,
         *,
         task_path: str = "",
-        plan: dict[str, Any] | None = None,
+        plan: Message | None = None,
         libraries: dict[str, str] | None = None,
         language: str = "",
         shared_bytes: int = 0,
-    ) -> dict[str, Any]:
+    ) -> Message:
         """Import the candidate and construct its ModelNew. `shared_bytes` is the size of the device
         memory that outputs go to; 0: they go to a file in memory."""
         self.spec = ModelSpec.model_validate(spec | {"entry_point": "ModelNew"})
@@ -89,14 +89,14 @@ class CandidateRole(ModelRunner):
         self.synchronise()
         return {"parameters": parameter_shapes(self.model), "made_elsewhere": elsewhere}
 
-    def _provide(self, spec: dict[str, Any]) -> ModuleType | None:
+    def _provide(self, spec: Message) -> ModuleType | None:
         """The library of a build request, loaded. One that was not built before (a constructor asks
         for it, say), or was evicted, the parent builds now."""
         key = ExtensionSpec.model_validate(spec).key
         path = self.libraries.get(key)
         if path is None or not os.path.exists(path):
             self.channel.send({"build": spec})
-            answer = self.channel.receive(None)
+            answer = self.channel.receive_record()
             if not answer.get("ok"):
                 raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
             path = self.libraries[key] = answer["path"]
@@ -148,7 +148,7 @@ class CandidateRole(ModelRunner):
         reruns: int,
         output_bytes: int,
         devices: list[str],
-    ) -> dict[str, Any]:
+    ) -> Message:
         """One forward call on inputs drawn now. `in_place` writes them over the storage of the
         previous call's inputs.
 
@@ -202,11 +202,8 @@ class CandidateRole(ModelRunner):
         if len(self.last_inputs) != len(inputs):
             return
         for index, (old, new) in enumerate(zip(self.last_inputs, inputs, strict=True)):
-            if (
-                isinstance(old, torch.Tensor)
-                and isinstance(new, torch.Tensor)
-                and (old.shape, old.dtype) == (new.shape, new.dtype)
-            ):
+            tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+            if tensors and (old.shape, old.dtype) == (new.shape, new.dtype):
                 inputs[index] = old.copy_(new)
 
     def _poisoned(self, inputs: list[Any], output_bytes: int, evaluate: bool) -> tuple[Any, float]:
@@ -246,27 +243,24 @@ class CandidateRole(ModelRunner):
             ]
             del blocks
 
-    def _published(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    def _published(self, tensors: list[torch.Tensor]) -> Message:
         """Write the tensors' bytes to the output buffer and return their forms."""
-        if self.memory is None:
-            self.memory = (
-                DeviceMemory(self.shared_bytes, self.output_buffer)
-                if self.shared_bytes
-                else HostMemory(self.output_buffer)
-            )
+        if self.memory is None and self.shared_bytes:
+            self.memory = DeviceMemory(self.shared_bytes, self.output_buffer)
+        self.memory = self.memory or HostMemory(self.output_buffer)
         write(self.memory, tensors)
         self.synchronise()
         return {"outputs": [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in tensors]}
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_timing_inputs(self, seeds: list[int]) -> dict[str, Any]:
+    def do_timing_inputs(self, seeds: list[int]) -> Message:
         # the comparisons are over: their memory is needed
         self.previous, self.last_inputs, self.last_output = ([], []), [], None
         self.give_back_memory()
         return super().do_timing_inputs(seeds)
 
-    def do_sample(self, calls: int) -> dict[str, Any]:
+    def do_sample(self, calls: int) -> Message:
         counted = self.worked
         answer = super().do_sample(calls)
         return answer | {"custom_calls": self.worked - counted}
@@ -286,7 +280,7 @@ class CandidateRole(ModelRunner):
         self.synchronise()
         self.last_output, self.unseen = output, []
 
-    def do_last_output(self) -> dict[str, Any]:
+    def do_last_output(self) -> Message:
         self.timed_inputs = []  # timing is over: their memory is needed for the comparison
         leaves, structure = flatten_outputs(self.last_output)
         report = _described(leaves, structure)
@@ -296,23 +290,21 @@ class CandidateRole(ModelRunner):
 
     # -- how it works ------------------------------------------------------------------------------
 
-    def do_state(self) -> dict[str, Any]:
+    def do_state(self) -> Message:
         """Settings that are no longer what they were before the candidate was loaded."""
         return {"changed": state.changes(self.state, state.snapshot(self.device))}
 
-    def do_operators(self, seed: int) -> dict[str, Any]:
+    def do_operators(self, seed: int) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         inputs = self.inputs(seed)
         operators = compute_operators(lambda: self.forward(inputs))
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
-        return {
-            "operators": sorted(set(operators))[:64],
-            "custom": list(names)[:32],
-            "off_stream": self.launches.off_stream if self.launches else 0,
-        }
+        off_stream = self.launches.off_stream if self.launches else 0
+        seen = {"operators": sorted(set(operators))[:64], "custom": list(names)[:32]}
+        return seen | {"off_stream": off_stream}
 
-    def do_share(self, seed: int) -> dict[str, Any]:
+    def do_share(self, seed: int) -> Message:
         """Share of a forward call's time that is spent in custom kernels: the median of five calls,
         or of fewer slow ones."""
         shares: list[float] = []
@@ -349,7 +341,7 @@ class CandidateRole(ModelRunner):
         else:
             self.tracer.timing = on
 
-    def do_ornamental(self, seed: int, distributions: list[str]) -> dict[str, Any]:
+    def do_ornamental(self, seed: int, distributions: list[str]) -> Message:
         """Does the output stay the same when what the kernels wrote is replaced? Then they are an
         ornament.
 
@@ -391,7 +383,7 @@ def _copies(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     return [leaf.detach().clone().contiguous() for leaf in leaves]
 
 
-def _described(leaves: list[Any], structure: str) -> dict[str, Any]:
+def _described(leaves: list[Any], structure: str) -> Message:
     """The form of an output."""
     return {
         "kinds": [type(leaf).__name__ for leaf in leaves],

@@ -9,29 +9,33 @@ beside the counters can change them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import CDLL, c_char_p, c_double, c_int, c_long, c_void_p, create_string_buffer
 
 LIBRARY = "libconcur_launch.so"
+Call = Callable[..., float]
 
 
 class Launches:
     """Counters of the library with that name that is loaded in this process."""
 
     def __init__(self, library: CDLL) -> None:
-        for name, result, *arguments in (
-            ("reset", None),
-            ("mode", None, c_int, c_int),
-            ("expect_stream", None, c_void_p),
-            ("total", c_long),
-            ("off_stream", c_long),
-            ("ms", c_double),
-            ("names", c_long, c_char_p, c_long),
-        ):
-            function = getattr(library, f"concur_launch_{name}")
-            function.restype, function.argtypes = result, arguments
-        self._library = library
+        def function(name: str, result: type[c_long | c_double] | None, *arguments: type) -> Call:
+            found = library[f"concur_launch_{name}"]
+            found.restype, found.argtypes = result, arguments
+            return found
+
+        self.reset = function("reset", None)
+        """Forget counts and times; mode and expected stream stay."""
+        self.expect_stream = function("expect_stream", None, c_void_p)
+        """Count launches on any other stream than this cudaStream_t (0: the default stream) as off
+        stream."""
+        self.elapsed_ms = function("ms", c_double)
+        """Milliseconds spent in timed launches since the reset; waits for them."""
+        self._mode = function("mode", None, c_int, c_int)
+        self._total, self._off_stream = function("total", c_long), function("off_stream", c_long)
+        self._names = function("names", c_long, c_char_p, c_long)
 
     @classmethod
     def find(cls) -> Launches | None:
@@ -41,13 +45,9 @@ class Launches:
         except OSError:
             return None
 
-    def reset(self) -> None:
-        """Forget counts and times; mode and expected stream stay."""
-        self._library.concur_launch_reset()
-
     def mode(self, *, null: bool = False, timed: bool = False) -> None:
         """`null`: count launches without making them. `timed`: put each between two CUDA events."""
-        self._library.concur_launch_mode(null, timed)
+        self._mode(null, timed)
 
     @contextmanager
     def nulled(self) -> Iterator[None]:
@@ -58,28 +58,19 @@ class Launches:
         finally:
             self.mode()
 
-    def expect_stream(self, stream: int) -> None:
-        """Count launches on any other stream than this cudaStream_t (0: the default stream) as off
-        stream."""
-        self._library.concur_launch_expect_stream(stream)
-
     @property
     def total(self) -> int:
-        return int(self._library.concur_launch_total())
+        return int(self._total())
 
     @property
     def off_stream(self) -> int:
-        return int(self._library.concur_launch_off_stream())
-
-    def elapsed_ms(self) -> float:
-        """Milliseconds spent in timed launches since the reset; waits for them."""
-        return float(self._library.concur_launch_ms())
+        return int(self._off_stream())
 
     def names(self) -> dict[str, int]:
         """Launches of each kernel, by its readable name."""
-        needed = self._library.concur_launch_names(None, 0)
+        needed = int(self._names(None, 0))
         buffer = create_string_buffer(needed)
-        self._library.concur_launch_names(buffer, needed)
+        self._names(buffer, needed)
         lines = buffer.value.decode(errors="replace").splitlines()
         found = (line.rpartition("\t") for line in lines)
         return {name: int(count) for name, _, count in found}

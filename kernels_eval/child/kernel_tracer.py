@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels_eval.checks.operators import Named, Values
+
+Function = Callable[..., object]
 _now_ns = time.perf_counter_ns
 
 
@@ -39,7 +42,7 @@ class KernelTracer:
             if callable(value) and not isinstance(value, type) and not name.startswith("__"):
                 setattr(module, name, self._wrapped(name, value))
 
-    def _wrapped(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, name: str, function: Function) -> Function:
         return lambda *args, **kwargs: self.watch(name, function, args, kwargs)
 
     def wrap_triton(self) -> None:
@@ -47,7 +50,7 @@ class KernelTracer:
 
         original = JITFunction.run
 
-        def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(kernel: JITFunction, *args: object, **kwargs: object) -> object:
             name = getattr(kernel, "__name__", None) or kernel.fn.__name__
             return self.watch(name, lambda *a, **k: original(kernel, *a, **k), args, kwargs)
 
@@ -63,20 +66,20 @@ class KernelTracer:
                 TorchDispatchMode.__init__(self)
 
             def __torch_dispatch__(
-                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
+                self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+            ) -> object:
                 namespace, name = function._schema.name.split("::")
                 if namespace in ("aten", "prim", "prims"):
                     return function(*args, **(kwargs or {}))
-                return watch(f"{namespace}.{name}", function, args, kwargs or {})
+                return watch(f"{namespace}.{name}", function, args, kwargs)
 
         return Watch()
 
-    def watch(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def watch(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
         """Call a kernel's function, and count it where it returns: a call that raises did no
         work."""
         if self._inside or not (self.timing or self._corrupt is not None):
-            result = function(*args, **kwargs)
+            result = function(*args, **(kwargs or {}))
         else:
             self._inside = True
             try:
@@ -87,15 +90,15 @@ class KernelTracer:
         self.calls[name] += 1
         return result
 
-    def _timed(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _timed(self, function: Function, args: Values, kwargs: Named) -> object:
         if not self._on_gpu:
             started = _now_ns()
-            result = function(*args, **kwargs)
+            result = function(*args, **(kwargs or {}))
             self._cpu_ns += _now_ns() - started
             return result
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        result = function(*args, **kwargs)
+        result = function(*args, **(kwargs or {}))
         end.record()
         self._events.append((begin, end))
         return result
@@ -116,10 +119,10 @@ class KernelTracer:
         finally:
             self._corrupt = None
 
-    def _corrupted(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _corrupted(self, function: Function, args: Values, kwargs: Named) -> object:
         given = [x for x in _tensors((args, kwargs)) if x.device.type != "meta"]
         before = [x.detach().clone() for x in given]
-        result = function(*args, **kwargs)
+        result = function(*args, **(kwargs or {}))
         held = {x.data_ptr() for x in given}
         for tensor, old in zip(given, before, strict=True):
             if not torch.equal(tensor, old) and not bool(((tensor != tensor) & (old != old)).all()):

@@ -8,22 +8,24 @@ only where they are served, so a candidate's process does not hold their code.
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kernels_eval.checks.inputs import construct, load_module
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.candidate import CandidateRole
-from kernels_eval.isolation.channel import Channel, ChannelClosed
+from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
 from kernels_eval.records import Reason, Record
 
-REFERENCE_ROLES = {
-    "reference": "expected_values.Reference",
-    "compiled": "compiled.CompiledRole",
-    "workload": "workload.Workloads",
-    "profile": "operator_times.OperatorTimes",
+OTHER_ROLES = {
+    "reference": "reference.expected_values.Reference",
+    "compiled": "reference.compiled.CompiledRole",
+    "workload": "reference.workload.Workloads",
+    "profile": "reference.operator_times.OperatorTimes",
+    "health": "isolation.health.HealthRole",
 }
 
 
@@ -31,7 +33,7 @@ def serve(role: str, channel: Channel, output_buffer: int) -> None:
     session = role_of(role)(channel, output_buffer)
     while True:
         try:
-            message = channel.receive(None)
+            message = channel.receive_record()
         except ChannelClosed:
             return
         handler = getattr(session, f"do_{message.pop('command')}")
@@ -44,15 +46,18 @@ def serve(role: str, channel: Channel, output_buffer: int) -> None:
         channel.send(answer, tuple(answer.pop("_descriptors", ())))
 
 
-def role_of(name: str) -> Any:
+def role_of(name: str) -> Callable[[Channel, int], object]:
     """The class that serves a role."""
-    if name not in REFERENCE_ROLES:
-        return {"capture": Capture, "candidate": CandidateRole}[name]
-    module, _, role = REFERENCE_ROLES[name].partition(".")
-    return getattr(import_module(f"kernels_eval.reference.{module}"), role)
+    if name == "candidate":
+        return CandidateRole
+    if name == "capture":
+        return Capture
+    module, _, role = OTHER_ROLES[name].rpartition(".")
+    found: Callable[[Channel, int], object] = getattr(import_module(f"kernels_eval.{module}"), role)
+    return found
 
 
-def _error(error: Exception) -> dict[str, Any]:
+def _error(error: Exception) -> Message:
     return {
         "error": _classify(error),
         "detail": f"{type(error).__name__}: {error}"[:2000],
@@ -75,13 +80,9 @@ def _classify(error: Exception) -> str:
         return Reason.UNDEFINED_SYMBOL
     if isinstance(error, BuildFailed):
         return error.reason
-    for kind, reason in (
-        (ModuleNotFoundError, Reason.NO_MODULE),
-        (SyntaxError, Reason.SYNTAX_ERROR),
-    ):
-        if isinstance(error, kind):
-            return reason
-    return Reason.EXCEPTION
+    if isinstance(error, ModuleNotFoundError):
+        return Reason.NO_MODULE
+    return Reason.SYNTAX_ERROR if isinstance(error, SyntaxError) else Reason.EXCEPTION
 
 
 class Capture:
@@ -89,9 +90,9 @@ class Capture:
     build."""
 
     def __init__(self, channel: Channel, output_buffer: int) -> None:
-        self.specs: list[dict[str, Any]] = []
+        self.specs: list[Message] = []
 
-    def do_capture(self, path: str) -> dict[str, Any]:
+    def do_capture(self, path: str) -> Message:
         intercept(self._record)
         try:
             self.module = load_module(path, "candidate")
@@ -100,20 +101,20 @@ class Capture:
             return {"specs": self.specs, **_error(error)}
         return {"specs": self.specs}
 
-    def do_construct(self, task_path: str, init_form: str) -> dict[str, Any]:
+    def do_construct(self, task_path: str, init_form: str) -> Message:
         """What the constructor asks to build. Weights are made without storage; that it fails with
         nothing built yet is expected."""
         with suppress(Exception):
             construct(self.module, "ModelNew", load_module(task_path, "task"), init_form, 0, "meta")
         return {"specs": self.specs}
 
-    def _record(self, spec: dict[str, Any]) -> ModuleType:
+    def _record(self, spec: Message) -> ModuleType:
         self.specs.append(spec)
         return _Stub(spec["name"])
 
 
 class _Stub(ModuleType):
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
         if name.startswith("__"):
             raise AttributeError(name)
 

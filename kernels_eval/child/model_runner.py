@@ -23,7 +23,7 @@ from kernels_eval.checks.inputs import (
     randomise_weights,
 )
 from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
-from kernels_eval.isolation.channel import Channel
+from kernels_eval.isolation.channel import Channel, Message
 
 now_ns = time.perf_counter_ns
 _synchronize = torch.cuda.synchronize
@@ -88,7 +88,7 @@ class ModelRunner:
         if self.on_gpu:
             self.warm_up()
             self.synchronise()
-        self.channel.accepts_descriptors = True  # `do_exchange` is next
+        self.channel.accepts_descriptors = True  # `do_output_buffer` is next
 
     def warm_up(self) -> None:
         """Run once what CUDA would load with its first use."""
@@ -98,7 +98,7 @@ class ModelRunner:
         bool(((x == y) | (x != x)).all())
         self._sample_gpu([])
 
-    def do_exchange(self) -> None:
+    def do_output_buffer(self) -> None:
         """Take over the output buffer that comes with this message."""
         self.channel.accepts_descriptors = False
         os.close(self.output_buffer)
@@ -106,7 +106,7 @@ class ModelRunner:
 
     # -- the model ---------------------------------------------------------------------------------
 
-    def do_load(self, path: str, spec: dict[str, Any]) -> Any:
+    def do_load(self, path: str, spec: Message) -> Any:
         """Construct the task's own model."""
         self.spec = ModelSpec.model_validate(spec)
         self.prepare_device(self.spec.device, self.spec.threads)
@@ -153,7 +153,7 @@ class ModelRunner:
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_timing_inputs(self, seeds: list[int]) -> dict[str, Any]:
+    def do_timing_inputs(self, seeds: list[int]) -> Message:
         """Draw one set of inputs per seed; samples rotate over them. Returns the seconds that it
         took."""
         self.timed_inputs = []  # the earlier sets make room first
@@ -163,7 +163,7 @@ class ModelRunner:
         self.give_back_memory()
         return {"seconds": (now_ns() - started) / 1e9}
 
-    def do_sample(self, calls: int) -> dict[str, Any]:
+    def do_sample(self, calls: int) -> Message:
         """Time `calls` forward calls as one sample, each on the next of the prepared inputs.
         Returns elapsed nanoseconds."""
         count = len(self.timed_inputs)

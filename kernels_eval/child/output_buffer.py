@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
 from ctypes import byref
 
 import torch
@@ -36,26 +37,24 @@ class DeviceMemory:
         torch.cuda.init()
         torch.empty(1, device="cuda")  # makes the primary context current
         self._driver = ctypes.CDLL("libcuda.so.1")
-        prop = _Properties(
-            type=_PINNED,
-            handle_types=_POSIX_FD,
-            location=_Location(_DEVICE, torch.cuda.current_device()),
-        )
+        location = struct.pack("ii", _DEVICE, torch.cuda.current_device())
+        # CUmemAllocationProp: its type, that of handles, where, and what Windows and RDMA need
+        prop = struct.pack("ii", _PINNED, _POSIX_FD) + location + bytes(16)
         granularity, no_flags, start = ctypes.c_size_t(), ctypes.c_uint64(0), ctypes.c_size_t(0)
-        self._call("GetAllocationGranularity", byref(granularity), byref(prop), 0)
+        self._call("GetAllocationGranularity", byref(granularity), prop, 0)
         self.size = -(-max(size, 1) // granularity.value) * granularity.value
         length = ctypes.c_size_t(self.size)
         self._handle = ctypes.c_uint64()
         if descriptor is None:
-            self._call("Create", byref(self._handle), length, byref(prop), no_flags)
+            self._call("Create", byref(self._handle), length, prop, no_flags)
         else:
             shared = ctypes.c_void_p(descriptor)
             self._call("ImportFromShareableHandle", byref(self._handle), shared, _POSIX_FD)
-        address, access = ctypes.c_uint64(), _Access(prop.location, _READ_WRITE)
-        anywhere = ctypes.c_uint64(0)
+        address, anywhere = ctypes.c_uint64(), ctypes.c_uint64(0)
+        access = location + struct.pack("i", _READ_WRITE)
         self._call("AddressReserve", byref(address), length, start, anywhere, no_flags)
         self._call("Map", address, length, start, self._handle, no_flags)
-        self._call("SetAccess", address, length, byref(access), ctypes.c_size_t(1))
+        self._call("SetAccess", address, length, access, ctypes.c_size_t(1))
         self.__cuda_array_interface__ = {
             "shape": (self.size,),
             "typestr": "|u1",
@@ -104,21 +103,3 @@ def read(memory: HostMemory | DeviceMemory, like: list[torch.Tensor]) -> list[to
 def padded(count: int) -> int:
     """Bytes that an output takes up: a multiple of 16, so that every dtype is aligned."""
     return -(-count // 16) * 16
-
-
-class _Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class _Properties(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("win32", ctypes.c_void_p),
-        ("flags", ctypes.c_uint8 * 8),
-    )
-
-
-class _Access(ctypes.Structure):
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))

@@ -29,10 +29,11 @@ from kernels_eval.cluster.ray import (
     start_ray,
 )
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, Form, KernelWorker
+from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, KernelWorker
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
+from kernels_eval.isolation.channel import Message
 from kernels_eval.parent.draft import verdict_of
 from kernels_eval.parent.prepare import Prepared
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
@@ -64,7 +65,7 @@ class _Item:
     prepared: Prepared | None = None
     deaths: int = 0
     devices_lost: int = 0
-    forms: tuple[Form, ...] = ()
+    forms: tuple[Message, ...] = ()
     """Task, candidate and, once it is built, what was prepared. Made once, sent twice."""
 
     def __post_init__(self) -> None:
@@ -413,15 +414,10 @@ class Pool:
 
 def _lost_errors() -> tuple[type[Exception], ...]:
     """What Ray raises where a worker, or the node that held it or its answer, is gone."""
-    from ray import exceptions as ray
+    from ray import exceptions
 
-    return (
-        ray.RayActorError,
-        ray.NodeDiedError,
-        ray.ObjectLostError,
-        ray.WorkerCrashedError,
-        ray.OutOfMemoryError,
-    )
+    names = "RayActorError NodeDiedError ObjectLostError WorkerCrashedError OutOfMemoryError"
+    return tuple(getattr(exceptions, name) for name in names.split())
 
 
 def _call_errors() -> tuple[type[Exception], ...]:

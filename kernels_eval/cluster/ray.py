@@ -210,12 +210,8 @@ def place(_: object = None) -> Place:
     import ray
 
     home = Path(__file__).parents[1]
-    code = stable_hash(
-        [
-            [file.relative_to(home).as_posix(), file.read_text(encoding="utf-8")]
-            for file in sorted(home.rglob("*.py"))
-        ]
-    )
+    files = ((file.relative_to(home), file.read_text()) for file in sorted(home.rglob("*.py")))
+    code = stable_hash([[path.as_posix(), text] for path, text in files])
     node = ray.get_runtime_context().get_node_id()
     return Place(node, str(default_cache()), code, version("torch"))
 
@@ -225,26 +221,23 @@ def require_alike(here: Place, there: Place) -> None:
     verdicts."""
     if there.node == here.node:
         return  # the same files
-    differences = (
-        (
-            there.code != here.code,
+    differences = {
+        "code": (
             "has another version of kernels_eval than this one",
             "install the same version of concur on every node",
         ),
-        (
-            there.torch != here.torch,
+        "torch": (
             f"has torch {there.torch}, this one {here.torch}",
             "install the same version of torch on every node",
         ),
-        (
-            there.cache != here.cache,
+        "cache": (
             f"keeps builds in {there.cache}, this one in {here.cache}",
             "set CONCUR_CACHE to one path before `ray start` on every node, and here: a folder that"
             " all share, or each node's own disk",
         ),
-    )
-    for differs, difference, fix in differences:
-        if differs:
+    }
+    for name, (difference, fix) in differences.items():
+        if getattr(there, name) != getattr(here, name):
             raise UsageError(f"node {there.node[:8]} of the cluster {difference}", fix)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
-from kernels_eval.records import Phases, Verdict
+from kernels_eval.isolation.channel import Message
+from kernels_eval.records import Verdict
 
 BUILDERS, DEVICES = "builders", "devices"
 
@@ -23,83 +23,80 @@ class Telemetry:
 
     builders: int = 0
     devices: int = 0
-    _busy_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _depth_s: float = 0.0
+    queue_depth: int = 0
+    """Built candidates that wait for a device now."""
+    _sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds and counts by name."""
+    _statuses: Counter[str] = field(default_factory=Counter)
+    _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _most: int = 0
     _began: float | None = None
     _fed: float | None = None
     _last: float = 0.0
-    _depth: int = 0
-    _statuses: Counter[str] = field(default_factory=Counter)
-    _tiers: Counter[str] = field(default_factory=Counter)
-    _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _cached: int = 0
-    _on_device: int = 0
 
     def tick(self, ready: int) -> None:
         """The queue between builders and devices holds `ready` candidates from now on."""
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         self._fed = now if self._fed is None and ready else self._fed
-        self._depth_s += self._depth * (now - self._last) if self._last else 0.0
-        self._last, self._depth, self._most = now, ready, max(self._most, ready)
+        self._sums["depth"] += self.queue_depth * (now - self._last) if self._last else 0.0
+        self._last, self.queue_depth, self._most = now, ready, max(self._most, ready)
 
     def worked(self, kind: str, seconds: float) -> None:
         """One of the `builders` or `devices` was busy for so long."""
-        self._busy_s[kind] += seconds
+        self._sums[kind] += seconds
 
     def reached(self, verdict: Verdict) -> None:
         self._statuses[verdict.status.value] += 1
-        if verdict.build_tier:
-            self._tiers[verdict.build_tier] += 1
-            self._cached += verdict.build_cached
         self._seconds["build_s"] += verdict.build_s
+        if verdict.build_tier:
+            for name in (verdict.build_tier, "built"):
+                self._sums[name] += 1
+            self._sums["cached"] += verdict.build_cached
         if verdict.run_s > 0:
-            self._on_device += 1
+            self._sums["on_device"] += 1
             self._seconds["run_s"] += verdict.run_s
-        for name in Phases.model_fields if verdict.phases else ():
-            self._seconds[name] += getattr(verdict.phases, name)
+        for name, seconds in verdict.phases or ():
+            self._seconds[name] += seconds
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Message:
         """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time
         since the first finished build.
 
         `built` counts candidates that a header tier was tried for; the tiers' shares and
         `cache_hit_share` are of these.
         """
-        wall_s = max(1e-9, self._last - self._began) if self._began is not None else 0.0
-        fed_s = max(1e-9, self._last - self._fed) if self._fed is not None else 0.0
-        reached, built = sum(self._statuses.values()), sum(self._tiers.values())
+        sums, reached = self._sums, self._statuses.total()
+        wall_s, fed_s = (
+            0.0 if since is None else max(1e-9, self._last - since)
+            for since in (self._began, self._fed)
+        )
         return {
             "candidates": reached,
             "wall_s": round(wall_s, 3),
             "candidates_per_hour": round(3600 * reached / wall_s, 1) if wall_s else 0.0,
             "builders": self.builders,
             "devices": self.devices,
-            "builder_busy_share": _share(self._busy_s[BUILDERS], self.builders * wall_s),
-            "device_busy_share": _share(self._busy_s[DEVICES], self.devices * fed_s),
-            "device_s_per_candidate": round(self._busy_s[DEVICES] / reached, 4) if reached else 0.0,
-            "queue_depth_mean": round(self._depth_s / wall_s, 2) if wall_s else 0.0,
+            "builder_busy_share": _share(sums[BUILDERS], self.builders * wall_s),
+            "device_busy_share": _share(sums[DEVICES], self.devices * fed_s),
+            "device_s_per_candidate": round(sums[DEVICES] / reached, 4) if reached else 0.0,
+            "queue_depth_mean": round(sums["depth"] / wall_s, 2) if wall_s else 0.0,
             "queue_depth_most": self._most,
-            "on_device": self._on_device,
-            "cache_hit_share": _share(self._cached, built),
-            "built": built,
-            "lite_share": _share(self._tiers["lite"], built),
-            "full_share": _share(self._tiers["full"], built),
+            "on_device": int(sums["on_device"]),
+            "built": int(sums["built"]),
+            **{
+                f"{share}_share": _share(sums[part], sums["built"])
+                for share, part in (("cache_hit", "cached"), ("lite", "lite"), ("full", "full"))
+            },
             "seconds": {name: round(value, 3) for name, value in sorted(self._seconds.items())},
             "statuses": dict(sorted(self._statuses.items())),
         }
-
-    @property
-    def queue_depth(self) -> int:
-        """Built candidates that wait for a device now."""
-        return self._depth
 
     def line(self) -> str:
         """A few words for a progress line."""
         seen = self.summary()
         rate = f"{seen['candidates_per_hour']:,.0f}/h, " if seen["wall_s"] >= 1 else ""
-        return f"{rate}devices {seen['device_busy_share']:.0%} busy, queue {self._depth}"
+        return f"{rate}devices {seen['device_busy_share']:.0%} busy, queue {self.queue_depth}"
 
 
 def _share(part: float, whole: float) -> float:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.evaluator import Evaluator
+from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health
 from kernels_eval.parent.prepare import Prepared, Preparer
 from kernels_eval.records import Candidate, KernelTask, Reason
@@ -26,12 +26,11 @@ BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, R
 """Reasons that a broken GPU produces as well as a broken kernel: such a verdict stands once a
 health check has passed."""
 
-Form = dict[str, Any]
-"""A record as plain data."""
-Call = tuple[Form, ...]
+Call = tuple[Message, ...]
+"""Records as plain data."""
 
 
-def several(one: Callable[..., Form], calls: list[Call]) -> tuple[list[Form], float]:
+def several(one: Callable[..., Message], calls: list[Call]) -> tuple[list[Message], float]:
     """The answers to the first of these calls, as many as begin within `TOGETHER_S`, at least one;
     and the seconds they took.
 
@@ -58,10 +57,10 @@ class BuildWorker:
         self._share = (share, shares)
         self._warm = False
 
-    def several(self, calls: list[Call]) -> tuple[list[Form], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Message], float]:
         return several(self.prepare, calls)
 
-    def prepare(self, task: Form, candidate: Form) -> Form:
+    def prepare(self, task: Message, candidate: Message) -> Message:
         """What was prepared, as plain data (kernels_eval.parent.prepare.Prepared)."""
         records = Candidate.model_validate(candidate), KernelTask.model_validate(task)
         if not self._warm:
@@ -89,10 +88,10 @@ class KernelWorker:
                 lambda: runner.server, device, config.limits, runner.close, check or check_health
             )
 
-    def several(self, calls: list[Call]) -> tuple[list[Form], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Message], float]:
         return several(self.run, calls)
 
-    def run(self, task: Form, candidate: Form, prepared: Form) -> Form:
+    def run(self, task: Message, candidate: Message, prepared: Message) -> Message:
         """One verdict. Raises GpuLostError where the device does not work (any more), other
         EvalErrors where the machine fails."""
         records = (

@@ -13,6 +13,8 @@ import time
 from typing import Any
 
 MAX_MESSAGE = 4 << 20
+Message = dict[str, Any]
+"""One record as JSON has it."""
 
 
 class ChannelClosed(Exception):
@@ -34,7 +36,7 @@ class Channel:
         """Received with messages, where `accepts_descriptors`: only for a trusted sender, since one
         that sends without end exhausts them."""
 
-    def send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
         data = struct.pack("!I", len(data)) + data
         try:
@@ -42,10 +44,6 @@ class Channel:
             self.sock.sendall(data[sent:])
         except OSError as error:
             raise ChannelClosed(str(error)) from error
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes that were received from the socket by other means (with descriptors)."""
-        self._buffer += data
 
     def pending(self) -> bool:
         """Whether a message has arrived that was not received yet. False where the other side is
@@ -57,18 +55,25 @@ class Channel:
         except OSError:
             return False
 
-    def receive(self, timeout: float | None = None) -> Any:
+    def receive(self, timeout: float | None = None) -> object:
         """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or
         nonsense."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        size = struct.unpack("!I", self._take(4, deadline))[0]
+        size: int = struct.unpack("!I", self._take(4, deadline))[0]
         if size > MAX_MESSAGE:
             raise ChannelClosed(f"message of {size} bytes is above the limit")
-        body = self._take(size, deadline)
         try:
-            return json.loads(body)
+            found: object = json.loads(self._take(size, deadline))
         except (ValueError, RecursionError) as error:
             raise ChannelClosed(f"not JSON: {error}") from error
+        return found
+
+    def receive_record(self, timeout: float | None = None) -> Message:
+        """The same from a trusted sender, who sends nothing but records."""
+        found = self.receive(timeout)
+        if not isinstance(found, dict):
+            raise ChannelClosed("not a record")
+        return found
 
     def _take(self, count: int, deadline: float | None) -> bytes:
         while len(self._buffer) < count:

@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.isolation import landlock, namespaces, seccomp
+from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.layers import prefer_as_victim
 from kernels_eval.isolation.syscalls import LINUX, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 
@@ -64,16 +64,16 @@ def enter_namespaces(layers: Collection[str]) -> None:
 
 
 def confine(
-    message: dict[str, Any], layers: Collection[str], read: Collection[str], keep: set[int]
+    message: Message, layers: Collection[str], read: Collection[str], keep: set[int]
 ) -> None:
     """Give up every right except what `message` (the spawn request) grants. `read` is `readable()`,
     found before the fork."""
-    limits, scratch = message["limits"], message["scratch"]
-    work = f"{scratch}/work"
+    limits, work = message["limits"], f"{message['scratch']}/work"
+    most_threads = limits["threads"] + limits["processes"]
     if "namespace:pid" in layers:
         namespaces.mount_proc()
     if "pid_limit" in layers:
-        namespaces.limit_pids(limits["threads"] + limits["processes"])
+        namespaces.limit_pids(most_threads)
     if "tmpfs_scratch" in layers:
         namespaces.mount_scratch(work, limits["scratch_mb"], SCRATCH_FILES)
     os.chdir(work)
@@ -88,67 +88,25 @@ def confine(
         LOGNAME="candidate",
     )
     tempfile.tempdir = work  # found before the fork, and remembered
-    _limit(
-        limits,
-        endless=message["spawn"] in ("reference", "compiled"),
-        private="namespace:user" in layers,
-    )
-    _close_others(keep)
-    if not LINUX:
-        return
-    if "oom_first" in layers:
-        prefer_as_victim()
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if "no_new_privs" in layers:
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-    if "no_capabilities" in layers:
-        namespaces.drop_capabilities()
-    if any(layer.startswith("landlock:") for layer in layers):
-        _restrict_files(message, work, read)
-    if "seccomp" in layers:
-        seccomp.install(
-            seccomp.program(processes=bool(message.get("processes")), own_pid=os.getpid())
-        )
-
-
-def _restrict_files(message: dict[str, Any], work: str, read: Collection[str]) -> None:
-    rules = landlock.Ruleset()
-    rules.allow(landlock.READ, read)
-    # Built libraries are named by a hash of their sources: without the right to list the directory,
-    # nothing else in it is found.
-    rules.allow(landlock.READ_FILE, message.get("readable", ()))
-    rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
-    rules.allow(landlock.READ | landlock.CHANGE, [work])
-    rules.allow(
-        landlock.READ_FILE | landlock.WRITE_FILE,
-        [*landlock.PLAIN_DEVICES, *message.get("writable", ())],
-    )
-    # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it
-    # may not (seen on an H200).
-    rules.allow(landlock.READ_FILE | landlock.WRITE_FILE | landlock.TRUNCATE, ["/proc/self/task"])
-    rules.allow(landlock.DEVICE, [path for pattern in DEVICES for path in glob.glob(pattern)])
-    rules.restrict()
-    rules.close()
-
-
-def _limit(limits: dict[str, Any], *, endless: bool, private: bool) -> None:
-    _set(resource.RLIMIT_CORE, 0)
-    _set(resource.RLIMIT_FSIZE, int(limits["file_mb"]) << 20)
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, int(limits["file_mb"]) << 20)
     # A write above the limit fails with EFBIG instead of killing.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    _set(resource.RLIMIT_NOFILE, DESCRIPTORS)
+    _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
     # A reference serves all candidates of its task, and only answers while the parent waits for it.
-    if not endless:
-        cpu = int(limits["cpu_s"])
-        _set(resource.RLIMIT_CPU, cpu, cpu + CPU_GRACE_S)
+    if message["spawn"] not in ("reference", "compiled"):
+        _limit(resource.RLIMIT_CPU, int(limits["cpu_s"]), CPU_GRACE_S)
     # The kernel counts within the user namespace; elsewhere it would count all processes of the
     # user.
-    if private:
-        _set(resource.RLIMIT_NPROC, limits["threads"] + limits["processes"])
+    if "namespace:user" in layers:
+        _limit(resource.RLIMIT_NPROC, most_threads)
+    _close_others(keep)
+    if LINUX:
+        _give_up_rights(message, layers, read, work)
 
 
-def _set(kind: int, soft: int, hard: int | None = None) -> None:
-    hard, ceiling = soft if hard is None else hard, resource.getrlimit(kind)[1]
+def _limit(kind: int, soft: int, grace: int = 0) -> None:
+    hard, ceiling = soft + grace, resource.getrlimit(kind)[1]
     if ceiling != resource.RLIM_INFINITY:
         soft, hard = min(soft, ceiling), min(hard, ceiling)
     resource.setrlimit(kind, (soft, hard))
@@ -160,3 +118,37 @@ def _close_others(keep: set[int]) -> None:
         if int(name) not in keep:
             with suppress(OSError):
                 os.close(int(name))
+
+
+def _give_up_rights(
+    message: Message, layers: Collection[str], read: Collection[str], work: str
+) -> None:
+    if "oom_first" in layers:
+        prefer_as_victim()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if "no_new_privs" in layers:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+    if "no_capabilities" in layers:
+        namespaces.drop_capabilities()
+    if any(layer.startswith("landlock:") for layer in layers):
+        _restrict_files(message, work, read)
+    if "seccomp" in layers:
+        may_fork = bool(message.get("processes"))
+        seccomp.install(seccomp.program(processes=may_fork, own_pid=os.getpid()))
+
+
+def _restrict_files(message: Message, work: str, read: Collection[str]) -> None:
+    both = landlock.READ_FILE | landlock.WRITE_FILE
+    rules = landlock.Ruleset().allow(landlock.READ, read)
+    # Built libraries are named by a hash of their sources: without the right to list the directory,
+    # nothing else in it is found.
+    rules.allow(landlock.READ_FILE, message.get("readable", ()))
+    rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
+    rules.allow(landlock.READ | landlock.CHANGE, [work])
+    rules.allow(both, [*landlock.PLAIN_DEVICES, *message.get("writable", ())])
+    # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it
+    # may not (seen on an H200).
+    rules.allow(both | landlock.TRUNCATE, ["/proc/self/task"])
+    rules.allow(landlock.DEVICE, [path for pattern in DEVICES for path in glob.glob(pattern)])
+    rules.restrict()
+    rules.close()

@@ -17,10 +17,10 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
 
 from kernels_eval.isolation import confinement, layers, process_tree
-from kernels_eval.isolation.channel import Channel, ChannelClosed
+from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
 from kernels_eval.isolation.syscalls import LINUX, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 REAP_S = 1.0
@@ -57,41 +57,40 @@ class Server:
         self.channel, self.layers = channel, found
         self.readable = confinement.readable()
         self.children: set[int] = set()
-        if "subreaper" in found:
+        self._adopt_orphans()
+
+    def _adopt_orphans(self) -> None:
+        if "subreaper" in self.layers:
             prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     def run(self) -> None:
+        self.channel.accepts_descriptors = True
         self.channel.send({"isolation": self.layers})
         while True:
             try:
-                header, fds, _, _ = socket.recv_fds(self.channel.sock, 1 << 16, 8)
-                if not header:
-                    return
-                self.channel.feed(header)
-                message = self.channel.receive(30)
+                message = self.channel.receive_record()
+                fds, self.channel.descriptors = self.channel.descriptors, []
                 if "wait" in message:
-                    self.channel.send(self.reap(int(message["wait"]), REAP_S))
+                    answer = self.reap(int(message["wait"]), REAP_S)
                 elif "kill" in message:
-                    self.channel.send(self.kill(int(message["kill"])))
+                    answer = self.kill(int(message["kill"]))
                 else:
-                    self.channel.send({"pid": self.spawn(message, fds)})
+                    answer = {"pid": self.spawn(message, fds)}
+                self.channel.send(answer)
             except (OSError, ChannelClosed):
                 return
 
-    def spawn(self, message: dict[str, Any], fds: list[int]) -> int:
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self.channel.sock.close()
-            _keeper(message, fds, self.layers, self.readable, server=parent)
+    def spawn(self, message: Message, fds: list[int]) -> int:
+        server = os.getpid()
+        pid = _forked(lambda: self._keep(message, fds, server))
         for descriptor in fds:
             os.close(descriptor)
         self.children.add(pid)
         return pid
 
-    def reap(self, pid: int, patience_s: float) -> dict[str, Any]:
-        """Exit status of a child that has ended or is about to; one that goes on is killed, and a
-        null status says so."""
+    def reap(self, pid: int, patience_s: float) -> Message:
+        """How a child ended that has ended or is about to; one that goes on is killed, and a null
+        status says so."""
         deadline, killed = time.monotonic() + patience_s, False
         while pid in self.children:
             done, status, used = os.wait4(pid, os.WNOHANG)
@@ -102,20 +101,19 @@ class Server:
                 return {"status": None if killed else code, "cpu_s": used.ru_utime + used.ru_stime}
             if not killed and time.monotonic() > deadline:
                 killed = True
-                process_tree.kill_descendants(pid)
-                process_tree.kill(pid)
+                _end_family(pid)
             time.sleep(process_tree.PAUSE_S)  # waitpid has no timeout of its own
         return {"status": None}
 
-    def kill(self, pid: int) -> dict[str, Any]:
+    def kill(self, pid: int) -> Message:
         """Kill a child with all of its descendants; answers when none is left."""
         if pid in self.children:
             if "namespace:pid" in self.layers:  # its first process takes all others with it
                 for first in process_tree.children(pid):
                     process_tree.kill(first)
+                process_tree.kill(pid)
             else:
-                process_tree.kill_descendants(pid)
-            process_tree.kill(pid)  # the keeper goes last: it adopts the orphans
+                _end_family(pid)
         return self.reap(pid, 0.0)
 
     def _reap_orphans(self) -> None:
@@ -126,59 +124,53 @@ class Server:
         # Looked at again until none is left: one that ends meanwhile hands its own children on.
         while orphans := set(process_tree.children(os.getpid())) - self.children:
             for pid in orphans:
-                process_tree.kill_descendants(pid)
-                process_tree.kill(pid)
+                _end_family(pid)
                 os.waitpid(pid, 0)
 
-
-def _keeper(
-    message: dict[str, Any], fds: list[int], found: list[str], readable: list[str], server: int
-) -> None:
-    """Runs in the forked process; never returns."""
-    command, log, exchange = fds
-    try:
+    def _keep(self, message: Message, fds: list[int], server: int) -> None:
+        """The keeper's work. Does not return."""
+        command, log, output_buffer = fds
+        self.channel.close()
         os.setsid()
         os.dup2(log, 1)
         os.dup2(log, 2)
-        if "subreaper" in found:
-            prctl(PR_SET_CHILD_SUBREAPER, 1)
-        confinement.enter_namespaces(found)
+        self._adopt_orphans()
+        confinement.enter_namespaces(self.layers)
         # The process that entered a PID namespace is not in it: its child is, as PID 1, and takes
         # every descendant with it when it dies.
-        inner = os.fork()
-        if inner == 0:
-            _inner(message, found, readable, (command, exchange))
+        inner = _forked(lambda: self._serve(message, command, output_buffer))
         os.close(command)
-        os.close(exchange)
-        _mirror(inner, server, adopts="namespace:pid" not in found)
-    except BaseException as error:
-        sys.stderr.write(f"child failed to start: {type(error).__name__}: {error}\n")
-    finally:
-        os._exit(1)
+        os.close(output_buffer)
+        _mirror(inner, server, adopts="namespace:pid" not in self.layers)
+
+    def _serve(self, message: Message, command: int, output_buffer: int) -> None:
+        """The inner process's work."""
+        keep = {0, 1, 2, command, output_buffer}
+        confinement.confine(message, self.layers, self.readable, keep)
+        from kernels_eval.child.main import serve
+
+        serve(message["spawn"], Channel(socket.socket(fileno=command)), output_buffer)
 
 
-def _inner(
-    message: dict[str, Any], found: list[str], readable: list[str], fds: tuple[int, int]
-) -> None:
-    """Runs in the process that serves; never returns."""
+def _forked(work: Callable[[], None]) -> int:
+    """Fork a process that does this and ends. Returns its id."""
+    pid = os.fork()
+    if pid:
+        return pid
     status = 1
-    command, exchange = fds
     try:
-        confinement.confine(message, found, readable, {0, 1, 2, command, exchange})
-        channel = Channel(socket.socket(fileno=command))
-        if message["spawn"] == "health":
-            from kernels_eval.isolation.health import serve_health_checks
-
-            serve_health_checks(channel)
-        else:
-            from kernels_eval.child.main import serve
-
-            serve(message["spawn"], channel, exchange)
+        work()
         status = 0
     except BaseException as error:
         sys.stderr.write(f"child failed to start or serve: {type(error).__name__}: {error}\n")
     finally:
         os._exit(status)
+
+
+def _end_family(pid: int) -> None:
+    """Kill what is below a process, and then it, for it adopts orphans."""
+    process_tree.kill_descendants(pid)
+    process_tree.kill(pid)
 
 
 def _mirror(inner: int, server: int, *, adopts: bool) -> None:
@@ -188,11 +180,18 @@ def _mirror(inner: int, server: int, *, adopts: bool) -> None:
     With a PID namespace the kernel ends what is left, and /proc, which the inner process has
     mounted again, does not know this process.
     """
+
+    def end() -> None:
+        process_tree.kill(inner)
+        if adopts:
+            process_tree.kill_descendants(os.getpid())
+        os._exit(1)
+
     if LINUX:
-        signal.signal(signal.SIGTERM, lambda *_: _end(inner, adopts))
+        signal.signal(signal.SIGTERM, lambda *_: end())
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # when the fork server is gone, end the family
         if os.getppid() != server:  # it died before that was set
-            _end(inner, adopts)
+            end()
     status = None
     while status is None:
         pid, ended = os.wait()
@@ -206,13 +205,6 @@ def _mirror(inner: int, server: int, *, adopts: bool) -> None:
             signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))
-
-
-def _end(inner: int, adopts: bool) -> None:
-    process_tree.kill(inner)
-    if adopts:
-        process_tree.kill_descendants(os.getpid())
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -12,16 +12,14 @@ import os
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import GpuLostError, SandboxError
-from kernels_eval.isolation.channel import Channel, ChannelClosed
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.records import Record
+from kernels_eval.records import Reason, Record
 
 SIZE = 256
 CHECK_S = 60.0
@@ -39,63 +37,44 @@ class HealthReport(Record):
     free_bytes: int
 
 
-def serve_health_checks(channel: Channel) -> None:
-    """The child's side: one computation a request, until the channel closes."""
-    while True:
-        try:
-            message = channel.receive(None)
-        except ChannelClosed:
-            return
-        try:
-            answer = _compute(message["device"], message["wanted_bytes"], message["patience_s"])
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
-        channel.send(answer)
+class HealthRole:
+    """The child's side."""
 
+    def __init__(self, *_: object) -> None: ...
 
-def _compute(device: str, wanted_bytes: int, patience_s: float) -> dict[str, Any]:
-    import torch
-
-    row, column = torch.arange(SIZE).view(1, -1), torch.arange(SIZE).view(-1, 1)
-    left, right = (3 * row + 5 * column) % 7 - 3, (row + 2 * column) % 5 - 2
-    expected = left @ right  # in integers; the sums are small enough to be exact in TF32 as well
-    actual = (left.to(device).float() @ right.to(device).float()).cpu()
-    deadline = time.monotonic() + patience_s
-    while (free := _free_bytes(device)) < wanted_bytes and time.monotonic() < deadline:
-        time.sleep(PAUSE_S)  # the driver does not tell when memory comes back
-    return {"right": bool(torch.equal(actual.long(), expected)), "free_bytes": free}
-
-
-def _free_bytes(device: str) -> int:
-    if device.startswith("cuda"):
+    def do_check(self, device: str, wanted_bytes: int, patience_s: float) -> HealthReport:
         import torch
 
-        return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+        row, column = torch.arange(SIZE).view(1, -1), torch.arange(SIZE).view(-1, 1)
+        left, right = (3 * row + 5 * column) % 7 - 3, (row + 2 * column) % 5 - 2
+        expected = left @ right  # in integers; the sums are small enough to be exact in TF32 too
+        actual = (left.to(device).float() @ right.to(device).float()).cpu()
+
+        def free_bytes() -> int:
+            if device.startswith("cuda"):
+                return torch.cuda.mem_get_info(device)[0]
+            return int(psutil.virtual_memory().available)
+
+        deadline = time.monotonic() + patience_s
+        while (free := free_bytes()) < wanted_bytes and time.monotonic() < deadline:
+            time.sleep(PAUSE_S)  # the driver does not tell when memory comes back
+        return HealthReport(right=torch.equal(actual.long(), expected), free_bytes=free)
 
 
 def check_health(
-    server: ForkServer,
-    device: str,
-    limits: LimitsConfig,
-    *,
-    wanted_bytes: int = 0,
-    patience_s: float = 0.0,
+    server: ForkServer, device: str, limits: LimitsConfig, wanted_bytes: int = 0
 ) -> HealthReport:
-    """Run one check in a new child of `server`. Raises ChildFailure where the child does not
-    answer."""
+    """Run one check in a new child of `server`, which waits for so much free memory. Raises
+    ChildFailure where the child does not answer."""
+    patience_s = MEMORY_RETURN_S if wanted_bytes else 0.0
+    asked = {"device": device, "wanted_bytes": wanted_bytes, "patience_s": patience_s}
     with Child(server, "health", limits) as child:
-        answer = child.request(
-            "check",
-            device=device,
-            wanted_bytes=wanted_bytes,
-            patience_s=patience_s,
-            timeout=CHECK_S + patience_s,
-        )
+        answer = child.request("check", timeout=CHECK_S + patience_s, **asked)
         try:
             return HealthReport.model_validate(answer)
         except ValidationError:
-            raise ChildFailure("exception", str(answer.get("error", answer))[:500]) from None
+            detail = str(answer.get("detail", answer))[:500]
+            raise ChildFailure(Reason.EXCEPTION, detail) from None
 
 
 class DeviceHealth:
@@ -127,25 +106,18 @@ class DeviceHealth:
 
     def _check_twice(self, wanted_bytes: int) -> HealthReport:
         faults: list[str] = []
-        patience_s = MEMORY_RETURN_S if wanted_bytes else 0.0
         for _ in range(2):
             try:
-                found = self._check(
-                    self._server(),
-                    self._device,
-                    self._limits,
-                    wanted_bytes=wanted_bytes,
-                    patience_s=patience_s,
-                )
+                found = self._check(self._server(), self._device, self._limits, wanted_bytes)
             except (SandboxError, ChildFailure) as error:
                 faults.append(str(error))
             else:
+                free, wanted = found.free_bytes >> 20, wanted_bytes >> 20
                 if not found.right:
                     faults.append("a matrix product was wrong")
                 elif found.free_bytes >= wanted_bytes:
                     return found
                 else:
-                    free, wanted = found.free_bytes >> 20, wanted_bytes >> 20
                     faults.append(f"memory did not come back ({free} MB free of {wanted} MB)")
             self._release()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -43,7 +43,7 @@ PLAIN_DEVICES = tuple(f"/dev/{name}" for name in ("null", "zero", "full", "rando
 
 
 class _RulesetAttributes(ctypes.Structure):
-    _fields_ = (("fs", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("fs", "net", "scoped"))
 
 
 class _PathBeneath(ctypes.Structure):
@@ -66,20 +66,16 @@ class Ruleset:
 
     def __init__(self) -> None:
         version = abi()
-        self._handled = EVERYTHING
-        for needed, right in ((2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)):
-            if version < needed:
-                self._handled &= ~right
+        unknown = ((2, REFER), (3, TRUNCATE), (5, IOCTL_DEV))
+        self._handled = EVERYTHING & ~sum(right for known, right in unknown if version < known)
         attributes = _RulesetAttributes(
             fs=self._handled,
             net=BIND_TCP | CONNECT_TCP if version >= 4 else 0,
             scoped=SCOPE_ABSTRACT_UNIX | SCOPE_SIGNAL if version >= 6 else 0,
         )
         # An older kernel refuses fields that it does not know.
-        size = 24 if version >= 6 else 16 if version >= 4 else 8
-        self.fd = syscall(
-            CREATE_RULESET, ctypes.byref(attributes), size, 0, what="landlock_create_ruleset"
-        )
+        size, given = 24 if version >= 6 else 16 if version >= 4 else 8, ctypes.byref(attributes)
+        self.fd = syscall(CREATE_RULESET, given, size, 0, what="landlock_create_ruleset")
 
     def allow(self, access: int, paths: Iterable[str | os.PathLike[str]]) -> Ruleset:
         """Grant `access` to each path and what is below it. A path that is not there is passed
@@ -94,14 +90,8 @@ class Ruleset:
                 if not stat.S_ISDIR(os.fstat(opened).st_mode):
                     granted &= ON_FILES
                 if granted:
-                    syscall(
-                        ADD_RULE,
-                        self.fd,
-                        RULE_PATH_BENEATH,
-                        ctypes.byref(_PathBeneath(granted, opened)),
-                        0,
-                        what="landlock_add_rule",
-                    )
+                    rule = ctypes.byref(_PathBeneath(granted, opened))
+                    syscall(ADD_RULE, self.fd, RULE_PATH_BENEATH, rule, 0, what="landlock_add_rule")
             finally:
                 os.close(opened)
         return self

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable, Collection
-from functools import partial
 
 from kernels_eval.isolation import landlock, namespaces, seccomp
 from kernels_eval.isolation.syscalls import (
@@ -18,7 +17,6 @@ from kernels_eval.isolation.syscalls import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_NO_NEW_PRIVS,
     prctl,
-    syscall,
 )
 
 WITHOUT = "CONCUR_ISOLATION_WITHOUT"
@@ -68,11 +66,15 @@ FIXES = {
 """Every layer that a machine may lack, and how to get it."""
 
 
+def left_out() -> list[str]:
+    """The layers that `$CONCUR_ISOLATION_WITHOUT` names."""
+    return [name for name in os.environ.get(WITHOUT, "").split(",") if name]
+
+
 def probe(without: Collection[str] = ()) -> list[str]:
     """The layers that work here, less those in `without`. Raises ValueError for a name that is no
     layer."""
-    unknown = set(without) - set(FIXES)
-    if unknown:
+    if unknown := set(without) - set(FIXES):
         raise ValueError(
             f"no such layers to leave out: {', '.join(sorted(unknown))}; there are"
             f" {', '.join(FIXES)}"
@@ -81,28 +83,26 @@ def probe(without: Collection[str] = ()) -> list[str]:
     if not LINUX:
         return [*layers, "scratch_watch"]
 
-    def add(name: str, attempt: Callable[[], object], label: str = "") -> None:
-        if name not in without and _works(attempt):
-            layers.append(label or name)
+    def add(name: str, attempt: Callable[..., object], *arguments: object) -> None:
+        if name not in without and _works(attempt, *arguments):
+            layers.append(f"landlock:{landlock.abi()}" if name == "landlock" else name)
 
-    add("no_new_privs", partial(prctl, PR_SET_NO_NEW_PRIVS, 1))
-    add("subreaper", partial(prctl, PR_SET_CHILD_SUBREAPER, 1))
+    add("no_new_privs", prctl, PR_SET_NO_NEW_PRIVS, 1)
+    add("subreaper", prctl, PR_SET_CHILD_SUBREAPER, 1)
     add("oom_first", prefer_as_victim)
     add("no_capabilities", namespaces.drop_capabilities)
-    add("namespace:user", partial(namespaces.enter, namespaces.CLONE_NEWUSER))
+    add("namespace:user", namespaces.enter, namespaces.CLONE_NEWUSER)
     base = namespaces.CLONE_NEWUSER if "namespace:user" in layers else 0
     for name in ("net", "ipc"):
-        flags = base | namespaces.NAMESPACES[name]
-        add(f"namespace:{name}", partial(namespaces.enter, flags))
+        add(f"namespace:{name}", namespaces.enter, base | namespaces.NAMESPACES[name])
     flags = base | namespaces.NAMESPACES["pid"]
-    add("namespace:pid", partial(_inside, flags, object))
+    add("namespace:pid", _inside, flags, object)
     if "namespace:pid" in layers:
-        mount = partial(namespaces.mount_scratch, "/tmp", 1, 16)
-        add("tmpfs_scratch", partial(_inside, flags, mount))
-        add("pid_limit", partial(_inside, flags, _try_pid_limit))
+        add("tmpfs_scratch", _inside, flags, namespaces.mount_scratch, "/tmp", 1, 16)
+        add("pid_limit", _inside, flags, _try_pid_limit)
     if "tmpfs_scratch" not in layers:
         layers.append("scratch_watch")
-    add("landlock", _try_landlock, f"landlock:{landlock.abi()}")
+    add("landlock", _try_landlock)
     add("seccomp", _try_seccomp)
     return layers
 
@@ -119,28 +119,26 @@ def prefer_as_victim() -> None:
         handle.write("1000")
 
 
-def _works(attempt: Callable[[], object]) -> bool:
-    """Whether it raises no OSError in a process of its own."""
+def _works(attempt: Callable[..., object], *arguments: object) -> bool:
+    """Whether it raises nothing in a process of its own."""
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            attempt()
+            attempt(*arguments)
             status = 0
-        except OSError:
-            status = 1
         finally:
             os._exit(status)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def _inside(flags: int, attempt: Callable[[], object]) -> None:
+def _inside(flags: int, attempt: Callable[..., object], *arguments: object) -> None:
     """Try something as the first process of a new PID namespace with its own /proc."""
 
     def first() -> None:
         namespaces.mount_proc()
-        attempt()
+        attempt(*arguments)
 
     namespaces.enter(flags)
     if not _works(first):
@@ -171,8 +169,7 @@ def _try_seccomp() -> None:
         raise OSError("no filter for this machine")
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(seccomp.program(processes=False))
-    getpid = {"x86_64": 39, "aarch64": 172}
-    syscall(getpid[os.uname().machine])
+    os.getpid()  # a call that must still work
     try:
         os.fork()
     except PermissionError:
@@ -180,10 +177,5 @@ def _try_seccomp() -> None:
     os._exit(1)  # both of them
 
 
-def main() -> None:
-    """Print the layers in force, with commas."""
-    print(", ".join(probe([name for name in os.environ.get(WITHOUT, "").split(",") if name])))
-
-
 if __name__ == "__main__":
-    main()
+    print(", ".join(probe(left_out())))

@@ -33,6 +33,7 @@ from kernels_eval.records import Record
 KILL_S = 5.0
 PAUSE_S = 0.002
 POLLED_AT_ONCE = 256
+NO_MARKS: Mapping[str, str] = {}
 
 
 class Identity(Record):
@@ -96,18 +97,16 @@ def has_ended(pid: int) -> bool:
 
 def environment_variable(pid: int, name: str) -> str | None:
     """A variable that a process was started with; None where it is unset or may not be read."""
-    try:
+    with suppress(psutil.Error, OSError):
         return psutil.Process(pid).environ().get(name)
-    except (psutil.Error, OSError):
-        return None
+    return None
 
 
 def command_line(pid: int) -> str:
     """The command of a process, empty where it is gone or may not be read."""
-    try:
+    with suppress(psutil.Error, OSError):
         return " ".join(psutil.Process(pid).cmdline())
-    except (psutil.Error, OSError):
-        return ""
+    return ""
 
 
 # -- families ------------------------------------------------------------------------------------
@@ -147,26 +146,22 @@ def _children_by_parent() -> dict[int, list[int]]:
     return table
 
 
-def members(
-    leaders: Iterable[Identity], variables: Mapping[str, str] | None = None
-) -> list[Identity]:
-    """Live processes in the sessions of `leaders`, those started with one of `variables` in their
-    environment, and all below them: never this process or an ancestor of it."""
+def members(leaders: Iterable[Identity], marks: Mapping[str, str] = NO_MARKS) -> list[Identity]:
+    """Live processes in the sessions of `leaders`, those started with one of the variables `marks`
+    in their environment, and all below them: never this process or an ancestor of it."""
     boot = boot_id()
-    sessions = {leader.pid: leader.started_ticks for leader in leaders if leader.boot == boot}
     # A session's id is not given again while it has members, so a leader that is gone was not
     # replaced by another process.
     sessions = {
-        pid: ticks for pid, ticks in sessions.items() if _started_ticks(pid) in (None, ticks)
+        leader.pid
+        for leader in leaders
+        if leader.boot == boot and _started_ticks(leader.pid) in (None, leader.started_ticks)
     }
-    table = _children_by_parent()
-    todo = []
+    table, todo = _children_by_parent(), []
     for pid in psutil.pids():
         with suppress(ProcessLookupError, PermissionError):
-            wanted = (variables or {}).items()
-            if os.getsid(pid) in sessions or any(
-                environment_variable(pid, name) == value for name, value in wanted
-            ):
+            marked = ((environment_variable(pid, name), value) for name, value in marks.items())
+            if os.getsid(pid) in sessions or any(seen == value for seen, value in marked):
                 todo.append(pid)
     found: set[int] = set()
     while todo:
@@ -175,20 +170,18 @@ def members(
             found.add(pid)
             todo += table.get(pid, [])
     found -= {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    identities = (identify(pid) for pid in sorted(found) if not has_ended(pid))
-    return [identity for identity in identities if identity]
+    return [one for pid in sorted(found) if not has_ended(pid) and (one := identify(pid))]
 
 
 def usage(root: int) -> Usage:
     """What a process and its descendants hold now; one that ends meanwhile counts as nothing."""
-    processes = threads = resident = 0
+    found = []
     for pid in (root, *descendants(root)):
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             with process.oneshot():
-                memory, running = process.memory_info().rss, process.num_threads()
-            processes, threads, resident = processes + 1, threads + running, resident + memory
-    return Usage(processes, threads, resident)
+                found.append((1, process.num_threads(), process.memory_info().rss))
+    return Usage(*map(sum, zip(*found, strict=True))) if found else Usage(0, 0, 0)
 
 
 def proportional_memory(root: int) -> int:
@@ -226,19 +219,15 @@ def kill_descendants(root: int, timeout_s: float = KILL_S) -> bool:
 
 def send(identity: Identity, number: int) -> bool:
     """Send a signal to this very process. False where it is gone or is another user's."""
-    try:
+    with suppress(OSError):
         handle = os.pidfd_open(identity.pid)
-    except OSError:
-        return False
-    try:
-        if not alive(identity):  # looked at after the handle was opened, which pins the process
-            return False
-        signal.pidfd_send_signal(handle, number)
-    except (ProcessLookupError, PermissionError):
-        return False
-    finally:
-        os.close(handle)
-    return True
+        try:
+            if alive(identity):  # looked at after the handle was opened, which pins the process
+                signal.pidfd_send_signal(handle, number)
+                return True
+        finally:
+            os.close(handle)
+    return False
 
 
 def wait_gone(

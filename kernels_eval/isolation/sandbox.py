@@ -18,32 +18,37 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation import machine, process_tree
-from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
+from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout, Message
 from kernels_eval.isolation.confinement import SCRATCH_FILES
-from kernels_eval.isolation.layers import WITHOUT
+from kernels_eval.isolation.layers import left_out
+from kernels_eval.records import Reason
 
 POLL_S = 0.1
 SCRATCH_POLL_S = 0.5
 MEMORY_SHARE = 0.6
-ANSWER_S = 30.0
-"""How long the fork server may take for an answer."""
+START_S, ANSWER_S = 180.0, 30.0
+"""How long the fork server may take to start, and for an answer."""
 RESTARTED = "it is started again with the next candidate"
 FOLDERS_GONE = "the fork server is gone, and its folders with it"
+BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
+"""Roles whose children are to blame for a SIGKILL themselves, in the attempt that is under way
+(kernels_eval.parent.kill_retry)."""
 
 
 class ChildFailure(Exception):
-    """A child did not answer. `reason` is a verdict reason; `detail` says what was seen."""
+    """A child did not answer. `detail` says what was seen."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
 
@@ -54,41 +59,38 @@ class Child:
     `scratch` is where the parent puts files for the child to read. The child writes in
     `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
     see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
-    dies of SIGKILL is a KilledError, unless its role is in `blamed_roles`: then a ChildFailure as
-    any other (kernels_eval.parent.kill_retry).
+    dies of SIGKILL is a KilledError, unless its role is among `BLAMED_ROLES`: then a ChildFailure
+    as any other.
     """
-
-    blamed_roles: frozenset[str] = frozenset()
 
     def __init__(
         self,
         server: ForkServer,
         role: str,
         limits: LimitsConfig,
-        exchange_bytes: int = 0,
+        output_bytes: int = 0,
         *,
         processes: bool = False,
-        exchange: int | None = None,
+        output_buffer: int | None = None,
     ) -> None:
-        """`exchange` is a descriptor of memory to return outputs through (it stays the caller's);
-        without it a file of `exchange_bytes` in memory is made. Raises SandboxError where the fork
-        server fails."""
-        self._server, self._role, self._limits = server, role, limits
-        self._memory_bytes = int(
-            min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine.machine_memory_bytes())
-        )
+        """`output_buffer` is a descriptor of memory to return outputs through (it stays the
+        caller's); without it a file of `output_bytes` in memory is made. Raises SandboxError where
+        the fork server fails."""
+        self.server, self._limits, self.role = server, limits, role
+        most = min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine.machine_memory_bytes())
+        self._memory_bytes = int(most)
         self._scratch_checked = 0.0
         self.scratch = server.scratch_for(role)
-        self._log = self.scratch / "log"
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self.pid: int | None = None
         self.dead: SandboxError | ChildFailure | None = None
-        self.owed: str | None = None
+        self.owed = ""
+        """The command that it has not answered yet."""
         # In memory, and outside the child's scratch: the child gets the descriptor only.
-        self.exchange_path = server.shared / f"{self.scratch.name}.bytes"
-        self.exchange = self._opened(exchange_bytes, exchange)
-        log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.output_path = server.shared / f"{self.scratch.name}.bytes"
+        self.output_buffer = self._opened(output_bytes, output_buffer)
+        log = os.open(self.scratch / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         request = {
             "spawn": role,
             "scratch": str(self.scratch),
@@ -96,7 +98,7 @@ class Child:
             "processes": processes,
         }
         try:
-            self.pid = server.spawn(request, (theirs.fileno(), log, self.exchange))
+            self.pid = server.spawn(request, (theirs.fileno(), log, self.output_buffer))
         except SandboxError:
             self.close()  # a child that was forked all the same ends with its channel
             raise
@@ -104,25 +106,19 @@ class Child:
             theirs.close()
             os.close(log)
 
-    def request(self, command: str, *, timeout: float, **arguments: Any) -> dict[str, Any]:
+    def request(self, command: str, *, timeout: float, **arguments: object) -> Message:
         """Send a command and wait for its answer. Raises ChildFailure (timeout reasons are the
         caller's to rename), KilledError, and SandboxError where the fork server is gone, which
         takes its children along."""
-        return self.resume({"command": command, **arguments}, timeout, command)
+        return self.resume({"command": command, **arguments}, timeout)
 
-    def resume(
-        self,
-        message: dict[str, Any],
-        timeout: float,
-        command: str = "load",
-        fds: tuple[int, ...] = (),
-    ) -> dict[str, Any]:
+    def resume(self, message: Message, timeout: float, fds: tuple[int, ...] = ()) -> Message:
         """Send any message (an answer the child waits for) and wait for what it says next. Raises
         as `request` does."""
         self.begin(message, fds)
-        return self.finish(command, timeout)
+        return self.finish(timeout)
 
-    def begin(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
+    def begin(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send a message, and leave waiting for the answer to `finish`. Raises as `request`
         does."""
         if self.dead:
@@ -130,14 +126,14 @@ class Child:
         command = message.get("command", "load")
         if self.channel.pending():  # it would be taken for the answer to another question
             detail = f"the process answered before it was asked ({command!r})"
-            raise self._fail("exited_early", detail)
+            raise self._fail(Reason.EXITED_EARLY, detail)
         try:
             self.channel.send(message, fds)
         except ChannelClosed as error:
             raise self._post_mortem(str(error)) from None
         self.owed = command
 
-    def finish(self, command: str, timeout: float) -> dict[str, Any]:
+    def finish(self, timeout: float) -> Message:
         """The answer to what was begun, within `timeout` seconds from now. Raises as `request`
         does."""
         if self.dead:
@@ -145,31 +141,38 @@ class Child:
         try:
             answer = self._wait(timeout)
         except ChannelTimeout:
-            raise self._fail("run", f"no answer to {command!r} within {timeout:g} s") from None
+            detail = f"no answer to {self.owed!r} within {timeout:g} s"
+            raise self._fail(Reason.RUN, detail) from None
         except ChannelClosed as error:
             raise self._post_mortem(str(error)) from None
-        self.owed = None
+        self.owed = ""
         if not isinstance(answer, dict):
-            raise self._fail("exited_early", "the child answered with something else than a record")
+            detail = "the child answered with something else than a record"
+            raise self._fail(Reason.EXITED_EARLY, detail)
         return answer
 
-    def exchange_through(self, exchange_bytes: int, exchange: int | None, timeout: float) -> None:
+    def return_through(self, output_bytes: int, output_buffer: int | None, timeout: float) -> None:
         """Give a child that was started before its work was known what it returns outputs through
         (see the constructor). Raises as `request` does."""
-        os.close(self.exchange)
-        self.exchange_path.unlink(missing_ok=True)
-        self.exchange = self._opened(exchange_bytes, exchange)
-        self.resume({"command": "exchange"}, timeout, "exchange", (self.exchange,))
+        self._release_output()
+        self.output_buffer = self._opened(output_bytes, output_buffer)
+        self.resume({"command": "output_buffer"}, timeout, (self.output_buffer,))
 
-    def _opened(self, exchange_bytes: int, exchange: int | None) -> int:
-        if exchange is not None:
-            return os.dup(exchange)
+    def _opened(self, output_bytes: int, output_buffer: int | None) -> int:
+        if output_buffer is not None:
+            return os.dup(output_buffer)
         try:
-            opened = os.open(self.exchange_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            opened = os.open(self.output_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except FileNotFoundError as error:  # closed meanwhile, by the thread of the warm pool
             raise SandboxError(FOLDERS_GONE, RESTARTED) from error
-        os.ftruncate(opened, max(exchange_bytes, 1))
+        os.ftruncate(opened, max(output_bytes, 1))
         return opened
+
+    def _release_output(self) -> None:
+        if self.output_buffer >= 0:
+            os.close(self.output_buffer)
+            self.output_path.unlink(missing_ok=True)
+            self.output_buffer = -1
 
     def write_file(self, name: str, text: str) -> Path:
         """Put a source file where the child can read it."""
@@ -182,7 +185,7 @@ class Child:
         """Whether it has died, as far as can be seen without asking it."""
         return self.dead is not None or self.pid is None or process_tree.has_ended(self.pid)
 
-    def _wait(self, timeout: float) -> Any:
+    def _wait(self, timeout: float) -> object:
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -190,95 +193,85 @@ class Child:
             except ChannelTimeout:
                 if time.monotonic() >= deadline:
                     raise
-            self._watch()
+            if self.pid is not None:
+                self._watch(self.pid)
 
-    def _watch(self) -> None:
+    def _watch(self, pid: int) -> None:
         """Kill the child where it exceeds a limit. Raises ChildFailure then; as `request` does
         where it has ended."""
-        if self.pid is None:
-            return
-        if process_tree.has_ended(self.pid):  # its orphans can keep the channel open
+        if process_tree.has_ended(pid):  # its orphans can keep the channel open
             raise self._post_mortem("only descendants were left")
-        limits, used, limit = self._limits, process_tree.usage(self.pid), self._memory_bytes
+        limits, used, limit = self._limits, process_tree.usage(pid), self._memory_bytes
         # Resident memory counts what forked children share; reading the exact share is slow.
-        if used.resident_bytes > limit and process_tree.proportional_memory(self.pid) > limit:
+        if used.resident_bytes > limit and process_tree.proportional_memory(pid) > limit:
             detail = f"resident memory above the limit of {limit / (1 << 30):.3g} GB"
-            raise self._fail("out_of_memory", detail)
-        counts = (  # one process and one thread are the keeper's
-            ("processes", used.processes - 1, limits.processes),
-            ("threads", used.threads - 1, limits.threads),
-        )
-        for what, count, most in counts:
+            raise self._fail(Reason.OUT_OF_MEMORY, detail)
+        for what in ("processes", "threads"):
+            count, most = getattr(used, what) - 1, getattr(limits, what)  # one is the keeper's
             if count > most:
-                raise self._fail("crashed", f"killed: {count} {what}, the limit is {most}")
+                raise self._fail(Reason.CRASHED, f"killed: {count} {what}, the limit is {most}")
         now = time.monotonic()
-        if (
-            "scratch_watch" in self._server.isolation
-            and now > self._scratch_checked + SCRATCH_POLL_S
-        ):
+        watched = "scratch_watch" in self.server.isolation
+        if watched and now > self._scratch_checked + SCRATCH_POLL_S:
             size, files = machine.disk_usage(self.scratch / "work", SCRATCH_FILES)
             self._scratch_checked = time.monotonic()
             if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
-                used_mb = f"{files} files of {size >> 20} MB"
-                raise self._fail(
-                    "crashed", f"killed: {used_mb}, the limit is {limits.scratch_mb} MB"
-                )
+                seen = f"{files} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB"
+                raise self._fail(Reason.CRASHED, f"killed: {seen}")
 
-    def _fail(self, reason: str, detail: str) -> ChildFailure:
+    def _fail(self, reason: Reason, detail: str) -> ChildFailure:
         self.dead = failure = ChildFailure(reason, detail)
         self.kill()
         return failure
 
     def _post_mortem(self, error: str) -> SandboxError | ChildFailure:
         """What the end of this child means."""
-        code, cpu_s = self._server.reap(self.pid)
+        code, cpu_s = self.server.reap(self.pid)
         self.pid = None
-        limit_s = self._limits.cpu_s
-        if code is None and not self._server.alive:
-            lost = "the fork server was killed, and its children with it"
-            self.dead = SandboxError(lost, RESTARTED)
-        elif code is None:
-            detail = f"the process gave up its channel and kept running ({error})"
-            self.dead = ChildFailure("exited_early", detail)
-        elif code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= limit_s:
-            detail = f"used {cpu_s:.0f} s of processor time, the limit is {limit_s} s"
-            self.dead = ChildFailure("run", detail)
-        elif code == -signal.SIGKILL and self._role not in self.blamed_roles:
-            killed = f"the {self._role} process was killed by SIGKILL"
-            self.dead = KilledError(killed, "see whether dmesg names the OOM killer", self._role)
-        elif code < 0:
-            name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
-            self.dead = ChildFailure("crashed", f"the process was killed by {name}")
-        else:
-            detail = f"the process ended by itself with status {code} ({error})"
-            self.dead = ChildFailure("exited_early", detail)
+        self.dead = self._cause(code, cpu_s, error)
         return self.dead
 
-    def cpu_clock(self, *, waiting: bool = False) -> Callable[[], int] | None:
-        """A clock of the nanoseconds this child and its descendants have spent on a processor, as
-        the kernel accounts them (schedstat); with `waiting`, also those in which they were ready to
-        run and others had the processor.
+    def _cause(self, code: int | None, cpu_s: float, error: str) -> SandboxError | ChildFailure:
+        limit_s = self._limits.cpu_s
+        if code is None and not self.server.alive:
+            lost = "the fork server was killed, and its children with it"
+            return SandboxError(lost, RESTARTED)
+        if code is None:
+            detail = f"the process gave up its channel and kept running ({error})"
+            return ChildFailure(Reason.EXITED_EARLY, detail)
+        if code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= limit_s:
+            detail = f"used {cpu_s:.0f} s of processor time, the limit is {limit_s} s"
+            return ChildFailure(Reason.RUN, detail)
+        if code == -signal.SIGKILL and self.role not in BLAMED_ROLES.get():
+            killed = f"the {self.role} process was killed by SIGKILL"
+            return KilledError(killed, "see whether dmesg names the OOM killer", self.role)
+        if code < 0:
+            name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
+            return ChildFailure(Reason.CRASHED, f"the process was killed by {name}")
+        detail = f"the process ended by itself with status {code} ({error})"
+        return ChildFailure(Reason.EXITED_EARLY, detail)
 
-        None where the kernel does not tell. Nothing inside the child can change what it reads.
+    def processor_ns(self, *, waiting: bool = False) -> int:
+        """Nanoseconds that this child and its descendants have spent on a processor, as the kernel
+        accounts them (schedstat); with `waiting`, also those in which they were ready to run and
+        others had the processor.
+
+        0 where the kernel does not tell. Nothing inside the child can change what it reads.
         """
-        columns = 2 if waiting else 1
+        total = 0
+        for path in self.thread_files("schedstat"):
+            with suppress(OSError, ValueError):  # a thread that has just ended
+                total += sum(map(int, path.read_text().split()[: 2 if waiting else 1]))
+        return total
 
-        def read() -> int:
-            total = 0
-            for pid in (self.pid, *process_tree.descendants(self.pid)) if self.pid else ():
-                for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                    with suppress(OSError):  # a thread that has just ended
-                        total += sum(map(int, path.read_text().split()[:columns]))
-            return total
-
-        try:
-            return read if read() > 0 else None
-        except (ValueError, IndexError):
-            return None
+    def thread_files(self, name: str) -> list[Path]:
+        """The kernel's files of this name about the threads of this child and its descendants."""
+        pids = (self.pid, *process_tree.descendants(self.pid)) if self.pid else ()
+        return [path for pid in pids for path in Path(f"/proc/{pid}/task").glob(f"*/{name}")]
 
     def log_tail(self, count: int) -> str:
         try:
-            with open(self._log, "rb") as handle:
+            with open(self.scratch / "log", "rb") as handle:
                 handle.seek(max(0, handle.seek(0, os.SEEK_END) - count))
                 return handle.read().decode("utf-8", "replace")
         except OSError:
@@ -286,16 +279,13 @@ class Child:
 
     def kill(self) -> None:
         if self.pid is not None:
-            self._server.kill(self.pid)
+            self.server.kill(self.pid)
             self.pid = None
 
     def close(self) -> None:
         self.kill()
         self.channel.close()
-        if self.exchange >= 0:
-            os.close(self.exchange)
-            self.exchange_path.unlink(missing_ok=True)
-            self.exchange = -1
+        self._release_output()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def __enter__(self) -> Child:
@@ -303,6 +293,14 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class End(NamedTuple):
+    """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the
+    seconds of processor time it used. None: it had to be killed, or the server is gone."""
+
+    status: int | None = None
+    cpu_s: float = 0.0
 
 
 class ForkServer:
@@ -320,7 +318,6 @@ class ForkServer:
         self,
         *,
         threads: int = 1,
-        start_timeout_s: float = 180,
         without: Collection[str] | None = None,
         readable: Sequence[Path] | None = None,
         warm: str = "",
@@ -328,16 +325,17 @@ class ForkServer:
         machine.remove_abandoned()
         self.base = machine.new_folder()
         self.shared = machine.new_folder(machine.shared_memory())
-        caches = readable if readable is not None else (default_cache(),)
+        caches = (default_cache(),) if readable is None else readable
         self._readable = [str(path) for cache in caches for path in places_of(cache)]
-        without = os.environ.get(WITHOUT, "").split(",") if without is None else without
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
         self._asking = threading.RLock()  # the warm pool starts and ends children in a thread
         self._closed = False
         program = [sys.executable, "-m", "kernels_eval.isolation.forkserver"]
-        with open(self.base / "forkserver.log", "wb") as log:
-            self._process = subprocess.Popen(
+        without = left_out() if without is None else without
+        said = self.base / "forkserver.log"
+        with open(said, "wb") as log:
+            self.process = subprocess.Popen(
                 [*program, str(theirs.fileno()), warm, *without],
                 pass_fds=(theirs.fileno(),),
                 env=machine.child_environment(threads),
@@ -348,12 +346,12 @@ class ForkServer:
             )
         theirs.close()
         try:
-            self.isolation = tuple(map(str, self.channel.receive(start_timeout_s)["isolation"]))
+            self.isolation = tuple(map(str, self.channel.receive_record(START_S)["isolation"]))
         except (ChannelClosed, ChannelTimeout) as error:
-            log_tail = (self.base / "forkserver.log").read_text(errors="replace")[-2000:]
+            tail = said.read_text(errors="replace")[-2000:]
             self.close()
             raise SandboxError(
-                f"the fork server did not start: {error}. {log_tail}", "concur doctor"
+                f"the fork server did not start: {error}. {tail}", "concur doctor"
             ) from error
 
     def scratch_for(self, role: str) -> Path:
@@ -366,59 +364,53 @@ class ForkServer:
             raise SandboxError(FOLDERS_GONE, RESTARTED) from error
         return scratch
 
-    def spawn(self, request: dict[str, Any], fds: tuple[int, ...]) -> int:
+    def spawn(self, request: Message, fds: tuple[int, ...]) -> int:
         """Fork a child. Returns its process id."""
         # A reference reads what candidates have returned.
         writable = [str(self.shared)] if request["spawn"] == "reference" else []
         try:
-            answer = self._ask(request | {"readable": self._readable, "writable": writable}, fds)
-            return int(answer["pid"])
+            request |= {"readable": self._readable, "writable": writable}
+            return int(self._ask(request, fds)["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
             # Whatever it still answers would be taken for the answer to another question.
             self.close()
             raise SandboxError(f"the fork server is gone: {error}", RESTARTED) from error
 
-    def reap(self, pid: int | None) -> tuple[int | None, float]:
-        """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the
-        seconds of processor time it used.
-
-        None where it had to be killed, or the server is gone.
-        """
-        return self._ask_about("wait", pid)
+    def reap(self, pid: int | None) -> End:
+        """How a child that has ended did end."""
+        return self._end_of("wait", pid)
 
     def kill(self, pid: int) -> None:
         """Kill a child with all of its descendants; they are gone when this returns."""
-        if not self.alive:
+        if self.alive:
+            self._end_of("kill", pid)
+        else:
             process_tree.kill_descendants(pid)
-            return
-        self._ask_about("kill", pid)
 
-    def _ask_about(self, question: str, pid: int | None) -> tuple[int | None, float]:
+    def _end_of(self, question: str, pid: int | None) -> End:
         if pid is None:
-            return None, 0.0
+            return End()
         try:
-            answer = self._ask({question: pid})
-            return answer.get("status"), float(answer.get("cpu_s", 0.0))
+            return End(**self._ask({question: pid}))
         except (ChannelClosed, ChannelTimeout):
             self.close()
-            return None, 0.0
+            return End()
 
-    def _ask(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> dict[str, Any]:
+    def _ask(self, message: Message, fds: tuple[int, ...] = ()) -> Message:
         with self._asking:
             self.channel.send(message, fds)
-            answer: dict[str, Any] = self.channel.receive(ANSWER_S)
-            return answer
+            return self.channel.receive_record(ANSWER_S)
 
     @property
     def alive(self) -> bool:
-        return not self._closed and self._process.poll() is None
+        return not self._closed and self.process.poll() is None
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         self.channel.close()
-        self._process.kill()
-        self._process.wait()
-        shutil.rmtree(self.base, ignore_errors=True)
-        shutil.rmtree(self.shared, ignore_errors=True)
+        self.process.kill()
+        self.process.wait()
+        for folder in (self.base, self.shared):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from kernels_eval.isolation.syscalls import LINUX, MACHINE, PR_SET_SECCOMP, prct
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 
-_COLUMNS = {"x86_64": 0, "aarch64": 1}
+MACHINES = ("x86_64", "aarch64")
 # A call's number on either machine, "-" where it has none there. Source: the kernel's
 # arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 _TABLE = """
@@ -38,25 +38,24 @@ _TABLE = """
     pidfd_getfd 438 438, process_madvise 440 440, mount_setattr 442 442, quotactl_fd 443 443,
     process_mrelease 448 448, open_tree_attr 467 467
 """
-_NUMBERS = {
-    name: tuple(int(number) if number != "-" else None for number in numbers)
+NUMBERS: dict[str, dict[str, int]] = {
+    name: {machine: int(n) for machine, n in zip(MACHINES, numbers, strict=True) if n != "-"}
     for name, *numbers in (entry.split() for entry in _TABLE.split(","))
 }
+"""Of each call by machine."""
 
 _CONDITIONAL = frozenset(
     """socket connect prlimit64 kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
     pidfd_send_signal fork vfork clone clone3 execve execveat""".split()
 )
 """Calls that depend on their arguments, or on what the process may do. All others are refused."""
-REFUSED = tuple(name for name in _NUMBERS if name not in _CONDITIONAL)
+REFUSED = tuple(name for name in NUMBERS if name not in _CONDITIONAL)
 # Their first argument is a process.
 SIGNALS = ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
 
 AF_UNIX = 1
 CLONE_THREAD = 0x00010000
-CLONE_NEW_ANY = (
-    0x02000000 | 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-)
+CLONE_NEW_ANY = 0x7E020000  # every flag that makes a namespace
 
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL = 0x7FFF0000, 0x80000000
@@ -92,7 +91,7 @@ def program(
 ) -> bytes:
     """The filter. With `own_pid` signals go to that process only; with `processes` it may start
     others and signal them."""
-    column, permit, refuse = _COLUMNS[machine], (RETURN, 0, 0, ALLOW), _fail(errno.EPERM)
+    permit, refuse = (RETURN, 0, 0, ALLOW), _fail(errno.EPERM)
     rules: dict[str, list[Instruction]] = {name: [refuse] for name in REFUSED}
     rules["socket"] = (
         _if_argument(JUMP_EQUAL, AF_UNIX, permit, refuse) if unix_sockets else [refuse]
@@ -118,13 +117,12 @@ def program(
         (LOAD, 0, 0, ARCH_AT),
         (JUMP_EQUAL, 1, 0, AUDIT_ARCH[machine]),
         (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER_AT),
     ]
-    code.append((LOAD, 0, 0, NUMBER_AT))
     if machine == "x86_64":
         code += [(JUMP_ABOVE, 0, 1, X32_BIT), refuse]
     for name, body in rules.items():
-        number = _NUMBERS[name][column]
-        if number is not None:
+        if (number := NUMBERS[name].get(machine)) is not None:
             code += [(JUMP_EQUAL, 0, len(body), number), *body]  # every body ends in a return
     code.append(permit)
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)

@@ -10,7 +10,6 @@ import ctypes
 import os
 import platform
 import sys
-from typing import Any
 
 LINUX = sys.platform == "linux"
 MACHINE = platform.machine()
@@ -28,14 +27,13 @@ def checked(result: int, what: str) -> int:
     return result
 
 
-def syscall(number: int, *arguments: Any, what: str = "syscall") -> int:
+def syscall(number: int, *arguments: object, what: str = "syscall") -> int:
     """A raw system call. Integers are passed as machine words, ctypes objects as they are."""
     words = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
     return checked(LIBC.syscall(ctypes.c_long(number), *words), what)
 
 
-def prctl(option: int, value: int = 0, third: Any = 0) -> None:
-    third = ctypes.c_ulong(third) if isinstance(third, int) else third
+def prctl(option: int, value: int = 0, third: object = 0) -> None:
+    words = [ctypes.c_ulong(word) if isinstance(word, int) else word for word in (value, third)]
     zero = ctypes.c_ulong(0)
-    result = LIBC.prctl(ctypes.c_int(option), ctypes.c_ulong(value), third, zero, zero)
-    checked(result, f"prctl {option}")
+    checked(LIBC.prctl(ctypes.c_int(option), *words, zero, zero), f"prctl {option}")

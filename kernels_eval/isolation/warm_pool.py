@@ -15,8 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from typing import TypeVar
+from functools import cached_property
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import SandboxError
@@ -27,8 +26,6 @@ WANTED = {"candidate": 2, "reference": 1}
 """Warm children of each role. Two candidates: one that fails at once leaves no time to start
 another."""
 
-T = TypeVar("T")
-
 
 class WarmPool:
     """Warm children of each role, on one device. With `ahead` off, children start when they are
@@ -36,38 +33,44 @@ class WarmPool:
 
     def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
         self.config, self.device, self.ahead = config, device, ahead
-        self._starting: dict[str, deque[tuple[ForkServer, Future[Child]]]] = {
+        self.starting: dict[str, deque[tuple[ForkServer, Future[Child]]]] = {
             role: deque() for role in WANTED
         }
         self._closing: list[Future[None]] = []
-        self._thread: ThreadPoolExecutor | None = None
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "warm pool")
 
     def take(
-        self, server: ForkServer, role: str, exchange_bytes: int = 0, exchange: int | None = None
+        self,
+        server: ForkServer,
+        role: str,
+        output_bytes: int = 0,
+        output_buffer: int | None = None,
     ) -> Child:
         """A child of this server for that role, which returns outputs as the arguments say (see
         Child). Raises SandboxError where the fork server fails."""
-        child = self._warm_child(server, role)
-        if child is not None:
+        if child := self.warm_child(server, role):
             try:
-                child.exchange_through(exchange_bytes, exchange, PREPARE_S)
+                child.return_through(output_bytes, output_buffer, PREPARE_S)
                 return child
             except (SandboxError, ChildFailure):
                 child.close()
-        return Child(server, role, self.config.limits, exchange_bytes, exchange=exchange)
+        return Child(server, role, self.config.limits, output_bytes, output_buffer=output_buffer)
 
     def replenish(self, server: ForkServer) -> None:
         """Begin to start missing children."""
         if self.ahead:
             for role, count in WANTED.items():
-                while len(self._starting[role]) < count:
-                    future = self._later(partial(self._start, server, role))
-                    self._starting[role].append((server, future))
+                while len(self.starting[role]) < count:
+                    future = self._thread.submit(self._start, server, role)
+                    self.starting[role].append((server, future))
 
     def close_async(self, close: Callable[[], None]) -> None:
         """Close a child, or its owner, in the background."""
         if self.ahead:
-            self._closing.append(self._later(close))
+            self._closing.append(self._thread.submit(close))
         else:
             close()
 
@@ -80,27 +83,26 @@ class WarmPool:
     def settle(self) -> None:
         """Wait until nothing starts or ends."""
         self.wait_closed()
-        for role, starting in self._starting.items():
+        for role, starting in self.starting.items():
             for server, _ in list(starting):
-                child = self._warm_child(server, role)
-                if child is not None:
+                if child := self.warm_child(server, role):
                     ready: Future[Child] = Future()
                     ready.set_result(child)
                     starting.append((server, ready))
 
     def close(self) -> None:
         self.wait_closed()
-        for starting in self._starting.values():
+        for starting in self.starting.values():
             while starting:
                 with suppress(SandboxError):
                     starting.popleft()[1].result().close()
 
-    def _warm_child(self, server: ForkServer, role: str) -> Child | None:
+    def warm_child(self, server: ForkServer, role: str) -> Child | None:
         """The oldest warm child of that role, ready; None where there is none, or where it is of no
         use to this server."""
-        if not self._starting[role]:
+        if not self.starting[role]:
             return None
-        origin, starting = self._starting[role].popleft()
+        origin, starting = self.starting[role].popleft()
         try:
             child = starting.result()
         except SandboxError:
@@ -109,7 +111,7 @@ class WarmPool:
         with suppress(SandboxError, ChildFailure):
             if origin is server and server.alive:
                 if child.owed:
-                    child.finish("prepare", timeout=PREPARE_S)
+                    child.finish(PREPARE_S)
                 if not child.gone:
                     return child
         child.close()
@@ -126,8 +128,3 @@ class WarmPool:
                 f"a warm {role} process did not start: {failure}", "one is started on demand"
             ) from failure
         return child
-
-    def _later(self, work: Callable[[], T]) -> Future[T]:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "warm pool")
-        return self._thread.submit(work)

@@ -6,9 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
-from pathlib import Path
 
-from kernels_eval.isolation import process_tree
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess
 from kernels_eval.parent.messages import (
@@ -50,15 +48,12 @@ def attribute_work(process: CandidateProcess) -> None:
 def check_idle(process: CandidateProcess) -> None:
     """Nothing left running, and nothing left changed."""
     if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
-        raise Stop(
-            Reason.BACKGROUND_WORK, "the process goes on computing after its call has returned"
-        )
+        what = "the process continues to compute after its call has returned"
+        raise Stop(Reason.BACKGROUND_WORK, what)
     outstanding = sorted(call.outstanding_share for call in process.calls)
     if outstanding and outstanding[len(outstanding) // 2] > 0.3:
-        raise Stop(
-            Reason.STREAM_ESCAPE,
-            "work goes on after the current stream has finished: it runs on another stream",
-        )
+        what = "work continues on another stream after the current stream has finished"
+        raise Stop(Reason.STREAM_ESCAPE, what)
     check_state(process)
 
 
@@ -101,14 +96,13 @@ def _busy_share(child: Child) -> float:
     """Share of a short window in which a child that was asked nothing used a processor. 0 where the
     kernel does not tell."""
     # on a busy machine a process that wants to run does not always get a processor
-    clock = child.cpu_clock(waiting=True)
-    if clock is None:
+    started, used = time.monotonic(), child.processor_ns(waiting=True)
+    if not used:
         return 0.0
-    started, used = time.monotonic(), clock()
     while True:
         time.sleep(IDLE_S)  # the window that is measured, not a wait for something
         passed = time.monotonic() - started
-        share = (clock() - used) / 1e9 / passed
+        share = (child.processor_ns(waiting=True) - used) / 1e9 / passed
         # The kernel counts a wait for the processor when it ends: on a busy machine more is to
         # come.
         if share > IDLE_SHARE or passed > LONGEST_IDLE_S or not _wants_to_run(child):
@@ -117,11 +111,8 @@ def _busy_share(child: Child) -> float:
 
 def _wants_to_run(child: Child) -> bool:
     """Does any thread of this process and its descendants run, or wait for a processor?"""
-    if child.pid is None:
-        return False
-    for pid in (child.pid, *process_tree.descendants(child.pid)):
-        for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-            with suppress(OSError):
-                if stat.read_text().rpartition(")")[2].split()[:1] == ["R"]:
-                    return True
+    for stat in child.thread_files("stat"):
+        with suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[:1] == ["R"]:
+                return True
     return False

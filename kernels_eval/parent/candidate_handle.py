@@ -8,12 +8,12 @@ the fork server, pass through as SandboxError.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.trials import Comparison
+from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.draft import VerdictDraft
 from kernels_eval.parent.messages import (
@@ -24,6 +24,7 @@ from kernels_eval.parent.messages import (
     R,
     Stop,
     parse_report,
+    unanswered,
 )
 from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
 from kernels_eval.records import Candidate, Reason
@@ -69,14 +70,11 @@ class CandidateProcess:
         )
         report = parse_report(LoadReport, answer)
         self.parameters = report.parameters
-        if (
-            report.made_elsewhere
-            and reference.loaded.parameters
-            and reference.construct_on != "cpu"
-        ):
+        drawn = reference.loaded.parameters and reference.construct_on != "cpu"
+        if report.made_elsewhere and drawn:
             raise MadeElsewhere
 
-    def tell(self, command: str, **arguments: object) -> dict[str, Any]:
+    def tell(self, command: str, **arguments: object) -> Message:
         """The unparsed answer to a command. Raises Stop where there is none."""
         return self._request(command, self.config.limits.run_s, Reason.RUN, **arguments)
 
@@ -84,34 +82,23 @@ class CandidateProcess:
         """The answer to a command as this record. Raises Stop where there is none."""
         return parse_report(model, self.tell(command, **arguments))
 
-    def _request(
-        self, command: str, timeout: float, deadline: Reason, **arguments: object
-    ) -> dict[str, Any]:
+    def _request(self, command: str, timeout: float, late: Reason, **arguments: object) -> Message:
         try:
             answer = self.child.request(command, timeout=timeout, **arguments)
             while "build" in answer:
                 answer = self._late_build(answer["build"], timeout)
         except ChildFailure as failure:
-            reason = Reason(failure.reason)
-            log = self.child.log_tail(LOG_BYTES)
-            raise Stop(
-                deadline if reason is Reason.RUN else reason, failure.detail, log
-            ) from failure
-        if "error" in answer:
-            raise self._stop_for(answer)
-        return answer
-
-    def _stop_for(self, answer: dict[str, Any]) -> Stop:
-        """What an error that the process reports of itself means."""
-        claimed = answer["error"]
-        known = isinstance(claimed, str) and claimed in CLAIMABLE
-        return Stop(
-            Reason(claimed) if known else Reason.EXCEPTION,
+            raise unanswered(failure, self.child, late) from failure
+        if "error" not in answer:
+            return answer
+        claimed = str(answer["error"])  # an error that the process reports of itself
+        raise Stop(
+            Reason(claimed) if claimed in CLAIMABLE else Reason.EXCEPTION,
             str(answer.get("detail", "")),
             f"{answer.get('trace', '')}\n{self.child.log_tail(LOG_BYTES // 2)}",
         )
 
-    def _late_build(self, spec: object, timeout: float) -> dict[str, Any]:
+    def _late_build(self, spec: object, timeout: float) -> Message:
         """Build what a constructor or a first call asks for; the child waits, its deadline does not
         run."""
         asked = parse_report(ExtensionSpec, spec)
@@ -131,13 +118,10 @@ class CandidateProcess:
             self.tell("weights", seed=trial.weights_seed)
         if trial.construct_seed is not None:
             self.tell("rebuild", seed=trial.construct_seed)
+        drawn = ("seed", "distribution", "in_place", "shape", "evaluate")
         answer = self.tell(
             "call",
-            seed=trial.seed,
-            distribution=trial.distribution,
-            in_place=trial.in_place,
-            shape=trial.shape,
-            evaluate=trial.evaluate,
+            **{name: getattr(trial, name) for name in drawn},
             reruns=reruns,
             output_bytes=sum(output.bytes for output in trial.outputs),
             devices=[output.device for output in trial.outputs],
@@ -146,31 +130,26 @@ class CandidateProcess:
             self.tell("rebuild")
         return self.compare(answer, trial, keep=trial.own_mode)
 
-    def compare(self, answer: dict[str, Any], trial: Trial, *, keep: bool = True) -> Comparison:
+    def compare(self, answer: Message, trial: Trial, *, keep: bool = True) -> Comparison:
         """Compare what the last answer published. Raises Stop where its form is wrong."""
         report = parse_report(CallReport, answer)
         if keep:
             self.calls.append(report)
         self._check_form(report, trial)
-        return self.reference.compare(trial, self.child.exchange_path)
+        return self.reference.compare(trial, self.child.output_path)
 
     def _check_form(self, report: CallReport, trial: Trial) -> None:
         if not report.plain:
+            kind, *_ = report.kinds or ["nothing"]
             lazy = report.tensors and report.kinds
-            kind = report.kinds[0] if report.kinds else "nothing"
-            raise Stop(
-                Reason.LAZY_OUTPUT if lazy else Reason.WRONG_SHAPE,
-                f"returns {kind}, not a plain tensor",
-            )
+            reason = Reason.LAZY_OUTPUT if lazy else Reason.WRONG_SHAPE
+            raise Stop(reason, f"returns {kind}, not a plain tensor")
         found, wanted = report.outputs, trial.outputs
         devices = [output.device for output in wanted]
-        if len(report.devices) == len(wanted) and report.devices != devices:
-            raise Stop(
-                Reason.WRONG_DEVICE,
-                f"returns tensors on {report.devices}, the reference on {devices}",
-            )
+        elsewhere = len(report.devices) == len(wanted) and report.devices
         structure = self.reference.loaded.structure
         for reason, what, seen, expected in (
+            (Reason.WRONG_DEVICE, "tensors on ", elsewhere or devices, devices),
             (Reason.WRONG_SHAPE, "", [x.shape for x in found], [x.shape for x in wanted]),
             (Reason.WRONG_SHAPE, "the structure ", report.structure, structure),
             (Reason.WRONG_DTYPE, "", [x.dtype for x in found], [x.dtype for x in wanted]),

@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kernels_eval.checks.timing import CompiledSampler
 from kernels_eval.errors import SandboxError
+from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.messages import Stop, one_line
 from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
@@ -41,12 +42,10 @@ class CompiledReference:
         self._child: Child | None = None
         self._compile_s = 0.0
 
-    def open(self, server: ForkServer, blamed_roles: frozenset[str] = frozenset()) -> None:
+    def open(self, server: ForkServer) -> None:
         """Compile and check, once; afterwards only repeat what came of it. Raises SandboxError
         where the machine failed."""
         self._compile_s = 0.0
-        if self._child is not None:
-            self._child.blamed_roles = blamed_roles
         if self.unavailable_reason or (self._child is not None and self._child.dead is None):
             return
         self.close()
@@ -57,14 +56,13 @@ class CompiledReference:
             child = self._child = Child(
                 server, ROLE, self.config.limits, self.reference.output_bytes, processes=True
             )
-            child.blamed_roles = blamed_roles
             self._compile(child)
             for trial in (self.reference.trials[0], self.reference.after):
                 self._check(trial, child)
             # One of the two answers is that of the last call under the parent's clock: no candidate
             # may find it.
-            os.ftruncate(child.exchange, 0)
-            child.exchange_path.unlink(missing_ok=True)
+            os.ftruncate(child.output_buffer, 0)
+            child.output_path.unlink(missing_ok=True)
         except Lost:
             pass  # `unavailable_reason` says why
         except SandboxError:
@@ -77,10 +75,7 @@ class CompiledReference:
         with suppress(Lost):
             if not self.unavailable_reason:
                 self.graphs = int(self._ask("timing_inputs", seeds=seeds)["graphs"])
-                return CompiledSampler(
-                    self._sample,
-                    {"mode": self.mode, "graphs": self.graphs, "compile_s": self._compile_s},
-                )
+                return CompiledSampler(self._sample, self._facts | {"graphs": self.graphs})
         return None
 
     def release_inputs(self) -> None:
@@ -91,11 +86,11 @@ class CompiledReference:
 
     def absent(self) -> CompiledBaseline:
         """The record of a baseline that could not be timed."""
-        return CompiledBaseline(
-            mode=self.mode,
-            compile_s=self._compile_s,
-            unavailable_reason=self.unavailable_reason,
-        )
+        return CompiledBaseline(**self._facts, unavailable_reason=self.unavailable_reason)
+
+    @property
+    def _facts(self) -> Message:
+        return {"mode": self.mode, "compile_s": self._compile_s}
 
     def close(self) -> None:
         if self._child is not None:
@@ -119,7 +114,7 @@ class CompiledReference:
         if form != wanted or answer["structure"] != reference.loaded.structure:
             self._lose("its outputs have another form than those of the eager reference")
         try:
-            measured = reference.compare(trial, child.exchange_path, remember=False)
+            measured = reference.compare(trial, child.output_path, remember=False)
         except Stop as stop:
             if reference.child.dead:
                 raise
@@ -137,7 +132,7 @@ class CompiledReference:
             self._lose("torch.compile compiled it again while it was timed")
         return int(answer["ns"])
 
-    def _ask(self, command: str, limit: float = 0.0, /, **arguments: object) -> dict[str, Any]:
+    def _ask(self, command: str, limit: float = 0.0, /, **arguments: object) -> Message:
         """Within `limit` seconds, by default those of the reference. Raises Lost where there is no
         answer."""
         limit = limit or self.config.limits.reference_s
@@ -146,7 +141,7 @@ class CompiledReference:
         try:
             answer = self._child.request(command, timeout=limit, **arguments)
         except ChildFailure as failure:
-            late = failure.reason == Reason.RUN
+            late = failure.reason is Reason.RUN
             said = f"took longer than {limit:g} s" if late else failure.detail
             self._lose(f"{command}: {said}")
         if "error" in answer:

@@ -18,25 +18,27 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError
+from kernels_eval.isolation.sandbox import BLAMED_ROLES
 
 T = TypeVar("T")
 
 
-def retry_killed(work: Callable[[frozenset[str]], T]) -> T:
-    """Call `work(blamed_roles)` until it returns, and return its result.
+def retry_killed(work: Callable[[], T]) -> T:
+    """Call `work()` until it returns, and return its result. From the fifth SIGKILL of a role on,
+    that role is among `BLAMED_ROLES` meanwhile.
 
-    `blamed_roles` are the roles whose SIGKILL is their own fault from now on: `work` must not raise
-    KilledError for them. Raises SandboxError at the fifth one of the same role, or of the fork
-    server.
+    Raises SandboxError at the fifth death of the fork server.
     """
     deaths: Counter[str] = Counter()
     while True:
+        blamed = frozenset(role for role, count in deaths.items() if count >= KILL_ATTEMPTS - 1)
+        before = BLAMED_ROLES.set(blamed)
         try:
-            return work(
-                frozenset(role for role, count in deaths.items() if count >= KILL_ATTEMPTS - 1)
-            )
+            return work()
         except SandboxError as error:
             role = error.role if isinstance(error, KilledError) else "fork server"
             deaths[role] += 1
             if deaths[role] >= KILL_ATTEMPTS:
                 raise
+        finally:
+            BLAMED_ROLES.reset(before)

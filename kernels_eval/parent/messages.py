@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pydantic import ConfigDict, ValidationError
 
+from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.records import Reason, Record
 
 LOG_BYTES = 8192
@@ -33,19 +34,18 @@ class Stop(Exception):
         self.finding = Finding(reason=reason, detail=detail[:2000], log=log)
 
 
+def unanswered(failure: ChildFailure, child: Child, late: Reason) -> Stop:
+    """What it means that a child did not answer: `late` where its deadline has passed."""
+    reason = late if failure.reason is Reason.RUN else failure.reason
+    return Stop(reason, failure.detail, child.log_tail(LOG_BYTES))
+
+
 CLAIMABLE = frozenset(
-    {
-        Reason.EXCEPTION,
-        Reason.CUDA_ERROR,
-        Reason.OUT_OF_MEMORY,
-        Reason.UNDEFINED_SYMBOL,
-        Reason.NO_MODULE,
-        Reason.SYNTAX_ERROR,
-        Reason.BUILD_FAILED,
-        Reason.FORBIDDEN_CALL,
-        Reason.BUILD,
-        Reason.MISSING_MODEL_NEW,
-    }
+    map(
+        Reason,
+        """exception cuda_error out_of_memory undefined_symbol no_module syntax_error build_failed
+        forbidden_call build missing_model_new""".split(),
+    )
 )
 """Reasons that a candidate's process may give for an error of its own. Never OK, never the
 reference's."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import secrets
 import statistics
 import time
+from contextlib import suppress
 
 from kernels_eval.checks.timing import MOST_CALLS, CompiledSampler, ImplausibleTime, measure
 from kernels_eval.checks.trials import Comparison
@@ -42,7 +43,7 @@ class PairedClock:
         self.process, self.reference, self.compiled = process, process.reference, compiled
         self.config = process.config.timing
         self.on_gpu = process.reference.device.startswith("cuda")
-        self.cpu_clock = None if self.on_gpu else process.child.cpu_clock()
+        self.by_processor = not self.on_gpu and process.child.processor_ns() > 0
         self.idle_samples = 0
 
     def measure(self) -> tuple[Timing, Comparison]:
@@ -63,10 +64,8 @@ class PairedClock:
         """All processes in turn. Where the compiled reference is lost on the way, the other two are
         timed once more from the start."""
         if self.compiled and (sampler := self.compiled.sampler(seeds)):
-            try:
+            with suppress(Lost):
                 return self._paired(sampler)
-            except Lost:
-                pass
         timing = self._paired(None)
         if self.compiled is None:
             return timing
@@ -128,14 +127,17 @@ class PairedClock:
             calls = max(2, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
             seeds = [*(secrets.randbits(31) for _ in range(calls - 1)), self.reference.after.seed]
             self.process.tell("unseen", seeds=seeds)
-            wall, cpu = time.perf_counter_ns(), self.cpu_clock() if self.cpu_clock else 0
+            wall, cpu = time.perf_counter_ns(), self._processor_ns()
             self.process.tell("run_unseen")
             passed = time.perf_counter_ns() - wall
-            used = self.cpu_clock() - cpu if self.cpu_clock else passed
+            used = self._processor_ns() - cpu if self.by_processor else passed
             call = max(1.0, min(passed, used) - overhead) / calls
             bounds.append(call - min(COLD_NS, COLD_SHARE * call) if self.on_gpu else call)
             spent += passed
         return min(bounds)
+
+    def _processor_ns(self) -> int:
+        return self.process.child.processor_ns() if self.by_processor else 0
 
     def _message_ns(self) -> float:
         """Nanoseconds of a question that asks for nothing."""
@@ -149,12 +151,8 @@ class PairedClock:
     def _raise_for_bandwidth(self, timing: Timing) -> None:
         """Outputs and used inputs must cross the memory bus, unless everything fits into the cache.
         Raises Stop (IMPLAUSIBLE_TIME)."""
-        loaded, task_bytes = self.reference.loaded, self.reference.task_bytes
-        peak, cache, share = (
-            loaded.peak_bytes_per_s,
-            loaded.cache_bytes,
-            self.config.bandwidth_share,
-        )
+        task_bytes, share = self.reference.task_bytes, self.config.bandwidth_share
+        peak, cache = self.reference.loaded.peak_bytes_per_s, self.reference.loaded.cache_bytes
         if not peak or task_bytes < cache or self.sets * task_bytes < 4 * cache:
             return
         # Slow enough for all of its bytes? Which of them it must move takes most of a second to

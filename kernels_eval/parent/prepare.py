@@ -10,22 +10,22 @@ means that the machine failed, not the kernel.
 from __future__ import annotations
 
 import re
-import sysconfig
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
-from kernels_eval.build.toolchain import HEADERS, places_of
+from kernels_eval.build.toolchain import HEADERS, places_of, python_include
 from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.screening import Screening, screen
 from kernels_eval.config import EvalConfig
+from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.kill_retry import retry_killed
-from kernels_eval.parent.messages import LOG_BYTES, Finding, Stop, parse_report
+from kernels_eval.parent.messages import LOG_BYTES, Finding, Stop, parse_report, unanswered
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, Record
 
 MAX_EXTENSIONS = 16
@@ -68,16 +68,15 @@ def confined_builder(
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
     tools = builder.tools
     homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
-    python = Path(sysconfig.get_paths()["include"])
-    read = [*places_of(tools.cache), tools.torch_dir, HEADERS, python, *homes]
+    read = [*places_of(tools.cache), tools.torch_dir, HEADERS, python_include(), *homes]
     read += filter(None, [tools.cuda_home])
     builder.confine = compiler_confinement(read, [builder.work_root])
     return builder
 
 
-class Preparer:
-    """Screens candidates, reads their build requests in a sandboxed process, and builds them. Needs
-    no device."""
+class Workplace:
+    """A confined builder, and a fork server that is started when it is first needed, and again
+    where it is gone."""
 
     def __init__(
         self, config: EvalConfig, *, cache: Path | None = None, cuda_arch: str | None = None
@@ -89,10 +88,28 @@ class Preparer:
     @property
     def server(self) -> ForkServer:
         if self._server is None or not self._server.alive:
-            self._server = ForkServer(
-                threads=self.config.threads, readable=[self.builder.tools.cache]
-            )
+            self.drop_reference()
+            readable = [self.builder.tools.cache]
+            self._server = ForkServer(threads=self.config.threads, readable=readable)
         return self._server
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """The layers in force; none where no process was needed yet."""
+        return self._server.isolation if self._server else ()
+
+    def drop_reference(self) -> None:
+        """Give up the children that are kept; without effect where none are."""
+
+    def close(self) -> None:
+        self.drop_reference()
+        if self._server:
+            self._server.close()
+
+
+class Preparer(Workplace):
+    """Screens candidates, reads their build requests in a sandboxed process, and builds them. Needs
+    no device."""
 
     def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
         """Screen and build. With the task at hand, so are extensions that the constructor asks for:
@@ -100,15 +117,13 @@ class Preparer:
 
         Raises EvalError only where the machine fails.
         """
-        return retry_killed(lambda blamed: self._attempt(candidate, task, blamed))
+        return retry_killed(lambda: self._attempt(candidate, task))
 
-    def _attempt(
-        self, candidate: Candidate, task: KernelTask | None, blamed: frozenset[str]
-    ) -> Prepared:
+    def _attempt(self, candidate: Candidate, task: KernelTask | None) -> Prepared:
         started, found = time.monotonic(), _Preparation()
         finding: Finding | None = None
         try:
-            self._screen_and_build(candidate, task, found, blamed)
+            self._screen_and_build(candidate, task, found)
         except Stop as stop:
             finding = stop.finding
         tiers = {build.tier for build in found.builds}
@@ -123,45 +138,31 @@ class Preparer:
         )
 
     def _screen_and_build(
-        self,
-        candidate: Candidate,
-        task: KernelTask | None,
-        found: _Preparation,
-        blamed: frozenset[str],
+        self, candidate: Candidate, task: KernelTask | None, found: _Preparation
     ) -> None:
         if candidate.code is None:
-            raise Stop(
-                candidate.parse_reason or Reason.NO_CODE_BLOCK,
-                "the response holds no complete module",
-            )
+            reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
+            raise Stop(reason, "the response holds no complete module")
         found.note(screen(candidate.code))
         if candidate.language is Language.TRITON or "load" not in candidate.code:
             return
-        for spec in self._requested_builds(candidate.code, task, blamed):
+        for spec in self._requested_builds(candidate.code, task):
             found.note(screen_native(spec.text))
             build = self.builder.build(spec)
             found.builds.append(build)
-            if not build.ok:
+            if build.reason:
                 lines = filter(None, map(str.strip, build.log.splitlines()))
-                raise Stop(Reason(build.reason), next(lines, "the build failed"), build.log)
+                raise Stop(build.reason, next(lines, "the build failed"), build.log)
 
-    def _requested_builds(
-        self, code: str, task: KernelTask | None, blamed: frozenset[str]
-    ) -> list[ExtensionSpec]:
+    def _requested_builds(self, code: str, task: KernelTask | None) -> list[ExtensionSpec]:
         """What the module asks to build at import, or else in its constructor."""
         limit = self.config.build.capture_timeout_s
         with Child(self.server, "capture", self.config.limits) as child:
-            child.blamed_roles = blamed
             path = child.write_file("candidate.py", code)
             try:
                 answer = child.request("capture", path=str(path), timeout=limit)
             except ChildFailure as failure:
-                late = failure.reason == Reason.RUN
-                raise Stop(
-                    Reason.LOAD if late else Reason(failure.reason),
-                    failure.detail,
-                    child.log_tail(LOG_BYTES),
-                ) from failure
+                raise unanswered(failure, child, Reason.LOAD) from failure
             asked = answer.get("specs", [])
             if not asked and "error" not in answer and task is not None:
                 asked = self._asked_by_constructor(child, task)
@@ -170,7 +171,7 @@ class Preparer:
             self._raise_for_import(answer, child)
             return []
 
-    def _raise_for_import(self, answer: dict[str, Any], child: Child) -> None:
+    def _raise_for_import(self, answer: Message, child: Child) -> None:
         """A module that can be imported nowhere needs no device to be wrong. Raises Stop."""
         error, detail = answer.get("error"), str(answer.get("detail", ""))
         if error in (Reason.NO_MODULE, Reason.SYNTAX_ERROR):
@@ -182,18 +183,9 @@ class Preparer:
     def _asked_by_constructor(self, child: Child, task: KernelTask) -> object:
         """A constructor that fails or hangs here has no device and nothing built: the run side
         judges it."""
-        path = child.write_file("task.py", task.code)
-        try:
-            answer = child.request(
-                "construct",
-                task_path=str(path),
-                init_form=task.init_form,
-                timeout=self.config.build.capture_timeout_s,
-            )
-        except ChildFailure:
-            return []
-        return answer.get("specs", [])
-
-    def close(self) -> None:
-        if self._server:
-            self._server.close()
+        asked = {"task_path": str(child.write_file("task.py", task.code))}
+        limit = self.config.build.capture_timeout_s
+        with suppress(ChildFailure):
+            answer = child.request("construct", init_form=task.init_form, timeout=limit, **asked)
+            return answer.get("specs", [])
+        return []

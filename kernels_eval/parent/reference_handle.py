@@ -12,7 +12,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -26,10 +25,12 @@ from kernels_eval.checks.trials import (
     OutputForm,
 )
 from kernels_eval.config import EvalConfig
+from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.messages import LOG_BYTES, R, Stop, one_line
 from kernels_eval.records import KernelTask, Reason
 
+NOT_ASKED = ("in_place", "outputs")
 ALIGNMENT = 16  # each output starts at a multiple of this (kernels_eval.child.output_buffer)
 SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
 """Of each group the first that the task accepts is tried."""
@@ -83,25 +84,18 @@ class ReferenceProcess:
         self.flags: list[str] = []
         self.shared_descriptor: int | None = None
         self._start = start
-        self._blamed_roles: frozenset[str] = frozenset()
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
         self.child = self._started()
 
     def _started(self) -> Child:
         child = self._start()
-        child.blamed_roles = self._blamed_roles
         self.path = child.write_file("task.py", self.task.code)
         return child
 
-    def open(self, blamed_roles: frozenset[str] = frozenset()) -> None:
+    def open(self) -> None:
         """Load the task and compute the expected values, once; later calls only repeat its failure.
-        Raises Stop with a task_error.
-
-        `blamed_roles` holds until the next call: where it names the reference, a SIGKILL is a
-        task_error too.
-        """
-        self._blamed_roles = self.child.blamed_roles = blamed_roles
+        Raises Stop with a task_error."""
         if self.failure:
             raise self.failure
         while not self.trials:
@@ -117,15 +111,13 @@ class ReferenceProcess:
                 self.failure = stop
                 raise
 
-    def ask(self, command: str, **arguments: object) -> dict[str, Any]:
+    def ask(self, command: str, **arguments: object) -> Message:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
+        limit = self.config.limits.reference_s
         try:
-            answer = self.child.request(
-                command, timeout=self.config.limits.reference_s, **arguments
-            )
+            answer = self.child.request(command, timeout=limit, **arguments)
         except ChildFailure as failure:
-            log = self.child.log_tail(LOG_BYTES)
-            raise _failed(failure.detail, log) from failure
+            raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
         if "error" in answer:
             short = "out of memory: " if answer["error"] == Reason.OUT_OF_MEMORY else ""
             raise _failed(short + answer["detail"], answer.get("trace", ""))
@@ -148,7 +140,7 @@ class ReferenceProcess:
         return judge(comparison, self.precision, self.config.correctness)
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Message:
         """What every process that constructs this task's model is told."""
         return ModelSpec(
             entry_point=self.task.entry_point,
@@ -182,10 +174,8 @@ class ReferenceProcess:
         if self.config.correctness.shapes != "off":
             self._expect_other_shapes()
         if self.loaded.parameters:
-            self._expect_if_suitable(
-                Trial("eval_mode", self.trials[0].seed, evaluate=True),
-                lambda seen: DECLARED not in seen.equals,
-            )
+            trial = Trial("eval_mode", self.trials[0].seed, evaluate=True)
+            self._expect_if_suitable(trial, lambda seen: DECLARED not in seen.equals)
         self.after = Trial("after_timing")
         self._expect_own(self.after)
         self.trials.remove(self.after)
@@ -200,9 +190,8 @@ class ReferenceProcess:
         trials = [Trial(name, distribution=name) for name in names if name != DECLARED]
         trials.append(Trial("in_place", in_place=True))
         if self.loaded.parameters:
-            trials.append(
-                Trial("other_weights", self.trials[0].seed, weights_seed=secrets.randbits(31))
-            )
+            seed = self.trials[0].seed
+            trials.append(Trial("other_weights", seed, weights_seed=secrets.randbits(31)))
         return trials
 
     def _affordable(self, wanted: list[Trial]) -> list[Trial]:
@@ -216,11 +205,7 @@ class ReferenceProcess:
     def _expect(self, trial: Trial) -> Expectation:
         """Have a trial's expected values computed and kept. `in_place` concerns the candidate
         alone."""
-        asked = {
-            name: value
-            for name, value in vars(trial).items()
-            if name not in ("in_place", "outputs")
-        }
+        asked = {name: value for name, value in vars(trial).items() if name not in NOT_ASKED}
         seen = self.ask_for(Expectation, "expect", **asked)
         trial.outputs = seen.outputs
         return seen
@@ -269,14 +254,15 @@ class ReferenceProcess:
         """
         if "in_place" not in known or DECLARED not in known["in_place"].equals:
             return []
-        if not _one_answer(known.values()) or self.loaded.plan.varies:
-            return ["own_answers_never_vary"]
-        trial = Trial("permuted", distribution="permuted")
-        seen = self._expect_if_suitable(trial, lambda seen: DECLARED not in seen.equals)
-        if seen and trial in self.trials:
-            known[trial.name] = seen
-            return ["own_answers_never_vary"]
-        return ["own_answers_never_vary", "answers_never_vary"]
+        flags = ["own_answers_never_vary"]
+        if _one_answer(known.values()) and not self.loaded.plan.varies:
+            trial = Trial("permuted", distribution="permuted")
+            seen = self._expect_if_suitable(trial, lambda seen: DECLARED not in seen.equals)
+            if seen and trial in self.trials:
+                known[trial.name] = seen
+            else:
+                flags.append("answers_never_vary")
+        return flags
 
     def _zeros_pass(self, seen: Expectation) -> bool:
         return self.judge(seen.zeros) is Reason.OK
@@ -304,10 +290,9 @@ class ReferenceProcess:
     def _expect_other_shapes(self) -> None:
         """One trial of each group of smaller shapes, unless its answer is empty or all zero."""
         for group in SHAPE_VARIANTS:
-            for name in group:
-                if name in self.loaded.plan.shapes and self._expect_if_suitable(
-                    Trial(name, shape=name), lambda seen: not self._zeros_pass(seen)
-                ):
+            for name in filter(self.loaded.plan.shapes.__contains__, group):
+                trial = Trial(name, shape=name)
+                if self._expect_if_suitable(trial, lambda seen: not self._zeros_pass(seen)):
                     break
 
     # -- questions about the task ------------------------------------------------------------------
@@ -316,20 +301,15 @@ class ReferenceProcess:
         """Do these parameters of the reference change its output?"""
         key = tuple(positions)
         if key not in self._matters:
-            self._matters[key] = self.ask(
-                "weights_matter",
-                seed=self.trials[0].seed,
-                weights_seed=secrets.randbits(31),
-                only=positions,
-            )["matter"]
+            asked = {"seed": self.trials[0].seed, "weights_seed": secrets.randbits(31)}
+            self._matters[key] = self.ask("weights_matter", only=positions, **asked)["matter"]
         return self._matters[key]
 
     def constructed_otherwise(self) -> Trial:
         """A trial whose model was constructed under another seed: other weights, however they are
         kept."""
-        trial = Trial(
-            "other_construction", self.trials[0].seed, construct_seed=secrets.randbits(31)
-        )
+        seeds = self.trials[0].seed, secrets.randbits(31)
+        trial = Trial("other_construction", seeds[0], construct_seed=seeds[1])
         self._expect(trial)
         return trial
 

@@ -12,11 +12,11 @@ that compared.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from kernels_eval.checks.inputs import flatten_outputs
 from kernels_eval.child.model_runner import ModelRunner, now_ns
 from kernels_eval.child.output_buffer import HostMemory, write
+from kernels_eval.isolation.channel import Message
 
 FIRST_CALLS_S = 0.3
 FEWEST_FIRST_CALLS = 3  # CUDA graphs run a shape once as it is and record it with the second call
@@ -41,7 +41,7 @@ class CompiledRole(ModelRunner):
     """Serves one task: `do_load`, `do_compile`, `do_answer`, then `do_timing_inputs` and
     `do_sample`."""
 
-    def do_compile(self, mode: str, seed: int) -> dict[str, Any]:
+    def do_compile(self, mode: str, seed: int) -> Message:
         """Compile the model by calling it on the inputs of this seed. Raises what the compiler
         raises, and NothingCompiled."""
         import torch._dynamo.config
@@ -63,7 +63,7 @@ class CompiledRole(ModelRunner):
 
         return int(counters["stats"]["unique_graphs"])
 
-    def do_answer(self, seed: int) -> dict[str, Any]:
+    def do_answer(self, seed: int) -> Message:
         """Call the compiled model on the inputs of this seed, and write its outputs' bytes to the
         output buffer."""
         leaves, structure = flatten_outputs(self.forward(self.inputs(seed)))
@@ -76,7 +76,7 @@ class CompiledRole(ModelRunner):
             "outputs": [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in saved],
         }
 
-    def do_timing_inputs(self, seeds: list[int]) -> dict[str, Any]:
+    def do_timing_inputs(self, seeds: list[int]) -> Message:
         """As the other roles, and then one call on each set outside the clock, as long as these
         take little: what is compiled anew for one of them, or recorded with the second call, is
         compiled here."""
@@ -88,7 +88,7 @@ class CompiledRole(ModelRunner):
         self.synchronise()
         return answer | {"graphs": self.graphs}
 
-    def do_sample(self, calls: int) -> dict[str, Any]:
+    def do_sample(self, calls: int) -> Message:
         return super().do_sample(calls) | {"graphs": self.graphs}
 
 

@@ -26,7 +26,7 @@ from kernels_eval.checks.operators import reference_operators
 from kernels_eval.checks.trials import DECLARED, Comparison, Expectation, LoadedTask, OutputForm
 from kernels_eval.child.model_runner import ModelRunner
 from kernels_eval.child.output_buffer import DeviceMemory, HostMemory, read
-from kernels_eval.isolation.channel import Channel
+from kernels_eval.isolation.channel import Channel, Message
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = (
@@ -57,7 +57,7 @@ class Reference(ModelRunner):
             matrix @ matrix
         torch.conv2d(x[None, None], x[None, None, :3, :3])
 
-    def do_share_memory(self, size: int) -> dict[str, Any]:
+    def do_share_memory(self, size: int) -> Message:
         """Allocate device memory that a candidate can write its outputs to. The answer carries its
         descriptor where that works."""
         try:
@@ -67,7 +67,7 @@ class Reference(ModelRunner):
             self.shared = None
             return {"shared": False, "why": str(error)[:200]}
 
-    def do_load(self, path: str, spec: dict[str, Any], *, oracle_max_bytes: int = 0) -> LoadedTask:
+    def do_load(self, path: str, spec: Message, *, oracle_max_bytes: int = 0) -> LoadedTask:
         super().do_load(path, spec)
         self.oracle_max_bytes, seed = oracle_max_bytes, self.spec.seed
         inputs = self.inputs(seed)
@@ -143,12 +143,7 @@ class Reference(ModelRunner):
             oracle="float32" if oracle is reference else "float64",
             equals=equals,
             zeros=merge(list(map(_measure_zeros, oracle, reference))),
-            outputs=[
-                OutputForm(
-                    shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=_bytes(x)
-                )
-                for x in reference
-            ],
+            outputs=list(map(_form, reference)),
         )
 
     def outputs(self, inputs: list[Any]) -> list[Tensor]:
@@ -185,7 +180,7 @@ class Reference(ModelRunner):
 
     # -- what the task depends on ------------------------------------------------------------------
 
-    def do_ignored_inputs(self, seed: int) -> dict[str, Any]:
+    def do_ignored_inputs(self, seed: int) -> Message:
         """Positions of arguments that may vary and do not change the output."""
         if sum(x.numel() for x in self.expected[DECLARED]) > ENOUGH_ELEMENTS:
             return {"ignored": []}  # another copy of everything for a flag is too much
@@ -210,7 +205,7 @@ class Reference(ModelRunner):
         except REFUSALS:
             return True
 
-    def do_used_bytes(self, seed: int) -> dict[str, Any]:
+    def do_used_bytes(self, seed: int) -> Message:
         """Bytes of the arguments that the output depends on, estimated by changing one of 8 spread
         pieces of each at a time."""
         base = self.outputs(self.inputs(seed))
@@ -227,7 +222,7 @@ class Reference(ModelRunner):
             used += _bytes(inputs[index]) * hits / PROBES
         return {"bytes": used}
 
-    def do_weights_matter(self, seed: int, weights_seed: int, only: list[int]) -> dict[str, Any]:
+    def do_weights_matter(self, seed: int, weights_seed: int, only: list[int]) -> Message:
         """Does the output change when these parameters (by position) get other values?"""
         base = self.outputs(self.inputs(seed))
         try:
@@ -291,6 +286,12 @@ def require_tensors(leaves: list[Any]) -> None:
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
         kinds = [type(leaf).__name__ for leaf in leaves]
         raise TypeError(f"the reference returns {kinds}, not tensors")
+
+
+def _form(x: Tensor) -> OutputForm:
+    return OutputForm(
+        shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=_bytes(x)
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

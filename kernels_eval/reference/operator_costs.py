@@ -13,11 +13,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
+
+from kernels_eval.checks.operators import Values
+from kernels_eval.isolation.channel import Message
+
+Cost = Callable[[Values, torch.Tensor], int]
 
 MOVES = frozenset(
     """clone copy _to_copy cat stack constant_pad_nd reflection_pad1d reflection_pad2d
@@ -93,12 +98,12 @@ POOLS = frozenset(
 TARGETS = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
 
-def operator_name(function: Any) -> str:
+def operator_name(function: OpOverload) -> str:
     """aten's name without namespace and overload, the one of the out-of-place variant."""
     return str(function._schema.name).split("::")[-1].removesuffix("_")
 
 
-def flops_of(function: Any, args: Any, kwargs: Any, out: Any) -> int | None:
+def flops_of(function: OpOverload, args: Values, kwargs: Message, out: object) -> int | None:
     """Floating-point operations of one call with these arguments and results (tensors of any
     device). None where no rule covers it."""
     name = operator_name(function)
@@ -119,12 +124,10 @@ def flops_of(function: Any, args: Any, kwargs: Any, out: Any) -> int | None:
         return PER_INPUT[name] * first.numel()
     if name in PER_OUTPUT:
         return PER_OUTPUT[name] * result.numel()
-    if (
-        name in NORMALISATIONS
-    ):  # mean, difference, square and sum, scale: 5; then what the weights do
-        affine = sum(
-            1 for value in args[1:4] if isinstance(value, torch.Tensor) and value.dim() == 1
-        )
+    if name in NORMALISATIONS:
+        # mean, difference, square and sum, scale: 5; then what the weights do
+        weights = (value for value in args[1:4] if isinstance(value, torch.Tensor))
+        affine = sum(value.dim() == 1 for value in weights)
         return ((2 if "no_" in name else 5) + affine) * first.numel()
     if name in POOLS:
         return result.numel() * _window(args, first)
@@ -135,12 +138,12 @@ def flops_of(function: Any, args: Any, kwargs: Any, out: Any) -> int | None:
     return result.numel() if torch.Tag.pointwise in function.tags else None
 
 
-def tensors(*values: Any) -> list[torch.Tensor]:
+def tensors(*values: object) -> list[torch.Tensor]:
     """The tensors in nested values, in order."""
     return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _bias(name: str, args: Any, result: torch.Tensor) -> int:
+def _bias(name: str, args: Values, result: torch.Tensor) -> int:
     if name in ("addmm", "baddbmm"):
         return result.numel()
     if name in ("convolution", "_convolution") and args[2] is not None:
@@ -148,55 +151,47 @@ def _bias(name: str, args: Any, result: torch.Tensor) -> int:
     return 0
 
 
-def _window(args: Any, given: torch.Tensor) -> int:
+def _window(args: Values, given: torch.Tensor) -> int:
     kernel = args[1] if len(args) > 1 else 1
     dims = max(1, given.dim() - 2)
-    sizes = (
-        [kernel] * dims
-        if isinstance(kernel, int)
-        else list(kernel) * (dims if len(kernel) == 1 else 1)
-    )
-    return math.prod(sizes)
+    sizes = [kernel] if isinstance(kernel, int) else list(kernel)
+    return int(math.prod(sizes * dims if len(sizes) == 1 else sizes))
 
 
 def _log2(size: int) -> int:
     return math.ceil(math.log2(size)) if size > 1 else 0
 
 
-def _dim(args: Any, default: int = -1) -> int:
-    given = args[0]
-    dim = next(
-        (value for value in args[1:] if isinstance(value, int) and not isinstance(value, bool)),
-        default,
-    )
-    return given.shape[dim] if given.dim() else 1
+def _dim(args: Values) -> int:
+    numbers = (value for value in args[1:] if type(value) is int)
+    return int(args[0].shape[next(numbers, -1)]) if args[0].dim() else 1
 
 
-def _fft(args: Any, result: torch.Tensor) -> int:
+def _fft(args: Values, result: torch.Tensor) -> int:
     larger: torch.Tensor = max((args[0], result), key=lambda tensor: tensor.numel())
     return 5 * larger.numel() * _log2(math.prod(larger.shape[dim] for dim in args[1]))
 
 
-def _attention(args: Any, result: torch.Tensor) -> int:
+def _attention(args: Values, result: torch.Tensor) -> int:
     query, key, value = args[:3]
     scores: int = math.prod(query.shape[:-1]) * key.shape[-2]
     each: int = 2 * query.shape[-1] + 2 * value.shape[-1] + 5
     return scores * each
 
 
-def _indexed(args: Any, _: torch.Tensor) -> int:
+def _indexed(args: Values, _: torch.Tensor) -> int:
     return int(args[3].numel())
 
 
-def _inner(args: Any, _: torch.Tensor) -> int:
+def _inner(args: Values, _: torch.Tensor) -> int:
     return 2 * int(args[0].numel())
 
 
-def _distances(args: Any, result: torch.Tensor) -> int:
+def _distances(args: Values, result: torch.Tensor) -> int:
     return 3 * result.numel() * int(args[0].shape[-1])
 
 
-_SPECIAL: dict[str, Callable[[Any, torch.Tensor], int]] = {
+_SPECIAL: dict[str, Cost] = {
     **dict.fromkeys(("dot", "vdot", "mv"), _inner),
     **dict.fromkeys(("_cdist_forward", "_euclidean_dist", "_pdist_forward"), _distances),
     **dict.fromkeys(("scatter_add", "scatter_reduce", "index_add"), _indexed),

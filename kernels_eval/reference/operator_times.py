@@ -18,7 +18,7 @@ import torch
 
 from kernels_eval.checks.inputs import construct, load_module, make_inputs, moved
 from kernels_eval.checks.trials import DECLARED
-from kernels_eval.isolation.channel import Channel
+from kernels_eval.isolation.channel import Channel, Message
 
 SEED = 0
 MOST_CALLS = 20
@@ -40,7 +40,7 @@ class OperatorTimes:
         device: str,
         threads: int,
         budget_s: float,
-    ) -> dict[str, Any]:
+    ) -> Message:
         """Microseconds a call of every outermost operator, the slowest first, and by which clock.
         Raises what the task raises."""
         torch.set_num_threads(threads)

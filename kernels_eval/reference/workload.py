@@ -14,19 +14,21 @@ import math
 import resource
 import sys
 from types import ModuleType
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, make_inputs, moved
-from kernels_eval.checks.operators import reference_operators
+from kernels_eval.checks.operators import Function, Named, Values, reference_operators
 from kernels_eval.checks.trials import DECLARED
-from kernels_eval.isolation.channel import Channel
+from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.expected_values import MOST_OPERATORS, require_tensors
 from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
 
+Tensors = list[torch.Tensor]
+View = tuple[object, ...]
 VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
 PICKS = frozenset("embedding index_select gather index take _unsafe_index".split())
 """Operators that read only what they pick: what they leave in the table need not be read."""
@@ -39,8 +41,9 @@ class Storages:
     view once, and never more than the storage holds."""
 
     def __init__(self) -> None:
-        self._views: dict[int, dict[Any, int]] = {}
-        self._held: dict[int, Any] = {}  # storages, so that no later one gets their address
+        self._views: dict[int, dict[View, int]] = {}
+        # held, so that no later storage gets their address
+        self._held: dict[int, torch.UntypedStorage] = {}
 
     def touch(self, tensor: torch.Tensor, at_most: float = math.inf) -> None:
         """Count a view of it, which is all that matters of it from now on."""
@@ -66,11 +69,12 @@ class Tally(TorchDispatchMode):
         self.uncounted: set[str] = set()
         self.read, self.written = Storages(), Storages()
         self._made: set[int] = set()
-        self._given: dict[int, Any] = {}  # held, so that no later storage gets their address
+        # held for the same reason
+        self._given: dict[int, torch.UntypedStorage] = {}
 
     def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         name, results = operator_name(function), tensors(out)
@@ -87,7 +91,7 @@ class Tally(TorchDispatchMode):
         return out
 
     def _arguments(
-        self, function: Any, name: str, args: Any, kwargs: Any, results: list[torch.Tensor]
+        self, function: OpOverload, name: str, args: Values, kwargs: Message, results: Tensors
     ) -> None:
         produced = sum(map(_bytes, results))
         position = 0
@@ -140,8 +144,8 @@ class TwoSteps(TorchFunctionMode):
         self._tally = tally
 
     def __torch_function__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, function: Function, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
         kwargs = kwargs or {}
         packed = len(args) != 9 or isinstance(args[3], list | tuple)
         if function not in RECURRENT or kwargs or packed or not args[0].is_meta:
@@ -188,7 +192,7 @@ class Workloads:
 
     def do_measure(
         self, path: str, entry_point: str, init_form: str, declared_max_bytes: int
-    ) -> dict[str, Any]:
+    ) -> Message:
         """Operators, FLOPs and bytes of one forward call; `executed` says on what. Raises what the
         task raises on its declared inputs."""
         module = load_module(path, "task")
@@ -210,7 +214,7 @@ class Workloads:
 
     def _measured(
         self, module: ModuleType, entry_point: str, init_form: str, made_on: str, device: str
-    ) -> dict[str, Any]:
+    ) -> Message:
         inputs = make_inputs(module, SEED, DECLARED, None, device)
         self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors(inputs))
         model = moved(construct(module, entry_point, module, init_form, SEED, made_on), device)
@@ -243,10 +247,8 @@ def warm_up() -> None:
         x = torch.rand(2, 4, 4, 4) + torch.randn(4)
         y = functional.conv2d(x, torch.ones(4, 4, 3, 3), torch.zeros(4), padding=1).relu_()
         functional.max_pool2d(functional.batch_norm(y, None, None, training=True), 2)
-        functional.softmax(functional.gelu(functional.linear(x, torch.ones(4, 4))), -1).sum(
-            (1, 2)
-        ).sqrt()
+        y = functional.gelu(functional.linear(x, torch.ones(4, 4)))
+        functional.softmax(y, -1).sum((1, 2)).sqrt()
         functional.layer_norm(x.sigmoid() * x, (4,)).mean(-1).exp().max(-1)
-    torch.nn.Sequential(
-        torch.nn.Linear(2, 2), torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
-    ).to("meta")
+    layers = torch.nn.Linear(2, 2), torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
+    torch.nn.Sequential(*layers).to("meta")

@@ -68,9 +68,7 @@ class ReferenceProcess:
             self._server.close()
             raise SandboxError("the measurements were ended")
         with Child(self._server, self.role, self._limits) as child:
-            child.blamed_roles = frozenset({self.role})
-            path = child.scratch / "task.py"
-            path.write_text(task.code, encoding="utf-8", errors="replace")
+            path = child.write_file("task.py", task.code)
             try:
                 return child.request(
                     question,

@@ -1,5 +1,5 @@
-"""Faster than memory allows is implausible; finding out which bytes a task needs is for those that
-come near."""
+"""The bounds on a reported time: the parent's clocks, and the memory's bandwidth, where finding out
+which bytes a task needs is for those that come near."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from kernels_eval.config import TimingConfig
+from kernels_eval.parent import paired_timing
 from kernels_eval.parent.messages import Stop
 from kernels_eval.parent.paired_timing import PairedClock
 
@@ -45,9 +46,7 @@ def clock(used: float, cache: int = CACHE) -> PairedClock:
         (0.19, OUTPUT, True, 1),
     ],
 )
-def test_faster_than_half_of_the_peak(
-    candidate_ms: float, used: float, implausible: bool, asked: int
-) -> None:
+def test_faster_than_half_of_the_peak(candidate_ms, used, implausible, asked):
     made = clock(used)
     timing = SimpleNamespace(candidate_ms=candidate_ms)
     if implausible:
@@ -59,7 +58,25 @@ def test_faster_than_half_of_the_peak(
     assert made.reference.asked == asked
 
 
-def test_what_fits_into_the_cache_is_not_bounded_by_memory() -> None:
+def test_what_fits_into_the_cache_is_not_bounded_by_memory():
     made = clock(INPUT + OUTPUT, cache=2 * (INPUT + OUTPUT))
     made._raise_for_bandwidth(SimpleNamespace(candidate_ms=0.001))
     assert made.reference.asked == 0
+
+
+@pytest.mark.parametrize(("by_processor", "call_ns"), [(True, 1e6), (False, 4e6)])
+def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_processor, call_ns):
+    made, now = clock(0), SimpleNamespace(wall=0, used=0, asked=1)
+
+    def tell(command: str, **arguments: list[int]) -> None:
+        now.asked = len(arguments.get("seeds", ())) or now.asked
+        if command == "run_unseen":
+            now.wall += 4_000_000 * now.asked
+            now.used += 1_000_000 * now.asked
+
+    made.process = SimpleNamespace(tell=tell, child=SimpleNamespace(processor_ns=lambda: now.used))
+    made.reference.ask = lambda command, **_: None
+    made.reference.after = SimpleNamespace(seed=5)
+    made.on_gpu, made.by_processor, made.compiled, made.unseen = False, by_processor, None, 8
+    monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
+    assert made._bound(1e6) == pytest.approx(call_ns)

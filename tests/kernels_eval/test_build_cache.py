@@ -15,7 +15,6 @@ import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +22,8 @@ from types import SimpleNamespace
 import pytest
 
 from kernels_eval.build import cache as cache_module
-from kernels_eval.build import disk as disk_module
 from kernels_eval.build import prepared
+from kernels_eval.build import process as process_module
 from kernels_eval.build.cache import (
     BLOCK_BYTES,
     KEEP_S,
@@ -33,10 +32,9 @@ from kernels_eval.build.cache import (
     BuildCache,
     limit_from_environment,
 )
-from kernels_eval.build.disk import raise_if_full
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import PRECOMPILED_KEPT_S, Prepared
-from kernels_eval.build.process import WorkRoot, rename_into_place
+from kernels_eval.build.process import WorkRoot, raise_if_full, rename_into_place
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
@@ -90,7 +88,7 @@ def assert_whole(cache: BuildCache) -> int:
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> BuildCache:
+def cache(tmp_path):
     """Room for twenty entries."""
     return BuildCache(tmp_path / "cache", limit_bytes=20 * ENTRY_BYTES)
 
@@ -98,7 +96,7 @@ def cache(tmp_path: Path) -> BuildCache:
 # -- what is kept ----------------------------------------------------------------------------------
 
 
-def test_what_is_stored_is_found_and_nothing_else(cache: BuildCache, tmp_path: Path) -> None:
+def test_what_is_stored_is_found_and_nothing_else(cache, tmp_path):
     assert cache.find(key(0)) is None
     stored = store(cache, 0, tmp_path)
     found = BuildCache(tmp_path / "cache").find(key(0))
@@ -111,7 +109,7 @@ def test_what_is_stored_is_found_and_nothing_else(cache: BuildCache, tmp_path: P
     assert cache.usage() == (2, ENTRY_BYTES + 2 * BLOCK_BYTES)
 
 
-def test_who_comes_second_gets_what_the_first_has_kept(cache: BuildCache, tmp_path: Path) -> None:
+def test_who_comes_second_gets_what_the_first_has_kept(cache, tmp_path):
     first = store(cache, 0, tmp_path)
     inode = Path(first.path).stat().st_ino
     second = cache.store(key(0), Build(ok=False, key=key(0), reason="build_failed", seconds=3.0))
@@ -121,9 +119,7 @@ def test_who_comes_second_gets_what_the_first_has_kept(cache: BuildCache, tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["shortened", "missing", "no record", "empty"])
-def test_what_a_power_cut_has_damaged_is_built_again(
-    cache: BuildCache, tmp_path: Path, damage: str
-) -> None:
+def test_what_a_power_cut_has_damaged_is_built_again(cache, tmp_path, damage):
     library = Path(store(cache, 0, tmp_path).path)
     if damage == "shortened":
         os.truncate(library, LIBRARY_BYTES - 1)
@@ -137,9 +133,7 @@ def test_what_a_power_cut_has_damaged_is_built_again(
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_what_was_made_on_another_file_system_comes_into_place_whole(
-    tmp_path: Path, folder: bool
-) -> None:
+def test_what_was_made_on_another_file_system_comes_into_place_whole(tmp_path, folder):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         if os.stat(memory).st_dev == tmp_path.stat().st_dev:
             pytest.skip("needs a second file system")
@@ -155,9 +149,7 @@ def test_what_was_made_on_another_file_system_comes_into_place_whole(
 # -- eviction --------------------------------------------------------------------------------------
 
 
-def test_what_was_used_longest_ago_goes_first_down_to_the_low_water_mark(
-    cache: BuildCache, tmp_path: Path
-) -> None:
+def test_what_was_used_longest_ago_goes_first_down_to_the_low_water_mark(cache, tmp_path):
     ages = random.Random(5).sample(range(20), 20)
     for number in range(20):
         store(cache, number, tmp_path)
@@ -183,7 +175,7 @@ def test_what_was_used_longest_ago_goes_first_down_to_the_low_water_mark(
     assert assert_whole(cache) == 16
 
 
-def test_what_was_just_used_stays_even_above_the_limit(cache: BuildCache, tmp_path: Path) -> None:
+def test_what_was_just_used_stays_even_above_the_limit(cache, tmp_path):
     for number in range(40):
         store(cache, number, tmp_path)
     assert held(cache, range(40)) == list(range(40))
@@ -193,7 +185,7 @@ def test_what_was_just_used_stays_even_above_the_limit(cache: BuildCache, tmp_pa
     assert held(cache, range(41)) == [number for number in range(41) if number != 7]
 
 
-def test_failed_builds_count_and_go_too(cache: BuildCache, tmp_path: Path) -> None:
+def test_failed_builds_count_and_go_too(cache, tmp_path):
     for number in range(80):
         cache.store(
             key(number), Build(ok=False, key=key(number), reason="build_failed", log="x" * 3000)
@@ -205,7 +197,7 @@ def test_failed_builds_count_and_go_too(cache: BuildCache, tmp_path: Path) -> No
     assert 14 * ENTRY_BYTES < cache.usage().bytes <= 16 * ENTRY_BYTES
 
 
-def test_without_a_limit_nothing_goes(tmp_path: Path) -> None:
+def test_without_a_limit_nothing_goes(tmp_path):
     cache = BuildCache(tmp_path / "cache", limit_bytes=0)
     for number in range(30):
         store(cache, number, tmp_path)
@@ -213,7 +205,7 @@ def test_without_a_limit_nothing_goes(tmp_path: Path) -> None:
     assert held(cache, range(30)) == list(range(30))
 
 
-def test_storing_seldom_walks_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storing_seldom_walks_the_cache(tmp_path, monkeypatch):
     """Each store draws whether it counts: once for every 2 % of the limit, here every second
     one."""
     walks, draws = [], iter([0.49, 0.51] * 10)
@@ -227,9 +219,7 @@ def test_storing_seldom_walks_the_cache(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(walks) == 10, "without a limit it is never counted"
 
 
-def test_a_use_at_the_last_moment_saves_an_entry(
-    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_use_at_the_last_moment_saves_an_entry(cache, tmp_path, monkeypatch):
     """Between the evictor's look and its rename a builder finds the entry: who was given the path
     must find it there."""
     for number in range(20):
@@ -291,9 +281,7 @@ def process(
     return subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
 
 
-def test_processes_that_store_and_evict_at_once_see_whole_entries_only(
-    cache: BuildCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_store_and_evict_at_once_see_whole_entries_only(cache, monkeypatch):
     """Nothing is kept for half an hour here, so that entries come and go under those who look."""
     body = """
     cache_module.KEEP_S = 0
@@ -341,9 +329,7 @@ def test_processes_that_store_and_evict_at_once_see_whole_entries_only(
 # -- SIGKILL ---------------------------------------------------------------------------------------
 
 
-def test_killed_at_any_moment_nothing_half_is_seen_and_nothing_hangs(
-    cache: BuildCache, tmp_path: Path
-) -> None:
+def test_killed_at_any_moment_nothing_half_is_seen_and_nothing_hangs(cache, tmp_path):
     """Libraries of a megabyte: most of the time of a store goes into copying them."""
     body = """
     cache_module.KEEP_S = 0
@@ -381,7 +367,7 @@ KILLED = {
 
 
 @pytest.mark.parametrize("moment", KILLED)
-def test_killed_at_a_chosen_moment(cache: BuildCache, tmp_path: Path, moment: str) -> None:
+def test_killed_at_a_chosen_moment(cache, tmp_path, moment):
     patched, by, stored = KILLED[moment]
     for number in range(1 if stored == 1 else 20):
         store(cache, number, tmp_path)
@@ -415,7 +401,7 @@ def test_killed_at_a_chosen_moment(cache: BuildCache, tmp_path: Path, moment: st
     assert {100, 101, 102} - set(held(cache, range(103))) == ({100} if stored == 1 else set())
 
 
-def test_the_lock_of_a_dead_process_keeps_nobody(cache: BuildCache, tmp_path: Path) -> None:
+def test_the_lock_of_a_dead_process_keeps_nobody(cache, tmp_path):
     for number in range(20):
         store(cache, number, tmp_path)
         used_before(cache, number, 2 * KEEP_S - number)
@@ -438,9 +424,7 @@ def test_the_lock_of_a_dead_process_keeps_nobody(cache: BuildCache, tmp_path: Pa
     assert len(held(cache, range(22))) == 16
 
 
-def test_a_filesystem_without_locks(
-    cache: BuildCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_filesystem_without_locks(cache, tmp_path, monkeypatch):
     def no_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -455,7 +439,7 @@ def test_a_filesystem_without_locks(
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+def disk(tmp_path):
     """Makes a disk of so many megabytes."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -477,9 +461,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_storing_on_a_full_disk_makes_room_once(
-    disk: Callable[[int], Path], tmp_path: Path
-) -> None:
+def test_storing_on_a_full_disk_makes_room_once(disk, tmp_path):
     root = disk(16)
     cache = BuildCache(root, limit_bytes=LIMIT_BYTES)
     for number in range(14):
@@ -512,9 +494,7 @@ def sources(object_mb: int, name: str = "plain_ext") -> ExtensionSpec:
 @pytest.mark.parametrize(
     ("disk_mb", "object_mb"), [(16, 32), (96, 128)], ids=["little is free", "much is free again"]
 )
-def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(
-    disk: Callable[[int], Path], disk_mb: int, object_mb: int
-) -> None:
+def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(disk, disk_mb, object_mb):
     builder = Builder(BuildConfig(), cache=disk(disk_mb))
     with pytest.raises(DiskFullError) as fault:
         builder.build(sources(object_mb))
@@ -524,9 +504,7 @@ def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(
     assert builder.build(sources(1)).ok, "the same disk does for what is small"
 
 
-def test_a_build_takes_the_room_of_what_nobody_uses(
-    disk: Callable[[int], Path], tmp_path: Path
-) -> None:
+def test_a_build_takes_the_room_of_what_nobody_uses(disk, tmp_path):
     builder = Builder(BuildConfig(), cache=disk(64))
     for number in range(50):
         store(builder.cache, number, tmp_path, 1 << 20)
@@ -548,31 +526,29 @@ def test_a_build_takes_the_room_of_what_nobody_uses(
     ],
 )
 def test_what_is_free_decides_and_a_log_only_raises_suspicion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, log: str, is_full: bool
-) -> None:
+    tmp_path, monkeypatch, free_mb, log, is_full
+):
     monkeypatch.setattr(
-        disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_mb << 20)
+        process_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free_mb << 20)
     )
     with pytest.raises(DiskFullError) if is_full else nullcontext():
         raise_if_full(tmp_path, log)
 
 
-def test_a_quota_shows_in_an_attempt_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quota_shows_in_an_attempt_to_write(tmp_path, monkeypatch):
     def over_quota(*_: object) -> None:
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(
-        disk_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40)
+        process_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 40)
     )
-    monkeypatch.setattr(disk_module.os, "posix_fallocate", over_quota)
+    monkeypatch.setattr(process_module.os, "posix_fallocate", over_quota)
     raise_if_full(tmp_path, "plain.cpp:1: error: expected ';'")
     with pytest.raises(DiskFullError):
         raise_if_full(tmp_path, "fatal error: error closing plain.o: Disk quota exceeded")
 
 
-def test_a_source_cannot_pretend_that_the_disk_is_full(tmp_path: Path) -> None:
+def test_a_source_cannot_pretend_that_the_disk_is_full(tmp_path):
     if shutil.disk_usage(tmp_path).free < 4 << 30:
         pytest.skip("the disk is nearly full indeed")
     builder = Builder(BuildConfig(), cache=tmp_path / "cache")
@@ -587,11 +563,9 @@ def test_a_source_cannot_pretend_that_the_disk_is_full(tmp_path: Path) -> None:
 # -- those who use it ------------------------------------------------------------------------------
 
 
-def test_a_library_that_goes_before_the_run_is_built_again() -> None:
+def test_a_library_that_goes_before_the_run_is_built_again():
     source = f"// {uuid.uuid4()}\ntorch::Tensor affine(torch::Tensor x) {{ return x * 2.0 + 1.0; }}"
-    code = module(
-        "return ext.affine(x)", extension=load_inline(source, ["affine"], name="evicted_ext")
-    )
+    code = module("return ext.affine(x)", extension=load_inline(source, name="evicted_ext"))
     asked = kernels.candidate(AFFINE, code)
     config = QUICK.model_copy(update={"time_correct": False})
     with Evaluator("cpu", config) as evaluator:
@@ -615,13 +589,11 @@ def test_a_library_that_goes_before_the_run_is_built_again() -> None:
         shutil.rmtree(Path(library).parent)
 
 
-def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared, "FULL_BUILDS_WITHOUT", 0)
     monkeypatch.setattr(
         Prepared,
-        "_compile",
+        "compile",
         lambda self, what, command, target: target.write_bytes(b"header"),
     )
     mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
@@ -647,9 +619,7 @@ def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(
 @pytest.mark.parametrize(
     ("given", "limit_bytes"), [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)]
 )
-def test_the_limit_comes_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None, limit_bytes: int
-) -> None:
+def test_the_limit_comes_from_the_environment(monkeypatch, tmp_path, given, limit_bytes):
     monkeypatch.delenv("CONCUR_CACHE_BYTES", raising=False)
     if given is not None:
         monkeypatch.setenv("CONCUR_CACHE_BYTES", given)
@@ -661,7 +631,7 @@ def test_the_limit_comes_from_the_environment(
 
 
 @pytest.mark.parametrize("given", ["20", "20G", "-1", "", "1e9"])
-def test_a_limit_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_a_limit_that_is_none_is_refused(monkeypatch, given):
     monkeypatch.setenv("CONCUR_CACHE_BYTES", given)
     with pytest.raises(UsageError) as fault:
         limit_from_environment()

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,7 @@ def end_node(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def nodes():
     """Real nodes, started with the commands of the documentation; they ask for a token, as `ray
     start` does by itself."""
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as name:  # short: sockets lie in it
@@ -131,7 +130,7 @@ class Web(socketserver.StreamRequestHandler):
 
 
 @pytest.fixture
-def listener(request: pytest.FixtureRequest) -> Iterator[int]:
+def listener(request):
     """A port on which something listens that is no Ray."""
     with socketserver.ThreadingTCPServer(("", 0), request.param) as server:
         server.daemon_threads = True
@@ -143,7 +142,7 @@ def listener(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 @pytest.fixture
-def no_ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def no_ray(monkeypatch, tmp_path):
     """As on a machine where no Ray runs, whoever else runs one on this one."""
     from ray._private import services
 
@@ -170,13 +169,11 @@ def refusal(address: str) -> str:
     [(Silent, "nothing comes back within 1 s"), (Web, "HTTP/2")],
     indirect=["listener"],
 )
-def test_what_listens_and_is_no_ray_is_told_from_one(
-    no_ray: Path, listener: int, text: str
-) -> None:
+def test_what_listens_and_is_no_ray_is_told_from_one(no_ray, listener, text):
     assert text in refusal(f"127.0.0.1:{listener}")
 
 
-def test_an_address_where_nothing_listens_is_an_error_at_once(no_ray: Path) -> None:
+def test_an_address_where_nothing_listens_is_an_error_at_once(no_ray):
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
     assert "refused" in refusal(f"127.0.0.1:{port}")
@@ -191,7 +188,7 @@ def test_an_address_where_nothing_listens_is_an_error_at_once(no_ray: Path) -> N
     assert f":{port}" in refusal("auto")
 
 
-def test_a_server_of_another_kind_is_no_head_node(no_ray: Path) -> None:
+def test_a_server_of_another_kind_is_no_head_node(no_ray):
     """Ray's other processes speak the same protocol: their ports are mistaken for the head node's
     easily."""
     import grpc
@@ -205,7 +202,7 @@ def test_a_server_of_another_kind_is_no_head_node(no_ray: Path) -> None:
         server.stop(None).wait()
 
 
-def test_a_line_asks_for_its_cluster_before_anything_starts(tmp_path: Path) -> None:
+def test_a_line_asks_for_its_cluster_before_anything_starts(tmp_path):
     with socket.create_server(("", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     command = [
@@ -227,7 +224,7 @@ def test_a_line_asks_for_its_cluster_before_anything_starts(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_cluster_that_asks_for_a_token_says_so(nodes: Nodes) -> None:
+def test_a_cluster_that_asks_for_a_token_says_so(nodes):
     """Left to itself Ray asks again and again, for minutes. The token is read once a process, so
     each try is a process."""
     joins = (
@@ -266,7 +263,7 @@ def test_a_cluster_that_asks_for_a_token_says_so(nodes: Nodes) -> None:
 
 
 @pytest.fixture(scope="module")
-def batch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def batch(tmp_path_factory):
     """A folder with six candidates of two tasks: right, wrong, and one without code."""
     folder = tmp_path_factory.mktemp("batch")
     tasks = [task for task in bundled.load("train") if task.name in NAMES]
@@ -332,7 +329,7 @@ def outcomes(folder: Path, out: str) -> list[tuple[int, str, str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_batch_is_verified_on_both_nodes_as_it_is_on_one(nodes: Nodes, batch: Path) -> None:
+def test_a_batch_is_verified_on_both_nodes_as_it_is_on_one(nodes, batch):
     command = verify_batch(batch, "cluster", "--address", nodes.address)
     worked: set[str] = set()
     while command.poll() is None:
@@ -352,7 +349,7 @@ def test_a_batch_is_verified_on_both_nodes_as_it_is_on_one(nodes: Nodes, batch: 
 
 
 @pytest.mark.slow
-def test_a_node_with_another_build_cache_is_refused(nodes: Nodes, batch: Path) -> None:
+def test_a_node_with_another_build_cache_is_refused(nodes, batch):
     """A library that one node has built would be looked for on the other in vain, or found and not
     be readable."""
     command = verify_batch(
@@ -375,7 +372,7 @@ def test_a_node_with_another_build_cache_is_refused(nodes: Nodes, batch: Path) -
         ({"cache": "/b"}, "keeps builds in /b"),
     ],
 )
-def test_nodes_must_be_alike(changed: dict[str, str], text: str) -> None:
+def test_nodes_must_be_alike(changed, text):
     here = cluster.Place(node="n1" * 28, cache="/a", code="a", torch="2.13.0")
     there = here._replace(node="n2" * 28)
     cluster.require_alike(here, there)

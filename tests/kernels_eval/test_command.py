@@ -22,20 +22,20 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Path:
+def task(tmp_path):
     path = tmp_path / "task.py"
     path.write_text(kernels.AFFINE.code)
     return path
 
 
 @pytest.fixture
-def candidate(tmp_path: Path) -> Path:
+def candidate(tmp_path):
     path = tmp_path / "candidate.py"
     path.write_text(kernels.module("return ext.shifted(x)"))
     return path
 
 
-def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(task: Path, candidate: Path) -> None:
+def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(task, candidate):
     done = run(task, candidate, "--json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
@@ -48,7 +48,7 @@ def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(task: Path, candi
     assert Verdict.model_validate(record).task_id == "file/task"
 
 
-def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task: Path, candidate: Path) -> None:
+def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     candidate.write_text(kernels.module("return ext.affine(x)"))
     done = run(task, candidate)
     assert done.returncode == 0, done.stderr
@@ -58,9 +58,7 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task: Path, candidate
     assert any("custom kernels: affine" in line for line in lines)
 
 
-def test_folders_of_the_cache_may_be_links(
-    task: Path, candidate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_the_cache_may_be_links(task, candidate, tmp_path, monkeypatch):
     """On another disk, say. What compilers and children may read follows the links; else every
     kernel would be `build_failed`."""
     candidate.write_text(kernels.module("return ext.affine(x)"))
@@ -77,7 +75,7 @@ def test_folders_of_the_cache_may_be_links(
     assert list(elsewhere.rglob("*.so"))
 
 
-def test_a_candidate_that_is_not_python_is_a_verdict(task: Path, candidate: Path) -> None:
+def test_a_candidate_that_is_not_python_is_a_verdict(task, candidate):
     candidate.write_text("Here is your kernel:\n```python\nclass ModelNew: pass\n```\n")
     done = run(task, candidate, "--json")
     assert done.returncode == 0, done.stderr
@@ -95,7 +93,7 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None
         assert word in done.stderr
 
 
-def test_a_task_without_a_model_names_file_cause_and_fix(task: Path, candidate: Path) -> None:
+def test_a_task_without_a_model_names_file_cause_and_fix(task, candidate):
     task.write_text("def get_inputs():\n    return []\n")
     done = run(task, candidate, "--json")
     assert_one_line(
@@ -106,38 +104,36 @@ def test_a_task_without_a_model_names_file_cause_and_fix(task: Path, candidate: 
     )
 
 
-def test_a_task_that_is_not_python_names_the_line(task: Path, candidate: Path) -> None:
+def test_a_task_that_is_not_python_names_the_line(task, candidate):
     task.write_text("class Model(:\n")
     assert_one_line(run(task, candidate), str(task), "line 1", "mend the task file")
 
 
-def test_a_file_that_is_not_there(task: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_not_there(task, tmp_path):
     assert_one_line(
         run(task, tmp_path / "nothing.py"), "nothing.py", "No such file", "give the path"
     )
     assert_one_line(run(tmp_path, task), str(tmp_path), "Is a directory")
 
 
-def test_a_file_that_is_not_text(task: Path, candidate: Path) -> None:
+def test_a_file_that_is_not_text(task, candidate):
     candidate.write_bytes(b"\x7fELF\xff\xfe")
     assert_one_line(run(task, candidate), str(candidate), "not UTF-8")
 
 
-def test_a_gpu_language_without_a_gpu_says_so(
-    task: Path, candidate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_language_without_a_gpu_says_so(task, candidate, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert_one_line(
         run(task, candidate, "--language", "cuda"), "need an NVIDIA GPU", "--language cpp"
     )
 
 
-def test_an_unknown_language_is_refused_by_name(task: Path, candidate: Path) -> None:
+def test_an_unknown_language_is_refused_by_name(task, candidate):
     done = run(task, candidate, "--language", "fortran")
     assert done.returncode == 2 and "fortran" in done.stderr and done.stdout == ""
 
 
-def test_candidate_text_cannot_drive_the_terminal(task: Path, candidate: Path) -> None:
+def test_candidate_text_cannot_drive_the_terminal(task, candidate):
     candidate.write_text(kernels.module("raise ValueError('\\x1b[2J\\x1b]0;owned\\x07 wiped')"))
     done = run(task, candidate)
     assert done.returncode == 0 and "wiped" in done.stdout

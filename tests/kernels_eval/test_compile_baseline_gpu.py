@@ -9,7 +9,7 @@ Needs nvcc and Triton, and of Python torch, numpy, pydantic, psutil and pytest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -110,7 +110,7 @@ def benching(timing: TimingConfig) -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Bench]:
+def bench():
     with benching(made()) as found:
         yield found
 
@@ -122,8 +122,8 @@ def compiled_of(verdict: Verdict) -> CompiledBaseline:
 
 
 def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(
-    bench: Bench,
-) -> None:
+    bench,
+):
     verdict = bench()
     compiled, timing = compiled_of(verdict), verdict.timing
     assert compiled.unavailable_reason == "" and compiled.graphs == 1
@@ -133,7 +133,7 @@ def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_les
     assert verdict.phases.timing_s < 20, "compiling is no part of the window"
 
 
-def test_the_next_candidates_of_the_task_share_the_compiled_reference(bench: Bench) -> None:
+def test_the_next_candidates_of_the_task_share_the_compiled_reference(bench):
     first = compiled_of(bench())
     again = compiled_of(bench(before="# another candidate"))
     triton = compiled_of(bench(TRITON, language=Language.TRITON))
@@ -142,7 +142,7 @@ def test_the_next_candidates_of_the_task_share_the_compiled_reference(bench: Ben
     assert triton.reference_ms == pytest.approx(first.reference_ms, rel=0.2)
 
 
-def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench: Bench) -> None:
+def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench):
     """Triton's candidates may start programs and write caches; theirs are not those of the compiled
     side."""
     before = (
@@ -162,7 +162,7 @@ def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench: Ben
     assert after.unavailable_reason == "" and after.reference_ms is not None
 
 
-def test_cuda_graphs_can_be_the_baseline() -> None:
+def test_cuda_graphs_can_be_the_baseline():
     """With reduce-overhead outputs are written over by the next call: the answers that are compared
     are copies."""
     small = kernel_task(
@@ -174,12 +174,12 @@ def test_cuda_graphs_can_be_the_baseline() -> None:
     assert compiled.unavailable_reason == "" and compiled.mode == "reduce-overhead"
 
 
-def test_a_reference_that_does_not_compile_in_time_costs_no_verdict() -> None:
+def test_a_reference_that_does_not_compile_in_time_costs_no_verdict():
     with benching(made(compile_s=0.05)) as bench:
         assert "took longer than 0.05 s" in compiled_of(bench()).unavailable_reason
 
 
-def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench: Bench) -> None:
+def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench):
     import torch
 
     compiled_of(bench())
@@ -190,7 +190,7 @@ def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench: Ben
 
 
 @pytest.fixture(scope="module")
-def profile() -> Iterator[Callable[[KernelTask], dict]]:
+def profile():
     server = ForkServer(threads=1, readable=())
 
     def ask(task: KernelTask) -> dict:
@@ -211,7 +211,7 @@ def profile() -> Iterator[Callable[[KernelTask], dict]]:
     server.close()
 
 
-def test_the_profile_is_of_device_time(profile: Callable[[KernelTask], dict]) -> None:
+def test_the_profile_is_of_device_time(profile):
     """A product of 4096 x 4096 matrices takes far longer on the device than an addition; on the
     processor both are a launch."""
     answer = profile(

@@ -11,7 +11,7 @@ needs a GPU is in test_compile_baseline_gpu.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,7 +54,7 @@ class Bench(Verifier):
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(tmp_path_factory):
     shared = tmp_path_factory.mktemp("inductor_of_the_user")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (HOSTILE | {"TORCHINDUCTOR_CACHE_DIR": str(shared)}).items():
@@ -72,7 +72,7 @@ def compiled_of(verdict: Verdict) -> CompiledBaseline:
 
 
 @pytest.mark.slow
-def test_a_correct_candidate_is_timed_against_both(bench: Bench) -> None:
+def test_a_correct_candidate_is_timed_against_both(bench):
     verdict = bench()
     compiled = compiled_of(verdict)
     assert compiled.unavailable_reason == "" and compiled.graphs == 1 and compiled.compile_s > 0.5
@@ -87,14 +87,14 @@ def test_a_correct_candidate_is_timed_against_both(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_the_next_candidate_of_the_task_pays_for_no_compilation(bench: Bench) -> None:
+def test_the_next_candidate_of_the_task_pays_for_no_compilation(bench):
     compiled_of(bench())
     again = compiled_of(bench(before="# another candidate"))
     assert again.compile_s < 0.1 and again.reference_ms is not None
 
 
 @pytest.mark.slow
-def test_the_users_environment_and_cache_do_not_reach_it(bench: Bench) -> None:
+def test_the_users_environment_and_cache_do_not_reach_it(bench):
     """The fixture switches torch.compile off and names a cache in the environment of this
     process."""
     assert os.environ["TORCHDYNAMO_DISABLE"] == "1"
@@ -103,7 +103,7 @@ def test_the_users_environment_and_cache_do_not_reach_it(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_a_candidate_that_patches_the_compiler_patches_its_own(bench: Bench) -> None:
+def test_a_candidate_that_patches_the_compiler_patches_its_own(bench):
     """In the same process this would make the compiled baseline fail, or take 50 ms a call."""
     patch = (
         "import sys, time, types\nvars(torch)['compile'] = lambda model, **_: (lambda *a:"
@@ -117,8 +117,8 @@ def test_a_candidate_that_patches_the_compiler_patches_its_own(bench: Bench) -> 
 
 @pytest.mark.slow
 def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_side(
-    bench: Bench,
-) -> None:
+    bench,
+):
     """It looks at the very paths, in every call, also while the compiled side is timed."""
     server = bench.runner.server
     if not any(layer.startswith("landlock") for layer in server.isolation):
@@ -150,9 +150,7 @@ def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_sid
 
 
 @pytest.mark.slow
-def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(bench, monkeypatch):
     compiled_of(bench())
     sample, taken = CompiledReference._sample, iter(range(10**9))
 
@@ -176,7 +174,7 @@ def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(
 
 
 @pytest.mark.slow
-def test_a_reference_that_answers_otherwise_when_compiled_is_no_baseline(bench: Bench) -> None:
+def test_a_reference_that_answers_otherwise_when_compiled_is_no_baseline(bench):
     forward = "return x * 2.0 + (2.0 if torch.compiler.is_compiling() else 1.0)"
     compiled = compiled_of(
         bench(task=kernel_task(task_source(forward), "compiles_to_another_answer"))
@@ -188,7 +186,7 @@ def test_a_reference_that_answers_otherwise_when_compiled_is_no_baseline(bench: 
 
 
 @pytest.mark.slow
-def test_a_reference_that_is_left_to_python_is_no_baseline(bench: Bench) -> None:
+def test_a_reference_that_is_left_to_python_is_no_baseline(bench):
     """Timed all the same, it would be the eager reference under another name."""
     code = task_source("return x * 2.0 + 1.0").replace(
         "    def forward", "    @torch.compiler.disable\n    def forward"
@@ -198,13 +196,13 @@ def test_a_reference_that_is_left_to_python_is_no_baseline(bench: Bench) -> None
 
 
 @pytest.mark.slow
-def test_a_reference_that_dies_when_compiled_costs_its_baseline_only(bench: Bench) -> None:
+def test_a_reference_that_dies_when_compiled_costs_its_baseline_only(bench):
     forward = "import os\nif 'compiled-' in os.getcwd():\n    os._exit(3)\nreturn x * 2.0 + 1.0"
     compiled = compiled_of(bench(task=kernel_task(task_source(forward), "dies_compiled")))
     assert "ended by itself with status 3" in compiled.unavailable_reason
 
 
-def test_a_reference_that_compiles_too_long_costs_its_baseline_only() -> None:
+def test_a_reference_that_compiles_too_long_costs_its_baseline_only():
     """The candidate's own deadlines are not touched, nor its verdict, and the next one does not
     wait again."""
     hurried = BOTH.model_copy(
@@ -217,14 +215,14 @@ def test_a_reference_that_compiles_too_long_costs_its_baseline_only() -> None:
     assert second.unavailable_reason == first.unavailable_reason and second.compile_s < 0.05
 
 
-def test_nothing_is_compiled_where_it_is_not_asked_for() -> None:
+def test_nothing_is_compiled_where_it_is_not_asked_for():
     """Not even a process is started: with a server that is None, starting one would raise."""
-    runner = Runner(QUICK, "cpu", server=None)
+    runner = Runner(QUICK, "cpu")
     assert runner.compiled(None, frozenset()) is None and runner._server is None
     runner.close()
 
 
-def test_a_lost_baseline_always_says_why() -> None:
+def test_a_lost_baseline_always_says_why():
     reference = CompiledReference.__new__(CompiledReference)
     reference._child = None
     with pytest.raises(Lost):

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import uuid
 from pathlib import Path
@@ -17,6 +18,7 @@ from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
+from tests.support.processes import python
 
 SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
 
@@ -35,7 +37,7 @@ def spec(source: str = SCALE, *, unique: bool = False, **fields: object) -> Exte
 
 
 @pytest.fixture(scope="module")
-def builder() -> Builder:
+def builder():
     made = Builder(BuildConfig())
     made.warm()
     return made
@@ -45,7 +47,7 @@ def entry(build: Build) -> Path:
     return Path(build.path).parent
 
 
-def test_a_library_is_built_once(builder: Builder) -> None:
+def test_a_library_is_built_once(builder):
     asked = spec(unique=True)
     assert builder.cached(asked) is None
     first = builder.build(asked)
@@ -61,16 +63,14 @@ def test_a_library_is_built_once(builder: Builder) -> None:
     )
 
 
-def test_a_failed_build_is_remembered_and_says_why(builder: Builder) -> None:
+def test_a_failed_build_is_remembered_and_says_why(builder):
     asked = spec("at::Tensor scale(at::Tensor x) { return never_heard_of(x); }")
     first, second = builder.build(asked), builder.build(asked)
     assert not first.ok and first.reason == "build_failed" and "never_heard_of" in first.log
     assert second.cached and (second.reason, second.log) == (first.reason, first.log)
 
 
-def test_two_processes_building_the_same_spec_both_succeed(
-    builder: Builder, tmp_path: Path
-) -> None:
+def test_two_processes_building_the_same_spec_both_succeed(builder, tmp_path):
     asked = spec(unique=True)
     script = tmp_path / "build.py"
     script.write_text(
@@ -95,19 +95,14 @@ def test_two_processes_building_the_same_spec_both_succeed(
     builds = [Build.model_validate_json(process.communicate(timeout=200)[0]) for process in both]
     assert all(build.ok for build in builds), [build.log for build in builds]
     assert builds[0].path == builds[1].path and Path(builds[0].path).exists()
-    load = (
-        "import torch, importlib.util as u; s = u.spec_from_file_location('scale_ext',"
-        f" {builds[0].path!r}); m = u.module_from_spec(s); "
-    )
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            load + "s.loader.exec_module(m); print(m.scale(torch.ones(2)).tolist())",
-        ],
-        capture_output=True,
-        text=True,
-    )
+    load = """
+    import importlib.util, sys, torch
+    found = importlib.util.spec_from_file_location("scale_ext", sys.argv[1])
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    print(module.scale(torch.ones(2)).tolist())
+    """
+    done = python(load, builds[0].path)
     assert done.stdout.strip() == "[2.0, 2.0]", done.stderr
     shutil.rmtree(entry(builds[0]))
 
@@ -128,15 +123,12 @@ FAILING = {
 @pytest.mark.parametrize(
     "fault", ["undeclared", pytest.param("missing_semicolon", marks=pytest.mark.slow)]
 )
-def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
+def test_both_tiers_blame_the_same_line(builder, fault):
     source, name = FAILING[fault]
     asked = spec(source)
-    scratch = builder.tools.cache / f"build-test-{uuid.uuid4().hex}"
-    scratch.mkdir()
-    try:
-        lite, full = (builder._attempt(asked, tier, scratch) for tier in ("lite", "full"))
-    finally:
-        shutil.rmtree(scratch)
+    with tempfile.TemporaryDirectory(dir=builder.work_root) as scratch:
+        folder = Path(scratch)
+        lite, full = (builder.attempt(asked, tier, folder).build() for tier in ("lite", "full"))
     blamed = []
     for build in (lite, full):
         assert not build.ok and build.reason == "build_failed" and name in build.log
@@ -149,7 +141,7 @@ def test_both_tiers_blame_the_same_line(builder: Builder, fault: str) -> None:
 @pytest.mark.parametrize(
     "flags", [("-DSHARE=(ALL / GROUPS)",), ("-lineinfo", "/"), ("-not-a-flag",)]
 )
-def test_a_slip_in_a_flag_is_no_attack(builder: Builder, flags: tuple[str, ...]) -> None:
+def test_a_slip_in_a_flag_is_no_attack(builder, flags):
     build = builder.build(spec(extra_cflags=flags))
     assert not build.ok and build.reason == "build_failed" and "not allowed" in build.log
 
@@ -168,15 +160,13 @@ def test_a_slip_in_a_flag_is_no_attack(builder: Builder, flags: tuple[str, ...])
     ],
 )
 @pytest.mark.parametrize("field", ["extra_cflags", "extra_ldflags", "extra_cuda_cflags"])
-def test_flags_that_load_or_write_are_refused(builder: Builder, flag: str, field: str) -> None:
+def test_flags_that_load_or_write_are_refused(builder, flag, field):
     build = builder.build(spec(**{field: ("-O2", flag)}))
     assert not build.ok and build.reason == "forbidden_call" and flag in build.log
 
 
 @pytest.mark.parametrize("flag", ["-oTARGET", "-Wl,-o,TARGET", "-Wl,-Map=TARGET", "-Wp,-MD,TARGET"])
-def test_no_spelling_of_a_flag_writes_outside_the_build(
-    builder: Builder, flag: str, tmp_path: Path
-) -> None:
+def test_no_spelling_of_a_flag_writes_outside_the_build(builder, flag, tmp_path):
     """The compiler runs with the rights of the user, outside any sandbox: what it writes is
     nobody's but the builder's."""
     target = tmp_path / "elsewhere"
@@ -194,7 +184,7 @@ def test_no_spelling_of_a_flag_writes_outside_the_build(
     assert not build.ok
 
 
-def test_the_key_covers_what_changes_the_library(builder: Builder) -> None:
+def test_the_key_covers_what_changes_the_library(builder):
     keys = [
         builder.tools.key_for(asked)
         for asked in (
@@ -212,7 +202,7 @@ def test_the_key_covers_what_changes_the_library(builder: Builder) -> None:
     assert builder.tools.key_for(spec()) == keys[0]
 
 
-def test_the_key_covers_the_gpu_only_where_there_is_cuda_code() -> None:
+def test_the_key_covers_the_gpu_only_where_there_is_cuda_code():
     first, second = (Builder(BuildConfig(cuda_arch=arch)).tools for arch in ("8.0", "9.0"))
     assert first.key_for(spec()) == second.key_for(spec())
     cuda = spec(cuda_sources=("__global__ void k() {}",))
@@ -220,9 +210,7 @@ def test_the_key_covers_the_gpu_only_where_there_is_cuda_code() -> None:
         assert first.key_for(cuda) != second.key_for(cuda)
 
 
-def test_a_compiler_that_is_not_there_is_the_machines_fault(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_is_not_there_is_the_machines_fault(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ToolchainError) as fault:
@@ -230,9 +218,7 @@ def test_a_compiler_that_is_not_there_is_the_machines_fault(
     assert "g++" in fault.value.hint
 
 
-def test_a_compiler_sees_nothing_of_the_users_environment(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_sees_nothing_of_the_users_environment(builder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     monkeypatch.setenv("CPATH", "/somewhere")
     assert set(builder.tools.environment) == {"PATH", "LC_ALL", "HOME", "TMPDIR"}
@@ -258,7 +244,7 @@ def cuda_spec(source: str) -> ExtensionSpec:
 
 @pytest.mark.slow
 @pytest.mark.skipif(Builder(BuildConfig()).tools.nvcc is None, reason="needs nvcc")
-def test_a_cuda_source_compiles_and_links(builder: Builder) -> None:
+def test_a_cuda_source_compiles_and_links(builder):
     build = builder.build(cuda_spec(KERNEL))
     assert build.ok, build.log
     symbols = Path(build.path).read_bytes()
@@ -267,6 +253,6 @@ def test_a_cuda_source_compiles_and_links(builder: Builder) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(Builder(BuildConfig()).tools.nvcc is None, reason="needs nvcc")
-def test_a_cuda_source_that_does_not_compile(builder: Builder) -> None:
+def test_a_cuda_source_that_does_not_compile(builder):
     build = builder.build(cuda_spec(KERNEL.replace("blockIdx.x", "blockIndex.x")))
     assert not build.ok and build.reason == "build_failed" and "blockIndex" in build.log

@@ -3,11 +3,9 @@ fault costs one verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
-from kernels_eval.records import Language, Verdict
+from kernels_eval.records import Language
 from tests.support.kernels import assert_reason, kernel_task, module, task_source, verifying_on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
@@ -69,12 +67,12 @@ class ModelNew(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def verify() -> Iterator[Callable[..., Verdict]]:
+def verify():
     with verifying_on_gpu() as judge:
         yield lambda code, language=Language.CUDA, task=AFFINE: judge(task, code, language=language)
 
 
-def test_a_correct_cuda_kernel(verify: Callable[..., Verdict]) -> None:
+def test_a_correct_cuda_kernel(verify):
     verdict = verify(RIGHT)
     assert_reason(verdict, "ok")
     assert verdict.custom_kernels == (
@@ -86,13 +84,13 @@ def test_a_correct_cuda_kernel(verify: Callable[..., Verdict]) -> None:
     )
 
 
-def test_a_wrong_cuda_kernel(verify: Callable[..., Verdict]) -> None:
+def test_a_wrong_cuda_kernel(verify):
     assert_reason(
         verify(cuda_module("y[i] = x[i] * 2.0f + 1.5f;", name="gpu_wrong")), "wrong_output"
     )
 
 
-def test_an_answer_of_zeros_for_its_own_inputs(verify: Callable[..., Verdict]) -> None:
+def test_an_answer_of_zeros_for_its_own_inputs(verify):
     """KernelBench's L2/9: its ReLU lets nothing through. Memory that is used again holds the right
     zeros where no kernel is launched."""
     task = kernel_task(
@@ -106,7 +104,7 @@ def test_an_answer_of_zeros_for_its_own_inputs(verify: Callable[..., Verdict]) -
     assert_reason(verify(ornament, task=task), "no_custom_kernel")
 
 
-def test_a_fault_of_the_device_costs_one_verdict(verify: Callable[..., Verdict]) -> None:
+def test_a_fault_of_the_device_costs_one_verdict(verify):
     """A write far outside every allocation: the context is lost, the next candidate and its
     reference are not."""
     verdict = verify(
@@ -116,7 +114,7 @@ def test_a_fault_of_the_device_costs_one_verdict(verify: Callable[..., Verdict])
     assert_reason(verify(RIGHT), "ok")
 
 
-def test_a_cuda_kernel_that_is_never_called(verify: Callable[..., Verdict]) -> None:
+def test_a_cuda_kernel_that_is_never_called(verify):
     verdict = verify(
         cuda_module("y[i] = x[i] * 2.0f + 1.0f;", "return x * 2.0 + 1.0", name="gpu_right")
     )
@@ -124,13 +122,13 @@ def test_a_cuda_kernel_that_is_never_called(verify: Callable[..., Verdict]) -> N
     assert verdict.outputs_match
 
 
-def test_a_cuda_source_that_does_not_compile(verify: Callable[..., Verdict]) -> None:
+def test_a_cuda_source_that_does_not_compile(verify):
     verdict = verify(cuda_module("y[i] = never_declared(x[i]);", name="gpu_broken"))
     assert_reason(verdict, "build_failed")
     assert "never_declared" in verdict.log_tail
 
 
-def test_a_kernel_that_does_not_end(verify: Callable[..., Verdict]) -> None:
+def test_a_kernel_that_does_not_end(verify):
     verdict = verify(
         cuda_module("while (true) { *(volatile float*)&y[i] = x[i]; }", name="gpu_spin")
     )
@@ -138,23 +136,23 @@ def test_a_kernel_that_does_not_end(verify: Callable[..., Verdict]) -> None:
     assert_reason(verify(RIGHT), "ok")
 
 
-def test_a_correct_triton_kernel(verify: Callable[..., Verdict]) -> None:
+def test_a_correct_triton_kernel(verify):
     verdict = verify(TRITON.replace("SHIFT", "1.0"), Language.TRITON)
     assert_reason(verdict, "ok")
     assert verdict.custom_kernels == ("affine_kernel",)
 
 
-def test_a_wrong_triton_kernel(verify: Callable[..., Verdict]) -> None:
+def test_a_wrong_triton_kernel(verify):
     assert_reason(verify(TRITON.replace("SHIFT", "1.5"), Language.TRITON), "wrong_output")
 
 
-def test_a_triton_kernel_that_does_not_compile(verify: Callable[..., Verdict]) -> None:
+def test_a_triton_kernel_that_does_not_compile(verify):
     verdict = verify(TRITON.replace("SHIFT", "never_declared"), Language.TRITON)
     assert_reason(verdict, "exception")
     assert "never_declared" in verdict.detail + verdict.log_tail
 
 
-def test_weights_made_by_the_old_constructor_on_the_cpu(verify: Callable[..., Verdict]) -> None:
+def test_weights_made_by_the_old_constructor_on_the_cpu(verify):
     """`torch.Tensor(...)` knows nothing of a default device: its weights come from the CPU's
     generator, as all do under KernelBench."""
     init = "self.weight = nn.Parameter(torch.empty(64))\nnn.init.normal_(self.weight)"

@@ -31,7 +31,7 @@ def shrunk(
     return made
 
 
-def test_a_batch_shrinks_alone_where_its_size_is_its_own() -> None:
+def test_a_batch_shrinks_alone_where_its_size_is_its_own():
     variants = smaller_shapes([[16, 128], [16, 128], None, [128]])
     assert shrunk([[16, 128], [16, 128], None, [128]], variants["batch_1"]) == [
         [1, 128],
@@ -47,7 +47,7 @@ def test_a_batch_shrinks_alone_where_its_size_is_its_own() -> None:
     ]
 
 
-def test_a_square_has_no_batch_of_one_since_it_would_broadcast() -> None:
+def test_a_square_has_no_batch_of_one_since_it_would_broadcast():
     assert "batch_1" not in smaller_shapes([[64, 64], [64, 64]])
     assert shrunk([[64, 64], [64, 64]], smaller_shapes([[64, 64], [64, 64]])["odd_all"]) == [
         [63, 63],
@@ -57,8 +57,8 @@ def test_a_square_has_no_batch_of_one_since_it_would_broadcast() -> None:
 
 @given(st.lists(st.one_of(st.none(), SHAPE), min_size=1, max_size=4))
 def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(
-    shapes: list[list[int] | None],
-) -> None:
+    shapes,
+):
     for name, variant in smaller_shapes(shapes).items():
         made = shrunk(shapes, variant)
         pairs = [
@@ -77,7 +77,7 @@ def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(
         )
 
 
-def test_weights_map_by_shape_whatever_their_order_name_and_ones() -> None:
+def test_weights_map_by_shape_whatever_their_order_name_and_ones():
     class One(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -103,9 +103,7 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones() -> None:
 
 
 @given(st.lists(SHAPE, max_size=5), st.lists(SHAPE, max_size=5))
-def test_unmatched_parameters_are_counted_on_both_sides(
-    reference: list[list[int]], candidate: list[list[int]]
-) -> None:
+def test_unmatched_parameters_are_counted_on_both_sides(reference, candidate):
     missing, spare = unmatched_shapes(reference, candidate)
     matched = len(reference) - len(missing)
     assert 0 <= matched <= min(len(reference), len(candidate))
@@ -115,7 +113,7 @@ def test_unmatched_parameters_are_counted_on_both_sides(
     )
 
 
-def test_a_tasks_inputs_are_the_same_for_the_same_seed() -> None:
+def test_a_tasks_inputs_are_the_same_for_the_same_seed():
     import types
 
     from kernels_eval.checks.inputs import make_inputs, plan_inputs
@@ -144,7 +142,7 @@ class Legacy(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.Tensor(3, 4))  # knows nothing of a default device
 
 
-def test_parameters_that_ignore_the_device_are_noticed() -> None:
+def test_parameters_that_ignore_the_device_are_noticed():
     """KernelBench makes both sides on the CPU: the same seed must draw from the same generator
     here, too."""
     no_arguments, here = (

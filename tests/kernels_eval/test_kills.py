@@ -6,11 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,12 +20,14 @@ from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError, ToolchainError
 from kernels_eval.isolation import process_tree
-from kernels_eval.isolation.sandbox import Child
+from kernels_eval.isolation.sandbox import BLAMED_ROLES, Child
 from kernels_eval.parent import kill_retry as kills
 from kernels_eval.parent.kill_retry import retry_killed
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
+from tests.support.processes import python
+from tests.support.waiting import until
 
 CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 HONEST = module("return ext.affine(x)")
@@ -47,12 +45,12 @@ STALE = module(
 
 
 @pytest.mark.parametrize("deaths", range(KILL_ATTEMPTS + 1))
-def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(deaths: int) -> None:
+def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(deaths):
     asked: list[bool] = []
 
-    def work(blamed_roles: frozenset[str]) -> str:
-        asked.append("candidate" in blamed_roles)
-        if len(asked) <= deaths and "candidate" not in blamed_roles:
+    def work() -> str:
+        asked.append("candidate" in BLAMED_ROLES.get())
+        if len(asked) <= deaths and not asked[-1]:
             raise KilledError("killed", role="candidate")
         return "crashed" if len(asked) <= deaths else "ok"
 
@@ -60,15 +58,15 @@ def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(death
     assert asked == [False, False, False, False, True][: deaths + 1]
 
 
-def test_deaths_of_one_role_do_not_speak_against_another() -> None:
+def test_deaths_of_one_role_do_not_speak_against_another():
     deaths = [
         KilledError("killed", role=role)
         for role in ["reference", "candidate", "capture"] * (KILL_ATTEMPTS - 2)
     ]
     deaths += [SandboxError("the fork server is gone")] * (KILL_ATTEMPTS - 1)
 
-    def work(blamed_roles: frozenset[str]) -> str:
-        assert not blamed_roles & {"reference", "candidate", "capture"}
+    def work() -> str:
+        assert not BLAMED_ROLES.get() & {"reference", "candidate", "capture"}
         if deaths:
             raise deaths.pop()
         return "ok"
@@ -76,10 +74,10 @@ def test_deaths_of_one_role_do_not_speak_against_another() -> None:
     assert retry_killed(work) == "ok"
 
 
-def test_a_machine_that_fails_five_times_is_an_error() -> None:
+def test_a_machine_that_fails_five_times_is_an_error():
     seen: list[int] = []
 
-    def work(blamed_roles: frozenset[str]) -> None:
+    def work() -> None:
         seen.append(1)
         raise SandboxError("the fork server is gone")
 
@@ -100,7 +98,7 @@ def test_a_machine_that_fails_five_times_is_an_error() -> None:
         "clang++: error: unable to execute command: Killed",
     ],
 )
-def test_what_compilers_say_of_a_program_that_was_killed(said: str) -> None:
+def test_what_compilers_say_of_a_program_that_was_killed(said):
     assert was_killed(1, said) and was_killed(-signal.SIGKILL, "")
     assert not was_killed(0, said) and not was_killed(-signal.SIGSEGV, "")
     assert not was_killed(
@@ -117,7 +115,7 @@ class Reasons(kernels.Verifier):
 
 
 @pytest.fixture(scope="module")
-def verify() -> Iterator[Reasons]:
+def verify():
     made = Reasons(CONFIG)
     with made.evaluator:
         made.preparer.builder.warm()
@@ -133,28 +131,18 @@ def kill_at(
     resume = Child.resume
 
     def hooked(
-        self: Child, message: dict[str, Any], timeout: float, name: str = "load"
+        self: Child, message: dict[str, Any], timeout: float, fds: tuple[int, ...] = ()
     ) -> dict[str, Any]:
-        if (
-            self.scratch.name.startswith(f"{role}-")
-            and name == command
-            and len(hit) < times
-            and not self.dead
-        ):
-            deadline = time.monotonic() + 30
-            while not (inner := process_tree.children(self.pid)) and not process_tree.has_ended(
-                self.pid
-            ):
-                assert time.monotonic() < deadline, "the keeper has forked the process that serves"
-                time.sleep(0.005)
-            keeper, server = self.pid, self._server._process.pid
+        if (self.role, message.get("command")) == (role, command) and not self.dead:
+            keeper = self.pid
+            until(lambda: process_tree.children(keeper) or process_tree.has_ended(keeper))
+            inner, server = process_tree.children(keeper), self.server.process.pid
             for pid in {"child": inner[:1], "keeper": [keeper], "fork server": [server]}[victim]:
-                if not process_tree.has_ended(
-                    pid
-                ):  # it was hit before, and its child had answered once more
+                # it may have been hit before, and its child have answered once more
+                if len(hit) < times and not process_tree.has_ended(pid):
                     os.kill(pid, signal.SIGKILL)
                     hit.add(pid)
-        return resume(self, message, timeout, name)
+        return resume(self, message, timeout, fds)
 
     monkeypatch.setattr(Child, "resume", hooked)
     return hit
@@ -195,14 +183,14 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
     ],
 )
 def test_a_child_that_is_killed_once_changes_no_verdict(
-    verify: Reasons,
-    monkeypatch: pytest.MonkeyPatch,
-    role: str,
-    command: str,
-    code: str,
-    task: KernelTask,
-    reason: str,
-) -> None:
+    verify,
+    monkeypatch,
+    role,
+    command,
+    code,
+    task,
+    reason,
+):
     verify.runner.close()  # its reference is asked everything anew
     hit = kill_at(monkeypatch, role, command, "child", 1)
     assert verify(code, task) == reason
@@ -220,13 +208,13 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
     ],
 )
 def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
-    verify: Reasons,
-    monkeypatch: pytest.MonkeyPatch,
-    victim: str,
-    role: str,
-    command: str,
-    times: int,
-) -> None:
+    verify,
+    monkeypatch,
+    victim,
+    role,
+    command,
+    times,
+):
     hit = kill_at(monkeypatch, role, command, victim, times)
     assert verify(SLOW) == "ok"
     assert len(hit) == times
@@ -242,8 +230,8 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
     ],
 )
 def test_a_child_that_is_killed_every_time_gets_its_verdict(
-    verify: Reasons, monkeypatch: pytest.MonkeyPatch, role: str, command: str, reason: str
-) -> None:
+    verify, monkeypatch, role, command, reason
+):
     verify.runner.close()
     with monkeypatch.context() as patch:
         hit = kill_at(patch, role, command, "child", 100)
@@ -253,9 +241,7 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(
-    verify: Reasons, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(kills, "KILL_ATTEMPTS", 2)
         hit = kill_at(patch, "candidate", "call", "fork server", 100)
@@ -273,7 +259,7 @@ PLAIN = ExtensionSpec(
 
 
 @pytest.fixture(params=["driver", "program"])
-def fragile(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], Builder]:
+def fragile(request, tmp_path):
     """Makes a builder, with a cache of its own, whose compiler is killed so many times: itself, or
     the program that it starts."""
 
@@ -308,15 +294,13 @@ def fragile(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], B
     return made
 
 
-def test_a_compiler_that_is_killed_is_started_again(fragile: Callable[[int], Builder]) -> None:
+def test_a_compiler_that_is_killed_is_started_again(fragile):
     builder = fragile(KILL_ATTEMPTS - 1)
     build = builder.build(PLAIN)
     assert build.ok and build.log == "" and builder.cached(PLAIN) is not None
 
 
-def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(
-    fragile: Callable[[int], Builder], tmp_path: Path
-) -> None:
+def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(fragile, tmp_path):
     builder = fragile(100)
     build = builder.build(PLAIN)
     assert (build.ok, build.reason) == (False, "build_failed")
@@ -327,23 +311,21 @@ def test_a_compiler_that_is_killed_every_time_has_failed_and_nobody_remembers(
 
 
 @pytest.mark.parametrize("deaths", [KILL_ATTEMPTS - 1, KILL_ATTEMPTS])
-def test_what_all_builds_need_is_made_although_its_compiler_is_killed(
-    fragile: Callable[[int], Builder], deaths: int, tmp_path: Path
-) -> None:
+def test_what_all_builds_need_is_made_although_its_compiler_is_killed(fragile, deaths, tmp_path):
     tools = fragile(deaths).tools
     source = tmp_path / "one.cpp"
     source.write_text("int one() { return 1; }\n")
     command, target = [tools.cxx, "-c", str(source)], tmp_path / "one.o"
     prepared = Prepared(tools, WorkRoot(tmp_path / "cache"))
     if deaths < KILL_ATTEMPTS:
-        prepared._compile("a shim", command, target)
+        prepared.compile("a shim", command, target)
         assert target.exists()
     else:
         with pytest.raises(ToolchainError):
-            prepared._compile("a shim", command, target)
+            prepared.compile("a shim", command, target)
 
 
-def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path: Path) -> None:
+def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path):
     """Half of a precompiled header is 800 MB. What a killed process was making lies in its work
     root, which the next one sweeps."""
     script = """
@@ -359,15 +341,15 @@ def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path:
 
     cache = Path(sys.argv[1])
     made = Prepared(Toolchain(cache), WorkRoot(cache))
-    made._once(made.root / "libshim.so", die)
+    made.once(made.root / "libshim.so", die)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), str(tmp_path)])
+    done = python(script, tmp_path)
     assert (
         done.returncode == -signal.SIGKILL and len(list(tmp_path.glob("work-*/*-libshim.so"))) == 1
     )
     mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
     assert (
-        mine._once(
+        mine.once(
             mine.root / "libshim.so", lambda staging: staging.write_bytes(b"whole") and None
         ).read_bytes()
         == b"whole"
@@ -376,7 +358,7 @@ def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path:
     assert len(list(tmp_path.glob("work-*"))) == 1, "its own"
 
 
-def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path: Path) -> None:
+def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path):
     """A builder that is killed leaves its compiler at work: who sweeps its folder ends it first."""
     script = """
     import os, signal, subprocess, sys
@@ -389,11 +371,7 @@ def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path: Path) -> Non
 start_new_session=True).pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    done = python(script, tmp_path)
     assert done.returncode == -signal.SIGKILL
     compiler = psutil.Process(int(done.stdout))
     bystander = subprocess.Popen(["sleep", "600"], cwd=tmp_path)
@@ -401,10 +379,7 @@ start_new_session=True).pid, flush=True)
         assert compiler.is_running()
         remove_abandoned(tmp_path)
         assert not list(tmp_path.glob("work-*"))
-        deadline = time.monotonic() + 15
-        while compiler.is_running() and compiler.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline, "the compiler is gone"
-            time.sleep(0.02)
+        until(lambda: process_tree.has_ended(compiler.pid), "the compiler is gone")
         assert bystander.poll() is None
     finally:
         bystander.kill()

@@ -7,16 +7,16 @@ import ctypes
 import importlib.util
 import os
 import re
-import shutil
 import struct
 import subprocess
 import sys
-import textwrap
+import tempfile
 import uuid
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import yaml
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.lite import (
@@ -33,12 +33,13 @@ from kernels_eval.build.process import WorkRoot, remove_abandoned
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.config import BuildConfig
+from tests.support.processes import output_of, python
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
-def builder() -> Builder:
+def builder():
     made = Builder(BuildConfig())
     made.warm()
     return made
@@ -65,13 +66,10 @@ def load(build: Build) -> ModuleType:
     return module
 
 
-def attempt(builder: Builder, spec: ExtensionSpec, tier: str) -> Build:
-    scratch = builder.work_root / uuid.uuid4().hex
-    scratch.mkdir()
-    try:
-        return builder._attempt(spec, tier, scratch)
-    finally:
-        shutil.rmtree(scratch)
+def attempted(builder: Builder, spec: ExtensionSpec) -> Build:
+    """What comes of a spec with the lite headers alone."""
+    with tempfile.TemporaryDirectory(dir=builder.work_root) as scratch:
+        return builder.attempt(spec, "lite", Path(scratch)).build()
 
 
 WIDE = """
@@ -124,13 +122,13 @@ in[i][j] * scalar_t(sizeof(scalar_t));
 
 
 @pytest.fixture(scope="module")
-def wide(builder: Builder) -> ModuleType:
+def wide(builder):
     build = builder.build(inline(WIDE, "metadata", "arithmetic", "scalars", "dispatched"))
     assert build.ok and build.tier == "lite", build.log
     return load(build)
 
 
-def test_unoptimised_code_does_not_take_the_place_of_torchs(builder: Builder) -> None:
+def test_unoptimised_code_does_not_take_the_place_of_torchs(builder):
     """At -O0 inline functions are emitted under torch's own names; bound to by the shims, they
     would call each other without end."""
     build = builder.build(
@@ -139,14 +137,12 @@ def test_unoptimised_code_does_not_take_the_place_of_torchs(builder: Builder) ->
     assert build.ok and build.tier == "lite", build.log
     x = torch.randn(3, 4)
     assert load(build).metadata(x)[2] == 12
-    exported = subprocess.run(
-        ["nm", "-D", "--defined-only", build.path], capture_output=True, text=True, check=True
-    ).stdout
+    exported = output_of("nm", "-D", "--defined-only", build.path)
     names = [line.split()[-1] for line in exported.splitlines() if " A " not in line]
     assert names == [f"PyInit_{Path(build.path).stem}"]
 
 
-def test_metadata_is_torchs(wide: ModuleType) -> None:
+def test_metadata_is_torchs(wide):
     x = torch.zeros(3, 4, dtype=torch.float64)
     assert wide.metadata(x).tolist() == [4, 4, 12, 1, 8, 1, 1, 4]
     assert wide.metadata(x.t()).tolist() == [3, 1, 12, 0, 8, 1, 1, 3]
@@ -156,7 +152,7 @@ def test_metadata_is_torchs(wide: ModuleType) -> None:
         wide.metadata(torch.zeros(1, 2, 3))
 
 
-def test_operators_mean_what_torchs_mean(wide: ModuleType) -> None:
+def test_operators_mean_what_torchs_mean(wide):
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     c = (a.clone() + b) * 0.5
     expected = [
@@ -181,7 +177,7 @@ def test_operators_mean_what_torchs_mean(wide: ModuleType) -> None:
         assert one.dtype == other.dtype and torch.allclose(one.double(), other.double())
 
 
-def test_values_go_in_and_out_as_pybind11_takes_them(wide: ModuleType) -> None:
+def test_values_go_in_and_out_as_pybind11_takes_them(wide):
     assert wide.scalars(torch.ones(2), None, [5, 6], (1, 2)) == (2.0, 9, False)
     assert wide.scalars(torch.ones(2), torch.ones(1), [5], [1, 2])[2] is True
     for wrong in (
@@ -193,14 +189,14 @@ def test_values_go_in_and_out_as_pybind11_takes_them(wide: ModuleType) -> None:
             wide.scalars(*wrong)
 
 
-def test_dispatch_covers_its_types_and_refuses_others(wide: ModuleType) -> None:
+def test_dispatch_covers_its_types_and_refuses_others(wide):
     assert wide.dispatched(torch.ones(2, 2)).tolist() == [[4, 4], [4, 4]]
     assert wide.dispatched(torch.ones(2, 2, dtype=torch.float64)).tolist() == [[8, 8], [8, 8]]
     with pytest.raises(NotImplementedError, match="not implemented for 'Int'"):
         wide.dispatched(torch.ones(2, 2, dtype=torch.int32))
 
 
-def test_options_that_are_compiled_once_mean_what_torchs_mean(builder: Builder) -> None:
+def test_options_that_are_compiled_once_mean_what_torchs_mean(builder):
     source = """
 std::vector<at::Tensor> f(at::Tensor x) {
   auto half = x.options().dtype(torch::kFloat64).requires_grad(true);
@@ -236,15 +232,10 @@ torch::device(torch::kCPU).dtype(torch::kBool)), empty,
         assert number in (5, 6) or torch.equal(one, other)
 
 
-def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder: Builder) -> None:
+def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder):
     """Lite's inline functions have torch's names: exported, they would take the place of torch's in
     the shims, which call them."""
-    table = subprocess.run(
-        ["nm", "-DC", "--defined-only", builder.prepared.common()],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    table = output_of("nm", "-DC", "--defined-only", builder.prepared.common())
     exported = [
         line.split(maxsplit=2)[2].split("(")[0]
         for line in table.splitlines()
@@ -286,24 +277,17 @@ def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder: Bui
         ("using torch::Tensor; Tensor f(Tensor x);", False),
     ],
 )
-def test_which_sources_do_without_operators(text: str, only: bool) -> None:
+def test_which_sources_do_without_operators(text, only):
     assert only_declares(text) is only
 
 
 @pytest.mark.parametrize("flags", [(), ("-O3",), ("-O2", "-DWITH_CUDA"), ("-std=c++14",)])
-def test_bindings_are_precompiled_where_the_flags_allow_it(
-    builder: Builder, flags: tuple[str, ...], tmp_path: Path
-) -> None:
-    spec = inline("at::Tensor f(at::Tensor x);", "f", extra_cflags=flags)
-    [(name, text, _)] = builder._units(spec, "lite")
+def test_bindings_are_precompiled_where_the_flags_allow_it(builder, flags, tmp_path):
+    spec = inline("at::Tensor f(at::Tensor x);", "f", extra_cflags=flags, cuda_sources=("// none",))
+    attempt = builder.attempt(spec, "lite", tmp_path)
+    name, text = attempt.units()[0]
     (tmp_path / name).write_text(text)
-    command = [
-        *builder._cxx_flags(spec, "bindings"),
-        *builder._includes("bindings", tmp_path),
-        "-H",
-        "-fsyntax-only",
-        str(tmp_path / name),
-    ]
+    command = [*attempt.command(name), "-H", "-fsyntax-only", str(tmp_path / name)]
     done = subprocess.run(command, capture_output=True, text=True)
     if builder.tools.is_gcc:
         assert (re.search(r"^! .*extension\.h\.gch", done.stderr, re.MULTILINE) is not None) is (
@@ -312,7 +296,7 @@ def test_bindings_are_precompiled_where_the_flags_allow_it(
     assert (done.returncode == 0) is (flags != ("-std=c++14",))
 
 
-def test_standard_headers_come_with_the_names_that_need_them() -> None:
+def test_standard_headers_come_with_the_names_that_need_them():
     assert standard_headers("x.numel(); expf(y); std::sqrt(z); std :: pow(a, b)") == ""
     for text in (
         "std::max(a, b)",
@@ -331,17 +315,16 @@ def test_standard_headers_come_with_the_names_that_need_them() -> None:
 @pytest.mark.parametrize(
     "source", ["float beta = 1;", "double x = std::legendre(1, 0.5);", "double y = beta(1.0, 2.0);"]
 )
-def test_special_functions_are_there_for_those_who_name_them(builder: Builder, source: str) -> None:
+def test_special_functions_are_there_for_those_who_name_them(builder, source):
     plain = f"#include <cmath>\n#include <math.h>\n{source}"
     command = [builder.tools.cxx, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
     alone = subprocess.run(command, input=plain, text=True, capture_output=True)
-    build = attempt(
-        builder, inline(f"{source}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f"), "lite"
-    )
+    asked = inline(f"{source}\nat::Tensor f(at::Tensor x) {{ return x; }}", "f")
+    build = attempted(builder, asked)
     assert build.ok is (alone.returncode == 0), build.log
 
 
-def test_tensors_are_neither_leaked_nor_freed_early(builder: Builder) -> None:
+def test_tensors_are_neither_leaked_nor_freed_early(builder):
     build = builder.build(
         inline(
             "at::Tensor same(at::Tensor x) { at::Tensor y = x; auto z = std::move(y); y = z; x = y;"
@@ -373,10 +356,9 @@ STRICT = {
 
 
 @pytest.mark.parametrize("fault", STRICT)
-def test_what_torch_rejects_lite_rejects(builder: Builder, fault: str) -> None:
-    build = attempt(
-        builder, inline(f"at::Tensor f(at::Tensor x) {{ {STRICT[fault]} }}", "f"), "lite"
-    )
+def test_what_torch_rejects_lite_rejects(builder, fault):
+    asked = inline(f"at::Tensor f(at::Tensor x) {{ {STRICT[fault]} }}", "f")
+    build = attempted(builder, asked)
     assert (
         not build.ok
         and "error: " in build.log
@@ -393,8 +375,8 @@ def test_what_torch_rejects_lite_rejects(builder: Builder, fault: str) -> None:
         "at::Tensor f(at::Tensor x) { TORCH_WARN(1); return x; }",
     ],
 )
-def test_what_only_torch_has_goes_straight_to_it(builder: Builder, source: str) -> None:
-    assert not builder._lite_can(inline(source, "f"))
+def test_what_only_torch_has_goes_straight_to_it(builder, source):
+    assert not builder.lite_can(inline(source, "f"))
 
 
 KNOWN = TorchNames(
@@ -409,151 +391,28 @@ KNOWN = TorchNames(
 )
 
 
-@pytest.mark.parametrize(
-    ("message", "source", "certain"),
-    [
-        ("main.cpp:3:4: error: 'rmax' was not declared in this scope", "rmax + 1", True),
-        ("main.cpp:3:4: error: 'stride' was not declared in this scope", "h * stride", True),
-        (
-            "main.cpp:3:4: error: 'stride' was not declared in this scope",
-            "using namespace at; h * stride",
-            False,
-        ),
-        ("main.cpp:3:4: error: 'relu' was not declared in this scope", "relu(x)", False),
-        ("main.cpp:3:4: error: 'printf' was not declared in this scope", "f = printf", False),
-        ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'rows'", "x.rows()", True),
-        ("main.cpp:3:4: error: 'class at::Tensor' has no member named 'relu'", "x.relu()", False),
-        ("main.cpp:3:4: error: declaration of 'const float* x' shadows a parameter", "x", True),
-        (
-            "main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'",
-            "std::min(a, b)",
-            True,
-        ),
-        (
-            "main.cpp:3:4: error: no matching function for call to 'min(int, const int64_t&)'",
-            "std::min(a, b); min(c, d)",
-            False,
-        ),
-        ("main.cpp:3:4: error: 'stride' was not declared in this scope", "stride <b> (c)", False),
-        ('cuda.cu(9): error: identifier "__half2float" is undefined', "__half2float(x)", False),
-        (
-            'cuda.cu(9): error: identifier "half_to_float" is undefined',
-            "#include <torch/extension.h>\nhalf_to_float(x)",
-            True,
-        ),
-        (
-            'cuda.cu(9): error: identifier "half_to_float" is undefined',
-            "#include <math.h>\n#include <cuda_fp16.h>\nhalf_to_float(x)",
-            False,
-        ),
-        (
-            'cuda.cu(9): error: identifier "half_to_float" is undefined',
-            "#ifdef HALF\nhalf_to_float(x)",
-            False,
-        ),
-        ('core.h(9): error: identifier "half_to_float" is undefined', "half_to_float(x)", False),
-        (
-            (
-                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
-                ' to "c10::Device"'
-            ),
-            "torch::device(T)",
-            True,
-        ),
-        (
-            (
-                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
-                ' to "c10::Device"'
-            ),
-            "c10::Device(T)",
-            False,
-        ),
-        (
-            (
-                'cuda.cu(9): error: no suitable constructor exists to convert from "const char [5]"'
-                ' to "c10::Layout"'
-            ),
-            "torch::layout(T)",
-            False,
-        ),
-        ('cuda.cu(9): error: expected a ";"', "x y", True),
-        ("main.cpp:3:4: error: expected ';' before 'y'", "x y", True),
-        ("main.cpp:3:4: error: expected ';' before 'y'", "#ifdef A\nx y", False),
-        ("main.cpp:3:4: error: no matching function for call to 'f(int)'", "f(1)", False),
-        (
-            (
-                "dispatch.h:3:4: error: cannot convert 'const at::DeprecatedTypeProperties' to"
-                " 'c10::ScalarType'"
-            ),
-            "x.type()",
-            True,
-        ),
-        ("concur/core.h:3:4: error: expected ';' before 'y'", "x y", False),
-        (
-            'cuda.cu(9): error: class "at::Tensor" has no member "cuda_stream"',
-            "x.cuda_stream()",
-            True,
-        ),
-        ('cuda.cu(9): error: class "at::Tensor" has no member "relu"', "x.relu()", False),
-        (
-            'cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"',
-            "at::cuda::getCurrentCUDAStream()",
-            True,
-        ),
-        (
-            'cuda.cu(9): error: namespace "at::cuda" has no member "getCurrentCUDAStream"',
-            "#include <c10/cuda/CUDAStream.h>\n",
-            False,
-        ),
-        (
-            'cuda.cu(9): error: namespace "at::cuda" has no member "warp_size"',
-            "at::cuda::warp_size()",
-            False,
-        ),
-        (
-            'cuda.cu(9): error: "b" has already been declared in the current scope',
-            "int b; int b;",
-            True,
-        ),
-        (
-            'cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line 3)',
-            "a",
-            True,
-        ),
-        (
-            (
-                'cuda.cu(9): error: declaration is incompatible with previous "a" (declared at line'
-                " 3 of /x/y.h)"
-            ),
-            "a",
-            False,
-        ),
-        ("nvcc fatal   : Unsupported gpu architecture 'sm_70'", "x", True),
-        ("g++-real: error: unrecognized command-line option '-arch=sm_70'", "x", True),
-        ("g++: error: main.cpp: No such file or directory", "x", False),
-    ],
-)
-def test_which_first_errors_need_no_second_opinion(
-    message: str, source: str, certain: bool
-) -> None:
-    assert certain_error(message, source, KNOWN) is certain
+ERRORS = yaml.safe_load((Path(__file__).parents[1] / "data/first_errors.yaml").read_text())
 
 
-def test_a_standard_that_torch_refuses_is_refused_in_its_words(
-    builder: Builder, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("certain", ERRORS)
+def test_which_first_errors_need_no_second_opinion(certain):
+    for case in ERRORS[certain]:
+        assert certain_error(case["error"], case["source"], KNOWN) is (certain == "certain"), case
+
+
+def test_a_standard_that_torch_refuses_is_refused_in_its_words(builder, tmp_path):
     """Many candidates ask for C++14. Torch's headers took a minute to say no."""
     old = inline("torch::Tensor f(torch::Tensor x) { return x; }", "f").model_copy(
         update={"extra_cflags": ("-std=c++14",)}
     )
-    build = builder._attempt(old, "lite", tmp_path)
-    assert not build.ok and builder._certain(build, old)
+    build = builder.attempt(old, "lite", tmp_path).build()
+    assert not build.ok and builder.is_certain(build, old)
     torchs = (builder.tools.torch_dir / "include/torch/csrc/api/include/torch/all.h").read_text()
     said = re.search(r"#error [^\n]*", build.log)
     assert said and said.group(0) in torchs
 
 
-def test_names_at_file_scope() -> None:
+def test_names_at_file_scope():
     text = (
         'extern "C" { int a(int p); } namespace n { int b; } enum { C1, C2 }; enum class E { d };'
     )
@@ -562,7 +421,7 @@ def test_names_at_file_scope() -> None:
     assert {"a", "C1", "C2", "S", "E", "g"} <= names and not names & {"b", "d", "e", "h"}
 
 
-def test_an_operator_comes_with_all_its_overloads(builder: Builder, tmp_path: Path) -> None:
+def test_an_operator_comes_with_all_its_overloads(builder, tmp_path):
     include = builder.tools.torch_dir / "include"
     Operators(include).write("x.sum(1); torch::softmax(x, 0); x.index({})", tmp_path)
     methods = (tmp_path / "concur_methods.inc").read_text()
@@ -576,22 +435,14 @@ def test_an_operator_comes_with_all_its_overloads(builder: Builder, tmp_path: Pa
     assert "softmax" in (tmp_path / "concur_ops.inc").read_text() and " mean(" not in methods
 
 
-def test_a_work_root_goes_with_its_process(tmp_path: Path) -> None:
+def test_a_work_root_goes_with_its_process(tmp_path):
     script = (
         "from pathlib import Path; from kernels_eval.build.process import WorkRoot; w ="
         f" WorkRoot(Path({str(tmp_path)!r})); print(w.path)"
     )
-    path = Path(
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        ).stdout.strip()
-    )
+    path = Path(python(script).stdout.strip())
     assert path.parent == tmp_path and not path.exists()
-    killed = subprocess.run(
-        [sys.executable, "-c", script + "; import os; os.kill(os.getpid(), 9)"],
-        capture_output=True,
-        text=True,
-    )
+    killed = python(f"{script}; import os; os.kill(os.getpid(), 9)")
     assert killed.returncode == -9
     [left] = tmp_path.glob("work-*")
     mine = WorkRoot(tmp_path)
@@ -600,7 +451,7 @@ def test_a_work_root_goes_with_its_process(tmp_path: Path) -> None:
     assert mine.path.exists()
 
 
-def test_confine_runs_in_every_compiler(tmp_path: Path) -> None:
+def test_confine_runs_in_every_compiler(tmp_path):
     marks = tmp_path / "marks"
     builder = Builder(
         BuildConfig(),
@@ -684,22 +535,14 @@ def kernel_code(cubin: Path) -> dict[str, bytes]:
 @needs_nvcc
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(CUDA)))
-def test_the_kernels_machine_code_does_not_depend_on_the_tier(
-    builder: Builder, number: int, tmp_path: Path
-) -> None:
+def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder, number, tmp_path):
     found = []
     for tier in ("lite", "full"):
-        scratch = tmp_path / tier
-        scratch.mkdir()
-        build = builder._attempt(cuda(CUDA[number]), tier, scratch)
+        attempt = builder.attempt(cuda(CUDA[number]), tier, tmp_path)
+        build, work = attempt.build(), attempt.work
         assert build.ok, build.log
-        work = scratch / tier
-        flags = [*builder._nvcc_flags(cuda(CUDA[number]), tier), *builder._includes(tier, work)]
-        subprocess.run(
-            [*flags, "-cubin", "-o", str(work / "f.cubin"), str(work / "cuda.cu")],
-            check=True,
-            cwd=work,
-        )
+        command = [*attempt.command("cuda.cu"), "-cubin", "-o", "f.cubin", "cuda.cu"]
+        subprocess.run(command, check=True, cwd=work)
         found.append(kernel_code(work / "f.cubin"))
     lite, full = found
     assert lite and all(len(code) > 100 for code in lite.values())
@@ -715,32 +558,25 @@ def test_the_kernels_machine_code_does_not_depend_on_the_tier(
         ("float m = static_cast<float>(__float2half(1.f)); return x;", False),
     ],
 )
-def test_what_nvcc_does_not_know(
-    builder: Builder, body: str, certain: bool, tmp_path: Path
-) -> None:
+def test_what_nvcc_does_not_know(builder, body, certain, tmp_path):
     """`__float2half` is what torch's headers bring along under nvcc, and lite only for those who
     name at::Half."""
     asked = cuda(f"#include <torch/extension.h>\ntorch::Tensor f(torch::Tensor x) {{ {body} }}")
-    build = builder._attempt(asked, "lite", tmp_path)
-    assert not build.ok and builder._certain(build, asked) is certain, build.log
+    build = builder.attempt(asked, "lite", tmp_path).build()
+    assert not build.ok and builder.is_certain(build, asked) is certain, build.log
 
 
 @needs_nvcc
-def test_launches_of_a_library_go_through_the_counter(builder: Builder) -> None:
+def test_launches_of_a_library_go_through_the_counter(builder):
     build = builder.build(cuda(CUDA[0]))
     assert build.ok and build.tier == "lite", build.log
-    table = subprocess.run(
-        ["nm", "-D", build.path], capture_output=True, text=True, check=True
-    ).stdout
+    table = output_of("nm", "-D", build.path)
     assert (
         re.search(r" U __wrap_(__)?cudaLaunchKernel", table)
         and "U __wrap___cudaRegisterFunction" in table
     )
     assert not re.search(r" U (__)?cudaLaunchKernel", table), "no way around it"
-    needed = subprocess.run(
-        ["objdump", "-p", build.path], capture_output=True, text=True, check=True
-    ).stdout
-    assert "libconcur_launch.so" in needed
+    assert "libconcur_launch.so" in output_of("objdump", "-p", build.path)
 
 
 FAKE = """
@@ -793,7 +629,7 @@ void fake_second(long stream) { __wrap_cudaLaunchKernel(second, dim3(), dim3(), 
 
 
 @needs_nvcc
-def test_the_counters_add_up(builder: Builder, tmp_path: Path) -> None:
+def test_the_counters_add_up(builder, tmp_path):
     """Against a CUDA runtime of our own that only counts: no GPU is needed, and nothing of a real
     one is loaded."""
     source = tmp_path / "fake.cpp"
@@ -845,17 +681,6 @@ def test_the_counters_add_up(builder: Builder, tmp_path: Path) -> None:
     )
 
 
-def test_without_a_cuda_library_there_are_no_counters() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            textwrap.dedent(
-                "from kernels_eval.child.kernel_launches import Launches; print(Launches.find())"
-            ),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "None"
+def test_without_a_cuda_library_there_are_no_counters():
+    script = "from kernels_eval.child.kernel_launches import Launches; print(Launches.find())"
+    assert python(script).stdout.strip() == "None"

@@ -7,41 +7,27 @@ Where no worker is left at all, test_pool.py has the one error after a stated wa
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from kernels_eval.cluster import pool as pool_module
 from kernels_eval.cluster.pool import Pool
-from kernels_eval.records import Candidate, KernelTask, Language
-from tests.support import kernels
-from tests.support.kernels import AFFINE
+from kernels_eval.records import Language
+from tests.support.pools import Calls, Quick, many
 
 pytestmark = pytest.mark.slow
 SHORT_S = 2.0
 
 
-class Nothing:
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
-        names = [call[-1]["candidate_id"] for call in calls]
-        if len(calls[0]) < 3:
-            return [{"candidate_id": name} for name in names], 0.0
-        time.sleep(0.1)  # what a kernel takes: the work itself, not a wait for something
-        verdict = {
-            "task_id": calls[0][0]["task_id"],
-            "language": "cpp",
-            "status": "correct",
-            "reason": "ok",
-        }
-        return [verdict | {"candidate_id": name} for name in names], 1.0
+class Working(Quick):
+    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+        if len(calls[0]) == 3:
+            time.sleep(0.1)  # what a kernel takes: the work itself, not a wait for something
+        return super().several(calls)[0], float(len(calls[0]) == 3)
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cluster(monkeypatch):
     """Two nodes: two CPU slots where the driver is, one elsewhere."""
     import ray
     from ray.cluster_utils import Cluster
@@ -59,17 +45,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         found.shutdown()
 
 
-def many(number: int) -> list[tuple[KernelTask, Candidate]]:
-    base = kernels.candidate(AFFINE, "class ModelNew: pass")
-    return [(AFFINE, base.model_copy(update={"candidate_id": f"many-{n}"})) for n in range(number)]
-
-
 def pool(workers: int) -> Pool:
     # the build worker takes no share of a CPU where all of them are asked for by workers
-    return Pool(Language.CPP, workers=workers, builders=1, builder=Nothing, runner=Nothing)
+    return Pool(Language.CPP, workers=workers, builders=1, builder=Working, runner=Working)
 
 
-def test_fewer_devices_than_asked_for_are_said_and_the_run_goes_on(cluster: Any) -> None:
+def test_fewer_devices_than_asked_for_are_said_and_the_run_goes_on(cluster):
     with pool(workers=5) as few:
         asked = many(200)
         verdicts = list(few.verify(asked))
@@ -81,7 +62,7 @@ def test_fewer_devices_than_asked_for_are_said_and_the_run_goes_on(cluster: Any)
         )
 
 
-def test_a_node_that_is_lost_in_mid_run_is_said_and_costs_no_verdict(cluster: Any) -> None:
+def test_a_node_that_is_lost_in_mid_run_is_said_and_costs_no_verdict(cluster):
     with pool(workers=3) as three:
         asked, verdicts = many(400), []
         for verdict in three.verify(asked):
@@ -97,7 +78,7 @@ def test_a_node_that_is_lost_in_mid_run_is_said_and_costs_no_verdict(cluster: An
         ), three.cautions
 
 
-def test_the_stage_hands_the_caution_on() -> None:
+def test_the_stage_hands_the_caution_on():
     from tasks.progress import gathering
     from tasks.verification.stage import Verification
 

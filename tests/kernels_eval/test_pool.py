@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -22,9 +20,11 @@ from kernels_eval.cluster import ray as cluster
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.devices import require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.records import Candidate, KernelTask, Language
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
+from tests.support.pools import Calls, Quick, many, outcomes
+from tests.support.processes import python
 from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
@@ -32,7 +32,7 @@ CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
+def pool():
     import ray
 
     from kernels_eval.build.extensions import Builder
@@ -48,9 +48,7 @@ def pool() -> Iterator[Pool]:
 
 def broken(number: int) -> str:
     source = f"torch::Tensor broken(torch::Tensor x) {{ return missing_{number}(x); }}"
-    return module(
-        "return ext.broken(x)", extension=load_inline(source, ["broken"], name="pool_broken")
-    )
+    return module("return ext.broken(x)", extension=load_inline(source, name="pool_broken"))
 
 
 def pairs(*sources: tuple[KernelTask, str | None]) -> list[tuple[KernelTask, Candidate]]:
@@ -60,15 +58,7 @@ def pairs(*sources: tuple[KernelTask, str | None]) -> list[tuple[KernelTask, Can
     ]
 
 
-def outcomes(asked: list[tuple[KernelTask, Candidate]], verdicts: list[Verdict]) -> list[str]:
-    """The reasons in the order of asking; fails unless every candidate has exactly one verdict."""
-    assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
-    found = {v.candidate_id: v for v in verdicts}
-    assert all(found[c.candidate_id].task_id == task.task_id for task, c in asked)
-    return [found[c.candidate_id].reason for _, c in asked]
-
-
-def test_every_candidate_gets_exactly_one_verdict(pool: Pool) -> None:
+def test_every_candidate_gets_exactly_one_verdict(pool):
     gain = "self.gain = nn.Parameter(torch.randn(64))"
     asked = pairs(
         (AFFINE, module("return ext.affine(x)")),
@@ -89,7 +79,7 @@ def test_every_candidate_gets_exactly_one_verdict(pool: Pool) -> None:
     ]
 
 
-def test_a_queue_of_failures_only_ends(pool: Pool) -> None:
+def test_a_queue_of_failures_only_ends(pool):
     asked = pairs(
         (AFFINE, broken(1)),
         (AFFINE, None),
@@ -106,11 +96,11 @@ def test_a_queue_of_failures_only_ends(pool: Pool) -> None:
     ]
 
 
-def test_an_empty_queue_ends(pool: Pool) -> None:
+def test_an_empty_queue_ends(pool):
     assert list(pool.verify([])) == []
 
 
-def test_candidates_are_taken_only_as_fast_as_they_are_done(pool: Pool) -> None:
+def test_candidates_are_taken_only_as_fast_as_they_are_done(pool):
     taken = 0
 
     def endless() -> Iterator[tuple[KernelTask, Candidate]]:
@@ -128,7 +118,7 @@ def test_candidates_are_taken_only_as_fast_as_they_are_done(pool: Pool) -> None:
     )
 
 
-def test_a_worker_killed_in_the_middle_is_replaced(pool: Pool) -> None:
+def test_a_worker_killed_in_the_middle_is_replaced(pool):
     """The first candidate is slow enough to be caught at work; its worker's process is killed, and
     every verdict still arrives."""
     slow = module("time.sleep(0.4)\nreturn ext.affine(x)", before="import time")
@@ -172,7 +162,7 @@ def worker_processes() -> list[psutil.Process]:
     return found
 
 
-def test_leaving_a_pool_stops_its_workers() -> None:
+def test_leaving_a_pool_stops_its_workers():
     import ray
 
     assert ray.is_initialized()
@@ -211,7 +201,7 @@ def failing_pool(broken_workers: int, workers: int) -> Pool:
 
 
 @pytest.mark.slow
-def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue() -> None:
+def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue():
     asked = pairs(
         *[(AFFINE, module(f"return ext.aborts(x)  # {n}")) for n in range(3)],
         (AFFINE, module("return ext.affine(x)")),
@@ -233,7 +223,7 @@ def test_a_worker_whose_device_fails_is_quarantined_and_the_others_continue() ->
 
 
 @pytest.mark.slow
-def test_a_pool_without_a_working_device_says_so() -> None:
+def test_a_pool_without_a_working_device_says_so():
     with failing_pool(broken_workers=2, workers=2) as pool:
         with pytest.raises(GpuLostError, match="failed its health check twice") as fault:
             list(
@@ -249,74 +239,58 @@ def test_a_pool_without_a_working_device_says_so() -> None:
 # -- workers that do not start, as those of a node that is lost ------------------------------------
 
 
-class Quick:
-    """Stands in for both kinds of worker: every candidate is correct at once."""
+class Fated(Quick):
+    """One that "hangs" when it is given work, or "dies" as it starts."""
 
-    def __init__(self, config: object, device: str | None, *_: object) -> None:
-        if device == "dies":
+    def __init__(self, config: object, fate: str | None) -> None:
+        if fate == "dies":
             os._exit(1)
-        self._hangs = device == "hangs"
+        self._hangs = fate == "hangs"
 
-    def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
+    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
         while self._hangs:
             time.sleep(1)  # until it is killed
-        prepared = {"candidate_id": calls[0][1]["candidate_id"]}
-        verdict = {
-            "task_id": calls[0][0]["task_id"],
-            "language": "cpp",
-            "status": "correct",
-            "reason": "ok",
-        }
-        timing = {
-            "reference_ms": 1.0,
-            "candidate_ms": 0.5,
-            "speedup": 2.0,
-            "speedup_lower": 1.9,
-            "speedup_upper": 2.1,
-            "pairs": 100,
-        }
-        timing |= {"calls_per_sample": 10, "clock_bound_ms": 0.5}
-        return [prepared if len(calls[0]) == 2 else prepared | verdict | {"timing": timing}], 1.0
+        return super().several(calls)
+
+
+def planned_pool(new_runner: Callable[[Pool], object], workers: int) -> Pool:
+    """A pool with one build worker that does nothing, and the workers that are made here."""
+
+    class Planned(Pool):
+        def _new_builder(self, *_: object) -> object:
+            import ray
+
+            return ray.remote(Quick).options(num_cpus=0).remote()
+
+        def _new_runner(self) -> object:
+            return new_runner(self)
+
+    return Planned(Language.CPP, CONFIG, workers=workers, builders=1)
 
 
 def lossy_pool(*runners: str) -> Pool:
     """A pool with two places for workers. What is started there, in turn: one that "works", one
-    that "hangs" when it is given work, one that "dies" as it starts, one that Ray can place
-    "nowhere"."""
+    of another fate (`Fated`), one that Ray can place "nowhere"."""
+    import ray
+
     plan = iter(runners)
 
-    class LossyPool(Pool):
-        def _new_builder(self, *_: object) -> object:
-            import ray
+    def new_runner(pool: Pool) -> object:
+        kind = next(plan)
+        resources = {"a node that is lost": 1} if kind == "nowhere" else {}
+        return ray.remote(Fated).options(num_cpus=0, resources=resources).remote(pool.config, kind)
 
-            return ray.remote(Quick).options(num_cpus=0).remote(self.config, None)
-
-        def _new_runner(self) -> object:
-            import ray
-
-            kind = next(plan)
-            resources = {"a node that is lost": 1} if kind == "nowhere" else {}
-            return (
-                ray.remote(Quick).options(num_cpus=0, resources=resources).remote(self.config, kind)
-            )
-
-    return LossyPool(Language.CPP, CONFIG, workers=2, builders=1)
+    return planned_pool(new_runner, 2)
 
 
-def many(count: int) -> list[tuple[KernelTask, Candidate]]:
-    return pairs(
-        *[(AFFINE, module(f"return ext.affine(x)  # {number}")) for number in range(count)]
-    )
-
-
-def test_nothing_waits_for_a_worker_that_cannot_be_placed(pool: Pool) -> None:
+def test_nothing_waits_for_a_worker_that_cannot_be_placed(pool):
     asked = many(20)
     with lossy_pool("works", "nowhere") as lossy:
         for _ in range(2):
             assert set(outcomes(asked, list(lossy.verify(asked)))) == {"ok"}
 
 
-def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(pool: Pool) -> None:
+def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(pool):
     import ray
 
     asked = many(20)
@@ -344,7 +318,7 @@ from ray.cluster_utils import Cluster
 from kernels_eval.config import EvalConfig
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.records import Language
-from tests.kernels_eval.test_pool import Quick, many
+from tests.support.pools import Quick, many
 
 class Slower(Quick):
     def several(self, calls):
@@ -369,26 +343,17 @@ cluster.shutdown()
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_costs_its_share_only() -> None:
+def test_a_node_that_is_lost_costs_its_share_only():
     """A cluster of two nodes, with a worker on each; one of them is killed."""
     with tempfile.TemporaryDirectory(
         prefix="r"
     ) as folder:  # short, for its sockets; others would join a cluster that they hear of
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": folder}
-        done = subprocess.run(
-            [sys.executable, "-c", NODE_LOST],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=300,
-        )
+        done = python(NODE_LOST, RAY_TMPDIR=folder)
         assert (Path(folder) / "ray").is_dir()
     assert "found 40 40 workers 1" in done.stdout
 
 
-def test_where_no_worker_starts_the_pool_says_so(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_worker_starts_the_pool_says_so(pool, monkeypatch):
     monkeypatch.setattr(pool_module, "START_S", 1.0)
     with (
         lossy_pool("nowhere", "nowhere") as lossy,
@@ -398,7 +363,7 @@ def test_where_no_worker_starts_the_pool_says_so(
     assert "ray status" in fault.value.hint
 
 
-def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool: Pool) -> None:
+def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool):
     with (
         lossy_pool("nowhere", *["dies"] * 2 * pool_module.DEATHS) as lossy,
         pytest.raises(GpuLostError, match="times while it started"),
@@ -406,9 +371,7 @@ def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool: Pool) ->
         list(lossy.verify(many(3)))
 
 
-def test_a_lost_node_of_its_own_is_a_clear_error(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_node_of_its_own_is_a_clear_error(pool, monkeypatch):
     """Where Ray's own process on this node is killed, calls are never answered: seen after some
     seconds, not never."""
     import ray
@@ -436,9 +399,7 @@ def test_a_lost_node_of_its_own_is_a_clear_error(
         ("ray-head:6379", "other:1", "ray-head:6379"),
     ],
 )
-def test_a_cluster_is_joined_only_where_it_is_named(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, variable: str, used: str
-) -> None:
+def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch, given, variable, used):
     """Left to itself Ray joins the last cluster that was started on the machine by anybody, or
     fails where that one was killed."""
     import ray
@@ -454,7 +415,7 @@ def test_a_cluster_is_joined_only_where_it_is_named(
     assert asked == ([f"is there one at {used}?"] if used != "local" else []) + [used]
 
 
-def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
     import ray
 
     def refuse(**_: object) -> None:
@@ -471,51 +432,39 @@ def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPa
     assert fault.value.hint
 
 
-class Fragile:
+class Fragile(Quick):
     """A kernel worker whose fork server fails so many times on each candidate that is marked for
     it, in whichever worker."""
 
-    def __init__(self, config: object, folder: str) -> None:
-        self._folder, self._quick = Path(folder), Quick(config, "works")
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
-    def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
-        left = self._folder / calls[0][1]["candidate_id"]
+    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+        left = self._folder / str(calls[0][1]["candidate_id"])
         if left.exists() and (times := int(left.read_text())):
             left.write_text(str(times - 1))
             raise SandboxError("the fork server is gone", "mend it")
-        return self._quick.several(calls)
+        return super().several(calls)
 
 
 @pytest.mark.parametrize("times", [pool_module.DEATHS - 1, pool_module.DEATHS])
-def test_a_sandbox_that_fails_is_tried_again_a_few_times(
-    pool: Pool, tmp_path: Path, times: int
-) -> None:
-    class SandboxPool(Pool):
-        def _new_builder(self, *_: object) -> object:
-            import ray
-
-            return ray.remote(Quick).options(num_cpus=0).remote(self.config, None)
-
-        def _new_runner(self) -> object:
-            import ray
-
-            return ray.remote(Fragile).options(num_cpus=0).remote(self.config, str(tmp_path))
+def test_a_sandbox_that_fails_is_tried_again_a_few_times(pool, tmp_path, times):
+    import ray
 
     asked = many(4)
     (tmp_path / asked[1][1].candidate_id).write_text(str(times))
-    with SandboxPool(Language.CPP, CONFIG, workers=1, builders=1) as fragile:
+    fragile = ray.remote(Fragile).options(num_cpus=0)
+    with planned_pool(lambda _: fragile.remote(tmp_path), 1) as made:
         if times < pool_module.DEATHS:
-            assert set(outcomes(asked, list(fragile.verify(asked)))) == {"ok"}
+            assert set(outcomes(asked, list(made.verify(asked)))) == {"ok"}
         else:
             with pytest.raises(SandboxError) as fault:
-                list(fragile.verify(asked))
+                list(made.verify(asked))
             assert fault.value.hint == "mend it"
 
 
 @pytest.mark.parametrize("language", [Language.CUDA, Language.TRITON])
-def test_a_missing_gpu_is_said_before_any_work(
-    language: Language, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_gpu_is_said_before_any_work(language, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(DeviceError) as fault:
         require_device(language)
@@ -524,6 +473,6 @@ def test_a_missing_gpu_is_said_before_any_work(
         Pool(language, CONFIG).__enter__()
 
 
-def test_cpp_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpp_needs_no_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     require_device(Language.CPP)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,25 +13,17 @@ from kernels_eval.cluster import worker
 from kernels_eval.cluster.pool import DEATHS, Pool, _Item, _together
 from kernels_eval.cluster.ray import start_ray
 from kernels_eval.errors import GpuLostError
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
-from tests.support import kernels
-from tests.support.kernels import AFFINE
+from kernels_eval.records import Language
+from tests.support.pools import Calls, Quick, many, outcomes
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _ray() -> Iterator[None]:
+def _ray():
     import ray
 
     start_ray()
     yield
     ray.shutdown()
-
-
-def outcomes(asked: list[tuple[KernelTask, Candidate]], verdicts: list[Verdict]) -> list[str]:
-    """The reasons in the order of asking; fails unless every candidate has exactly one verdict."""
-    assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
-    found = {v.candidate_id: v for v in verdicts}
-    return [found[c.candidate_id].reason for _, c in asked]
 
 
 def quick_pool(
@@ -49,40 +40,21 @@ def quick_pool(
     A call answers the first `answered` of what it is asked, and says that it took `seconds`.
     """
 
-    class Quick:
-        def __init__(self, *_: object) -> None:
-            pass
+    class Logged(Quick):
+        def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+            if len(calls[0]) == 3:
+                names = [str(call[1]["candidate_id"]) for call in calls]
+                with open(log, "a") as handle:
+                    handle.write(" ".join(names) + "\n")
+                came = sum(fatal in line.split() for line in log.read_text().splitlines())
+                if fatal in names and came <= deaths:
+                    os._exit(1)
+            return super().several(calls[:answered])[0], seconds
 
-        def several(self, calls: list[tuple[dict, ...]]) -> tuple[list[dict], float]:
-            names = [call[-1]["candidate_id"] for call in calls]
-            if len(calls[0]) < 3:
-                return [{"candidate_id": name} for name in names[:answered]], seconds
-            with open(log, "a") as handle:
-                handle.write(" ".join(names) + "\n")
-            if (
-                sum(fatal in line.split() for line in log.read_text().splitlines()) <= deaths
-                and fatal in names
-            ):
-                os._exit(1)
-            verdict = {
-                "task_id": calls[0][0]["task_id"],
-                "language": "cpp",
-                "status": "correct",
-                "reason": "ok",
-            }
-            return [verdict | {"candidate_id": name} for name in names[:answered]], seconds
-
-    return Pool(Language.CPP, workers=1, builders=1, builder=Quick, runner=Quick)
+    return Pool(Language.CPP, workers=1, builders=1, builder=Logged, runner=Logged)
 
 
-def many(number: int, name: str = "many") -> list[tuple[KernelTask, Candidate]]:
-    base = kernels.candidate(AFFINE, "class ModelNew: pass")
-    return [
-        (AFFINE, base.model_copy(update={"candidate_id": f"{name}-{n}"})) for n in range(number)
-    ]
-
-
-def test_quick_candidates_travel_together_and_each_has_one_verdict(tmp_path: Path) -> None:
+def test_quick_candidates_travel_together_and_each_has_one_verdict(tmp_path):
     asked = many(100)
     with quick_pool(tmp_path / "log") as quick:
         assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 100
@@ -91,7 +63,7 @@ def test_quick_candidates_travel_together_and_each_has_one_verdict(tmp_path: Pat
 
 
 @pytest.mark.parametrize("answered", [1, 3])
-def test_what_a_call_leaves_undone_comes_back_in_order(tmp_path: Path, answered: int) -> None:
+def test_what_a_call_leaves_undone_comes_back_in_order(tmp_path, answered):
     asked = many(50)
     with quick_pool(tmp_path / "log", answered=answered) as quick:
         verdicts = list(quick.verify(asked))
@@ -101,7 +73,7 @@ def test_what_a_call_leaves_undone_comes_back_in_order(tmp_path: Path, answered:
     ]
 
 
-def test_slow_candidates_travel_alone(tmp_path: Path) -> None:
+def test_slow_candidates_travel_alone(tmp_path):
     asked = many(20)
     with quick_pool(tmp_path / "log", seconds=1.0) as slow:
         assert outcomes(asked, list(slow.verify(asked))) == ["ok"] * 20
@@ -109,8 +81,8 @@ def test_slow_candidates_travel_alone(tmp_path: Path) -> None:
 
 
 def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     asked = many(60)
     with quick_pool(tmp_path / "log", fatal="many-40", deaths=DEATHS) as quick:
         with pytest.raises(GpuLostError, match=f"died {DEATHS} times on candidate many-40"):
@@ -122,7 +94,7 @@ def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelle
         assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 60
 
 
-def test_one_that_lost_a_worker_before_travels_alone() -> None:
+def test_one_that_lost_a_worker_before_travels_alone():
     queue = deque(
         _Item(*pair, deaths=deaths)
         for pair, deaths in zip(many(6), (0, 0, 1, 1, 0, 0), strict=True)
@@ -138,7 +110,7 @@ def test_one_that_lost_a_worker_before_travels_alone() -> None:
     assert calls == [["many-0", "many-1"], ["many-2"], ["many-3"], ["many-4", "many-5"]]
 
 
-def test_what_was_under_way_when_a_stream_ended_is_not_in_the_next(tmp_path: Path) -> None:
+def test_what_was_under_way_when_a_stream_ended_is_not_in_the_next(tmp_path):
     with quick_pool(tmp_path / "log") as quick:
         stream = quick.verify(many(50))
         assert next(stream).candidate_id == "many-0"
@@ -148,7 +120,7 @@ def test_what_was_under_way_when_a_stream_ended_is_not_in_the_next(tmp_path: Pat
         assert outcomes(asked, list(quick.verify(asked))) == ["ok"] * 20
 
 
-def test_slow_calls_hold_nothing_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_calls_hold_nothing_behind_them(monkeypatch):
     now = 0.0
     monkeypatch.setattr(worker.time, "monotonic", lambda: now)
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -38,7 +37,7 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def family() -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
+def family():
     leader = subprocess.Popen(
         [sys.executable, "-c", FAMILY],
         stdin=subprocess.PIPE,
@@ -54,7 +53,7 @@ def family() -> Iterator[tuple[subprocess.Popen[bytes], int, int]]:
     leader.communicate()
 
 
-def test_a_family_is_found_and_ended(family: tuple[subprocess.Popen[bytes], int, int]) -> None:
+def test_a_family_is_found_and_ended(family):
     leader, child, grandchild = family
     assert descendants(leader.pid) == [child, grandchild]
     used = usage(leader.pid)
@@ -65,8 +64,8 @@ def test_a_family_is_found_and_ended(family: tuple[subprocess.Popen[bytes], int,
 
 
 def test_members_are_found_by_session_variable_and_descent(
-    family: tuple[subprocess.Popen[bytes], int, int],
-) -> None:
+    family,
+):
     leader, child, grandchild = family
     identity = identify(leader.pid)
     assert identity
@@ -80,8 +79,8 @@ def test_members_are_found_by_session_variable_and_descent(
 
 
 def test_an_identity_is_one_process_only(
-    family: tuple[subprocess.Popen[bytes], int, int],
-) -> None:
+    family,
+):
     leader, child, grandchild = family
     identity = identify(leader.pid)
     assert identity and alive(identity) and not alive(None)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import kernels_eval
 from kernels_eval.build.process import run
 from kernels_eval.isolation import reaper
 from kernels_eval.isolation.process_tree import environment_variable, has_ended
+from tests.support.processes import python
 from tests.support.waiting import until
 
 ROOT = Path(kernels_eval.__file__).parent.parent
@@ -36,7 +36,7 @@ BUILDER = """
 """
 
 
-def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> None:
+def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path):
     builder = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(BUILDER), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -57,7 +57,7 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path: Path) -> N
         builder.wait()
 
 
-def test_one_reaper_serves_a_process(tmp_path: Path) -> None:
+def test_one_reaper_serves_a_process(tmp_path):
     first = reaper.reaper()
     assert [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)] == [
         "ok"
@@ -69,7 +69,7 @@ def test_one_reaper_serves_a_process(tmp_path: Path) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_a_deadline_ends_the_whole_group(tmp_path: Path) -> None:
+def test_a_deadline_ends_the_whole_group(tmp_path):
     command = ["sh", "-c", "echo out; sh -c 'echo $$ > inner; sleep 600' & wait"]
     inner = tmp_path / "inner"
     for seconds in (1, 4, 16, 64):  # a busy machine may not have come to the inner one before
@@ -80,14 +80,13 @@ def test_a_deadline_ends_the_whole_group(tmp_path: Path) -> None:
     until(lambda: has_ended(int(inner.read_text())))
 
 
-def test_the_reaper_ends_with_its_owner(tmp_path: Path) -> None:
+def test_the_reaper_ends_with_its_owner(tmp_path):
     program = "from kernels_eval.isolation import reaper; reaper.reaper()"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert python(program, OF_THIS_TEST=str(tmp_path)).returncode == 0
     until(lambda: not marked(tmp_path))
 
 
-def test_builds_go_on_where_the_reaper_was_killed(tmp_path: Path) -> None:
+def test_builds_go_on_where_the_reaper_was_killed(tmp_path):
     """A pipe that nobody reads breaks between fork and exec, where an error would be the
     build's."""
     program = """
@@ -107,9 +106,7 @@ def test_builds_go_on_where_the_reaper_was_killed(tmp_path: Path) -> None:
     psutil.wait_procs([process], timeout=10)
     print(run(["echo", "built"], here, time.monotonic() + 60, dict(os.environ)))
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)}
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = python(program, tmp_path, OF_THIS_TEST=str(tmp_path))
     assert done.stdout == "ok\n" and (tmp_path / "log").read_text() == "built\n", done.stderr
 
 
@@ -143,8 +140,8 @@ OWNER = """
 
 
 def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
@@ -232,7 +229,7 @@ def of_session(session: str) -> dict[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "shutdown", "exit"])
-def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) -> None:
+def test_a_ray_of_ones_own_is_gone_with_its_process(short_path, how):
     process, worker, session = driver(short_path)
     try:
         began = of_session(session)
@@ -254,7 +251,7 @@ def test_a_ray_of_ones_own_is_gone_with_its_process(short_path: Path, how: str) 
 
 
 @pytest.mark.slow
-def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
+def test_a_ray_that_was_joined_stays(short_path):
     head, worker, session = driver(short_path)
     try:
         port = next(Path(session).glob("gcs_server_port_*")).read_text()
@@ -279,7 +276,7 @@ def test_a_ray_that_was_joined_stays(short_path: Path) -> None:
 
 
 @pytest.fixture
-def short_path() -> Iterator[Path]:
+def short_path():
     """Ray's sockets lie below it, whose paths must be short."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         yield Path(folder)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.errors import DeviceError, EvalError, UsageError
+from kernels_eval.errors import DeviceError, UsageError
 from kernels_eval.records import (
     REASONS,
     STATUS_OF,
@@ -49,14 +49,14 @@ def verdict(status: Status, reason: str, **fields: Any) -> Verdict:
     )
 
 
-def test_every_status_has_reasons_and_every_reason_one_status() -> None:
+def test_every_status_has_reasons_and_every_reason_one_status():
     assert set(REASONS) == set(Status)
     assert sum(len(reasons) for reasons in REASONS.values()) == len(STATUS_OF)
     assert all(REASONS.values())
 
 
 @given(st.sampled_from(list(Status)), st.sampled_from(sorted(STATUS_OF)))
-def test_a_reason_fits_its_own_status_only(status: Status, reason: str) -> None:
+def test_a_reason_fits_its_own_status_only(status, reason):
     if STATUS_OF[reason] is status:
         assert verdict(status, reason).reason == reason
     else:
@@ -65,13 +65,13 @@ def test_a_reason_fits_its_own_status_only(status: Status, reason: str) -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(set(STATUS_OF) - {"ok"}))
-def test_only_a_correct_candidate_has_a_timing(reason: str) -> None:
+def test_only_a_correct_candidate_has_a_timing(reason):
     with pytest.raises(ValidationError, match="only a correct candidate"):
         verdict(STATUS_OF[reason], reason, timing=TIMING)
     assert verdict(STATUS_OF[reason], reason).speedup == 0.0
 
 
-def test_the_speedup_is_the_timings() -> None:
+def test_the_speedup_is_the_timings():
     assert verdict(Status.CORRECT, "ok", timing=TIMING).speedup == 2.0
     assert verdict(Status.CORRECT, "ok").speedup == 0.0  # correctness only was asked for
 
@@ -79,12 +79,12 @@ def test_the_speedup_is_the_timings() -> None:
 @pytest.mark.parametrize(
     "field", ["reference_ms", "candidate_ms", "speedup", "speedup_lower", "clock_bound_ms", "pairs"]
 )
-def test_a_timing_holds_no_zero(field: str) -> None:
+def test_a_timing_holds_no_zero(field):
     with pytest.raises(ValidationError):
         Timing.model_validate(TIMING.model_dump() | {field: 0})
 
 
-def test_the_two_tracks() -> None:
+def test_the_two_tracks():
     torch_did_it = verdict(Status.REJECTED, "no_custom_kernel", outputs_match=True)
     assert torch_did_it.correct_any and not torch_did_it.correct_custom
     assert not verdict(Status.REJECTED, "no_custom_kernel", outputs_match=False).correct_any
@@ -92,14 +92,14 @@ def test_the_two_tracks() -> None:
     assert verdict(Status.CORRECT, "ok").correct_custom
 
 
-def test_records_are_frozen_and_closed() -> None:
+def test_records_are_frozen_and_closed():
     with pytest.raises(ValidationError):
         TASK.name = "two"
     with pytest.raises(ValidationError):
         KernelTask.model_validate(TASK.model_dump() | {"surprise": 1})
 
 
-def test_a_verdict_survives_json() -> None:
+def test_a_verdict_survives_json():
     made = verdict(
         Status.CORRECT,
         "ok",
@@ -117,7 +117,7 @@ def candidate(**fields: Any) -> Candidate:
     )
 
 
-def test_a_candidate_has_code_or_a_reason_and_never_both() -> None:
+def test_a_candidate_has_code_or_a_reason_and_never_both():
     assert candidate(code="x = 1").parse_reason is None
     assert candidate(parse_reason="truncated").code is None
     with pytest.raises(ValidationError, match="either code or a parse_reason"):
@@ -128,7 +128,7 @@ def test_a_candidate_has_code_or_a_reason_and_never_both() -> None:
         candidate(parse_reason="build_failed")
 
 
-def test_identity_covers_everything_that_drew_the_response() -> None:
+def test_identity_covers_everything_that_drew_the_response():
     params = SamplingParams()
     base = identity(TASK, "g", params, 0, "text")
     assert base == identity(TASK, "g", SamplingParams(), 0, "text")
@@ -144,12 +144,12 @@ def test_identity_covers_everything_that_drew_the_response() -> None:
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.none(), max_size=6))
-def test_a_hash_ignores_key_order_and_takes_any_text(values: dict[str, Any]) -> None:
+def test_a_hash_ignores_key_order_and_takes_any_text(values):
     assert stable_hash(values) == stable_hash(dict(reversed(list(values.items()))))
     assert len(stable_hash(values)) == 32
 
 
-def test_a_hash_takes_half_a_character() -> None:
+def test_a_hash_takes_half_a_character():
     """Responses may hold lone surrogates."""
     assert stable_hash("\ud800") != stable_hash("\ud801")
 
@@ -157,7 +157,7 @@ def test_a_hash_takes_half_a_character() -> None:
 @pytest.mark.parametrize(
     "error", [UsageError("cannot read x", "give a path"), DeviceError("no GPU", "use cpp")]
 )
-def test_an_error_keeps_its_hint_across_processes(error: EvalError) -> None:
+def test_an_error_keeps_its_hint_across_processes(error):
     import pickle
 
     copy = pickle.loads(pickle.dumps(error))

@@ -55,7 +55,7 @@ def measured(eager_ns: float, candidate_ns: float, compiled_ns: float | None) ->
     return timing, "".join(turns)
 
 
-def test_three_sides_take_turns_in_an_order_that_reads_the_same_backwards() -> None:
+def test_three_sides_take_turns_in_an_order_that_reads_the_same_backwards():
     timing, turns = measured(500_000, 250_000, 400_000)
     window = turns[-6 * (timing.pairs // 2) :]
     assert window == "acbbca" * (timing.pairs // 2), (
@@ -63,7 +63,7 @@ def test_three_sides_take_turns_in_an_order_that_reads_the_same_backwards() -> N
     )
 
 
-def test_the_speedup_against_each_baseline_has_its_own_interval() -> None:
+def test_the_speedup_against_each_baseline_has_its_own_interval():
     timing, _ = measured(500_000, 250_000, 400_000)
     assert timing.speedup == pytest.approx(2.0, rel=0.02)
     compiled = timing.compiled
@@ -80,19 +80,19 @@ def test_the_speedup_against_each_baseline_has_its_own_interval() -> None:
     assert timing.speedup_lower > compiled.speedup_upper, "eager and compiled are told apart"
 
 
-def test_a_third_side_leaves_the_numbers_of_the_other_two_alone() -> None:
+def test_a_third_side_leaves_the_numbers_of_the_other_two_alone():
     alone, turns = measured(500_000, 250_000, None)
     assert "abbaabba" in turns and alone.compiled is None
     beside, _ = measured(500_000, 250_000, 400_000)
     assert beside.speedup == pytest.approx(alone.speedup, rel=0.01)
 
 
-def test_the_fastest_side_decides_how_many_calls_a_sample_holds() -> None:
+def test_the_fastest_side_decides_how_many_calls_a_sample_holds():
     timing, _ = measured(500_000, 250_000, 10_000)
     assert timing.calls_per_sample >= CONFIG.sample_us * 1e3 / 10_000
 
 
-def test_a_third_side_whose_time_is_not_known_yet_keeps_the_measurement_going() -> None:
+def test_a_third_side_whose_time_is_not_known_yet_keeps_the_measurement_going():
     config = CONFIG.model_copy(update={"interval_width": 0.02, "max_s": 2.0})
     spread = iter(range(10**9))
     third = CompiledSampler(lambda calls: busy(4e5 * calls * (1 + (next(spread) % 7))), FACTS)
@@ -103,7 +103,7 @@ def test_a_third_side_whose_time_is_not_known_yet_keeps_the_measurement_going() 
     assert timing.pairs > 4 * config.min_pairs
 
 
-def test_the_default_is_eager_alone_and_hashes_as_it_always_did() -> None:
+def test_the_default_is_eager_alone_and_hashes_as_it_always_did():
     """The hashes are those of the commit before there was a second baseline: fingerprints, verdict
     keys and manifests depend on them."""
     assert EvalConfig().timing.baselines == ("eager",) and not EvalConfig().timing.compiles
@@ -120,7 +120,7 @@ def test_the_default_is_eager_alone_and_hashes_as_it_always_did() -> None:
     assert EvalConfig.model_validate_json(EvalConfig().model_dump_json()) == EvalConfig()
 
 
-def test_a_second_baseline_is_part_of_the_key_with_all_that_bears_on_it() -> None:
+def test_a_second_baseline_is_part_of_the_key_with_all_that_bears_on_it():
     keys = {
         stable_hash(
             EvalConfig(timing=TimingConfig.model_validate(BOTH | more)).model_dump(mode="json")
@@ -146,12 +146,12 @@ def test_a_second_baseline_is_part_of_the_key_with_all_that_bears_on_it() -> Non
         {"compile_mode": "fast"},
     ],
 )
-def test_baselines_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
+def test_baselines_that_make_no_sense_are_refused(bad):
     with pytest.raises(ValidationError):
         TimingConfig.model_validate(bad)
 
 
-def test_a_timing_without_it_is_written_as_it_always_was() -> None:
+def test_a_timing_without_it_is_written_as_it_always_was():
     timing, _ = measured(500_000, 250_000, None)
     names = "reference_ms candidate_ms speedup speedup_lower speedup_upper pairs calls_per_sample"
     names += " clock_bound_ms drift throttled"
@@ -170,12 +170,12 @@ def test_a_timing_without_it_is_written_as_it_always_was() -> None:
         {"unavailable_reason": "no", "speedup": 2.0},
     ],
 )
-def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad: dict[str, object]) -> None:
+def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad):
     with pytest.raises(ValidationError, match="either all of its numbers or a reason why"):
         CompiledBaseline.model_validate({"mode": "default", **bad})
 
 
-def test_a_verdict_for_a_person_names_the_baseline() -> None:
+def test_a_verdict_for_a_person_names_the_baseline():
     def shown(compiled: CompiledBaseline | None) -> str:
         timing, _ = measured(500_000, 250_000, 400_000)
         facts = {
@@ -195,7 +195,7 @@ def test_a_verdict_for_a_person_names_the_baseline() -> None:
     assert "torch.compile" not in shown(None)
 
 
-def test_a_protocol_for_the_command_line_takes_the_baselines() -> None:
+def test_a_protocol_for_the_command_line_takes_the_baselines():
     assert load_protocol(
         ["timing.baselines=[eager,compile]", "timing.compile_mode=max-autotune"]
     ).timing.compiles

@@ -20,7 +20,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     return clock
@@ -39,7 +39,7 @@ def verdict(status: Status, reason: str, **fields: object) -> Verdict:
     )
 
 
-def test_shares_and_depths_follow_the_clock(clock: Clock) -> None:
+def test_shares_and_depths_follow_the_clock(clock):
     seen = Telemetry(builders=4, devices=2)
     seen.tick(0)
     clock.now += 10  # builds only
@@ -86,7 +86,7 @@ def test_shares_and_depths_follow_the_clock(clock: Clock) -> None:
     json.dumps(shown)
 
 
-def test_nothing_done_is_nothing_shown() -> None:
+def test_nothing_done_is_nothing_shown():
     shown = Telemetry(1, 1).summary()
     assert (
         shown["candidates"] == 0

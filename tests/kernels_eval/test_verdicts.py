@@ -4,7 +4,6 @@ honest twins, the absence of both."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,11 +12,11 @@ from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.records import Status
 from tests.support import kernels
+from tests.support.adversarial import bounded
 from tests.support.kernels import (
     AFFINE,
     QUICK,
     WEIGHTED,
-    Verifier,
     assert_reason,
     kernel_task,
     load_inline,
@@ -28,7 +27,7 @@ from tests.support.kernels import (
 
 
 @pytest.fixture(scope="session")
-def verify() -> Iterator[Verifier]:
+def verify():
     with verifying() as made:
         made.preparer.builder.warm()
         yield made
@@ -46,7 +45,7 @@ def calls(function: str) -> str:
 # -- correct ---------------------------------------------------------------------------------------
 
 
-def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
+def test_a_correct_kernel_is_timed_and_named(verify):
     verdict = verify(AFFINE, calls("affine"))
     assert_reason(verdict, "ok")
     assert verdict.status is Status.CORRECT and verdict.correct_any and verdict.correct_custom
@@ -68,7 +67,7 @@ def test_a_correct_kernel_is_timed_and_named(verify: Verifier) -> None:
     assert 0 < sum(phases.values()) <= verdict.run_s
 
 
-def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify: Verifier) -> None:
+def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify):
     verdict = verify(WEIGHTED, GAIN)
     assert_reason(verdict, "ok")
     assert verdict.correctness is not None and verdict.correctness.trials == 8
@@ -85,113 +84,41 @@ WRONG = {
     "wrong_dtype": module("return ext.affine(x).double()"),
     "wrong_device": module("return ext.affine(x).to('meta')"),
     "non_finite": calls("with_nan"),
-    "precision_downcast": calls("rounded"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_answers(verify: Verifier, case: str) -> None:
+def test_wrong_answers(verify, case):
     verdict = verify(AFFINE, WRONG[case])
     assert_reason(verdict, case.partition(":")[0])
     assert verdict.outputs_match is False and not verdict.correct_any
 
 
-def test_weights_snapshotted_at_construction(verify: Verifier) -> None:
-    init = "self.gain = nn.Parameter(torch.randn(64))\nself.frozen = self.gain.detach().clone()"
-    verdict = verify(WEIGHTED, module("return ext.times_row(x, self.frozen)", init=init))
-    assert_reason(verdict, "stale_weights")
+# -- no custom kernel, and cheating: more in adversarial/ ------------------------------------------
 
 
-# -- no custom kernel ------------------------------------------------------------------------------
-
-NO_KERNEL = {
-    "uncalled": module("return x * 2.0 + 1.0"),
-    "only_a_string": (
-        f"import torch\nimport torch.nn as nn\nSOURCE = {kernels.SOURCE!r}\n"
-        "class ModelNew(nn.Module):\n    def forward(self, x):\n        return x * 2.0 + 1.0\n"
-    ),
-    "hidden_behind_a_fallback": module(
-        "try:\n    return ext.affine(x, 1, 2)\nexcept Exception:\n    return x * 2.0 + 1.0"
-    ),
-    "called_once_then_torch": module(
-        "self.calls += 1\nreturn ext.affine(x) if self.calls == 1 else x * 2.0 + 1.0",
-        init="self.calls = 0",
-    ),
-}
-
-
-@pytest.mark.parametrize("trick", NO_KERNEL)
-def test_torch_doing_the_work_is_not_a_kernel(verify: Verifier, trick: str) -> None:
-    verdict = verify(AFFINE, NO_KERNEL[trick])
+def test_torch_doing_the_work_is_not_a_kernel(verify):
+    verdict = verify(AFFINE, module("return x * 2.0 + 1.0"))
     assert_reason(verdict, "no_custom_kernel")
     assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
-    assert any("mul" in name for name in verdict.library_calls) or trick == "called_once_then_torch"
+    assert any("mul" in name for name in verdict.library_calls)
 
 
-# -- cheating --------------------------------------------------------------------------------------
-
-PATCHED_TIME = """
-def slow_down():
-    import importlib
-    clock = importlib.import_module("ti" + "me")
-    real = getattr(clock, "perf_counter_ns")
-    vars(clock)["perf_counter_ns"] = lambda: real() // 10
-slow_down()
-"""
 FORGED_CLOCK = """
 import sys
 stopwatch = vars(sys.modules["kernels_" + "eval.child.model_runner"])
 real = stopwatch["now_ns"]
 stopwatch["now_ns"] = lambda: real() // 10
 """
-NO_FIRST = "self.first = None"
-REJECTED = {
-    "input_mutated": ("input_mutated", module("y = ext.affine(x)\next.relu_in_place(x)\nreturn y")),
-    "one_static_buffer": (
-        "output_aliased",
-        module("return ext.affine_into(x, self.out)", init="self.out = torch.empty(64, 64)"),
-    ),
-    "cache_by_data_ptr": (
-        "stale_cache",
-        module(
-            "key = x.data_ptr()\ny = ext.affine(x)\nself.seen.setdefault(key, y)\nreturn"
-            " self.seen[key].clone()",
-            init="self.seen = {}",
-        ),
-    ),
-    "first_output_kept": (
-        "stale_cache",
-        module(
-            "y = ext.affine(x)\nself.first = y if self.first is None else self.first\nreturn"
-            " self.first.clone()",
-            init=NO_FIRST,
-        ),
-    ),
-    "tensor_subclass": (
-        "lazy_output",
-        module(
-            "return torch.Tensor._make_subclass(Lazy, ext.affine(x))",
-            before="class Lazy(torch.Tensor):\n    pass",
-        ),
-    ),
-    "subprocess": ("forbidden_call", module("return ext.affine(x)", before="import subprocess")),
-    "patches_allclose": (
-        "harness_tampering",
-        module("return ext.affine(x)", before="torch.allclose = lambda *a, **k: True"),
-    ),
-    "patches_perf_counter": (
-        "harness_tampering",
-        module("return ext.affine(x)", before="import time\ntime.perf_counter = lambda: 0.0"),
-    ),
-    "patches_time": ("harness_tampering", calls("affine") + PATCHED_TIME),
-    "forges_the_clock": ("implausible_time", module("return ext.affine(x)", after=FORGED_CLOCK)),
-}
 
 
-@pytest.mark.parametrize("trick", REJECTED)
-def test_cheats_are_rejected(verify: Verifier, trick: str) -> None:
-    reason, code = REJECTED[trick]
-    assert_reason(verify(AFFINE, code), reason)
+def test_a_forged_clock_wins_nothing(verify):
+    """Found out, or on a machine that gets busy meanwhile: timed as what the parent's clock bears
+    out."""
+    verdict = verify(AFFINE, module("return ext.affine(x)", after=FORGED_CLOCK))
+    assert verdict.reason in ("implausible_time", "ok"), verdict.detail
+    if verdict.reason == "ok":
+        bounded(verdict)
 
 
 # -- building --------------------------------------------------------------------------------------
@@ -211,61 +138,51 @@ UNBUILT = {
 
 
 @pytest.mark.parametrize("reason", UNBUILT)
-def test_sources_that_make_no_library(verify: Verifier, reason: str) -> None:
+def test_sources_that_make_no_library(verify, reason):
     source, said = UNBUILT[reason]
-    extension = load_inline(source, ["f"], name=f"{reason}_ext")
+    extension = load_inline(source, name=f"{reason}_ext")
     verdict = verify(AFFINE, module("return ext.f(x)", extension=extension))
     assert_reason(verdict, reason)
     assert said in verdict.log_tail
 
 
-def test_python_that_does_not_parse(verify: Verifier) -> None:
-    verdict = verify(AFFINE, "import torch\nclass ModelNew(torch.nn.Module:\n    pass\n")
-    assert_reason(verdict, "syntax_error")
-    assert "line 2" in verdict.detail
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
+FAULTS = {
+    "syntax_error": ("import torch\nclass ModelNew(torch.nn.Module:\n    pass\n", "line 2"),
+    "no_module: beside an extension": (
         module("return ext.affine(x)", before="import a_module_nobody_has"),
+        "a_module_nobody_has",
+    ),
+    "no_module: without one": (
         "import a_module_nobody_has\nclass ModelNew:\n    pass\n",
-    ],
-    ids=["beside_an_extension", "without_one"],
-)
-def test_a_module_that_is_not_installed(verify: Verifier, code: str) -> None:
-    assert_reason(verify(AFFINE, code), "no_module")
+        "a_module_nobody_has",
+    ),
+    "exception": (module("raise ValueError('a shape I do not like')"), "a shape I do not like"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_python_that_fails(verify, case):
+    code, said = FAULTS[case]
+    verdict = verify(AFFINE, code)
+    assert_reason(verdict, case.partition(":")[0])
+    assert said in verdict.detail
 
 
 # -- running ---------------------------------------------------------------------------------------
 
 
-def test_an_exception_in_forward(verify: Verifier) -> None:
-    verdict = verify(AFFINE, module("raise ValueError('a shape I do not like')"))
-    assert_reason(verdict, "exception")
-    assert "a shape I do not like" in verdict.detail
-
-
 @pytest.mark.parametrize("function", ["aborts", "null_write"])
-def test_a_native_crash_costs_its_own_verdict_only(verify: Verifier, function: str) -> None:
+def test_a_native_crash_costs_its_own_verdict_only(verify, function):
     verdict = verify(AFFINE, calls(function))
     assert_reason(verdict, "crashed")
     assert "SIG" in verdict.detail
     assert_reason(verify(AFFINE, calls("affine")), "ok")
 
 
-def test_a_forged_verdict_on_stdout_and_a_quick_exit(verify: Verifier) -> None:
-    verdict = verify(AFFINE, calls("leaves"))
-    assert_reason(verdict, "exited_early")
-    assert '"speedup": 1000.0' in verdict.log_tail, (
-        "the forged record did reach stdout, and is nothing but a log line"
-    )
-
-
 # -- deadlines -------------------------------------------------------------------------------------
 
 
-def test_a_compile_that_does_not_end() -> None:
+def test_a_compile_that_does_not_end():
     """Instantiations without end: a new source each time, for a deadline is not remembered but a
     success would be."""
     bomb = (
@@ -274,7 +191,7 @@ def test_a_compile_that_does_not_end() -> None:
         " Bomb<0, M> { static constexpr int value = M; };\ntorch::Tensor affine(torch::Tensor x)"
         " { return x * (Bomb<24, 0>::value % 3); }\n"
     )
-    extension = load_inline(bomb, ["affine"], name="bomb_ext")
+    extension = load_inline(bomb, name="bomb_ext")
     config = QUICK.model_copy(update={"build": BuildConfig(timeout_s=1.0)})
     with verifying(config) as impatient:
         verdict = impatient(AFFINE, module("return ext.affine(x)", extension=extension))
@@ -285,7 +202,7 @@ def test_a_compile_that_does_not_end() -> None:
 
 
 @pytest.fixture(scope="module")
-def hasty() -> Iterator[Verifier]:
+def hasty():
     """Waits 2 s for what is expected never to come; a call, which others come before, is waited for
     longer."""
     limits = QUICK.limits.model_copy(update={"run_s": 10, "load_s": 2})
@@ -295,46 +212,31 @@ def hasty() -> Iterator[Verifier]:
 
 
 @pytest.mark.parametrize("where", ["before", "init"])
-def test_an_import_or_a_constructor_that_does_not_end(hasty: Verifier, where: str) -> None:
+def test_an_import_or_a_constructor_that_does_not_end(hasty, where):
     code = module("return ext.affine(x)", **{where: "while True:\n    pass"})
     assert_reason(hasty(AFFINE, code), "load")
-
-
-def test_a_native_loop_that_does_not_end(verify: Verifier) -> None:
-    limits = QUICK.limits.model_copy(update={"run_s": 2})
-    with verifying(QUICK.model_copy(update={"limits": limits})) as hasty_calls:
-        assert_reason(hasty_calls(AFFINE, calls("spins")), "run")
 
 
 # -- no code, and tasks that cannot be used --------------------------------------------------------
 
 
 @pytest.mark.parametrize("reason", ["no_code_block", "truncated", "missing_model_new"])
-def test_a_response_without_a_module(verify: Verifier, reason: str) -> None:
+def test_a_response_without_a_module(verify, reason):
     assert_reason(verify(AFFINE, None, parse_reason=reason), reason)
 
 
-def test_a_module_without_model_new(verify: Verifier) -> None:
+def test_a_module_without_model_new(verify):
     verdict = verify(AFFINE, module("return ext.affine(x)").replace("ModelNew", "Model"))
     assert_reason(verdict, "missing_model_new")
     assert "no_static_model_new" in verdict.flags
 
 
-TASK_FAULTS = {
-    "raises": ("reference_failed", "raise ValueError('the reference is broken')"),
-    "constant": ("degenerate_task", "return torch.zeros_like(x)"),
-    "random": ("degenerate_task", "return torch.rand_like(x)"),
-    "nan": ("degenerate_task", "return x * float('nan')"),
-}
+def test_a_reference_that_cannot_judge(verify):
+    broken = kernel_task(task_source("raise ValueError('the reference is broken')"), "raises")
+    assert_reason(verify(broken, calls("affine")), "reference_failed")
 
 
-@pytest.mark.parametrize("fault", TASK_FAULTS)
-def test_a_reference_that_cannot_judge(verify: Verifier, fault: str) -> None:
-    reason, forward = TASK_FAULTS[fault]
-    assert_reason(verify(kernel_task(task_source(forward), fault), calls("affine")), reason)
-
-
-def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify: Verifier) -> None:
+def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify):
     """Few matrices have a Cholesky factor: that the reference fails on others says that it depends
     on them, and nothing of the task."""
     positive = "[(lambda a: a @ a.T + 64 * torch.eye(64))(torch.rand(64, 64))]"
@@ -346,7 +248,6 @@ def test_a_task_that_refuses_most_inputs_judges_by_those_it_takes(verify: Verifi
 
 # -- honest twins: each looks like something above, and is correct ---------------------------------
 
-IN_PLACE = kernel_task(task_source("return torch.relu_(x)"), "in_place")
 INTEGERS = kernel_task(
     task_source("return x * 3 - 1", inputs="[torch.randint(0, 100, (64, 64))]"), "integers"
 )
@@ -366,27 +267,8 @@ TWO_SOURCES = """load_inline(name='two_sources_ext', cpp_sources=[
 twice(x.data_ptr<float>()[i]) + 1.0f;'
     '  return y; }',
 ], functions={'affine': 'twice and one'}, extra_cflags=['-O2'])"""
-LATE = "\n".join(
-    [
-        "import torch",
-        "import torch.nn as nn",
-        "from torch.utils.cpp_extension import load_inline",
-        "class ModelNew(nn.Module):",
-        "    def __init__(self):",
-        "        super().__init__()",
-        f"        self.ext = {load_inline()}",
-        "    def forward(self, x):",
-        "        return self.ext.affine(x)",
-    ]
-)
+LATE = module("return self.ext.affine(x)", extension="None", init=f"self.ext = {load_inline()}")
 TWINS = {
-    "docstring_with_pass": (
-        AFFINE,
-        module(
-            '"""Nothing to pass; no try, no subprocess, no torch.allclose = here."""\nreturn'
-            " ext.affine(x)"
-        ),
-    ),
     "try_around_an_import": (
         AFFINE,
         module(
@@ -402,23 +284,14 @@ TWINS = {
         AFFINE,
         module("return ext.affine(x)", extension=TWO_SOURCES),
     ),
-    "in_place_reference": (IN_PLACE, module("return ext.relu_in_place(x)")),
     "book_form": (BOOK, module("return ext.affine(x)")),
     "integer_input": (INTEGERS, module("return ext.integers(x)")),
     "several_outputs": (PAIR, module("return ext.affine(x), ext.row_sum(x)")),
-    "preallocated_but_returned_as_a_copy": (
-        AFFINE,
-        module(
-            "if self.out.shape != x.shape:\n    self.out = torch.empty_like(x)\nreturn"
-            " ext.affine_into(x, self.out).clone()",
-            init="self.out = torch.empty(64, 64)",
-        ),
-    ),
 }
 
 
 @pytest.mark.parametrize("twin", TWINS)
-def test_honest_twins_are_correct(verify: Verifier, twin: str) -> None:
+def test_honest_twins_are_correct(verify, twin):
     task, code = TWINS[twin]
     assert_reason(verify(task, code), "ok")
 
@@ -426,13 +299,11 @@ def test_honest_twins_are_correct(verify: Verifier, twin: str) -> None:
 OWN_BINDING = load_inline(
     "static at::Tensor affine(at::Tensor x) { return at::add(at::mul(x, 2.0), 1.0); }\n"
     'PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("affine", &affine); }\n',
-    None,
     name="own_binding_ext",
 )
 FRONTEND = load_inline(
     "namespace F = torch::nn::functional;\ntorch::Tensor affine(torch::Tensor x) { return"
     " F::relu(x) * 2 - F::relu(-x) * 2 + 1; }\n",
-    ["affine"],
     name="frontend_ext",
 )
 
@@ -441,13 +312,13 @@ FRONTEND = load_inline(
 @pytest.mark.parametrize(
     "extension", [OWN_BINDING, FRONTEND], ids=["own_binding", "torch_nn_functional"]
 )
-def test_sources_that_need_torchs_whole_header(verify: Verifier, extension: str) -> None:
+def test_sources_that_need_torchs_whole_header(verify, extension):
     verdict = verify(AFFINE, module("return ext.affine(x)", extension=extension))
     assert_reason(verdict, "ok")
     assert verdict.build_tier == "full"
 
 
-def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: Verifier) -> None:
+def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify):
     made = kernels.candidate(AFFINE, LATE)
     ahead, late = verify.preparer.prepare(made, AFFINE), verify.preparer.prepare(made)
     assert ahead.libraries and not late.libraries
@@ -460,15 +331,15 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify: 
     [("self.started = torch.zeros(1).cuda()", "exception"), ("[0 for _ in iter(int, 1)]", "load")],
 )
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
-    verify: Verifier, monkeypatch: pytest.MonkeyPatch, first: str, reason: str
-) -> None:
+    verify, monkeypatch, first, reason
+):
     made = kernels.candidate(AFFINE, LATE.replace("self.ext = ", f"{first}\n        self.ext = "))
     request = Child.request
 
     def hurried(self: Child, command: str, *, timeout: float, **arguments: object) -> object:
         """Only what may hang is waited for briefly."""
         hangs = reason == "load" and command in ("construct", "load")
-        brief = hangs and self._role != "reference"
+        brief = hangs and self.role != "reference"
         return request(self, command, timeout=2 if brief else timeout, **arguments)
 
     monkeypatch.setattr(Child, "request", hurried)
@@ -477,7 +348,7 @@ def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_ru
     assert_reason(verify.evaluator.run(AFFINE, made, prepared), reason)
 
 
-def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) -> None:
+def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify):
     code = module(
         "return ext.affine(x)", extension="load_inline(name='nothing', functions=['affine'])"
     )
@@ -486,7 +357,7 @@ def test_a_wrong_call_of_load_inline_never_reaches_a_device(verify: Verifier) ->
     assert "cpp_sources" in prepared.finding.detail and "Traceback" in prepared.finding.log
 
 
-def test_inputs_that_break_the_references_device_are_left_out(verify: Verifier) -> None:
+def test_inputs_that_break_the_references_device_are_left_out(verify):
     """Labels out of range end a CUDA context. Said here by the message alone: what counts is that a
     new process goes on without them."""
     forward = (
@@ -500,8 +371,8 @@ def test_inputs_that_break_the_references_device_are_left_out(verify: Verifier) 
 
 
 def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is
     real. `cpu:0` is another name of `cpu`."""
     references: list[str] = []
@@ -521,12 +392,12 @@ def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
     assert references == ["cpu:0", "cpu", "cpu"], served
 
 
-def test_what_is_built_late_is_screened_as_well(verify: Verifier) -> None:
+def test_what_is_built_late_is_screened_as_well(verify):
     source = 'torch::Tensor f(torch::Tensor x) { auto r = system("true"); return x * (2 + r) + 1; }'
     code = module(
         "return self.ext.f(x)",
         extension="None",
-        init=f"self.ext = {kernels.load_inline(source, ['f'], name='late_call')}",
+        init=f"self.ext = {kernels.load_inline(source, name='late_call')}",
     )
     verdict = verify(AFFINE, code)
     assert_reason(verdict, "forbidden_call")

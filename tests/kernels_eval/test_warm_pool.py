@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -33,28 +32,26 @@ class Verifier(kernels.Verifier):
         return super().__call__(task, code).reason
 
     def warm(self, role: str) -> Child:
-        return self.runner.warm_pool._starting[role][0][1].result()
+        return self.runner.warm_pool.starting[role][0][1].result()
 
 
 @pytest.fixture(scope="module")
-def verify() -> Iterator[Verifier]:
+def verify():
     made = Verifier(CONFIG, ahead=True)
     with made.evaluator:
         yield made
 
 
-def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(
-    verify: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(verify, monkeypatch):
     taken: list[tuple[str, bool]] = []
-    take = WarmPool._warm_child
+    take = WarmPool.warm_child
 
     def watched(self: WarmPool, server: ForkServer, role: str) -> Child | None:
         child = take(self, server, role)
         taken.append((role, child is not None))
         return child
 
-    monkeypatch.setattr(WarmPool, "_warm_child", watched)
+    monkeypatch.setattr(WarmPool, "warm_child", watched)
     for _ in range(2):
         for reason, (task, code) in CODES.items():
             assert verify(task, code) == reason
@@ -66,9 +63,7 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(
 
 
 @pytest.mark.parametrize("role", WANTED)
-def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(
-    verify: Verifier, role: str
-) -> None:
+def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(verify, role):
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
     verify.runner.warm_pool.settle()
@@ -80,15 +75,15 @@ def test_a_warm_child_that_is_killed_while_it_waits_costs_no_verdict(
 
 
 @pytest.mark.slow
-def test_warm_children_of_a_fork_server_that_is_gone_are_forgotten(verify: Verifier) -> None:
+def test_warm_children_of_a_fork_server_that_is_gone_are_forgotten(verify):
     task, code = CODES["ok"]
     assert verify(task, code) == "ok"
-    verify.runner.server._process.kill()
-    verify.runner.server._process.wait()
+    verify.runner.server.process.kill()
+    verify.runner.server.process.wait()
     assert verify(task, code) == "ok"
 
 
-def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed() -> None:
+def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed():
     pool = WarmPool(CONFIG, "cpu", ahead=True)
     with_server = ForkServer()
     try:
@@ -96,7 +91,7 @@ def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed() -> 
         pool.close_async(lambda: closed.append(time.monotonic()))
         pool.replenish(with_server)
         pool.settle()
-        children = [starting.result() for role in WANTED for _, starting in pool._starting[role]]
+        children = [starting.result() for role in WANTED for _, starting in pool.starting[role]]
         assert len(children) == sum(WANTED.values())
         assert closed and not any(child.owed for child in children)
         pids = [child.pid for child in children]
@@ -107,7 +102,7 @@ def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed() -> 
         with_server.close()
 
 
-def test_a_fork_server_that_fails_is_an_error_of_the_one_who_needs_a_child() -> None:
+def test_a_fork_server_that_fails_is_an_error_of_the_one_who_needs_a_child():
     pool, server = WarmPool(CONFIG, "cpu", ahead=True), ForkServer()
     server.close()
     pool.replenish(server)

@@ -8,13 +8,26 @@ numbers of threats are those of the list in docs/explanation/verification.md, 1 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 import pytest
+import yaml
 
 from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
-from tests.support.kernels import Verifier, kernel_task, load_inline, module, task_source
+from tests.support.kernels import (
+    Verifier,
+    functions_in,
+    kernel_task,
+    load_inline,
+    module,
+    task_source,
+)
 
+CORPUS = Path(__file__).parents[1] / "data/adversarial"
+"""A YAML file for each group of threats: its cases, its own tasks, and beside it the C++ library
+that its candidates share."""
 Check = Callable[[Verdict], None]
 
 
@@ -29,9 +42,10 @@ class Case:
 
     threat: int
     name: str
-    task: KernelTask
-    code: str
     expect: str | tuple[str, ...]
+    code: str
+    """A candidate's source, or the body of its `forward` alone."""
+    task: KernelTask = field(default_factory=lambda: AFFINE)
     twin: str | None = None
     twin_task: KernelTask | None = None
     check: Check | None = None
@@ -66,22 +80,25 @@ class Trial:
             self.check(verdict)
 
 
-def trials(cases: Iterable[Case]) -> list[object]:
+def trials(cases: Iterable[Case], write: Callable[[str], str]) -> list[object]:
     """Pytest parameters with ids such as `t07-fallback-cheat`. Cases of one task follow each other:
-    its reference is loaded once."""
+    its reference is loaded once. `write` makes a candidate of the body of a `forward`."""
     cases = list(cases)
+
+    def whole(code: str) -> str:
+        return code if "class ModelNew" in code else write(code)
+
     order = list(dict.fromkeys(case.task.task_id for case in cases))
     found = []
     for case in sorted(cases, key=lambda case: order.index(case.task.task_id)):
         expect = (case.expect,) if isinstance(case.expect, str) else case.expect
         name = f"t{case.threat:02d}-{case.name}"
-        cheat = Trial(case.task, case.code, expect, case.check, case.language)
+        cheat = Trial(case.task, whole(case.code), expect, case.check, case.language)
         marks = [pytest.mark.timeout(case.deadline_s)] if case.deadline_s else []
         found.append(pytest.param(cheat, id=f"{name}-cheat", marks=marks))
         if case.twin is not None:
-            twin = Trial(
-                case.twin_task or case.task, case.twin, ("ok",), case.twin_check, case.language
-            )
+            task = case.twin_task or case.task
+            twin = Trial(task, whole(case.twin), ("ok",), case.twin_check, case.language)
             found.append(pytest.param(twin, id=f"{name}-honest"))
     return found
 
@@ -105,12 +122,99 @@ torch::Tensor affine(torch::Tensor x) { return affine_into(x, torch::empty_like(
 libraries."""
 
 
-def writer(source: str, functions: Iterable[str], name: str) -> Callable[..., str]:
+def writer(source: str, name: str) -> Callable[..., str]:
     """Like tests.support.kernels.module, with the library of one file: everything in it is compiled
     once."""
-    extension = load_inline(source, list(functions), name=name)
+    return partial(module, extension=load_inline(source, name=name))
 
-    def write(forward: str, **parts: str) -> str:
-        return module(forward, extension=extension, **parts)
 
-    return write
+def cases_of(page: Path) -> list[Case]:
+    """The cases of one file of the corpus.
+
+    A candidate is the body of a `forward`, or parts of tests.support.kernels.module, perhaps with
+    another `library` or another `base` class, or a whole `source`.
+    """
+    read = yaml.safe_load(page.read_text(encoding="utf-8"))
+    tasks = {"affine": AFFINE}
+    for name, parts in read.get("tasks", {}).items():
+        tasks[name] = kernel_task(task_source(**parts), f"adversarial_{name}")
+
+    def written(given: str | dict[str, str]) -> str:
+        parts = {"forward": given} if isinstance(given, str) else dict(given)
+        library = parts.pop("library", page.stem)
+        source = AFFINE_CPP + (CORPUS / f"{library}.cpp").read_text(encoding="utf-8")
+        if whole := parts.get("source"):
+            functions = repr(functions_in(source))
+            return whole.replace("@SOURCE@", repr(source)).replace("@FUNCTIONS@", functions)
+        base = parts.pop("base", "nn.Module")
+        text = writer(source, f"adversarial_{library}")(**parts)
+        return text.replace("ModelNew(nn.Module)", f"ModelNew({base})")
+
+    def checked(given: str | list[str]) -> Check:
+        name, *arguments = [given] if isinstance(given, str) else given
+        return partial(globals()[name], arguments) if arguments else globals()[name]
+
+    how = {"task": tasks.get, "twin_task": tasks.get, "cheat": written, "twin": written}
+    how |= {"check": checked, "twin_check": checked}
+    how["expect"] = lambda given: given if isinstance(given, str) else tuple(given)
+    cases = []
+    for row in read["cases"]:
+        fields = {name: how.get(name, lambda given: given)(value) for name, value in row.items()}
+        cases.append(Case(code=fields.pop("cheat"), **fields))
+    return cases
+
+
+# -- what is asked of a verdict besides its reason -------------------------------------------------
+
+
+def matches(verdict: Verdict) -> None:
+    assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
+
+
+def library_calls(verdict: Verdict) -> set[str]:
+    return {name.removeprefix("aten.").strip("_") for name in verdict.library_calls}
+
+
+def names(operators: list[str], verdict: Verdict) -> None:
+    assert library_calls(verdict) & set(operators), verdict.library_calls
+
+
+def names_none(operators: list[str], verdict: Verdict) -> None:
+    assert not library_calls(verdict) & set(operators), verdict.library_calls
+
+
+def flagged(flags: list[str], verdict: Verdict) -> None:
+    never_vary = {flag for flag in verdict.flags if flag.endswith("never_vary")}
+    assert never_vary == set(flags), verdict.flags
+
+
+def flagged_at_most(verdict: Verdict) -> None:
+    assert not any("global_state" in flag for flag in verdict.flags)
+
+
+def log_is_bounded(verdict: Verdict) -> None:
+    assert len(verdict.log_tail.encode()) <= 8192
+
+
+def passes_the_loose_tolerance(verdict: Verdict) -> None:
+    assert verdict.correctness is not None and verdict.correctness.kernelbench_1e2, (
+        "the case is one that allclose(1e-2) lets pass"
+    )
+
+
+def says_that_other_shapes_are_refused(verdict: Verdict) -> None:
+    assert "declared_shape_only" in verdict.flags
+
+
+def says_that_it_is_another_formula(verdict: Verdict) -> None:
+    assert verdict.detail.startswith("another formula")
+
+
+def bounded(verdict: Verdict) -> None:
+    timing = verdict.timing
+    assert timing is not None and timing.candidate_ms >= 0.8 * timing.clock_bound_ms
+
+
+def nothing_but_a_log_line(verdict: Verdict) -> None:
+    assert '"speedup": 1000.0' in verdict.log_tail or verdict.log_tail == ""
+    assert verdict.timing is not None and verdict.timing.speedup < 1000

@@ -7,8 +7,9 @@ function they call and what Python they wrap around it. Inputs are about 64 x 64
 
 from __future__ import annotations
 
+import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
@@ -153,32 +154,18 @@ torch::Tensor spins(torch::Tensor x) {
   return x;
 }
 """
-FUNCTIONS = (
-    "affine",
-    "rounded",
-    "shifted",
-    "with_nan",
-    "one_wrong",
-    "affine_into",
-    "relu_in_place",
-    "times_row",
-    "integers",
-    "row_sum",
-    "aborts",
-    "null_write",
-    "leaves",
-    "spins",
-)
+DEFINED = re.compile(r"^(?:torch::Tensor|at::Tensor|int64_t) (\w+)\([^;{]*\{", re.MULTILINE)
 
 
-def load_inline(
-    source: str = SOURCE,
-    functions: Sequence[str] | None = FUNCTIONS,
-    *,
-    name: str = "concur_test_kernels",
-) -> str:
-    """A `load_inline(...)` expression; `functions` is None where the source binds itself."""
-    names = None if functions is None else list(functions)
+def functions_in(source: str) -> list[str]:
+    """The functions that a source defines and does not keep to itself."""
+    return DEFINED.findall(source)
+
+
+def load_inline(source: str = SOURCE, *, name: str = "concur_test_kernels") -> str:
+    """A `load_inline(...)` expression that binds every function of the source, unless it binds
+    itself."""
+    names = None if "PYBIND11_MODULE" in source else functions_in(source)
     return (
         f"load_inline(name={name!r}, cpp_sources={source!r}, functions={names!r},"
         " extra_cflags=['-O2'])"

@@ -3,14 +3,12 @@ task at hand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.support.kernels import Verifier, verifying
+from tests.support.kernels import verifying
 
 
 @pytest.fixture(scope="session")
-def judge() -> Iterator[Verifier]:
+def judge():
     with verifying() as made:
         yield made

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from kernels_eval.records import Language
-from tests.support.adversarial import Case, Trial, Verifier, trials
-from tests.support.kernels import kernel_task, module, task_source, verifying_on_gpu
+from tests.support.adversarial import Case, trials
+from tests.support.kernels import functions_in, kernel_task, module, task_source, verifying_on_gpu
+from tests.support.processes import python
 
 AFFINE = kernel_task(
     task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu"
@@ -126,20 +125,9 @@ int64_t leak(int64_t megabytes);
 torch::Tensor unwritten(torch::Tensor x);
 torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t stream);
 """
-FUNCTIONS = [
-    "affine_on",
-    "affine_into",
-    "late_affine_on",
-    "late_affine_aside",
-    "wild",
-    "persisting_l2",
-    "leak",
-    "unwritten",
-    "product",
-]
 EXTENSION = (
     f"load_inline(name='adversarial_gpu', cpp_sources={DECLARED!r}, cuda_sources={SOURCE!r},"
-    f" functions={FUNCTIONS!r}, extra_cuda_cflags=['-O2'])"
+    f" functions={functions_in(SOURCE)!r}, extra_cuda_cflags=['-O2'])"
 )
 
 
@@ -179,109 +167,86 @@ self.x.copy_(x)
 ext.affine_into(self.x, self.y, {NOW})
 return self.y.clone()"""
 WEIGHT = "self.weight = nn.Parameter(torch.randn(512, 256))"
-CUDA = Language.CUDA
+cuda = partial(Case, task=AFFINE, language=Language.CUDA)
 
 CASES = [
-    Case(
+    cuda(
         3,
         "side_stream_not_joined",
-        AFFINE,
+        "stream_escape",
         code(NOT_JOINED, init=ASIDE),
-        "stream_escape",
         twin=code(JOINED, init=ASIDE),
-        language=CUDA,
     ),
-    Case(
-        3,
-        "native_stream_not_joined",
-        AFFINE,
-        code("return ext.late_affine_aside(x)"),
-        "stream_escape",
-        language=CUDA,
-    ),
-    Case(
+    cuda(3, "native_stream_not_joined", "stream_escape", "return ext.late_affine_aside(x)"),
+    cuda(
         4,
         "current_stream_left_changed",
-        AFFINE,
-        code(LEFT_CHANGED, init=ASIDE),
         "stream_escape",
+        code(LEFT_CHANGED, init=ASIDE),
         twin=code(RESTORED, init=ASIDE),
-        language=CUDA,
     ),
-    Case(
+    cuda(
         12,
         "graph_of_the_first_input",
-        AFFINE,
-        code(CAPTURED, init="self.graph = None\nself.y = None"),
         ("stale_cache", "wrong_output", "output_aliased", "input_independent"),
+        code(CAPTURED, init="self.graph = None\nself.y = None"),
         twin=code(STATIC_BUFFERS, init="self.x = None\nself.y = None"),
-        language=CUDA,
     ),
-    Case(
+    cuda(
         34,
         "persisting_l2",
-        AFFINE,
-        code(f"ext.persisting_l2(1)\n{OWN}"),
         "global_state_changed",
-        twin=code(f"ext.persisting_l2(0)\n{OWN}"),
-        language=CUDA,
+        f"ext.persisting_l2(1)\n{OWN}",
+        twin=f"ext.persisting_l2(0)\n{OWN}",
     ),
     # The next candidate, on the same worker and the same GPU, is right: that is what the twins of
     # these two are for.
-    Case(
+    cuda(
         39,
         "wild_write",
-        AFFINE,
-        code("return ext.wild(x)"),
         "cuda_error",
-        twin=code(f"y = ext.affine_on(x, {NOW})\nreturn y"),
-        language=CUDA,
+        "return ext.wild(x)",
+        twin=f"y = ext.affine_on(x, {NOW})\nreturn y",
     ),
-    Case(
+    cuda(
         39,
         "leaked_memory",
-        AFFINE,
-        code(OWN, init="ext.leak(8192)"),
         "ok",
+        code(OWN, init="ext.leak(8192)"),
         twin=code(OWN, init="ext.leak(0)"),
-        language=CUDA,
     ),
     # The device's side of threats that have cases without a GPU, too.
-    Case(
+    cuda(
         2,
         "device_memory_not_written",
-        AFFINE,
-        code("return ext.unwritten(x)"),
         ("wrong_output", "non_finite", "input_independent"),
-        twin=code(f"y = ext.unwritten(x)\nreturn ext.affine_into(x.contiguous(), y, {NOW})"),
-        language=CUDA,
+        "return ext.unwritten(x)",
+        twin=f"y = ext.unwritten(x)\nreturn ext.affine_into(x.contiguous(), y, {NOW})",
     ),
-    Case(
+    cuda(
         17,
         "tf32_product",
-        PRODUCT,
-        code(f"return ext.product(x, self.weight, 1, {NOW})", init=WEIGHT),
         "precision_downcast",
+        code(f"return ext.product(x, self.weight, 1, {NOW})", init=WEIGHT),
+        task=PRODUCT,
         twin=code(f"return ext.product(x, self.weight, 0, {NOW})", init=WEIGHT),
-        language=CUDA,
     ),
-    Case(
+    cuda(
         17,
         "tf32_switched_on",
-        PRODUCT,
+        ("precision_downcast", "no_custom_kernel"),
         code(
             f"ext.affine_on(x, {NOW})\nreturn x @ self.weight",
             init=WEIGHT,
             before="torch.backends.cuda.matmul.allow_tf32 = True",
         ),
-        ("precision_downcast", "no_custom_kernel"),
-        language=CUDA,
+        task=PRODUCT,
     ),
 ]
 
 
 @pytest.fixture(scope="module")
-def judge() -> Iterator[Verifier]:
+def judge():
     with verifying_on_gpu() as made:
         yield made
 
@@ -294,18 +259,13 @@ def persisting_l2_changes() -> bool:
         " rt.cudaDeviceSetLimit(6, ctypes.c_size_t(8 <<"
         " 20));rt.cudaDeviceGetLimit(ctypes.byref(v[1]), 6); print(v[0].value != v[1].value)"
     )
-    return (
-        subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        == "True"
-    )
+    return python(script).stdout.strip() == "True"
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_gpu_threats(judge: Verifier, trial: Trial, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_gpu_threats(judge, trial, request):
     if "t34" in request.node.name and not persisting_l2_changes():
         pytest.skip(
             "cudaDeviceSetLimit changes nothing on this machine: there is no carve-out to find"

@@ -7,36 +7,16 @@ from collections import defaultdict
 
 import pytest
 
-from tests.kernels_eval.adversarial import (
-    test_caches,
-    test_degenerate,
-    test_gpu_threats,
-    test_isolation_threats,
-    test_precision,
-    test_state,
-    test_tampering,
-    test_timing_threats,
-    test_work,
-)
+from tests.kernels_eval.adversarial import test_corpus, test_gpu_threats, test_timing_threats
 from tests.support.adversarial import Case, trials
 
 THREATS = range(1, 41)
-TABLES = (
-    test_caches,
-    test_degenerate,
-    test_gpu_threats,
-    test_isolation_threats,
-    test_precision,
-    test_state,
-    test_tampering,
-    test_timing_threats,
-    test_work,
-)
+TABLES = (test_corpus, test_gpu_threats, test_timing_threats)
 CASES: list[Case] = [case for table in TABLES for case in table.CASES]
 SAMPLERS = test_timing_threats.SAMPLERS
 
 
-def test_every_threat_has_a_cheat_and_a_twin() -> None:
+def test_every_threat_has_a_cheat_and_a_twin():
     cheats = {case.threat for case in CASES} | {case.threat for case in SAMPLERS if not case.honest}
     twins = {case.threat for case in CASES if case.twin is not None} | {
         case.threat for case in SAMPLERS if case.honest
@@ -46,7 +26,7 @@ def test_every_threat_has_a_cheat_and_a_twin() -> None:
     assert cheats | twins == set(THREATS), "a number that is not on the list"
 
 
-def test_most_threats_need_no_gpu() -> None:
+def test_most_threats_need_no_gpu():
     here: dict[int, set[bool]] = defaultdict(set)
     for case in CASES:
         if not case.needs_gpu:
@@ -58,12 +38,12 @@ def test_most_threats_need_no_gpu() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.__name__.rsplit(".", 1)[-1])
-def test_a_twin_is_no_copy_of_its_cheat(table: object) -> None:
+def test_a_twin_is_no_copy_of_its_cheat(table):
     for case in table.CASES:
         twin_task = case.twin_task or case.task
         assert (case.twin, twin_task.code) != (
             case.code,
             case.task.code,
         ), f"{case.name}: cheat and twin are the same candidate"
-    ids = [parameter.id for parameter in trials(table.CASES)]
+    ids = [parameter.id for parameter in trials(table.CASES, str)]
     assert len(ids) == len(set(ids)), "two cases of one name"

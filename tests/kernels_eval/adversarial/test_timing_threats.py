@@ -15,10 +15,10 @@ import pytest
 from kernels_eval.checks.timing import measure
 from kernels_eval.config import TimingConfig
 from kernels_eval.records import Timing, Verdict
-from tests.support.adversarial import AFFINE_CPP, Case, Trial, Verifier, trials, writer
+from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
-code = writer(AFFINE_CPP, ["affine"], "adversarial_timing")
+code = writer(AFFINE_CPP, "adversarial_timing")
 CONFIG = TimingConfig(
     max_s=5.0, min_pairs=60, min_side_s=0.0, interval_width=0.5, bootstrap=400, sample_us=200
 )
@@ -48,19 +48,19 @@ CASES = [
     Case(
         35,
         "tiny_shape",
-        small(3, 5),
-        code("return ext.affine(x)"),
         "ok",
+        "return ext.affine(x)",
+        task=small(3, 5),
         check=has_an_interval,
-        twin=code("return ext.affine(x)"),
+        twin="return ext.affine(x)",
         twin_task=small(24, 40),
         twin_check=has_an_interval,
     ),
 ]
 
 
-@pytest.mark.parametrize("trial", trials(CASES))
-def test_timing_threats(judge: Verifier, trial: Trial) -> None:
+@pytest.mark.parametrize("trial", trials(CASES, code))
+def test_timing_threats(judge, trial):
     trial.assert_judged(judge)
 
 
@@ -197,8 +197,8 @@ SAMPLERS = [
     SAMPLERS,
     ids=lambda case: f"t{case.threat}-{case.name}-{'honest' if case.honest else 'cheat'}",
 )
-def test_what_is_made_of_samples(case: Measured) -> None:
+def test_what_is_made_of_samples(case):
     reference, candidate = case.reference(), case.candidate()
-    timing = measure(reference, candidate, CONFIG)
+    timing = measure(reference, candidate, CONFIG, bound=lambda call_ns: 1.0)
     assert timing.pairs >= CONFIG.min_pairs
     assert case.holds(timing), f"{case.says}; saw {timing}"

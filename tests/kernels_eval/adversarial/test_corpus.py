@@ -1,0 +1,15 @@
+"""Cheats and their honest twins that need no GPU: tests/data/adversarial has them, by group of
+threats."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.adversarial import CORPUS, Trial, Verifier, cases_of, trials
+
+CASES = [case for page in sorted(CORPUS.glob("*.yaml")) for case in cases_of(page)]
+
+
+@pytest.mark.parametrize("trial", trials(CASES, str))
+def test_corpus(judge: Verifier, trial: Trial) -> None:
+    trial.assert_judged(judge)

@@ -1,0 +1,44 @@
+"""Workers that do nothing, and candidates for them: the pool itself is what is tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kernels_eval.records import Candidate, KernelTask, Verdict
+from tests.support import kernels
+from tests.support.kernels import AFFINE
+
+Pairs = list[tuple[KernelTask, Candidate]]
+Calls = list[tuple[dict[str, object], ...]]
+
+
+def many(count: int, name: str = "many") -> Pairs:
+    """Candidates that differ in their identity only."""
+    base = kernels.candidate(AFFINE, "class ModelNew: pass")
+    return [(AFFINE, base.model_copy(update={"candidate_id": f"{name}-{n}"})) for n in range(count)]
+
+
+def outcomes(asked: Pairs, verdicts: Sequence[Verdict]) -> list[str]:
+    """The reasons in the order of asking; fails unless every candidate has exactly one verdict."""
+    assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
+    found = {v.candidate_id: v for v in verdicts}
+    assert all(found[c.candidate_id].task_id == task.task_id for task, c in asked)
+    return [found[c.candidate_id].reason for _, c in asked]
+
+
+class Quick:
+    """Stands in for both kinds of worker: every candidate is correct at once."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+        return [answer(call) for call in calls], 1.0
+
+
+def answer(call: tuple[dict[str, object], ...]) -> dict[str, object]:
+    """What a worker that has prepared or run a candidate says."""
+    name = {"candidate_id": call[1]["candidate_id"]}
+    if len(call) < 3:
+        return name
+    verdict = {"task_id": call[0]["task_id"], "language": "cpp", "status": "correct"}
+    return name | verdict | {"reason": "ok"}

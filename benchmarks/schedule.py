@@ -47,11 +47,12 @@ def main() -> int:
         "advanced": {"overrides": ["verification.eval.timing.max_s=0.2"]},
     }
     runs = fired(parameters, asked.every_s, asked.runs)
-    from flows.morning.history import refreshes
-    from flows.morning.report import morning
+    from flows.morning.history import before, refreshes
+    from flows.morning.report import report_of
+    from flows.morning.text import headline
 
     of_these = [each for each in refreshes(asked.root) if each.name == parameters["run"]["name"]]
-    reports = [morning(asked.root, each) for each in of_these]
+    reports = [report_of(each, *before(asked.root, each)) for each in of_these]
     told = [
         {
             "name": run.name,
@@ -71,7 +72,7 @@ def main() -> int:
         "runs": told,
         "refreshes": [
             {
-                "headline": report.headline,
+                "headline": headline(report),
                 "wall_s": report.refresh.seconds,
                 "nothing_new": report.nothing_new,
             }

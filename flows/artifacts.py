@@ -21,8 +21,9 @@ from prefect import artifacts
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
+from flows.set_figures import TABLES_FILE
 from tasks.reporting.charts import FIRST, labelled, new_figure, style
-from tasks.reporting.text import cells
+from tasks.reporting.text import cells, interval
 from tasks.retry import retry_until_back
 
 if TYPE_CHECKING:
@@ -76,18 +77,15 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
     if url is None:
         get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
         return
-    links = [("mlflow-run", url, "This run in MLflow", "Metrics, parameters and files")]
+    _link("mlflow-run", url, "This run in MLflow", "Metrics, parameters and files")
     if page:
         what, at = Path(page).stem, f"{url}/artifacts/{page}"
-        links.append((f"{what}-page", at, f"The {what} in MLflow", "The page with its figures"))
-    for key, link, text, description in links:
-        _create(
-            artifacts.create_link_artifact,
-            key=key,
-            link=link,
-            link_text=text,
-            description=description,
-        )
+        _link(f"{what}-page", at, f"The {what} in MLflow", "The page with its figures")
+
+
+def _link(key: str, url: str, text: str, description: str) -> None:
+    create = artifacts.create_link_artifact
+    _create(create, key=key, link=url, link_text=text, description=description)
 
 
 def run_url(config: PipelineConfig, run_id: str) -> str | None:
@@ -118,13 +116,17 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
         create_table_artifact("snapshots", rows, "Where the snapshots of this run are")
 
 
-def show_files(paths: Iterable[Path], descriptions: Mapping[str, str], suffix: str = "") -> None:
-    """Figures beside a snapshot; `descriptions` is by file name without its ending, and `suffix`
-    ends the keys of the artifacts."""
+def show_drawn(paths: Iterable[Path], descriptions: Mapping[str, str], suffix: str = "") -> str:
+    """Show figures beside a snapshot; `descriptions` is by file name without its ending, and
+    `suffix` ends the keys of the artifacts. Returns the tables among the files."""
+    tables = ""
     for path in paths:
+        if path.name == TABLES_FILE:
+            tables = path.read_text(encoding="utf-8")
         if path.suffix == ".png" and path.stem in descriptions:
             with warn_on_error(path.name):
                 _show(path.read_bytes(), key_of(f"{path.stem} {suffix}"), descriptions[path.stem])
+    return tables
 
 
 def show_loss(steps: Sequence[int], losses: Sequence[float]) -> None:
@@ -141,38 +143,36 @@ def show_loss(steps: Sequence[int], losses: Sequence[float]) -> None:
 
 def show_scores(rows: Sequence[ScoreRow]) -> None:
     """Exec and fast_1 of every model with their 95 % intervals, as a table and as a figure."""
-    table: list[dict[str, Any]] = []
-    bars: list[tuple[float, float, float]] = []
-    for row in rows:
-        wanted = row.track == "custom_kernel" and row.metric in ("exec", "fast_1") and row.k
-        if not wanted or row.value is None:
-            continue
-        between = row.lower is not None and row.upper is not None
-        table.append(
-            {
-                "model": row.model,
-                "metric": f"{row.metric} at {row.k}",
-                "value": f"{row.value:.1%}",
-                "95 % interval": f"{row.lower:.1%} to {row.upper:.1%}" if between else "-",
-                "tasks": row.tasks,
-            }
-        )
-        low = row.value if row.lower is None else min(row.lower, row.value)
-        high = row.value if row.upper is None else max(row.upper, row.value)
-        bars.append((low, row.value, high))
+    shown = [
+        row
+        for row in rows
+        if row.track == "custom_kernel" and row.metric in ("exec", "fast_1") and row.k
+        if row.value is not None
+    ]
+    names = [(row.model, f"{row.metric} at {row.k}") for row in shown]
+    table = [
+        {
+            "model": model,
+            "metric": metric,
+            "value (95 % interval)": interval(row.value, row.lower, row.upper, ".1%"),
+            "tasks": row.tasks,
+        }
+        for (model, metric), row in zip(names, shown, strict=True)
+    ]
     create_table_artifact("scores", table, "Exec and fast_1 on the held-out tasks")
 
     def draw(axes: Axes) -> None:
-        for number, (low, value, high) in enumerate(bars):
-            axes.hlines(number, low, high, color=FIRST)
-            axes.plot([value], [number], marker="o", color=FIRST)
-        axes.set_yticks(range(len(bars)), [f"{row['model']}, {row['metric']}" for row in table])
+        for number, row in enumerate(shown):
+            known = [each for each in (row.value, row.lower, row.upper) if each is not None]
+            axes.hlines(number, min(known), max(known), color=FIRST)
+            axes.plot([known[0]], [number], marker="o", color=FIRST)
+        axes.set_yticks(range(len(shown)), [", ".join(name) for name in names])
         axes.invert_yaxis()
         axes.set_xlim(0, 1)
         labelled(axes, "share of tasks", "", grid="both")
 
-    if bars:
-        _draw("score-figure", "Scores with 95 % intervals", draw, 1.2 + 0.3 * len(bars))
+    if shown:
+        _draw("score-figure", "Scores with 95 % intervals", draw, 1.2 + 0.3 * len(shown))
 
 
 def key_of(name: str) -> str:

@@ -7,7 +7,7 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.runtime.guard import guarded, optional
+from flows.runtime.guard import guarded, optional, require_room_for
 from flows.runtime.notices import NOTICES
 from kernels_eval.devices import conditions
 from kernels_eval.records import Record
@@ -40,12 +40,14 @@ class Benchmarked(Record):
 
 
 @flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False), **NOTICES)
+@guarded
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
     same held-out tasks."""
+    require_room_for()
     progress = ProgressArtifact("benchmark-progress", "share of the current stage that is done")
-    with guarded(config.guarded), observed_by(progress):
-        suite = load_tasks(config.benchmark.tasks, config.root)
+    with observed_by(progress):
+        suite = call_stage(load_tasks, config.benchmark.tasks, config.root)
         answers = tuple(
             _answer(config, suite, model, trained)
             for model in config.benchmark.models
@@ -56,7 +58,10 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
         # scores are published without these, too: no sandbox, say
         workloads, cautions = optional(
             "Scores by kind and family of operator",
-            lambda: call_stage(measure_workloads, suite, config.workload),
+            call_stage,
+            measure_workloads,
+            suite,
+            config.workload,
         )
     return Benchmarked(
         suite=suite,
@@ -80,7 +85,7 @@ def _answer(
     adapter = adapter_of(trained) if model == "tuned" and trained else None
     asked = synthesis_for(config, model)
     candidates = call_stage(synthesise, suite, asked, config.language, adapter)
-    verdicts = verify(candidates, suite, config.verification, config.language)
+    verdicts = call_stage(verify, candidates, suite, config.verification, config.language)
     return Answers(model=model, candidates=candidates, verdicts=verdicts)
 
 

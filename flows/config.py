@@ -33,6 +33,8 @@ from tasks.training.recipe import TrainingRecipe
 from tasks.verification.config import VerificationConfig
 from tasks.workload.config import WorkloadConfig
 
+Model = TypeVar("Model", bound=BaseModel)
+
 
 class PipelineConfig(BaseModel):
     """The whole line: tasks, synthesis, verification, curation, analysis, training, benchmark,
@@ -121,11 +123,6 @@ def shipped_names(kind: str) -> list[str]:
     return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
 
 
-def profiles_dir() -> Path:
-    """The profiles that ship with concur."""
-    return shipped_dir("profiles")
-
-
 def profile_names() -> list[str]:
     """The names of the profiles that ship with concur."""
     return shipped_names("profiles")
@@ -142,18 +139,13 @@ def load_profile(
     data = _read("profile", "profiles", profile)
     for key, value in (values or {}).items():
         _put(data, key, value)
-    for override in overrides:
-        apply_override(data, override)
-    return validated(PipelineConfig, data, f"profile {profile!r}")
+    return _overridden(PipelineConfig, data, overrides, f"profile {profile!r}")
 
 
 def load_protocol(overrides: Iterable[str]) -> EvalConfig:
     """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises
     UsageError as `load_profile` does."""
-    data: dict[str, Any] = {}
-    for override in overrides:
-        apply_override(data, override)
-    return validated(EvalConfig, data, "--set")
+    return _overridden(EvalConfig, {}, overrides, "--set")
 
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
@@ -163,9 +155,7 @@ def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
     Raises UsageError as `load_profile` does.
     """
     data = _read("strategy", "strategies", name)
-    for override in overrides:
-        apply_override(data, override)
-    return validated(CurationConfig, data, f"strategy {name!r}")
+    return _overridden(CurationConfig, data, overrides, f"strategy {name!r}")
 
 
 def _read(what: str, kind: str, name: str) -> dict[str, Any]:
@@ -195,19 +185,23 @@ def _read(what: str, kind: str, name: str) -> dict[str, Any]:
     return data or {}
 
 
-def apply_override(data: dict[str, Any], override: str) -> None:
-    """Set one `key.path=value` in nested data; the value is YAML. Raises UsageError."""
+def _overridden(
+    model: type[Model], data: dict[str, Any], overrides: Iterable[str], where: str
+) -> Model:
+    """The model of some data with `key.path=value` overrides, whose values are YAML."""
     import yaml
 
-    key, separator, text = override.partition("=")
-    if not separator or not key:
-        raise UsageError(
-            f"--set {override!r} is not key=value", "for example --set verification.workers=2"
-        )
-    try:
-        _put(data, key, yaml.safe_load(text))
-    except yaml.YAMLError as error:
-        raise UsageError(f"--set {override!r}: the value is not YAML", "quote it") from error
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise UsageError(
+                f"--set {override!r} is not key=value", "for example --set verification.workers=2"
+            )
+        try:
+            _put(data, key, yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {override!r}: the value is not YAML", "quote it") from error
+    return validated(model, data, where)
 
 
 def _put(data: dict[str, Any], key: str, value: Any) -> None:
@@ -221,31 +215,22 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
     data[last] = value
 
 
-Model = TypeVar("Model", bound=BaseModel)
-
-
 def validated(model: type[Model], data: Any, where: str) -> Model:
-    """The model of some data. Raises UsageError that names `where`, the key and the fix."""
+    """The model of some data. Raises UsageError for its first problem: `where` it is, which key,
+    what is wrong, what would be right."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise explained(error, where, model) from error
-
-
-def explained(
-    error: ValidationError, where: str, model: type[BaseModel] = PipelineConfig
-) -> UsageError:
-    """The first problem in words: which key, what is wrong, what would be right."""
-    problem = error.errors()[0]
-    *parents, last = map(str, problem["loc"] or ("",))
-    key = ".".join([*parents, last])
-    if problem["type"] == "extra_forbidden":
-        hint = _nearest(last, _known_keys(parents, model), "known keys here", parents)
-        return UsageError(f"{where} has an unknown key {key!r}", hint)
-    return UsageError(
-        f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}",
-        "correct the value in the profile or with --set",
-    )
+        problem = error.errors()[0]
+        *parents, last = map(str, problem["loc"] or ("",))
+        key = ".".join([*parents, last])
+        if problem["type"] == "extra_forbidden":
+            hint = _nearest(last, _known_keys(parents, model), "known keys here", parents)
+            raise UsageError(f"{where} has an unknown key {key!r}", hint) from error
+        raise UsageError(
+            f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}",
+            "correct the value in the profile or with --set",
+        ) from error
 
 
 def _nearest(word: str, known: list[str], what: str, parents: Sequence[str] = ()) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,42 +21,34 @@ from tasks.files import AtomicFiles
 if TYPE_CHECKING:
     import polars as pl
 
-    from tasks.curation.source import Source
-
 SUMMARY_FILE = "curation.json"
 
 
-@dataclass(frozen=True)
 class Choice:
     """Which verdicts to choose from (places as `tasks.curation.source.Source` takes them), and by
     which strategies (`all` names all of them) at which sizes (none: the size a strategy's file
-    says)."""
+    says): `source`, `configs`, and `frame`, which these strategies decide by. Raises UsageError as
+    `load_strategy` and `Source` do."""
 
-    verdicts: str | None = None
-    candidates: str | None = None
-    root: str = ".concur"
-    strategies: Sequence[str] = ("concur",)
-    sizes: Sequence[int] = ()
-    overrides: Sequence[str] = ()
-
-    def configs(self) -> list[CurationConfig]:
-        """Every strategy at every size. Raises UsageError as `load_strategy` does."""
-        names: list[str] = []
-        for name in self.strategies:
-            names += STRATEGY_NAMES if name == "all" else (name,)
-        loaded = [load_strategy(name, self.overrides) for name in dict.fromkeys(names)]
-        if not self.sizes:
-            return loaded
-        return [
-            config.model_copy(update={"size": size}) for config in loaded for size in self.sizes
-        ]
-
-    def read(self, configs: Sequence[CurationConfig]) -> tuple[Source, pl.DataFrame]:
-        """The verdicts, and the frame that these strategies decide by."""
+    def __init__(
+        self,
+        verdicts: str | None = None,
+        candidates: str | None = None,
+        root: str = ".concur",
+        strategies: Sequence[str] = ("concur",),
+        sizes: Sequence[int] = (),
+        overrides: Sequence[str] = (),
+    ) -> None:
         from tasks.curation.source import Source
 
-        source = Source(self.verdicts, self.candidates, self.root)
-        return source, source.deciding(flags=any(config.exclude_flags for config in configs))
+        names: list[str] = []
+        for name in strategies:
+            names += STRATEGY_NAMES if name == "all" else (name,)
+        loaded = [load_strategy(name, overrides) for name in dict.fromkeys(names)]
+        sized = [each.model_copy(update={"size": size}) for each in loaded for size in sizes]
+        self.configs, self.sized = sized or loaded, bool(sizes)
+        self.source = Source(verdicts, candidates, root)
+        self.frame = self.source.deciding(flags=any(each.exclude_flags for each in self.configs))
 
 
 def parsed_sizes(text: str | None) -> list[int]:
@@ -89,14 +80,13 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
     from tasks.curation.stage import nothing_taken, operators_from
 
     asked = Choice(**choice)
-    configs = asked.configs()
-    names = [f"{each.strategy}-{each.size}" if asked.sizes else each.strategy for each in configs]
+    configs, source, frame = asked.configs, asked.source, asked.frame
+    names = [f"{each.strategy}-{each.size}" if asked.sized else each.strategy for each in configs]
     if out and len(set(names)) < len(names):
         raise UsageError(
             "two of these strategies have the same name, and would be one file",
             "write them to two directories",
         )
-    source, frame = asked.read(configs)
     sets: list[dict[str, Any]] = []
     problems: list[UsageError] = []
     with AtomicFiles("choose another --out, or free some disk") as files:
@@ -111,16 +101,14 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
                 figures.add(name, taken)
         if not any(found["samples"] for found in sets):
             raise problems[0] if problems else nothing_taken(frame, configs[0])
-        data = {
-            "source": {
-                "verdicts": source.verdicts.path,
-                "candidates": source.candidates.path,
-                "rows": frame.height,
-                "correct": int((frame["status"] == "correct").sum()),
-                "operators_from": operators_from(frame),
-            },
-            "sets": sets,
+        about = {
+            "verdicts": source.verdicts.path,
+            "candidates": source.candidates.path,
+            "rows": frame.height,
+            "correct": int((frame["status"] == "correct").sum()),
+            "operators_from": operators_from(frame),
         }
+        data: dict[str, Any] = {"source": about, "sets": sets}
         if out and figures:
             data["figures"] = [str(path) for path in figures.write(Path(out))]
             text = json.dumps(data, indent=2) + "\n"
@@ -181,9 +169,10 @@ def explain_candidate(candidate_id: str, **choice: Any) -> list[dict[str, Any]]:
     from tasks.curation.explain import explain
 
     asked = Choice(**choice)
-    configs = asked.configs()
-    _, frame = asked.read(configs)
     return [
-        {**explain(frame, config, candidate_id).model_dump(mode="json"), "size": config.size}
-        for config in configs
+        {
+            **explain(asked.frame, config, candidate_id).model_dump(mode="json"),
+            "size": config.size,
+        }
+        for config in asked.configs
     ]

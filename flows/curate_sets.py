@@ -6,31 +6,28 @@ is a caution, and the others are made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from prefect.logging import get_run_logger
 
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
     key_of,
-    show_files,
+    show_drawn,
     show_snapshots,
     warn_on_error,
 )
 from flows.config import PipelineConfig, validated
-from flows.set_figures import TABLES_FILE, draw_curated
+from flows.set_figures import draw_curated
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by, report
 from tasks.publishing.lineage import find_curated, lineage
-from tasks.reporting.text import cell, cells
+from tasks.reporting.text import cell
 from tasks.store import SnapshotRef
 
-FIGURES = {"composition": "What the training set holds, by operator family"}
+COMPOSITION = "What the training set holds, by operator family"
 
 
 def curate_again(
@@ -60,37 +57,22 @@ def curate_again(
                 problems.append(error)
                 get_run_logger().warning("no training set by %s: %s", name, error)
             else:
-                made[name] = ref
-                rows.append(_row(name, ref))
+                made[name], manifest = ref, ref.open().manifest
+                counts = manifest["criterion_counts"].items()
+                taken = ", ".join(f"{criterion} {count:,}" for criterion, count in counts)
+                rows.append((name, f"{manifest['rows']:,}", taken))
             report("curation", number, len(names), name)
     if not made:
         raise problems[0]
-    rows += [{"strategy": "not made", "samples": "-", "taken": str(each)} for each in problems]
-    create_table_artifact(
-        key="training-sets",
-        table=cells(rows),
-        description=f"Training sets of the verdicts {verdicts.fingerprint}",
-    )
+    rows += [("not made", "-", str(each)) for each in problems]
+    table = [dict(zip(("strategy", "samples", "taken"), row, strict=True)) for row in rows]
+    about = f"Training sets of the verdicts {verdicts.fingerprint}"
+    create_table_artifact("training-sets", table, about)
     show_snapshots({f"training set, {name}": ref for name, ref in made.items()})
     for name, ref in made.items():
         with warn_on_error(f"the composition of the set by {name}"):
-            _show_figures(name, draw_curated(name, ref, verdicts, candidates, *others))
+            key, figures = key_of(name), draw_curated(name, ref, verdicts, candidates, *others)
+            if tables := show_drawn(figures, {"composition": f"{COMPOSITION} ({name})"}, key):
+                about = f"What the set by {cell(name)} holds"
+                create_markdown_artifact(f"training-set-{key}", tables, about)
     return list(made.values())
-
-
-def _row(name: str, ref: SnapshotRef) -> dict[str, str]:
-    manifest = ref.open().manifest
-    counts = manifest["criterion_counts"].items()
-    taken = ", ".join(f"{criterion} {count:,}" for criterion, count in counts)
-    return {"strategy": name, "samples": f"{manifest['rows']:,}", "taken": taken}
-
-
-def _show_figures(name: str, files: Sequence[Path]) -> None:
-    key = key_of(name)
-    show_files(files, {stem: f"{text} ({name})" for stem, text in FIGURES.items()}, suffix=key)
-    for tables in (path for path in files if path.name == TABLES_FILE):
-        create_markdown_artifact(
-            key=f"training-set-{key}",
-            markdown=tables.read_text(encoding="utf-8"),
-            description=f"What the set by {cell(name)} holds",
-        )

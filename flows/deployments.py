@@ -36,7 +36,7 @@ from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
-from flows.track import track_benchmark, track_refresh
+from flows.track import benchmark_record, refresh_record, track
 from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
@@ -61,7 +61,7 @@ def nightly_refresh(
     config = prepared(configuration(run, candidates, curation, advanced=advanced))
     with devices(config, config.verification.workers):
         refreshed = refresh_dataset(config)
-    link_mlflow(config, track_refresh(config, refreshed))
+    link_mlflow(config, track(refresh_record, config, refreshed))
     return refreshed
 
 
@@ -112,7 +112,7 @@ def score_models(
         benchmarked = benchmark_models(config, trained)
     show_scores(scores_of(benchmarked.scores))
     show_snapshots({"adapter": trained, "scores": benchmarked.scores})
-    link_mlflow(config, track_benchmark(config, benchmarked))
+    link_mlflow(config, track(benchmark_record, config, benchmarked))
     return benchmarked
 
 

@@ -16,14 +16,15 @@ from flows.config import PipelineConfig
 from flows.naming import run_name
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
+from flows.runtime.guard import guarded
 from flows.runtime.notices import NOTICES
-from flows.runtime.root_lock import in_use
-from flows.runtime.shutdown import stops_soon
-from flows.track import track
+from flows.track import run_record, track
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.stage import scores_of
 from tasks.store.snapshot import SnapshotRef
+
+DEFAULTS = PipelineConfig()
 
 
 class LineResult(Record):
@@ -37,27 +38,26 @@ class LineResult(Record):
 
 
 @flow(name="concur line", flow_run_name=run_name("concur"), **NOTICES)
-def concur_line(config: PipelineConfig | None = None) -> LineResult:
+@guarded
+def concur_line(config: PipelineConfig = DEFAULTS) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is
     served from snapshots."""
-    config = config or PipelineConfig()
-    with stops_soon(), in_use(config.root):  # until the end: every stage reads the refresh
-        refreshed = refresh_dataset(config)
-        trained = train_adapter(config, refreshed.tasks, refreshed.curated)
-        benchmarked = benchmark_models(config, trained)
-        report = write_report(config, refreshed, trained, benchmarked)
-        create_markdown_artifact("report", report.markdown, "What this run found")
-        summary = [{"what": name, "value": value} for name, value in report.summary]
-        create_table_artifact("summary", summary, "The run in one table")
-        run_id = track(config, refreshed, trained, benchmarked, report)
-        show_scores(scores_of(benchmarked.scores))
-        made = {"adapter and training log": trained, "scores": benchmarked.scores}
-        show_snapshots({**refreshed.snapshots, **made})
-        link_mlflow(config, run_id, "report.html")
-        return LineResult(
-            refreshed=refreshed,
-            trained=trained,
-            benchmarked=benchmarked,
-            report_dir=report.directory,
-            mlflow_run=run_id,
-        )
+    refreshed = refresh_dataset(config)
+    trained = train_adapter(config, refreshed.tasks, refreshed.curated)
+    benchmarked = benchmark_models(config, trained)
+    report = write_report(config, refreshed, trained, benchmarked)
+    create_markdown_artifact("report", report.markdown, "What this run found")
+    summary = [{"what": name, "value": value} for name, value in report.summary]
+    create_table_artifact("summary", summary, "The run in one table")
+    run_id = track(run_record, config, refreshed, trained, benchmarked, report)
+    show_scores(scores_of(benchmarked.scores))
+    made = {"adapter and training log": trained, "scores": benchmarked.scores}
+    show_snapshots({**refreshed.snapshots, **made})
+    link_mlflow(config, run_id, "report.html")
+    return LineResult(
+        refreshed=refreshed,
+        trained=trained,
+        benchmarked=benchmarked,
+        report_dir=report.directory,
+        mlflow_run=run_id,
+    )

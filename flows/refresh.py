@@ -9,25 +9,24 @@ from prefect.runtime import flow_run
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
-    show_files,
+    show_drawn,
     show_snapshots,
 )
 from flows.config import PipelineConfig
 from flows.morning.history import entered
 from flows.morning.step import write_morning_report
 from flows.naming import run_name
-from flows.runtime.disk import require_room
-from flows.runtime.guard import guarded, optional, shown
+from flows.runtime.guard import guarded, optional, require_room_for, shown
 from flows.runtime.notices import NOTICES
-from flows.runtime.root_lock import in_use
-from flows.set_figures import TABLES_FILE, draw_curated
+from flows.set_figures import draw_curated
 from kernels_eval.records import Record
+from tasks.analysis.config import ObservationConfig
 from tasks.analysis.stage import found_in
 from tasks.analysis.step import analyse
 from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
-from tasks.progress import observed_by
+from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
@@ -68,29 +67,29 @@ class Refreshed(Samples):
 
 
 @flow(name="refresh the data set", flow_run_name=run_name("refresh"), **NOTICES)
+@guarded
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks,
     samples and verdicts that are new."""
-    with in_use(config.root), entered(config, str(flow_run.id) if flow_run.id else None) as entry:
+    with entered(config, str(flow_run.id) if flow_run.id else None) as entry:
         refreshed = run_stages(config)
         ended = entry.ends("finished", snapshots=refreshed.snapshots, cautions=refreshed.cautions)
-    write_morning_report(config.root, ended)
+    optional("The files of the morning report", write_morning_report, config.root, ended)
     return refreshed
 
 
 def run_stages(config: PipelineConfig) -> Refreshed:
     """Run the stages of a refresh one after the other, and show each while it works."""
     progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
-    with guarded(config.guarded) as noted, observed_by(progress):
+    require_room_for()
+    with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
-        tasks, candidates, verdicts = samples.tasks, samples.candidates, samples.verdicts
-        curated = call_stage(
-            curate, verdicts, candidates, tasks, config.curation, samples.workloads, samples.flags
-        )
-        analysis, cautions = analysed(config, verdicts, candidates)
+        of = (samples.verdicts, samples.candidates, samples.tasks)
+        curated = call_stage(curate, *of, config.curation, samples.workloads, samples.flags)
+        analysis, cautions = analysed(config.analysis, samples)
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
     _, undrawn = optional(
-        "The figures of the training set", lambda: draw_figures(made, config.curation.strategy)
+        "The figures of the training set", draw_figures, made, config.curation.strategy
     )
     refreshed = made.model_copy(update={"cautions": (*noted, *cautions, *undrawn)})
     show_snapshots(refreshed.snapshots)
@@ -103,16 +102,16 @@ def run_stages(config: PipelineConfig) -> Refreshed:
 
 def verified_samples(config: PipelineConfig) -> Samples:
     """Everything before the choice of a training set: an ablation of strategies does it once."""
+    synthesis, language = config.synthesis, config.language
     tasks = training_tasks(config)
-    require_room(config.guarded, tasks)
+    require_room_for(tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)
-    candidates = call_stage(synthesise, tasks, config.synthesis, config.language)
-    verdicts = verify(candidates, tasks, config.verification, config.language)
-    for turn in range(2, config.synthesis.turns + 1):
-        candidates = call_stage(
-            refine, tasks, candidates, verdicts, config.synthesis, config.language, turn
-        )
-        verdicts = verify(candidates, tasks, config.verification, config.language)
+    candidates = call_stage(synthesise, tasks, synthesis, language)
+    verdicts = call_stage(verify, candidates, tasks, config.verification, language)
+    for turn in range(2, synthesis.turns + 1):
+        asked = (tasks, candidates, verdicts, synthesis, language, turn)
+        candidates = call_stage(refine, *asked)
+        verdicts = call_stage(verify, candidates, tasks, config.verification, language)
     flags = call_stage(flag_traces, verdicts, candidates, config.quality)
     return Samples(
         tasks=tasks, workloads=workloads, candidates=candidates, verdicts=verdicts, flags=flags
@@ -121,8 +120,12 @@ def verified_samples(config: PipelineConfig) -> Samples:
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
     """The source's tasks, each once, without those that the benchmark knows."""
-    known = load_tasks(config.known_tasks, config.root) if config.decontamination.enabled else None
-    source = load_tasks(config.tasks, config.root)
+    known = (
+        call_stage(load_tasks, config.known_tasks, config.root)
+        if config.decontamination.enabled
+        else None
+    )
+    source = call_stage(load_tasks, config.tasks, config.root)
     chosen = call_stage(choose_tasks, source, known, config.decontamination, config.deduplication)
     report = chosen.open().manifest["report"]
     create_markdown_artifact("decontamination", report, "Tasks that the benchmark knows")
@@ -130,47 +133,43 @@ def training_tasks(config: PipelineConfig) -> SnapshotRef:
 
 
 def analysed(
-    config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef
+    config: ObservationConfig, samples: Samples
 ) -> tuple[SnapshotRef | None, tuple[str, ...]]:
     """The observations. Analysis failures become a caution: the curated set is already published,
     and the next run of the same configuration tries again."""
-
-    def work() -> tuple[SnapshotRef, str]:
-        analysis = call_stage(analyse, verdicts, candidates, config.analysis)
-        found = found_in(analysis)
-        page = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
-        return analysis, found.markdown() + page
-
-    result, cautions = optional("The observations of this refresh", work)
+    of = (samples.verdicts, samples.candidates)
+    result, cautions = optional("The observations of this refresh", _observed, *of, config)
     analysis, text = result or (None, "".join(map(as_text, cautions)))
     create_markdown_artifact("observations", text, "What reasoning length says")
     return analysis, cautions
+
+
+def _observed(
+    verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig
+) -> tuple[SnapshotRef, str]:
+    analysis = call_stage(analyse, verdicts, candidates, config)
+    found = found_in(analysis)
+    page = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
+    return analysis, found.markdown() + page
 
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:
     """Draw the verdicts and the training set: files beside its table, and artifacts."""
     made_of = (refreshed.verdicts, refreshed.candidates, refreshed.workloads, refreshed.flags)
     files = draw_curated(strategy, refreshed.curated, *made_of)
-    if tables := next((path for path in files if path.name == TABLES_FILE), None):
+    if tables := show_drawn(files, FIGURES):
         drawn = "\n".join(f"- `{path}`" for path in files if path.suffix == ".png")
-        show_files(files, FIGURES)
-        text = f"{tables.read_text(encoding='utf-8')}\nFigures:\n\n{drawn}\n"
+        text = f"{tables}\nFigures:\n\n{drawn}\n"
         create_markdown_artifact("training-set", text, "What the training set holds")
 
 
 def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
     """One row a snapshot: how many rows it has, and the counts in its manifest."""
     rows: list[dict[str, str | int]] = []
-    for name in ("tasks", "workloads", "candidates", "verdicts", "flags", "curated", "analysis"):
-        if ref := refreshed.snapshots.get(name):
-            manifest = ref.open().manifest
-            counts: dict[str, int] = next(filter(None, map(manifest.get, COUNTS)), {})
-            rows.append(
-                {
-                    "snapshot": name,
-                    "rows": manifest["rows"],
-                    "counts": ", ".join(f"{key} {value}" for key, value in counts.items()),
-                    "fingerprint": ref.fingerprint,
-                }
-            )
+    for name, ref in refreshed.snapshots.items():
+        manifest = ref.open().manifest
+        counts: dict[str, int] = next(filter(None, map(manifest.get, COUNTS)), {})
+        said = ", ".join(f"{key} {value}" for key, value in counts.items())
+        row = {"snapshot": name, "rows": manifest["rows"], "counts": said}
+        rows.append(row | {"fingerprint": ref.fingerprint})
     return rows

@@ -49,7 +49,11 @@ def write_report(
     return write_once(
         benchmarked.scores.open().local_dir("report"),
         stable_hash(made_of),
-        lambda: report_context(config, refreshed, trained, benchmarked),
+        report_context,
+        config,
+        refreshed,
+        trained,
+        benchmarked,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 from prefect.logging import get_run_logger
 
@@ -36,6 +37,7 @@ from tasks.tracking.stages import (
 from tasks.training.stage import adapter_of
 
 CUSTOM_KERNEL = "custom_kernel"
+P = ParamSpec("P")
 
 
 class Tracked(Record):
@@ -48,31 +50,94 @@ class Tracked(Record):
 
 
 def track(
+    build: Callable[Concatenate[PipelineConfig, P], RunRecord],
+    config: PipelineConfig,
+    *made: P.args,
+    **more: P.kwargs,
+) -> str | None:
+    """Write a run that one of the functions below describes. Returns the parent run's id; None
+    where tracking is off or failed."""
+    if not config.tracking.enabled:
+        return None
+    record, to = build(config, *made, **more), destination_of(config)
+
+    def failed(line: str) -> None:
+        get_run_logger().error("%s", line)
+        progress("tracking", 0, 1, "failed")
+
+    def waits(line: str) -> None:
+        get_run_logger().warning("%s", line)
+
+    return try_mlflow(to.tracking_uri, lambda: log_run(record, to), log=waits, failed=failed)
+
+
+def run_record(
     config: PipelineConfig,
     refreshed: Refreshed,
     trained: SnapshotRef,
     benchmarked: Benchmarked,
     written: Report,
-) -> str | None:
-    """Write a whole run. Returns the parent run's id; None where tracking is off or failed."""
-    return _logged(config, lambda: run_record(config, refreshed, trained, benchmarked, written))
+) -> RunRecord:
+    """A whole line: losses and scores in the parent, every stage and model as a child."""
+    analysis, made = _analysis(config, refreshed), (trained, benchmarked.scores)
+    dataset = dataset_of(config, refreshed.curated)
+    metrics = {
+        "candidates": _rows(refreshed.verdicts),
+        "curated": _rows(refreshed.curated),
+        **training_headline(trained),
+        **_headline_scores(benchmarked),
+    }
+    training = training_record(config.training, trained, dataset)
+    stages = (*_until_curation(config, refreshed), training, *analysis, *model_records(benchmarked))
+    return RunRecord(
+        run_fingerprint=stable_hash(_fingerprints(refreshed, *made)),
+        name=f"{config.name} {config.language.value} {config.curation.strategy}",
+        tags=tags_of(config, strategy=config.curation.strategy),
+        params=config,
+        metrics=metrics,
+        stages=stages,
+        datasets=(dataset,),
+        artifacts=tuple(Path(path) for path in written.files),
+        adapter=adapter_record(config, refreshed.curated, trained),
+    )
 
 
-def track_refresh(config: PipelineConfig, refreshed: Refreshed) -> str | None:
-    """As `track`, of a refresh by itself: a parent run with the counts, a child run per stage."""
-    return _logged(config, lambda: refresh_record(config, refreshed))
+def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
+    """A refresh by itself: counts in the parent, its stages as children."""
+    strategy = config.curation.strategy
+    return RunRecord(
+        run_fingerprint=stable_hash(["refresh", *_fingerprints(refreshed)]),
+        name=f"{config.name} refresh {config.language.value} {strategy}",
+        tags=tags_of(config, strategy=strategy, kind="refresh"),
+        params=config,
+        metrics={
+            "tasks": _rows(refreshed.tasks),
+            "candidates": _rows(refreshed.verdicts),
+            "correct": refreshed.verdicts.open().manifest["status_counts"].get("correct", 0),
+            "curated": _rows(refreshed.curated),
+        },
+        stages=(*_until_curation(config, refreshed), *_analysis(config, refreshed)),
+        datasets=(dataset_of(config, refreshed.curated),),
+    )
 
 
-def track_benchmark(config: PipelineConfig, benchmarked: Benchmarked) -> str | None:
-    """As `track`, of a benchmark by itself: the headline scores, a child run per model."""
-    return _logged(config, lambda: benchmark_record(config, benchmarked))
+def benchmark_record(config: PipelineConfig, benchmarked: Benchmarked) -> RunRecord:
+    """A benchmark by itself: headline scores in the parent, its models as children."""
+    return RunRecord(
+        run_fingerprint=stable_hash(["benchmark", benchmarked.scores.fingerprint]),
+        name=f"{config.name} benchmark {config.language.value}",
+        tags=tags_of(config, kind="benchmark"),
+        params={"benchmark": config.benchmark},
+        metrics=_headline_scores(benchmarked),
+        stages=model_records(benchmarked),
+    )
 
 
 def track_training(
     config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
 ) -> Tracked | None:
     """As `track`, of a training by itself (`concur train`)."""
-    run_id = _logged(config, lambda: training_run_record(config, curated, trained))
+    run_id = track(training_run_record, config, curated, trained)
     if run_id is None:
         return None
     to = destination_of(config)
@@ -85,66 +150,6 @@ def track_training(
         experiment=to.experiment,
         run_id=run_id,
         model_version=version,
-    )
-
-
-def destination_of(config: PipelineConfig) -> Destination:
-    """Where runs of this configuration are written. A server knows where its artifacts go."""
-    uri = config.tracking_uri
-    served = config.tracking.uri or uri.startswith("http")
-    root = None if served else str(Path(config.root).absolute() / "mlartifacts")
-    return Destination(uri, root, config.tracking.experiment)
-
-
-def _logged(config: PipelineConfig, build: Callable[[], RunRecord]) -> str | None:
-    if not config.tracking.enabled:
-        return None
-    record, to = build(), destination_of(config)
-
-    def failed(line: str) -> None:
-        get_run_logger().error("%s", line)
-        progress("tracking", 0, 1, "failed")
-
-    def waits(line: str) -> None:
-        get_run_logger().warning("%s", line)
-
-    return try_mlflow(to.tracking_uri, lambda: log_run(record, to), log=waits, failed=failed)
-
-
-# -- parent runs -----------------------------------------------------------------------------------
-
-
-def run_record(
-    config: PipelineConfig,
-    refreshed: Refreshed,
-    trained: SnapshotRef,
-    benchmarked: Benchmarked,
-    written: Report,
-) -> RunRecord:
-    """The whole line: losses and scores in the parent, every stage and model as a child."""
-    refs = [refreshed.tasks, refreshed.candidates, refreshed.verdicts, refreshed.curated]
-    refs += filter(None, [trained, benchmarked.scores, refreshed.analysis])
-    curated = dataset_of(config, refreshed.curated)
-    return RunRecord(
-        run_fingerprint=stable_hash([ref.fingerprint for ref in refs]),
-        name=f"{config.name} {config.language.value} {config.curation.strategy}",
-        tags=_tags(config, strategy=config.curation.strategy),
-        params=config,
-        metrics={
-            "candidates": _rows(refreshed.verdicts),
-            "curated": _rows(refreshed.curated),
-            **training_headline(trained),
-            **_headline_scores(benchmarked),
-        },
-        stages=(
-            *_until_curation(config, refreshed),
-            training_record(config.training, trained, curated),
-            *_analysis(config, refreshed),
-            *model_records(benchmarked),
-        ),
-        datasets=(curated,),
-        artifacts=tuple(Path(path) for path in written.files),
-        adapter=adapter_record(config, refreshed.curated, trained),
     )
 
 
@@ -165,45 +170,29 @@ def training_run_record(
     )
 
 
-def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
-    """A refresh: counts in the parent, its stages as children."""
-    refs = [refreshed.tasks, refreshed.candidates, refreshed.verdicts, refreshed.curated]
-    refs += filter(None, [refreshed.analysis])
-    strategy = config.curation.strategy
-    return RunRecord(
-        run_fingerprint=stable_hash(["refresh", *(ref.fingerprint for ref in refs)]),
-        name=f"{config.name} refresh {config.language.value} {strategy}",
-        tags=_tags(config, strategy=strategy, kind="refresh"),
-        params=config,
-        metrics={
-            "tasks": _rows(refreshed.tasks),
-            "candidates": _rows(refreshed.verdicts),
-            "correct": refreshed.verdicts.open().manifest["status_counts"].get("correct", 0),
-            "curated": _rows(refreshed.curated),
-        },
-        stages=(*_until_curation(config, refreshed), *_analysis(config, refreshed)),
-        datasets=(dataset_of(config, refreshed.curated),),
-    )
+def destination_of(config: PipelineConfig) -> Destination:
+    """Where runs of this configuration are written. A server knows where its artifacts go."""
+    uri = config.tracking_uri
+    served = config.tracking.uri or uri.startswith("http")
+    root = None if served else str(Path(config.root).absolute() / "mlartifacts")
+    return Destination(uri, root, config.tracking.experiment)
 
 
-def benchmark_record(config: PipelineConfig, benchmarked: Benchmarked) -> RunRecord:
-    """A benchmark: headline scores in the parent, its models as children."""
-    return RunRecord(
-        run_fingerprint=stable_hash(["benchmark", benchmarked.scores.fingerprint]),
-        name=f"{config.name} benchmark {config.language.value}",
-        tags=_tags(config, kind="benchmark"),
-        params={"benchmark": config.benchmark},
-        metrics=_headline_scores(benchmarked),
-        stages=model_records(benchmarked),
-    )
+# -- parts of records ------------------------------------------------------------------------------
 
 
-def _tags(config: PipelineConfig, **more: str) -> dict[str, str]:
+def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
+    """What every run of a configuration is tagged with."""
     return {"language": config.language.value, "profile": config.name, **more}
 
 
 def _rows(ref: SnapshotRef) -> int:
     return int(ref.open().manifest["rows"])
+
+
+def _fingerprints(refreshed: Refreshed, *made: SnapshotRef) -> list[str]:
+    refs = [refreshed.tasks, refreshed.candidates, refreshed.verdicts, refreshed.curated, *made]
+    return [ref.fingerprint for ref in (*refs, refreshed.analysis) if ref]
 
 
 def dataset_of(config: PipelineConfig, curated: SnapshotRef) -> DatasetRef:
@@ -230,9 +219,6 @@ def adapter_record(
             "concur.base_model": base_model,
         },
     )
-
-
-# -- children --------------------------------------------------------------------------------------
 
 
 def _until_curation(config: PipelineConfig, refreshed: Refreshed) -> tuple[StageRecord, ...]:

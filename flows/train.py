@@ -14,7 +14,7 @@ from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.naming import run_name
-from flows.runtime.guard import guarded
+from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
@@ -35,17 +35,17 @@ PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
 @flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
+@guarded
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
+    require_room_for()
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
-    with (
-        guarded(config.guarded),
-        observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")),
-    ):
+    with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
 
 @flow(name="train and track", flow_run_name=run_name("train and track"), **NOTICES)
+@guarded
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:

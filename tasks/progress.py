@@ -68,3 +68,9 @@ def duration(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes:02d} min"
     return f"{hours // 24} d {hours % 24} h"
+
+
+def hours(value: float) -> str:
+    """GPU-hours for a person."""
+    digits = 1 if value >= 10 else 2 if value >= 0.1 else 4
+    return f"{value:,.{digits}f} GPU-hours"

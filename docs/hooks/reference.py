@@ -319,7 +319,7 @@ def anchor(path: str) -> str:
 
 
 def profiles_page() -> str:
-    from flows.config import profiles_dir
+    from flows.config import shipped_dir
 
     lines = [
         "# Profiles and strategies that ship",
@@ -336,8 +336,8 @@ def profiles_page() -> str:
         "",
     ]
     for title, folder in (
-        ("Profiles", profiles_dir()),
-        ("Strategies", profiles_dir().parent / "strategies"),
+        ("Profiles", shipped_dir("profiles")),
+        ("Strategies", shipped_dir("profiles").parent / "strategies"),
     ):
         lines += [f"## {title}", ""]
         for file in sorted(folder.glob("*.yaml")):

@@ -96,6 +96,17 @@ def planned_training(config: PipelineConfig, tasks: SnapshotRef, curated: Snapsh
     return training.planned(curated, config.training, prompts_for(config, tasks))
 
 
+def planned_answers(
+    config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None = None
+) -> tuple[Synthesis, Answers]:
+    """What one model answers to the benchmark and the verdicts on it, finished or not."""
+    adapter = training.adapter_of(trained) if trained else None
+    asked = Synthesis(suite, synthesis_for(config, model), config.language, adapter)
+    candidates = asked.snapshot.ref
+    judged = Verification(candidates, suite, config.verification, config.language).snapshot
+    return asked, Answers(model=model, candidates=candidates, verdicts=judged.ref)
+
+
 @flow(name="ablation branch", flow_run_name="{name}", validate_parameters=False)
 def run_branch(
     name: str, config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef, suite: SnapshotRef
@@ -118,15 +129,14 @@ def answered(
 ) -> Answers:
     """What one model answers to the benchmark, verified. Devices are held only where something is
     left to do."""
-    resources, language, asked = RESOURCES.get(), config.language, synthesis_for(config, model)
-    adapter = training.adapter_of(trained) if trained else None
-    held = nullcontext() if asked.sampler == "recorded" else resources.answering()
-    with _unless_finished(Synthesis(suite, asked, language, adapter).snapshot, held):
-        candidates = call_stage(synthesise, suite, asked, language, adapter)
-    planned = Verification(candidates, suite, config.verification, language).snapshot
-    with _unless_finished(planned, resources.verifying(language.needs_gpu)):
-        verdicts = verify(candidates, suite, config.verification, language)
-    return Answers(model=model, candidates=candidates, verdicts=verdicts)
+    resources, language = RESOURCES.get(), config.language
+    asked, answers = planned_answers(config, suite, model, trained)
+    held = nullcontext() if asked.config.sampler == "recorded" else resources.answering()
+    with _unless_finished(asked.snapshot, held):
+        candidates = call_stage(synthesise, suite, asked.config, language, asked.adapter)
+    with _unless_finished(answers.verdicts.open(), resources.verifying(language.needs_gpu)):
+        call_stage(verify, candidates, suite, config.verification, language)
+    return answers
 
 
 def finished_branch(
@@ -137,10 +147,8 @@ def finished_branch(
     if not trained.finished:
         return None
     answers = finished_answers(config, suite, "tuned", trained.ref)
-    if answers is None:
-        return None
-    scores = planned_scores([answers], config.benchmark)
-    if not scores.finished:
+    scores = planned_scores([answers], config.benchmark) if answers else None
+    if answers is None or scores is None or not scores.finished:
         return None
     return Trained(trained=trained.ref, answers=answers, scores=scores.ref)
 
@@ -149,14 +157,9 @@ def finished_answers(
     config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None = None
 ) -> Answers | None:
     """A model's verified answers; None where they are not all there."""
-    adapter = training.adapter_of(trained) if trained else None
-    candidates = Synthesis(suite, synthesis_for(config, model), config.language, adapter).snapshot
-    if not candidates.finished:
-        return None
-    verdicts = Verification(candidates.ref, suite, config.verification, config.language).snapshot
-    if not verdicts.finished:
-        return None
-    return Answers(model=model, candidates=candidates.ref, verdicts=verdicts.ref)
+    _, answers = planned_answers(config, suite, model, trained)
+    done = answers.candidates.open().finished and answers.verdicts.open().finished
+    return answers if done else None
 
 
 def leader_among(

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from flows.ablation.records import BranchRecord, earlier_records, hours
+from flows.ablation.records import BranchRecord, earlier_records
 from flows.config import PipelineConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.progress import duration
+from tasks.progress import duration, hours
 from tasks.store import snapshots
 
 # Of one H200 and a model of QwQ-32B's shape, with TRL, vLLM and our own verifier
@@ -77,30 +77,31 @@ class Estimate(Record):
 
 
 class Work(NamedTuple):
-    """What is left to do. `rows` are those of each training."""
+    """What is left to do."""
 
-    branches: int
-    rows: tuple[float, ...]
-    rows_basis: str
-    answered: int
-    """Branches whose tuned model has still to answer the benchmark."""
-    shared_answers: int
-    """Answers of the base model and recorded ones that are still to be verified."""
-    sampled_shared: int
-    """Of these, those that a model has still to write."""
-    candidates: int
-    """Candidates of the refresh that are still to be verified."""
-    sampled: int
-    """Of these, those that servers have still to write."""
     suite: int
     """Tasks of the benchmark."""
+    shared_answers: int = 0
+    """Answers of the base model and recorded ones that are still to be verified."""
+    sampled_shared: int = 0
+    """Of these, those that a model has still to write."""
+    branches: int = 0
+    rows: tuple[float, ...] = ()
+    """Of each training."""
+    rows_basis: str = ""
+    answered: int = 0
+    """Branches whose tuned model has still to answer the benchmark."""
+    candidates: int = 0
+    """Candidates of the refresh that are still to be verified."""
+    sampled: int = 0
+    """Of these, those that servers have still to write."""
 
 
 def estimate(pipeline: PipelineConfig, work: Work, *, gpus: int, parallel: int) -> Estimate:
     """Device time of what is left. `gpus` 0 counts the CPU as the one device."""
-    recipe, known = pipeline.training, Known(pipeline)
-    row, rate, start = known.tokens_per_row(), known.trained_tokens_per_s(), known.branch_start_s()
-    verified, answer = known.verified_s(), known.answer_s()
+    recipe = pipeline.training
+    row, rate, start = trained_rates(pipeline)
+    verified, answer = answer_rates(pipeline)
     devices = recipe.workers if gpus else 1
     tokens = sum(work.rows) * row.value * recipe.num_epochs
     answers = work.answered * work.suite * pipeline.benchmark.samples_per_task
@@ -162,90 +163,84 @@ def written_s(max_tokens: int) -> float:
     return SHARE_OF_MAX_TOKENS * max_tokens / SAMPLED_TOKENS_PER_S
 
 
-class Known:
-    """What was measured under the root of a pipeline: the median of each figure, or the stated
-    assumption where nothing was."""
-
-    def __init__(self, pipeline: PipelineConfig) -> None:
-        self._pipeline, self._model = pipeline, pipeline.training.base_model
-        # an interrupted training reports its last share only
-        self._trainings = [
-            manifest
-            for manifest in self._manifests("training")
-            if (manifest.get("config") or {}).get("base_model") == self._model
-            and not manifest.get("resumed_from_step")
-        ]
-        self._branches = [
-            each for each in earlier_records(pipeline.root) if each.base_model == self._model
-        ]
-
-    def _manifests(self, stage: str) -> Iterable[dict[str, Any]]:
-        found = snapshots(self._pipeline.root, stage)
-        return (snapshot.manifest for snapshot in found if snapshot.finished)
-
-    def trained_tokens_per_s(self) -> Figure:
-        """Of one group of workers, loading of the model included."""
-        return _median(
-            (each["tokens"] / each["seconds"] for each in self._trainings if each.get("seconds")),
-            "{:,.0f} tokens a second trained on",
-            TRAINED_TOKENS_PER_S * self._pipeline.training.workers,
-            f"{TRAINED_TOKENS_PER_S:,.0f} tokens a second and GPU, assumed",
-        )
-
-    def tokens_per_row(self) -> Figure:
-        """Tokens of a row in one epoch."""
-        return _median(
-            (each["tokens"] / _row_visits(each) for each in self._trainings if _row_visits(each)),
+def trained_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure, Figure]:
+    """Of trainings under this root, else assumed: tokens of a row in one epoch; tokens per second
+    of one group of workers, loading of the model included; seconds of a training beyond what its
+    manifest counts (a worker process and its imports)."""
+    recipe = pipeline.training
+    # an interrupted training reports its last share only
+    trainings = [
+        manifest
+        for manifest in _manifests(pipeline, "training")
+        if (manifest.get("config") or {}).get("base_model") == recipe.base_model
+        and not manifest.get("resumed_from_step")
+    ]
+    visited = [(manifest["tokens"], _row_visits(manifest)) for manifest in trainings]
+    timed = [each for each in trainings if each.get("seconds")]
+    return (
+        _median(
+            (tokens / rows for tokens, rows in visited if rows),
             "{:,.0f} tokens a row",
             TOKENS_A_ROW,
             f"{TOKENS_A_ROW:,.0f} tokens a row, assumed",
-        )
-
-    def branch_start_s(self) -> Figure:
-        """Seconds of a training beyond what its manifest counts: a worker process and its
-        imports."""
-        return _median(
+        ),
+        _median(
+            (each["tokens"] / each["seconds"] for each in timed),
+            "{:,.0f} tokens a second trained on",
+            TRAINED_TOKENS_PER_S * recipe.workers,
+            f"{TRAINED_TOKENS_PER_S:,.0f} tokens a second and GPU, assumed",
+        ),
+        _median(
             (
                 each.phases_s.get("train", 0.0) - each.train_s
-                for each in self._branches
+                for each in _earlier(pipeline)
                 if each.train_s
             ),
             "{:.0f} s to start each",
             START_S,
             f"{START_S:.0f} s to start each, assumed",
-        )
+        ),
+    )
 
-    def verified_s(self) -> Figure:
-        """Device seconds for one verdict."""
-        return _median(
-            (
-                float(manifest["telemetry"].get("device_s_per_candidate") or 0)
-                for manifest in self._manifests("verification")
-                if manifest.get("language") == self._pipeline.language.value
-                and manifest.get("telemetry")
-            ),
-            "{:.2f} s a verdict",
-            VERIFIED_S,
-            f"{VERIFIED_S:.0f} s of a device a verdict, assumed",
-        )
 
-    def answer_s(self) -> Figure:
-        """Device seconds for one answer of a tuned model: writing and verifying it."""
-        limit, verified = self._pipeline.benchmark.sampling.max_tokens, self.verified_s()
-        return _median(
-            (
-                _answering_s(each) / each.answers
-                for each in self._branches
-                if each.max_tokens == limit and each.answers
-            ),
-            "{:.2f} s an answer and its verdict",
-            written_s(limit) + verified.value,
-            f"half of {limit:,} tokens an answer, {SAMPLED_TOKENS_PER_S:,.0f} tokens a second and"
-            f" GPU written, assumed; {verified.basis}",
-        )
+def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
+    """Device seconds for one verdict; for one answer of a tuned model, written and verified."""
+    limit = pipeline.benchmark.sampling.max_tokens
+    verified = _median(
+        (
+            float(manifest["telemetry"].get("device_s_per_candidate") or 0)
+            for manifest in _manifests(pipeline, "verification")
+            if manifest.get("language") == pipeline.language.value and manifest.get("telemetry")
+        ),
+        "{:.2f} s a verdict",
+        VERIFIED_S,
+        f"{VERIFIED_S:.0f} s of a device a verdict, assumed",
+    )
+    answer = _median(
+        (
+            (each.phases_s.get("answer", 0.0) + each.phases_s.get("verify", 0.0)) / each.answers
+            for each in _earlier(pipeline)
+            if each.max_tokens == limit and each.answers
+        ),
+        "{:.2f} s an answer and its verdict",
+        written_s(limit) + verified.value,
+        f"half of {limit:,} tokens an answer, {SAMPLED_TOKENS_PER_S:,.0f} tokens a second and"
+        f" GPU written, assumed; {verified.basis}",
+    )
+    return verified, answer
+
+
+def _manifests(pipeline: PipelineConfig, stage: str) -> Iterable[dict[str, Any]]:
+    return (each.manifest for each in snapshots(pipeline.root, stage) if each.finished)
+
+
+def _earlier(pipeline: PipelineConfig) -> Iterator[BranchRecord]:
+    model = pipeline.training.base_model
+    return (each for each in earlier_records(pipeline.root) if each.base_model == model)
 
 
 def _median(values: Iterable[float], text: str, assumed: float, assumption: str) -> Figure:
+    """The median of what was measured, or the stated assumption where nothing was."""
     known = [value for value in values if value > 0 and math.isfinite(value)]
     if not known:
         return Figure(assumed, assumption)
@@ -257,7 +252,3 @@ def _row_visits(manifest: dict[str, Any]) -> float:
     """How often a training saw a row: its manifest's `rows` are those of the log, one a step."""
     config = manifest["config"]
     return float(manifest["rows"] * config["batch_size"] * config["gradient_accumulation"])
-
-
-def _answering_s(record: BranchRecord) -> float:
-    return record.phases_s.get("answer", 0.0) + record.phases_s.get("verify", 0.0)

@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from flows.config import PipelineConfig, explained, load_profile, load_strategy
+from flows.config import PipelineConfig, load_profile, load_strategy, validated
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
@@ -119,12 +119,8 @@ class Plan(Record):
 def ablation_config(**asked: Any) -> AblationConfig:
     """An AblationConfig of what a command was given; None keeps the default. Raises UsageError that
     names the value."""
-    try:
-        return AblationConfig.model_validate(
-            {name: value for name, value in asked.items() if value is not None}
-        )
-    except ValidationError as error:
-        raise explained(error, "concur ablate", AblationConfig) from error
+    given = {name: value for name, value in asked.items() if value is not None}
+    return validated(AblationConfig, given, "concur ablate")
 
 
 def pipeline_of(config: AblationConfig) -> PipelineConfig:
@@ -187,28 +183,22 @@ def label_of(strategy: str) -> str:
 def parsed_list(
     text: str | None, option: str, kind: type[int] | type[str]
 ) -> tuple[Any, ...] | None:
-    """ "a,b" as values, `all` among numbers as None; None for nothing given. Raises UsageError for
-    anything else."""
+    """ "a,b" as values; `all` is None among numbers, and every strategy that ships among names.
+    None for nothing given. Raises UsageError for anything else."""
     if text is None:
         return None
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        found = tuple(None if kind is int and part == "all" else kind(part) for part in parts)
-    except ValueError:
-        found = ("",)
-    if "" in found:
-        example = "0,1,2" if kind is int else ",".join(STRATEGY_NAMES[:2])
-        raise UsageError(f"{option} {text!r} is not a list", f"for example {option} {example}")
-    return found
-
-
-def expanded(strategies: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """`all` as every strategy that ships."""
-    if strategies is None:
-        return None
-    return tuple(
-        each for name in strategies for each in (STRATEGY_NAMES if name == "all" else (name,))
-    )
+    every = (None,) if kind is int else STRATEGY_NAMES
+    found: list[Any] = []
+    for part in map(str.strip, text.split(",")):
+        try:
+            if not part:
+                raise ValueError
+            found += every if part == "all" else (kind(part),)
+        except ValueError:
+            example = "0,1,2" if kind is int else ",".join(STRATEGY_NAMES[:2])
+            hint = f"for example {option} {example}"
+            raise UsageError(f"{option} {text!r} is not a list", hint) from None
+    return tuple(found)
 
 
 def branch_pipeline(
@@ -237,39 +227,17 @@ def branch_pipeline(
     return pipeline.model_copy(update=changes)
 
 
-def identity_of(
-    config: AblationConfig, pipeline: PipelineConfig, plans: tuple[Plan, ...]
-) -> list[Any]:
-    """What makes two ablations the same one, but for the samples they start from: not where it
-    lies, not its budget, not how wide it runs."""
-    decides = pipeline.model_dump(mode="json", include={"language", "training", "benchmark"})
-    decides["synthesis"] = [
-        pipeline.synthesis.sampler == "vllm",
-        pipeline.synthesis.hardware,
-        pipeline.synthesis.server.identity,
-    ]
-    decides["eval"] = pipeline.verification.eval.model_dump(mode="json")
-    return [
-        pipeline.name,
-        decides,
-        [[plan.name, plan.curation.model_dump(mode="json")] for plan in plans],
-    ]
-
-
 # -- devices ---------------------------------------------------------------------------------------
 
 
 def visible_gpus(pipeline: PipelineConfig) -> int:
     """GPUs of this machine, or of the cluster where one is named."""
-    from kernels_eval.cluster.ray import address_of
+    from kernels_eval import devices
+    from kernels_eval.cluster.ray import address_of, start_ray
 
     if address_of(pipeline.verification.ray_address) == "local":
-        from kernels_eval import devices
-
         return len(devices.visible_gpus())
     import ray
-
-    from kernels_eval.cluster.ray import start_ray
 
     start_ray(pipeline.verification.ray_address)
     return int(ray.cluster_resources().get("GPU", 0))

@@ -14,18 +14,18 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record, stable_hash
 from tasks.benchmark.comparison.records import Branch
 from tasks.files import atomic_write, explain_write_errors
+from tasks.progress import hours
 
 HOME = "ablations"
 BRANCHES, SPENT, LOCK = "branches", "spent.json", "lock"
@@ -34,8 +34,8 @@ SAVE_EVERY_S = 5.0
 BRANCH: ContextVar[str] = ContextVar("concur_branch", default="")
 """The branch that the current thread works on; empty for what all share."""
 SHARED = "shared"
-Phases = Mapping[str, Mapping[str, float]]
-"""branch -> phase -> device seconds."""
+Spent = Mapping[tuple[str, str], float]
+"""(branch, phase) -> device seconds."""
 
 
 class BranchRecord(Record):
@@ -52,6 +52,11 @@ class BranchRecord(Record):
     phases_s: dict[str, float] = {}
     shares_with: str | None = None
 
+    @property
+    def measured(self) -> bool:
+        """Whether it did all of its work: one that shares a training measured nothing."""
+        return self.branch.state == "done" and not self.shares_with
+
 
 def ablation_dir(root: str, fingerprint: str) -> Path:
     """The directory of one ablation under a root."""
@@ -64,46 +69,33 @@ def write_text(path: Path, text: str) -> None:
         atomic_write(path, text)
 
 
-def _branch_file(directory: Path, name: str) -> Path:
+def record_file(directory: Path, name: str) -> Path:
+    """The file of a branch's record."""
     return directory / BRANCHES / f"{stable_hash(name)[:16]}.json"
 
 
-def save_record(directory: Path, record: BranchRecord) -> None:
-    """Raises UsageError where it cannot be written."""
-    path = _branch_file(directory, record.branch.name)
-    write_text(path, record.model_dump_json(indent=2))
-
-
-def load_record(directory: Path, name: str) -> BranchRecord | None:
+def load_record(path: Path) -> BranchRecord | None:
     """How a branch ended last time; None where it has not, or another version wrote its file."""
-    return _read(_branch_file(directory, name))
-
-
-def earlier_records(root: str) -> list[BranchRecord]:
-    """Finished branches of all ablations under a root. One that shares a training measured nothing
-    and is left out."""
-    found = (_read(path) for path in sorted(Path(root, HOME).glob(f"*/{BRANCHES}/*.json")))
-    return [
-        record
-        for record in found
-        if record and record.branch.state == "done" and not record.shares_with
-    ]
-
-
-def _read(path: Path) -> BranchRecord | None:
     try:
         return BranchRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError, ValueError):
+    except (OSError, ValueError):
         return None
 
 
-def load_spent(directory: Path) -> dict[str, dict[str, float]]:
+def earlier_records(root: str) -> list[BranchRecord]:
+    """Branches of all ablations under a root that did all of their work."""
+    found = map(load_record, sorted(Path(root, HOME).glob(f"*/{BRANCHES}/*.json")))
+    return [record for record in found if record and record.measured]
+
+
+def load_spent(directory: Path) -> dict[tuple[str, str], float]:
     """Device seconds by branch and phase that earlier calls of the ablation have spent."""
     try:
         data = json.loads((directory / SPENT).read_text(encoding="utf-8"))["device_s"]
         return {
-            str(branch): {str(phase): float(seconds) for phase, seconds in phases.items()}
+            (branch, phase): float(seconds)
             for branch, phases in data.items()
+            for phase, seconds in phases.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
@@ -120,8 +112,8 @@ class Meter:
         self.budget = budget_gpu_hours
         self._directory: Path | None = None
         self._lock = threading.Lock()
-        self._running: dict[int, tuple[str, str, float, int]] = {}
-        self._spent: dict[str, dict[str, float]] = {}
+        self._running: dict[int, tuple[tuple[str, str], float, int]] = {}
+        self._spent: dict[tuple[str, str], float] = defaultdict(float)
         self._saved = time.monotonic()
 
     def keep_in(self, directory: Path) -> bool:
@@ -130,43 +122,45 @@ class Meter:
         before = load_spent(directory)
         with self._lock:
             self._directory = directory
-            self._spent = _added(self._spent, before)
+            for key, seconds in before.items():
+                self._spent[key] += seconds
         self.save(now=True)
-        return bool(before.keys() - {SHARED})
+        return any(branch != SHARED for branch, _ in before)
 
     @contextmanager
     def held(self, phase: str, devices: int = 1) -> Iterator[None]:
         """The current thread's branch holds so many devices inside the block."""
-        key = threading.get_ident()
+        thread, key = threading.get_ident(), (BRANCH.get() or SHARED, phase)
         with self._lock:
-            self._running[key] = BRANCH.get() or SHARED, phase, time.monotonic(), devices
+            self._running[thread] = key, time.monotonic(), devices
         try:
             yield
         finally:
             with self._lock:
-                self._spent = self._now(only=key)
-                del self._running[key]
+                _, begun, _ = self._running.pop(thread)
+                self._spent[key] += devices * (time.monotonic() - begun)
             self.save(now=True)
 
-    def _now(self, only: int | None = None) -> dict[str, dict[str, float]]:
-        """What was spent so far, with what runs: all of it, or that of one thread."""
-        spent, now = self._spent, time.monotonic()
-        for key, (branch, phase, begun, devices) in self._running.items():
-            if only in (None, key):
-                spent = _added(spent, {branch: {phase: devices * (now - begun)}})
+    def _now(self) -> Spent:
+        """What was spent so far, with what runs."""
+        spent, now = self._spent.copy(), time.monotonic()
+        for key, begun, devices in self._running.values():
+            spent[key] += devices * (now - begun)
         return spent
 
     def phases_of(self, branch: str) -> dict[str, float]:
         """Device seconds of one branch by phase."""
         with self._lock:
-            phases = self._now().get(branch, {})
-        return {phase: round(seconds, 3) for phase, seconds in phases.items()}
+            spent = self._now()
+        return {
+            phase: round(seconds, 3) for (name, phase), seconds in spent.items() if name == branch
+        }
 
     @property
     def gpu_hours(self) -> float:
         """Spent so far, by all calls of the ablation, what runs included."""
         with self._lock:
-            return _total(self._now()) / 3600
+            return sum(self._now().values()) / 3600
 
     def fits(self, expected_s: float, running: Iterable[str]) -> bool:
         """Whether another branch may begin that takes about `expected_s` device seconds, beside
@@ -174,18 +168,18 @@ class Meter:
         not exceed the budget together."""
         if self.budget is None:
             return True
-        with self._lock:
-            now = self._now()
-        rest = (max(0.0, expected_s - sum(now.get(name, {}).values())) for name in running)
-        return _total(now) + sum(rest) + expected_s <= 3600 * self.budget
+        rest = (max(0.0, expected_s - sum(self.phases_of(name).values())) for name in running)
+        return 3600 * self.gpu_hours + sum(rest) + expected_s <= 3600 * self.budget
 
     def save(self, *, now: bool = False) -> None:
         """Put what was spent on disk, at most every few seconds."""
         with self._lock:
-            due = now or time.monotonic() - self._saved >= SAVE_EVERY_S
-            if self._directory and due:
+            if self._directory and (now or time.monotonic() - self._saved >= SAVE_EVERY_S):
                 self._saved = time.monotonic()
-                write_text(self._directory / SPENT, json.dumps({"device_s": self._now()}))
+                nested: dict[str, dict[str, float]] = defaultdict(dict)
+                for (branch, phase), seconds in self._now().items():
+                    nested[branch][phase] = seconds
+                write_text(self._directory / SPENT, json.dumps({"device_s": nested}))
 
     def describe(self) -> str:
         """`0.12 GPU-hours spent, 0.38 GPU-hours left`."""
@@ -194,37 +188,20 @@ class Meter:
         return f"{hours(spent)} spent{left}"
 
 
-def hours(value: float) -> str:
-    """GPU-hours for a person."""
-    digits = 1 if value >= 10 else 2 if value >= 0.1 else 4
-    return f"{value:,.{digits}f} GPU-hours"
-
-
-def _added(left: Phases, right: Phases) -> dict[str, dict[str, float]]:
-    summed: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for table in (left, right):
-        for branch, phases in table.items():
-            for phase, seconds in phases.items():
-                summed[branch][phase] += seconds
-    return {branch: dict(phases) for branch, phases in summed.items()}
-
-
-def _total(table: Phases) -> float:
-    return sum(seconds for phases in table.values() for seconds in phases.values())
-
-
 # -- locks -----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def sole_writer(directory: Path) -> Iterator[None]:
     """One process an ablation. Raises UsageError where another one works on it."""
-    with _lock_file(directory / LOCK) as handle:
-        if not _locked(handle):
-            raise UsageError(
-                f"this ablation is running already ({directory / LOCK} is held)",
-                "wait for it, or stop it and rerun the command",
-            )
+
+    def refuse() -> None:
+        raise UsageError(
+            f"this ablation is running already ({directory / LOCK} is held)",
+            "wait for it, or stop it and rerun the command",
+        )
+
+    with _locked(directory / LOCK, refuse):
         yield
 
 
@@ -232,27 +209,28 @@ def sole_writer(directory: Path) -> Iterator[None]:
 def alone_with(path: Path, stopped: threading.Event) -> Iterator[None]:
     """One at a time among threads and processes that share the file system. Raises EvalError where
     the ablation is stopped while waiting."""
-    with _lock_file(path) as handle:
-        while not _locked(handle):
-            if stopped.wait(POLL_S):
-                raise EvalError("the ablation was stopped", "rerun the command to resume it")
+
+    def wait() -> None:
+        if stopped.wait(POLL_S):
+            raise EvalError("the ablation was stopped", "rerun the command to resume it")
+
+    with _locked(path, wait):
         yield
 
 
 @contextmanager
-def _lock_file(path: Path) -> Iterator[IO[Any]]:
+def _locked(path: Path, while_held: Callable[[], None]) -> Iterator[None]:
+    """Hold a lock; `while_held` is called as long as another one holds it. A file system without
+    locks has every lock free."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as handle:
-        yield handle
-
-
-def _locked(handle: IO[Any]) -> bool:
-    """Take the lock, or return False where another holds it. A file system without locks has every
-    lock free."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                while_held()
+                continue
+            except OSError:
+                pass
+            break
+        yield

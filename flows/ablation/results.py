@@ -9,22 +9,21 @@ of one model, so the interval is over tasks and says nothing of how much seeds d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.config import PipelineConfig
 from flows.track import CUSTOM_KERNEL
 from kernels_eval.errors import EvalError
 from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.comparison.records import Ablation, Branch
-from tasks.benchmark.scoring import ScoreRow, score
+from tasks.benchmark.scoring import score
 from tasks.benchmark.stage import answers_frame
 
 ERROR_LENGTH = 300
 
 
-def strategy_rows(branches: Sequence[Branch], pipeline: PipelineConfig) -> list[dict[str, Any]]:
+def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[dict[str, Any]]:
     """One row per strategy and size with a branch that is done, in the order of the branches:
     exec_at_1 and fast_1_at_1 with 95 % intervals, and the difference of exec_at_1 to the first
     strategy at the same size."""
@@ -40,27 +39,44 @@ def strategy_rows(branches: Sequence[Branch], pipeline: PipelineConfig) -> list[
         for branch in members
         if branch.answers
     ]
-    frame, resamples = answers_frame(pooled), pipeline.benchmark.resamples
+    frame = answers_frame(pooled)
     scores = {
         (row.model, row.metric): row
         for row in score(frame, ks=(1,), ps=(1.0,), resamples=resamples)
         if row.track == CUSTOM_KERNEL
     }
-    firsts = {
-        branch.size: label(branch)
-        for branch in reversed(branches)
-        if branch.strategy == branches[0].strategy
-    }
+    baseline = branches[0].strategy
+    firsts = {each.size: label(each) for each in branches if each.strategy == baseline}
     pairs = [
-        (first, name)
+        (firsts[members[0].size], name)
         for name, members in groups.items()
-        if (first := firsts.get(members[0].size)) in groups and first is not None and first != name
+        if members[0].strategy != baseline and firsts.get(members[0].size) in groups
     ]
     compared = compare_all(frame, pairs=pairs, ks=(1,), ps=(), resamples=resamples) if pairs else []
     differences = {
         row.model: row for row in compared if (row.track, row.metric) == (CUSTOM_KERNEL, "exec")
     }
-    return [_row(name, members, scores, differences.get(name)) for name, members in groups.items()]
+    rows: list[dict[str, Any]] = []
+    for name, members in groups.items():
+        row: dict[str, Any] = {
+            "strategy": members[0].strategy,
+            "size": members[0].size,
+            "seeds": len(members),
+            "rows": max(branch.rows or 0 for branch in members),
+        }
+        for metric in ("exec", "fast_1"):
+            row |= bounded(f"{metric}_at_1", scores[name, metric], "value")
+        row |= bounded("difference", differences.get(name), "difference")
+        for column in ("p_holm", "baseline"):
+            row[column] = getattr(differences.get(name), column, None)
+        rows.append(row)
+    return rows
+
+
+def bounded(name: str, found: object, value: str) -> dict[str, Any]:
+    """A number and its interval as three columns, null where there is none."""
+    names = {name: value, f"{name}_lower": "lower", f"{name}_upper": "upper"}
+    return {column: getattr(found, attribute, None) for column, attribute in names.items()}
 
 
 def label(branch: Branch) -> str:
@@ -68,49 +84,17 @@ def label(branch: Branch) -> str:
     return branch.strategy if branch.size is None else f"{branch.strategy} {branch.size}"
 
 
-def _row(
-    name: str,
-    members: Sequence[Branch],
-    scores: Mapping[tuple[str, str], ScoreRow],
-    difference: Any,
-) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "strategy": members[0].strategy,
-        "size": members[0].size,
-        "seeds": len(members),
-        "rows": max(branch.rows or 0 for branch in members),
-    }
-    for metric in ("exec", "fast_1"):
-        found, named = scores[name, metric], f"{metric}_at_1"
-        row |= {named: found.value, f"{named}_lower": found.lower, f"{named}_upper": found.upper}
-    return row | {
-        column: getattr(difference, attribute, None)
-        for column, attribute in (
-            ("difference", "difference"),
-            ("difference_lower", "lower"),
-            ("difference_upper", "upper"),
-            ("p_holm", "p_holm"),
-            ("baseline", "baseline"),
-        )
-    }
-
-
 def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     """What a reader must know before the numbers."""
     failed = [branch.name for branch in branches if branch.state == "failed"]
     out = [branch.name for branch in branches if branch.state == "left_out"]
-    said = []
-    if failed:
-        said.append(
-            f"{len(failed)} of {len(branches)} branches failed ({', '.join(failed)}): rerun the"
-            " command to retry them"
-        )
-    if out:
-        said.append(
-            f"{len(out)} of {len(branches)} branches are left out, for the budget: a larger"
-            " --max-gpu-hours continues with them"
-        )
-    return tuple(said)
+    of = f"of {len(branches)} branches"
+    words = {
+        f"{len(failed)} {of} failed ({', '.join(failed)}): rerun the command to retry them": failed,
+        f"{len(out)} {of} are left out, for the budget: a larger --max-gpu-hours continues with"
+        " them": out,
+    }
+    return tuple(said for said, names in words.items() if names)
 
 
 def compared(

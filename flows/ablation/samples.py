@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+
+import polars as pl
 
 from flows.ablation.branch import finished_answers, finished_branch, planned_training
 from flows.ablation.estimate import Work
-from flows.ablation.plan import AblationConfig, Plan, branch_pipeline, identity_of
+from flows.ablation.plan import Plan, branch_pipeline
 from flows.config import PipelineConfig
 from flows.refresh import Samples
 from kernels_eval.errors import EvalError, UsageError
@@ -27,7 +28,7 @@ from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.decontamination import stage as decontamination
 from tasks.sources import stage as sources
-from tasks.store import Snapshot, SnapshotRef, snapshots
+from tasks.store import SnapshotRef, snapshots
 from tasks.synthesis.stage import Synthesis
 from tasks.verification.stage import Verification
 from tasks.versions import (
@@ -40,9 +41,6 @@ from tasks.versions import (
 )
 from tasks.workload import stage as workload_stage
 
-if TYPE_CHECKING:
-    import polars as pl
-
 DECIDING = (
     SYNTHESIS_VERSION,
     PARSER_VERSION,
@@ -53,6 +51,7 @@ DECIDING = (
 )
 """Versions of what decides a branch's results: after a change the same configuration is another
 ablation."""
+MOVED = "reasoning_from"
 
 
 # -- samples that exist ----------------------------------------------------------------------------
@@ -61,13 +60,10 @@ ablation."""
 def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
     """The samples of a finished verification snapshot, and their language. Raises UsageError where
     it, its candidates or its tasks do not exist."""
-    known = {
-        found.fingerprint: found for found in snapshots(root, "verification") if found.finished
-    }
+    known = {each.fingerprint: each for each in snapshots(root, "verification") if each.finished}
+    beginning = verdicts if len(verdicts) >= 6 else "\0"
     matches = [
-        found
-        for name, found in known.items()
-        if name == verdicts or (len(verdicts) >= 6 and name.startswith(verdicts))
+        each for name, each in known.items() if name == verdicts or name.startswith(beginning)
     ]
     if len(matches) != 1:
         close = difflib.get_close_matches(verdicts, known, n=1)
@@ -76,27 +72,22 @@ def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
             f"did you mean {close[0]}?" if close else f"there are: {', '.join(known) or 'none'}",
         )
     (found,) = matches
-    candidates = _upstream(found, "candidates", "synthesis")
-    tasks = _upstream(found, "tasks", "training-tasks", "tasks")
     source = Source(found.path, None, root)
-    workloads, flags = source.made_of("workloads", tasks), source.made_of("trace-flags", found)
+    if source.tasks is None:
+        raise UsageError(
+            f"the tasks of {found.path} are not under {root}",
+            "restore their snapshot, or leave verdicts out: then the data set is refreshed",
+        )
+    workloads, flags = (
+        source.made_of("workloads", source.tasks),
+        source.made_of("trace-flags", found),
+    )
     return Language(found.manifest["language"]), Samples(
-        tasks=tasks.ref,
-        candidates=candidates.ref,
+        tasks=source.tasks.ref,
+        candidates=source.candidates.ref,
         verdicts=found.ref,
         workloads=workloads.ref if workloads else None,
         flags=flags.ref if flags else None,
-    )
-
-
-def _upstream(verdicts: Snapshot, what: str, *stages: str) -> Snapshot:
-    for stage in stages:
-        for name in verdicts.manifest["upstream"]:
-            if (found := Snapshot(verdicts.root, stage, name)).finished:
-                return found
-    raise UsageError(
-        f"the {what} of {verdicts.path} are not under {verdicts.root}",
-        "restore their snapshot, or leave verdicts out: then the data set is refreshed",
     )
 
 
@@ -109,20 +100,14 @@ def finished_samples(pipeline: PipelineConfig) -> Samples | None:
         return None
     workloads = workload_stage.planned(tasks, pipeline.workload)
     candidates = Synthesis(tasks, pipeline.synthesis, pipeline.language).snapshot
-    if not (candidates.finished and workloads.finished):
-        return None
-    verdicts = Verification(
-        candidates.ref, tasks, pipeline.verification, pipeline.language
-    ).snapshot
-    if not verdicts.finished:
-        return None
-    flags = flags_stage.planned(verdicts.ref, candidates.ref, pipeline.quality)
-    if not flags.finished:
+    judged = Verification(candidates.ref, tasks, pipeline.verification, pipeline.language).snapshot
+    flags = flags_stage.planned(judged.ref, candidates.ref, pipeline.quality)
+    if not all(each.finished for each in (workloads, candidates, judged, flags)):
         return None
     return Samples(
         tasks=tasks,
         candidates=candidates.ref,
-        verdicts=verdicts.ref,
+        verdicts=judged.ref,
         workloads=workloads.ref,
         flags=flags.ref,
     )
@@ -142,44 +127,18 @@ def finished_tasks(pipeline: PipelineConfig) -> SnapshotRef | None:
 # -- branches that share a training ----------------------------------------------------------------
 
 
-def rows_by_branch(samples: Samples, plans: Sequence[Plan]) -> dict[str, tuple[int, str]]:
-    """How many rows each branch's curation would take, and a hash of which: those with one hash and
-    one seed share a training. Branches whose curation fails are left out. Writes nothing."""
-    frame = deciding(
-        samples.verdicts.open(),
-        samples.candidates.open(),
-        samples.workloads.open() if samples.workloads else None,
-        samples.flags.open() if samples.flags else None,
-    )
-    found = {}
-    for plan in plans:
-        try:
-            taken = curate(frame, plan.curation)
-        except EvalError:
-            continue
-        if taken.height:
-            found[plan.name] = taken.height, _hash_of(taken)
-    return found
+def unit_of(taken: pl.DataFrame, plan: Plan) -> tuple[str, int]:
+    """What branches share a training by: the candidates taken, the candidate that each one's
+    reasoning was moved from, and the seed."""
+    moved = taken[MOVED] if MOVED in taken.columns else pl.repeat(None, taken.height, eager=True)
+    rows = zip(taken["candidate_id"], map(str, moved), strict=True)
+    return stable_hash(sorted(rows)), plan.seed
 
 
-def _hash_of(taken: pl.DataFrame) -> str:
-    """Of the candidates, and of the candidate that each one's reasoning was moved from."""
-    ids = taken["candidate_id"].to_list()
-    moved = (
-        taken["reasoning_from"].to_list()
-        if "reasoning_from" in taken.columns
-        else [None] * taken.height
-    )
-    return stable_hash(sorted(zip(ids, map(str, moved), strict=True)))
-
-
-def content_of(curated: SnapshotRef) -> str:
-    """A hash of what training reads of a curated set: equal for two sets of the same rows, in
-    whatever order and by whatever rule."""
-    frame = curated.open().read(unique="candidate_id").drop("criterion", strict=False)
-    return stable_hash(
-        [stable_hash(row) for row in frame.sort("candidate_id").iter_rows(named=True)]
-    )
+def unit_of_set(curated: SnapshotRef, plan: Plan) -> tuple[str, int]:
+    """The same of a curated set that is written."""
+    columns = ["candidate_id", MOVED]
+    return unit_of(curated.open().read(columns=columns, unique="candidate_id"), plan)
 
 
 # -- what is left to do ----------------------------------------------------------------------------
@@ -200,70 +159,76 @@ def work_left(
         for model in pipeline.benchmark.models
         if model != "tuned" and finished_answers(pipeline, suite, model) is None
     ]
-    shared = {
-        "shared_answers": answers * len(missing),
-        "sampled_shared": answers * sum(model != "recorded" for model in missing),
-        "suite": suite_tasks,
-    }
+    work = Work(
+        suite=suite_tasks,
+        shared_answers=answers * len(missing),
+        sampled_shared=answers * sum(model != "recorded" for model in missing),
+    )
     if samples is None:
         synthesis = pipeline.synthesis
         candidates = tasks * synthesis.samples_per_task * synthesis.turns
         rows = tuple(float(min(plan.size or tasks, candidates)) for plan in plans)
-        return Work(
+        return work._replace(
             branches=len(plans),
             rows=rows,
             rows_basis=f"at most {max(rows):,.0f} rows each, one of a task, assumed",
             answered=len(plans),
             candidates=candidates,
             sampled=candidates if synthesis.sampler in ("vllm", "transformers") else 0,
-            **shared,
         )
-    known = rows_by_branch(samples, plans)
     units: dict[tuple[str, int], list[Plan]] = {}
+    heights: dict[tuple[str, int], int] = {}
+    above = (samples.workloads, samples.flags)
+    opened = [ref.open() if ref else None for ref in above]
+    frame = deciding(samples.verdicts.open(), samples.candidates.open(), *opened)
     for plan in plans:
-        if plan.name in known:
-            units.setdefault((known[plan.name][1], plan.seed), []).append(plan)
-    left = {
-        members[0].name: (members, state)
-        for members in units.values()
-        if (state := _state(pipeline, members, samples, suite)) != "done"
-    }
-    rows = tuple(float(known[name][0]) for name, (_, state) in left.items() if state == "open")
-    return Work(
-        branches=sum(len(members) for members, _ in left.values()),
-        rows=rows,
-        rows_basis=f"{sum(rows):,.0f} rows, counted",
-        answered=len(left),
-        candidates=0,
-        sampled=0,
-        **shared,
+        try:
+            taken = curate(frame, plan.curation)
+        except EvalError:  # the branch will fail, and costs nothing
+            continue
+        if taken.height:
+            unit = unit_of(taken, plan)
+            heights[unit] = taken.height
+            units.setdefault(unit, []).append(plan)
+    trainings, branches, answered = [], 0, 0
+    for unit, members in units.items():
+        trained, done = _progress(pipeline, members, samples, suite)
+        if not done:
+            answered, branches = answered + 1, branches + len(members)
+            trainings += [] if trained else [float(heights[unit])]
+    return work._replace(
+        branches=branches,
+        rows=tuple(trainings),
+        rows_basis=f"{sum(trainings):,.0f} rows, counted",
+        answered=answered,
     )
 
 
-def _state(
+def _progress(
     pipeline: PipelineConfig, members: Sequence[Plan], samples: Samples, suite: SnapshotRef
-) -> Literal["done", "trained", "open"]:
-    """How far branches are that share a training."""
+) -> tuple[bool, bool]:
+    """Whether branches that share a training are trained, and whether they are done."""
     own = branch_pipeline(pipeline, members[0])
     made = (samples.verdicts, samples.candidates, samples.tasks)
-    sets = [
-        planned_curation(*made, plan.curation, samples.workloads, samples.flags).ref
-        for plan in members
-    ]
-    if any(finished_branch(own, samples.tasks, curated, suite) for curated in sets):
-        return "done"
+    above = (samples.workloads, samples.flags)
+    sets = [planned_curation(*made, plan.curation, *above).ref for plan in members]
     trained = any(planned_training(own, samples.tasks, curated).finished for curated in sets)
-    return "trained" if trained else "open"
+    return trained, any(finished_branch(own, samples.tasks, each, suite) for each in sets)
 
 
 def fingerprint_of(
-    config: AblationConfig,
-    pipeline: PipelineConfig,
-    plans: tuple[Plan, ...],
-    samples: Samples,
-    suite: SnapshotRef,
+    pipeline: PipelineConfig, plans: tuple[Plan, ...], samples: Samples, suite: SnapshotRef
 ) -> str:
-    """What makes two calls the same ablation: configuration, samples, benchmark and versions."""
+    """What makes two calls the same ablation: configuration, samples, benchmark and versions; not
+    where it lies, not its budget, not how wide it runs."""
+    decides = pipeline.model_dump(mode="json", include={"language", "training", "benchmark"})
+    decides["synthesis"] = [
+        pipeline.synthesis.sampler == "vllm",
+        pipeline.synthesis.hardware,
+        pipeline.synthesis.server.identity,
+    ]
+    decides["eval"] = pipeline.verification.eval.model_dump(mode="json")
+    branches = [[plan.name, plan.curation.model_dump(mode="json")] for plan in plans]
     made_of = [ref.fingerprint for ref in (*(ref for _, ref in samples if ref), suite)]
-    identity = identity_of(config, pipeline, plans)
+    identity = [pipeline.name, decides, branches]
     return stable_hash(["ablations", identity, made_of, DECIDING])

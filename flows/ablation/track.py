@@ -7,16 +7,24 @@ flat. MLflow that fails is logged and the ablation continues: the next call of i
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar, get_args
 
+from flows.ablation.branch import Trained
 from flows.ablation.plan import Plan
 from flows.ablation.records import BranchRecord
 from flows.config import PipelineConfig
-from flows.track import CUSTOM_KERNEL, adapter_record, dataset_of, destination_of, score_metrics
+from flows.track import (
+    CUSTOM_KERNEL,
+    adapter_record,
+    dataset_of,
+    destination_of,
+    score_metrics,
+    tags_of,
+)
 from kernels_eval.records import stable_hash
 from tasks.benchmark.comparison.records import BranchState
 from tasks.benchmark.stage import scores_of
@@ -28,12 +36,9 @@ from tasks.tracking.stages import training_headline, training_record
 
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1, at the step that is the number of rows trained on."""
-SCORE_COLUMNS = {
-    *("track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not"),
-}
+SCORE_COLUMNS = set("track metric k value lower upper tasks samples why_not".split())
 BRANCH_COLUMNS = """name strategy size seed state error rows loss_last held_out_loss_last gpu_hours
     seconds""".split()
-Refs = Mapping[str, SnapshotRef | None]
 T = TypeVar("T")
 
 
@@ -52,15 +57,16 @@ class AblationTracker:
 
     def open(self, plans: Sequence[Plan]) -> None:
         """Make the parent run, or continue that of an earlier call."""
-        names = {
-            "strategies": _listed(plan.strategy for plan in plans),
-            "sizes": _listed(size_of(plan.size) for plan in plans),
-            "seeds": _listed(str(plan.seed) for plan in plans),
+        values = {
+            "strategies": (plan.strategy for plan in plans),
+            "sizes": (size_of(plan.size) for plan in plans),
+            "seeds": (str(plan.seed) for plan in plans),
         }
+        names = {name: ",".join(dict.fromkeys(each)) for name, each in values.items()}
         record = RunRecord(
             run_fingerprint=self._fingerprint,
             name=f"{self._pipeline.name} ablation: {names['strategies']}",
-            tags={"language": self._pipeline.language.value, "profile": self._pipeline.name},
+            tags=tags_of(self._pipeline),
             params={**names, "pipeline": self._pipeline},
         )
         self.run_id = self._try(lambda: self._sink.open(record))
@@ -69,17 +75,17 @@ class AblationTracker:
         self,
         config: PipelineConfig,
         record: BranchRecord,
-        refs: Refs,
+        rows: SnapshotRef | None,
+        made: Trained | None,
         spent: tuple[int, float] | None,
     ) -> None:
-        """Write one branch that is done or failed. `refs` are its snapshots `curated`, `trained`
-        and `scores`, as far as they exist; `spent` is how many branches have ended and the
-        GPU-hours by then, where the branch did anything new.
+        """Write one branch that is done or failed. `rows` is the set that it trains on; `spent` is
+        how many branches have ended and the GPU-hours by then, where the branch did anything new.
         """
         if self.run_id is None:
             return
         name = record.branch.name
-        run_id = self._try(lambda: self._sink.child(name, branch_run(config, record, refs)))
+        run_id = self._try(lambda: self._sink.child(name, branch_run(config, record, rows, made)))
         if run_id:
             self.runs[name] = run_id
         if spent:
@@ -96,23 +102,21 @@ class AblationTracker:
         """End the parent run with its summary, tables and files."""
         if self.run_id is None:
             return
-        states = [record.branch.state for record in records]
+        states = Counter(f"branches_{record.branch.state}" for record in records)
         branches = [
-            {
-                **{name: getattr(record.branch, name) for name in BRANCH_COLUMNS},
-                "shares_training_with": record.shares_with,
-            }
+            {name: getattr(record.branch, name) for name in BRANCH_COLUMNS}
+            | {"shares_training_with": record.shares_with}
             for record in records
         ]
+        counts: Metrics = {
+            name: float(states[name]) for name in map("branches_{}".format, get_args(BranchState))
+        }
         tables = {"branches": branches, "strategies": list(rows)}
         record = StageRecord(
             name="summary",
-            metrics={
-                f"branches_{state}": float(states.count(state)) for state in get_args(BranchState)
-            }
-            | {"gpu_hours": round(gpu_hours, 6)},
+            metrics=counts | {"gpu_hours": round(gpu_hours, 6)},
             series=curves(records),
-            tags={"concur.complete": str({*states} <= {"done"}).lower()},
+            tags={"concur.complete": str({*states} <= {"branches_done"}).lower()},
             artifacts=tuple(path for path in files if path.is_file()),
             tables={name: table for name, table in tables.items() if table},
         )
@@ -140,16 +144,13 @@ def size_of(size: int | None) -> str:
     return "all" if size is None else str(size)
 
 
-def _listed(values: Iterable[str]) -> str:
-    return ",".join(dict.fromkeys(values))
-
-
-def branch_run(config: PipelineConfig, record: BranchRecord, refs: Refs) -> RunRecord:
+def branch_run(
+    config: PipelineConfig, record: BranchRecord, rows: SnapshotRef | None, made: Trained | None
+) -> RunRecord:
     """One branch as MLflow gets it; a branch that failed has what it came to. `config` is the
     branch's own."""
     branch = record.branch
-    curated, trained, scores = (refs.get(name) for name in ("curated", "trained", "scores"))
-    dataset = dataset_of(config, curated) if curated else None
+    dataset = dataset_of(config, rows) if rows else None
     metrics: Metrics = {
         "curated_rows": branch.rows,
         "gpu_hours": branch.gpu_hours,
@@ -158,39 +159,31 @@ def branch_run(config: PipelineConfig, record: BranchRecord, refs: Refs) -> RunR
     }
     series: Series = {}
     tables: dict[str, Any] = {}
-    if trained:
-        metrics |= training_headline(trained)
-        series = training_record(config.training, trained, dataset).series if dataset else {}
-    if scores:
-        found = branch_scores(scores)
-        metrics |= found
-        tables["scores"] = [row.model_dump(include=SCORE_COLUMNS) for row in scores_of(scores)]
-        if branch.rows and (exec_at_1 := found.get("exec_at_1")) is not None:
+    adapter = None
+    if made and rows and dataset:
+        scores = branch_scores(made.scores)
+        metrics |= training_headline(made.trained) | scores
+        series = training_record(config.training, made.trained, dataset).series
+        tables["scores"] = [row.model_dump(include=SCORE_COLUMNS) for row in scores_of(made.scores)]
+        if branch.rows and (exec_at_1 := scores.get("exec_at_1")) is not None:
             series = {**series, CURVE: ((branch.rows, exec_at_1),)}
+        if not record.shares_with:
+            adapter = adapter_record(config, rows, made.trained)
     sorts = {"strategy": branch.strategy, "size": size_of(branch.size), "seed": str(branch.seed)}
-    made = {"curated": branch.curated, "trained": branch.trained, "scores": branch.scores}
-    tags = sorts | {
-        "language": config.language.value,
-        "profile": config.name,
-        "state": branch.state,
-        **{f"fingerprint.{name}": value for name, value in made.items() if value},
-    }
+    made_of = {name: getattr(branch, name) for name in ("curated", "trained", "scores")}
+    tags = {f"fingerprint.{name}": value for name, value in made_of.items() if value}
     if record.shares_with:
         tags["shares_training_with"] = record.shares_with
     return RunRecord(
-        run_fingerprint=stable_hash([branch.name, made]),
+        run_fingerprint=stable_hash([branch.name, made_of]),
         name=branch.name,
-        tags=tags,
+        tags=tags_of(config, state=branch.state, **sorts) | tags,
         params={**sorts, "curation": config.curation, "training": config.training},
         metrics={name: value for name, value in metrics.items() if name not in series},
         series=series,
         datasets=(dataset,) if dataset else (),
         tables=tables,
-        adapter=(
-            adapter_record(config, curated, trained)
-            if curated and trained and not record.shares_with
-            else None
-        ),
+        adapter=adapter,
         error=branch.error if branch.state == "failed" else None,
     )
 

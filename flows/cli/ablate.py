@@ -29,17 +29,16 @@ def ablate(
     """
     from flows.ablation.plan import (
         ablation_config,
-        expanded,
         parsed_list,
         pipeline_of,
         planned_branches,
     )
-    from flows.ablation.run import estimated, print_ablation, run_ablation
+    from flows.ablation.run import estimated, run_ablation
     from flows.launch import require_ready
     from flows.ops.control import join_stack
 
     lists = {
-        "strategies": expanded(parsed_list(strategies, "--strategies", str)),
+        "strategies": parsed_list(strategies, "--strategies", str),
         "sizes": parsed_list(sizes, "--sizes", int),
         "seeds": parsed_list(seeds, "--seeds", int),
     }
@@ -60,5 +59,5 @@ def ablate(
         click.echo(INTERRUPTED, err=True)
         atexit._run_exitfuncs()
         os._exit(130)
-    emit(data, as_json, print_ablation)
+    emit(data, as_json, "ablate")
     sys.exit(0 if data["complete"] else 1)

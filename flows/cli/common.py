@@ -102,7 +102,7 @@ def rendered(name: str, data: Any, **more: object) -> str:
     """The template `name` with `data`; nothing that it prints acts on a terminal if `shown`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from tasks.progress import duration
+    from tasks.progress import duration, hours
     from tasks.reporting.text import clean
     from tasks.sources.files import shown
 
@@ -118,6 +118,7 @@ def rendered(name: str, data: Any, **more: object) -> str:
         "counted": counted,
         "duration": duration,
         "form": lambda value, form=",": "" if value is None else format(value, form),
+        "hours": hours,
         "shown": shown,
         "units": in_units,
     }

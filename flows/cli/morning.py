@@ -13,9 +13,9 @@ from flows.cli.common import command, emit
 def morning(root: str, as_json: bool) -> None:
     """Report what is new since the refresh before, what failed and why, and what it cost."""
     from flows.morning import text
-    from flows.morning.report import morning as report
+    from flows.morning.report import newest
 
-    found = report(root)
+    found = newest(root)
     emit(text.as_json(found), as_json, lambda _: click.echo(_plain(text.markdown(found))))
 
 

@@ -9,9 +9,9 @@ endpoints.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
@@ -21,7 +21,7 @@ from tasks.benchmark.errors import FAILED, ErrorGroup
 if TYPE_CHECKING:
     import polars as pl
 
-    from tasks.store.snapshot import Snapshot, SnapshotRef
+    from tasks.store.snapshot import SnapshotRef
 
 NAMED = 10
 """Tasks and samples that are named; the others are counted."""
@@ -43,8 +43,8 @@ class Change(Record):
 
     what: str
     rows: int
-    new: int
-    gone: int
+    new: int = 0
+    gone: int = 0
     examples: tuple[str, ...] = ()
     reasons: dict[str, int] = {}
     """Of the training set: why samples came in (`+`) or went out (`-`), with how many."""
@@ -56,9 +56,9 @@ class Cost(Record):
 
     stage: str
     wall_s: float
-    devices: int = 0
-    gpu_hours: float = 0.0
-    rests_on: str = "wall time; no GPU of this machine"
+    devices: int
+    gpu_hours: float
+    rests_on: str
 
 
 class Morning(Record):
@@ -85,52 +85,59 @@ class Morning(Record):
         return sum(cost.gpu_hours for cost in self.costs)
 
 
-def morning(root: str, refresh: Refresh | None = None) -> Morning:
-    """The report of a refresh, by default the newest that ended. Raises UsageError where the root
-    has none."""
-    if refresh is None:
-        ended = [each for each in refreshes(root) if each.ending != "unknown"]
-        if not ended:
-            raise UsageError(
-                f"no refresh ended under {root}",
-                "run `concur run --only refresh` first, or give --root",
-            )
-        refresh = ended[-1]
-    previous, unfinished = before(root, refresh)
-    about = {"refresh": refresh, "compared_with": previous, "unfinished": tuple(unfinished)}
-    cautions = list(refresh.cautions)
-    if not refresh.snapshots:
-        return Morning(**about, cautions=tuple(cautions))
-    changes = tuple(_changes(refresh, previous, cautions))
-    manifest = refresh.snapshots["verdicts"].open().manifest
-    cautions += [f"A worker was set aside: {line}" for line in manifest.get("quarantined") or []]
-    fresh = _new_verdicts(refresh, previous)
-    failed = fresh.filter(fresh["status"] != "correct")
-    return Morning(
-        **about,
-        cautions=tuple(cautions),
-        changes=changes,
-        status_counts=manifest.get("status_counts") or {},
-        new_status_counts=dict(Counter(fresh["status"]).most_common()),
-        reason_counts=dict(Counter(failed["reason"]).most_common()),
-        errors=tuple(_errors(failed)),
-        costs=tuple(_costs(refresh)),
+def newest(root: str) -> Morning:
+    """The report of the newest refresh that ended. Raises UsageError where the root has none."""
+    ended = [each for each in refreshes(root) if each.ending != "unknown"]
+    if not ended:
+        raise UsageError(
+            f"no refresh ended under {root}",
+            "run `concur run --only refresh` first, or give --root",
+        )
+    return report_of(ended[-1], *before(root, ended[-1]))
+
+
+def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[Refresh]) -> Morning:
+    """The report of a refresh, compared with the last one that finished; `unfinished` lie between
+    the two."""
+    bare = Morning(
+        refresh=refresh,
+        compared_with=previous,
+        unfinished=tuple(unfinished),
+        cautions=refresh.cautions,
     )
+    if not refresh.snapshots:
+        return bare
+    cautions = list(refresh.cautions)
+    old = previous.snapshots if previous else {}
+    changes = [
+        _change(name, ref, old.get(name), cautions)
+        for name, ref in refresh.snapshots.items()
+        if name in KEYS
+    ]
+    verdicts = refresh.snapshots["verdicts"]
+    manifest = verdicts.open().manifest
+    cautions += [f"A worker was set aside: {line}" for line in manifest.get("quarantined") or []]
+    fresh = _new_verdicts(verdicts, old.get("verdicts"))
+    failed = fresh.filter(fresh["status"] != "correct")
+    found = {
+        "cautions": tuple(cautions),
+        "changes": tuple(changes),
+        "status_counts": manifest.get("status_counts") or {},
+        "new_status_counts": dict(Counter(fresh["status"]).most_common()),
+        "reason_counts": dict(Counter(failed["reason"]).most_common()),
+        "errors": tuple(_errors(failed)),
+        "costs": tuple(_costs(refresh)),
+    }
+    return bare.model_copy(update=found)
 
 
 # -- what is new -----------------------------------------------------------------------------------
 
 
-def _changes(refresh: Refresh, previous: Refresh | None, cautions: list[str]) -> Iterator[Change]:
-    for name, ref in refresh.snapshots.items():
-        if name in KEYS:
-            yield _change(name, ref, previous.snapshots.get(name) if previous else None, cautions)
-
-
 def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list[str]) -> Change:
     rows = int(ref.open().manifest["rows"])
     if old == ref:
-        return Change(what=name, rows=rows, new=0, gone=0)
+        return Change(what=name, rows=rows)
     if old is not None and not old.open().finished:
         cautions.append(
             f"The {name} of the refresh before are gone from the root: all of this one's count as"
@@ -139,11 +146,14 @@ def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list
         old = None
     names, known = _names(ref, name), _names(old, name)
     new, gone = names.keys() - known.keys(), known.keys() - names.keys()
-    reasons = _why(old, ref, cautions) if name == "curated" and old and (new or gone) else {}
     named = new if name in ("tasks", "curated") and old else ()
-    examples = tuple(sorted({names[key] for key in named})[:NAMED])
     return Change(
-        what=name, rows=rows, new=len(new), gone=len(gone), examples=examples, reasons=reasons
+        what=name,
+        rows=rows,
+        new=len(new),
+        gone=len(gone),
+        examples=tuple(sorted({names[key] for key in named})[:NAMED]),
+        reasons=_why(old, ref, cautions) if name == "curated" and old and (new or gone) else {},
     )
 
 
@@ -178,12 +188,10 @@ def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, i
 # -- what failed -----------------------------------------------------------------------------------
 
 
-def _new_verdicts(refresh: Refresh, previous: Refresh | None) -> pl.DataFrame:
+def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
     """Verdicts that the refresh before did not have: status, reason, and the error of failures."""
     import polars as pl
 
-    ref = refresh.snapshots["verdicts"]
-    old = previous.snapshots.get("verdicts") if previous else None
     frame = pl.DataFrame(schema=dict.fromkeys(VERDICT_COLUMNS, pl.String))
     if old != ref:
         found = ref.open().read(columns=VERDICT_COLUMNS, unique="candidate_id")
@@ -211,36 +219,25 @@ def _costs(refresh: Refresh) -> Iterator[Cost]:
     it; manifests say when each ended, to the second."""
     since = began = datetime.fromisoformat(refresh.began_at).replace(microsecond=0)
     opened = {name: ref.open() for name, ref in refresh.snapshots.items()}
+    manifests = {name: one.manifest for name, one in opened.items() if one.finished}
     ended = {
-        name: datetime.fromisoformat(snapshot.manifest["created_at"])
-        for name, snapshot in opened.items()
-        if snapshot.finished
+        name: datetime.fromisoformat(manifest["created_at"]) for name, manifest in manifests.items()
     }
     for name in sorted(ended, key=lambda name: ended[name]):
         if ended[name] >= began:
-            yield _cost(name, (ended[name] - since).total_seconds(), opened[name], refresh)
+            yield _cost(name, (ended[name] - since).total_seconds(), manifests[name], refresh)
             since = ended[name]
 
 
-def _cost(name: str, wall_s: float, snapshot: Snapshot, refresh: Refresh) -> Cost:
-    if name == "verdicts" and (seen := snapshot.manifest.get("telemetry")):
+def _cost(name: str, wall_s: float, manifest: dict[str, Any], refresh: Refresh) -> Cost:
+    seen, gpus = manifest.get("telemetry"), refresh.sampling_gpus
+    devices, hours, rests_on = 0, 0.0, "wall time; no GPU of this machine"
+    if name == "verdicts" and seen:
         devices = int(seen["devices"])
-        return Cost(
-            stage=name,
-            wall_s=wall_s,
-            devices=devices,
-            gpu_hours=float(seen["wall_s"]) * devices / 3600 if refresh.gpus else 0.0,
-            rests_on=(
-                f"telemetry of the workers: {seen['candidates']:,} candidates, devices"
-                f" {seen['device_busy_share']:.0%} busy"
-            ),
-        )
-    if name == "candidates" and (gpus := refresh.sampling_gpus):
-        return Cost(
-            stage=name,
-            wall_s=wall_s,
-            devices=gpus,
-            gpu_hours=wall_s * gpus / 3600,
-            rests_on="wall time on the GPUs of servers that concur started",
-        )
-    return Cost(stage=name, wall_s=wall_s)
+        hours = float(seen["wall_s"]) * devices / 3600 if refresh.gpus else 0.0
+        busy = f"{seen['candidates']:,} candidates, devices {seen['device_busy_share']:.0%} busy"
+        rests_on = f"telemetry of the workers: {busy}"
+    elif name == "candidates" and gpus:
+        devices, hours = gpus, wall_s * gpus / 3600
+        rests_on = "wall time on the GPUs of servers that concur started"
+    return Cost(stage=name, wall_s=wall_s, devices=devices, gpu_hours=hours, rests_on=rests_on)

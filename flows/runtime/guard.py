@@ -1,5 +1,5 @@
-"""The block that a flow of the line works in: it ends soon when told to, holds its root against
-`concur gc`, watches the disk, gathers cautions, and reports what is kept if it ends early.
+"""What a flow of the line works in: it ends soon when told to, holds its root against `concur gc`,
+watches the disk, and reports what is kept if it ends early.
 
 Guarantees: an error leaves the flow as it is, after a Prefect artifact `unfinished` that has the
 error, its fix, and what each snapshot that this run worked on holds; a cancelled run writes nothing
@@ -13,9 +13,15 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from prefect.artifacts import create_markdown_artifact
+from prefect.logging import get_run_logger
+
+from flows.config import PipelineConfig
 from flows.runtime.config import GuardedRun
 from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.root_lock import in_use
@@ -23,10 +29,13 @@ from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.ray import interruptible
 from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
-from tasks.store.snapshot import MANIFEST
+from tasks.store.snapshot import MANIFEST, SnapshotRef
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
+GUARDED: ContextVar[GuardedRun | None] = ContextVar("concur_guarded", default=None)
+"""What the guards know of the run that this thread works for."""
 SHOWN_CHARS = 600
 TEMPLATE = Path(__file__).with_name("unfinished.md.j2")
 STAGES = (
@@ -43,15 +52,30 @@ STAGES = (
 )
 
 
+def guarded(
+    body: Callable[Concatenate[PipelineConfig, P], T],
+) -> Callable[Concatenate[PipelineConfig, P], T]:
+    """Make a function of a configuration one that guards its run. Goes below `@flow`."""
+
+    @wraps(body)
+    def guarded_body(config: PipelineConfig, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with guarding(config.guarded):
+            return body(config, *args, **kwargs)
+
+    return guarded_body
+
+
 @contextmanager
-def guarded(run: GuardedRun) -> Iterator[list[str]]:
-    """Yields the cautions so far. Raises DiskFullError, before anything is done and while it is."""
+def guarding(run: GuardedRun) -> Iterator[None]:
+    """Guard a run once, however deep its flows are nested. Raises DiskFullError while it works."""
+    if GUARDED.get():
+        yield
+        return
     began = time.time()
-    with stops_soon(), in_use(run.root), gathering() as cautions:
+    with stops_soon(), in_use(run.root), checking(run), gathering() as cautions:
         try:
-            require_room(run)
             with observed_by(DiskWatch(run)), interruptible():
-                yield cautions
+                yield
         except Exception as error:
             # Prefect itself may be what is down: the error must leave all the same.
             with suppress(Exception):
@@ -59,10 +83,24 @@ def guarded(run: GuardedRun) -> Iterator[list[str]]:
             raise
 
 
-def _report(error: Exception, text: str) -> None:
-    from prefect.artifacts import create_markdown_artifact
-    from prefect.logging import get_run_logger
+@contextmanager
+def checking(run: GuardedRun) -> Iterator[None]:
+    """Inside the block `require_room_for` knows of this run."""
+    token = GUARDED.set(run)
+    try:
+        yield
+    finally:
+        GUARDED.reset(token)
 
+
+def require_room_for(tasks: SnapshotRef | None = None) -> None:
+    """Check that the disk has room for the run, or for its stages on these tasks. Raises
+    DiskFullError."""
+    if run := GUARDED.get():
+        require_room(run, tasks)
+
+
+def _report(error: Exception, text: str) -> None:
     get_run_logger().error("the run ended early: %s", shown(str(error)))
     create_markdown_artifact(
         key="unfinished", markdown=text, description="Why this run ended early, and what is kept"
@@ -115,13 +153,13 @@ def shown(text: Any) -> str:
     return as_text(text, SHOWN_CHARS)
 
 
-def optional(what: str, work: Callable[[], T]) -> tuple[T | None, tuple[str, ...]]:
+def optional(
+    what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> tuple[T | None, tuple[str, ...]]:
     """Do work that a run can do without, inside a flow. Returns its result, or None and a caution
     that says what is missing and why; the next run of the same configuration tries again."""
-    from prefect.logging import get_run_logger
-
     try:
-        return work(), ()
+        return work(*args, **kwargs), ()
     except Exception as error:  # whatever a model, a figure or a sandbox could not do
         caution = f"{what} are missing: {type(error).__name__}: {error}"
         get_run_logger().error("%s", caution)

@@ -51,31 +51,30 @@ def deduplicate_samples(
     columns = ("candidate_id", "task_id", "code")
     require_columns(samples, columns, "samples")
     rows = samples.select(columns).unique("candidate_id", keep="first", maintain_order=True)
-    rows = rows.sort("candidate_id")
-    ids = rows["candidate_id"].to_list()
+    rows, name, first = rows.sort("candidate_id"), pl.col("candidate_id"), pl.first("candidate_id")
     if not config.enabled:
-        return _compared(ids, [], SAMPLE_LEVELS)
-    coded = rows.filter(pl.col("code").is_not_null()).with_columns(
-        equals=pl.col("candidate_id").first().over("task_id", pl.col("code").str.strip_chars())
+        return _compared(rows["candidate_id"].to_list(), [], SAMPLE_LEVELS)
+    coded = rows.drop_nulls("code").with_columns(
+        same_text=first.over("task_id", pl.col("code").str.strip_chars())
     )
-    same = pl.col("equals") == pl.col("candidate_id")
-    equals: dict[str, tuple[Level, str]] = {
-        name: ("exact", equal)
-        for name, equal in coded.filter(~same).select("candidate_id", "equals").iter_rows()
-    }
-    first: dict[tuple[str, str], str] = {}
-    several = coded.filter(same).filter(pl.len().over("task_id") > 1)
-    for name, task_id, code in several.select(columns).iter_rows():
-        key = canonical(code, entry_point).normalised
-        equal = first.setdefault((task_id, key), name) if key else name
-        if equal != name:
-            equals[name] = ("normalised", equal)
-    removed = [
-        # what equals a removed row equals the row that stays for that one
-        (name, level, equals[equal][1] if equal in equals else equal, 1.0)
-        for name, (level, equal) in sorted(equals.items())
+    parsed = coded.filter(name == pl.col("same_text")).filter(pl.len().over("task_id") > 1)
+    keys = [
+        canonical(code, entry_point).normalised or own
+        for own, code in parsed.select("candidate_id", "code").iter_rows()
     ]
-    return _compared([name for name in ids if name not in equals], removed, SAMPLE_LEVELS)
+    program = pl.Series("key", keys, dtype=pl.String)
+    equal = parsed.select(same_text=name, equals=first.over("task_id", program))
+    found = (
+        coded.join(equal, on="same_text", how="left")
+        .with_columns(pl.coalesce("equals", "same_text").alias("equals"))
+        .filter(name != pl.col("equals"))
+        .sort("candidate_id")
+    )
+    parsed_equal = pl.when(name == pl.col("same_text"))
+    level = parsed_equal.then(pl.lit("normalised")).otherwise(pl.lit("exact")).alias("level")
+    removed = found.select(name, level, "equals", similarity=1.0).rows()
+    kept = rows.join(found, on="candidate_id", how="anti", maintain_order="left")
+    return _compared(kept["candidate_id"].to_list(), removed, SAMPLE_LEVELS)
 
 
 def _compared(

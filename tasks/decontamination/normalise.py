@@ -20,6 +20,7 @@ import hashlib
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from tasks.decontamination.program import Function, Program, bound_names, delegate, inlined
@@ -81,18 +82,19 @@ class Canonical:
         return self.normalised is not None
 
 
+Forms = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
+NO_FORMS: Forms = (None, None, (), ())
+
+
 def canonical(code: str, entry_point: str = "Model", program: Program | None = None) -> Canonical:
     """The canonical forms of a task whose class is `entry_point`. `program` is its parsed form
     where the caller has it already."""
     exact = digest(line.rstrip() for line in code.strip().splitlines())
     text_words = tuple(_WORD.findall(_COMMENT.sub("", code[:CODE_LIMIT])))
-    program = program or parse_program(code, entry_point)
-    try:
-        if program is not None:
-            return _Writer(program).canonical(exact, text_words)
-    except RecursionError:
-        pass  # only hostile text is nested this deep
-    return Canonical(exact, None, None, (), (), text_words)
+    program, forms = program or parse_program(code, entry_point), NO_FORMS
+    with suppress(RecursionError):  # only hostile text is nested this deep
+        forms = _Writer(program).forms() if program else NO_FORMS
+    return Canonical(exact, *forms, text_words)
 
 
 def parse_program(code: str, entry_point: str = "Model") -> Program | None:
@@ -136,7 +138,8 @@ class _Writer:
         self.hints: dict[str, str] = {}
         self.wanted: list[str] = []
 
-    def canonical(self, exact: str, text_words: tuple[str, ...]) -> Canonical:
+    def forms(self) -> Forms:
+        """`normalised`, `shapes`, `inputs` and `words` of a Canonical."""
         entry = delegate(self.program)
         self.wanted = [f"{entry}.forward", f"{entry}.__init__", *INPUT_UNITS]
         self._hint(entry)
@@ -151,8 +154,7 @@ class _Writer:
             if unit not in INPUT_UNITS:
                 words += [token[0] if token[0] in "$#" else token for token in tokens]
         inputs = tuple(token for token in pieces["get_inputs"] if token[0] == "#")
-        normalised, unsized = digest(_numbered(whole)), digest(_numbered(shapes))
-        return Canonical(exact, normalised, unsized, inputs, tuple(words), text_words)
+        return digest(_numbered(whole)), digest(_numbered(shapes)), inputs, tuple(words)
 
     def _hint(self, entry: str) -> None:
         """Note what each attribute is built from, to order statements that use attributes not named

@@ -17,7 +17,7 @@ from tasks.decontamination.program import Function
 MAX_TENSORS = 20_000  # tensors that one value may hold
 
 _TABLES = tomllib.loads(Path(__file__).with_name("operators.toml").read_text("utf-8"))
-CANONICAL = {
+CANONICAL: Mapping[str, str] = {
     spelling: name for name, others in _TABLES["spellings"].items() for spelling in others.split()
 }
 VIEWS, NUMBERS, CREATION, PASSING, GROUPS = (

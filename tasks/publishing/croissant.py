@@ -35,9 +35,9 @@ def croissant(card: Card, created_at: str, schema: pa.Schema, sha256: Mapping[st
     options, first = card.options, next(iter(card.statistics.values()))
     published = datetime.fromisoformat(created_at[:10])
     known = options.license in SPDX
-    files, sets = [], []
-    for shard in card.shards:
-        files.append(
+    sets, files = (
+        [],
+        [
             mlc.FileObject(
                 id=shard.path,
                 name=PurePosixPath(shard.path).name,
@@ -46,7 +46,9 @@ def croissant(card: Card, created_at: str, schema: pa.Schema, sha256: Mapping[st
                 encoding_formats=[PARQUET],
                 sha256=sha256[shard.path],
             )
-        )
+            for shard in card.shards
+        ],
+    )
     for config, split, shards in card.splits():
         name = f"{config}-{split}"
         file_set = mlc.FileSet(

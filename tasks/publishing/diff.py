@@ -247,7 +247,7 @@ class _Case:
         tokens = (self.without.candidates or {})[self.row.candidate_id].reasoning_tokens or 0
         rivals = [
             (length >= tokens, length, -other.speedup, name)
-            for name, length, other in self.without.correct_of(self.row.task_id)
+            for name, length, other in self.without.pool.get(self.row.task_id, ())
             if name != self.row.candidate_id
             and (length < tokens or other.speedup > verdict.speedup)
         ]

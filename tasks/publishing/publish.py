@@ -192,13 +192,12 @@ def read_publication(folder: Path) -> Published:
 def is_whole(folder: Path, published: Published, *, content: bool = False) -> bool:
     """Whether its files are all there in the right size, and with `content` with the right
     SHA-256."""
-    for file in published.files:
-        path = folder / file.path
-        if not path.is_file() or path.stat().st_size != file.size_bytes:
-            return False
-        if content and _sha256(path) != file.sha256:
-            return False
-    return True
+    return all(
+        (path := folder / file.path).is_file()
+        and path.stat().st_size == file.size_bytes
+        and (not content or _sha256(path) == file.sha256)
+        for file in published.files
+    )
 
 
 def observed(analysis: Snapshot) -> tuple[str, list[Path]]:

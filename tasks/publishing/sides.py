@@ -9,7 +9,7 @@ each), and no texts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -100,14 +100,6 @@ class Side:
         """One fact of a stage, None where it is not known."""
         return (self.facts.get(stage) or {}).get(name)
 
-    def correct_of(self, task_id: str) -> Iterator[tuple[str, int, Judged]]:
-        """The samples of a task that curation could have taken: candidate_id, reasoning tokens,
-        verdict."""
-        for name, tokens in self._samples_by_task.get(task_id, ()):
-            verdict = (self.verdicts or {}).get(name)
-            if verdict and verdict.status == "correct" and tokens and name not in self.excluded:
-                yield name, tokens, verdict
-
     @cached_property
     def rows_by_task(self) -> dict[str, list[Row]]:
         found: dict[str, list[Row]] = defaultdict(list)
@@ -116,10 +108,14 @@ class Side:
         return found
 
     @cached_property
-    def _samples_by_task(self) -> dict[str | None, list[tuple[str, int | None]]]:
+    def pool(self) -> dict[str | None, list[tuple[str, int, Judged]]]:
+        """The samples that curation could have taken, by task_id: candidate_id, reasoning tokens,
+        verdict."""
         found = defaultdict(list)
         for name, sample in (self.candidates or {}).items():
-            found[sample.task_id].append((name, sample.reasoning_tokens))
+            verdict, tokens = (self.verdicts or {}).get(name), sample.reasoning_tokens
+            if verdict and verdict.status == "correct" and tokens and name not in self.excluded:
+                found[sample.task_id].append((name, tokens, verdict))
         return found
 
 

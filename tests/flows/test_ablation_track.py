@@ -51,10 +51,10 @@ def test_an_ablation_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> 
     tracker = AblationTracker(pipeline, "f" * 64, back)
     with mlflow_server(home, port=port):
         tracker.open([])
-        tracker.branch(pipeline, record("concur"), {}, (1, 0.5))
-    tracker.branch(pipeline, record("random"), {}, (2, 1.0))
+        tracker.branch(pipeline, record("concur"), None, None, (1, 0.5))
+    tracker.branch(pipeline, record("random"), None, None, (2, 1.0))
     assert len(told) == 1 and "retrying" in told[0] and not tracker.failures
-    tracker.branch(pipeline, record("random"), {}, (2, 1.0))
+    tracker.branch(pipeline, record("random"), None, None, (2, 1.0))
     tracker.close([record("concur"), record("random")], [], [], 1.0)
     client = MlflowClient(tracker._pipeline.tracking_uri)
     runs = client.search_runs(
@@ -111,7 +111,7 @@ def test_a_server_that_stays_away_costs_an_ablation_one_wait(
     said: list[str] = []
     tracker = AblationTracker(pipeline, "f" * 64, said.append)
     tracker.open([])
-    tracker.branch(pipeline, record("concur"), {}, (1, 0.5))
+    tracker.branch(pipeline, record("concur"), None, None, (1, 0.5))
     tracker.close([record("concur")], [], [], 1.0)
     assert ["retrying" in line for line in said] == [True, False]
     assert len(tracker.failures) == 1 and "the same command writes it" in tracker.failures[0]

@@ -161,8 +161,8 @@ def test_the_run_of_an_ablation_is_named_by_what_it_compares(
 
 
 def four_trainings(branches: int, rows: float) -> Work:
-    nothing = {"shared_answers": 0, "sampled_shared": 0, "candidates": 0, "sampled": 0}
-    return Work(branches, (rows,) * 4, f"{4 * rows:.0f} rows, counted", 4, suite=3, **nothing)
+    basis = f"{4 * rows:.0f} rows, counted"
+    return Work(suite=3, branches=branches, rows=(rows,) * 4, rows_basis=basis, answered=4)
 
 
 def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path: Pa
         while (waited := time.monotonic() - begun) < 0.05:
             assert meter.gpu_hours * 3600 <= 3 * (waited + 1.0)
     spent = meter.phases_of("a")["train"]
-    assert 0.15 <= spent < 30 and load_spent(tmp_path)["a"]["train"] == pytest.approx(
+    assert 0.15 <= spent < 30 and load_spent(tmp_path)["a", "train"] == pytest.approx(
         spent, abs=0.01
     )
     BRANCH.set("")

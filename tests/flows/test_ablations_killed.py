@@ -4,123 +4,64 @@ that nobody killed."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
-from tasks.store.snapshot import snapshots
-from tests.support.commands import CONCUR, environment
+from tasks.store.snapshot import Snapshot, snapshots
+from tests.support.commands import kill_tree, start, tiny
 
-PROFILE = {
-    "name": "killed",
-    "root": "out",
-    "language": "cpp",
-    "tasks": {"source": "bundled", "split": "train", "limit": 3},
-    "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
-    "workload": {"jobs": 1},
-    "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
-    "training": {
-        "base_model": "small",
-        "max_length": 8192,
-        "batch_size": 1,
-        "gradient_accumulation": 1,
-        "checkpoint_every_steps": 1,
-    },
-    "benchmark": {
-        "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
+PROFILE = tiny(
+    "killed",
+    root="out",
+    tasks=3,
+    training={"batch_size": 1, "checkpoint_every_steps": 1},
+    benchmark={
         "models": ["base", "tuned"],
-        "samples_per_task": 2,
         "sampling": {"temperature": 0.8, "max_tokens": 16},
         "ks": [1],
     },
-}
-ABLATION = [
-    "ablate",
-    "--profile",
-    "killed.yaml",
-    "--strategies",
-    "min_length,max_length",
-    "--sizes",
-    "2",
-    "--seeds",
-    "0",
-    "--json",
-]
+)
+ABLATION = """ablate --profile killed.yaml --strategies min_length,max_length --sizes 2 --seeds 0
+    --json""".split()
 RUN_S = 1200
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def started(directory: Path, command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*CONCUR, *command],
-        cwd=directory,
-        env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to the command and to all that it had started, whichever group that is in."""
-    try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        children = []
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=30)
-    for child in children:
-        if child.is_running():
-            child.kill()
-    psutil.wait_procs(children, timeout=30)
-
-
-def run_ablation(directory: Path) -> dict[str, Any]:
-    process = started(directory, ABLATION)
+def ended(directory: Path, *command: str) -> Any:
+    """What a command prints that ends well."""
+    process = start(*command, cwd=directory)
     try:
         out, err = process.communicate(timeout=RUN_S)
     finally:
-        kill(process)
+        kill_tree(process)
     assert process.returncode == 0, err[-4000:]
     return json.loads(out)
 
 
+def snapshot(directory: Path, stage: str, fingerprint: str) -> Snapshot:
+    (found,) = [
+        each for each in snapshots(str(directory / "out"), stage) if each.fingerprint == fingerprint
+    ]
+    return found
+
+
 def made_by(directory: Path, branch: dict[str, Any]) -> dict[str, Any]:
     """What a branch came to: its losses, the adapter's bytes, the answers, the scores."""
-    root = directory / "out"
-    training = root / "training" / branch["trained"]
-    (log,) = [
-        found.read(unique="step").sort("step")
-        for found in snapshots(str(root), "training")
-        if found.fingerprint == training.name
-    ]
-    answers = branch["answers"]["candidates"]["fingerprint"]
-    (said,) = [
-        found.read(unique="candidate_id")
-        for found in snapshots(str(root), "synthesis")
-        if found.fingerprint == answers
-    ]
-    (scores,) = [
-        found.read()
-        for found in snapshots(str(root), "benchmark")
-        if found.fingerprint == branch["scores"]
-    ]
+    training = snapshot(directory, "training", branch["trained"])
+    answers = snapshot(directory, "synthesis", branch["answers"]["candidates"]["fingerprint"])
+    adapter = Path(training.path) / "adapter" / "adapter_model.safetensors"
     return {
-        "loss": log["loss"].to_list(),
-        "adapter": (training / "adapter" / "adapter_model.safetensors").read_bytes(),
-        "answers": sorted(said["response"].to_list()),
-        "scores": scores.to_dicts(),
+        "loss": training.read(unique="step").sort("step")["loss"].to_list(),
+        "adapter": adapter.read_bytes(),
+        "answers": sorted(answers.read(unique="candidate_id")["response"].to_list()),
+        "scores": snapshot(directory, "benchmark", branch["scores"]).read().to_dicts(),
     }
 
 
@@ -128,17 +69,12 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     (whole / "killed.yaml").write_text(yaml.safe_dump(PROFILE))
-    refresh = started(whole, ["run", "--profile", "killed.yaml", "--only", "refresh", "--json"])
-    try:
-        _, err = refresh.communicate(timeout=RUN_S)
-    finally:
-        kill(refresh)
-    assert refresh.returncode == 0, err[-4000:]
+    ended(whole, "run", "--profile", "killed.yaml", "--only", "refresh", "--json")
     shutil.copytree(
         whole, killed, ignore=shutil.ignore_patterns("prefect")
     )  # timings differ from run to run: both compare the same verdicts
 
-    first = started(killed, ABLATION)
+    first = start(*ABLATION, cwd=killed)
     seen: list[str] = []
     assert first.stderr is not None
     try:
@@ -151,14 +87,14 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) 
                 f"the second branch was never seen training:\n{''.join(seen)[-4000:]}"
             )
     finally:
-        kill(first)
+        kill_tree(first)
     assert first.returncode == -signal.SIGKILL
     (spent,) = (killed / "out" / "ablations").glob("*/spent.json")
     before = json.loads(spent.read_text())["device_s"]
     assert before["min_length-2-seed0"]["train"] > 0
 
-    second = run_ablation(killed)
-    other = run_ablation(whole)
+    second = ended(killed, *ABLATION)
+    other = ended(whole, *ABLATION)
     assert (
         second["complete"] and other["complete"] and second["fingerprint"] == other["fingerprint"]
     )
@@ -178,5 +114,5 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) 
         "min_length-2-seed0",
     ]
     assert {run.info.status for run in runs} == {"FINISHED"}
-    again = run_ablation(killed)
+    again = ended(killed, *ABLATION)
     assert again["new"] == [] and again["gpu_hours"] == second["gpu_hours"]

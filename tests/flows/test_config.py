@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from flows.benchmark import synthesis_for
-from flows.config import PipelineConfig, load_profile, profile_names, profiles_dir
+from flows.config import PipelineConfig, load_profile, profile_names, shipped_dir
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 
-SHIPPED = sorted(profiles_dir().glob("*.yaml"))
+SHIPPED = sorted(shipped_dir("profiles").glob("*.yaml"))
 
 
 def written(tmp_path: Path, text: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
+
+from tests.support.commands import kill_tree, start
 
 ENDS_S = 45.0
 
@@ -19,23 +19,10 @@ ENDS_S = 45.0
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ctrl_c_ends_a_run_soon(tmp_path: Path) -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "flows.cli",
-        "run",
-        "--profile",
-        "local",
-        "--only",
-        "refresh",
-        "--set",
-        f"root={tmp_path / 'root'}",
-    ]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    process = start(
+        *("run", "--profile", "local", "--only", "refresh"),
+        *("--set", f"root={tmp_path / 'root'}"),
+        cwd=tmp_path,
     )
     try:
         seen = []
@@ -54,5 +41,4 @@ def test_ctrl_c_ends_a_run_soon(tmp_path: Path) -> None:
         assert took_s < ENDS_S, f"it took {took_s:.0f} s: {rest}"
         assert psutil.wait_procs(below, timeout=30)[1] == []
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_tree(process)

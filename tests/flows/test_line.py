@@ -4,11 +4,9 @@ once more for nothing."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sqlite3
-import subprocess
 import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -18,36 +16,20 @@ from time import monotonic
 from typing import Any
 
 import polars as pl
-import psutil
 import pytest
 import yaml
 
 from tasks.store.snapshot import Snapshot, snapshots
 from tasks.tracking.writing import PARENT_TAG
-from tests.support.commands import CONCUR, environment
+from tests.support.commands import kill_tree, start, tiny
 
-PROFILE = {
-    "name": "tiny",
-    "root": "out",
-    "language": "cpp",
-    "tasks": {"source": "bundled", "split": "train", "limit": 2},
-    "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
-    "workload": {"jobs": 1},
-    # one worker and one builder: between two verdicts there is always time to be killed in
-    "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
-    "training": {
-        "base_model": "small",
-        "max_length": 8192,
-        "batch_size": 2,
-        "gradient_accumulation": 1,
-        "learning_rate": 2.0e-3,
-    },
-    "benchmark": {
-        "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
-        "samples_per_task": 2,
-        "sampling": {"temperature": 0.8, "max_tokens": 32},
-    },
-}
+PROFILE = tiny(
+    "tiny",
+    root="out",
+    tasks=2,
+    training={"batch_size": 2, "learning_rate": 2.0e-3},
+    benchmark={"sampling": {"temperature": 0.8, "max_tokens": 32}},
+)
 CANDIDATES = 4
 START_S, RUN_S = 600, 900  # the first run on a machine also precompiles headers
 
@@ -58,15 +40,7 @@ class Line:
     """One `concur run` in a session of its own, its stderr read as it comes."""
 
     def __init__(self, directory: Path) -> None:
-        self.process = subprocess.Popen(
-            [*CONCUR, "run", "--profile", "tiny.yaml"],
-            cwd=directory,
-            env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        self.process = start("run", "--profile", "tiny.yaml", cwd=directory)
         self.stderr: list[str] = []
         self.stdout: list[str] = []
         self._lines: Queue[str | None] = Queue()
@@ -109,21 +83,6 @@ class Line:
             reader.join(timeout=30)
         return status
 
-    def kill(self) -> None:
-        """SIGKILL to the whole group, and to what it had started in other groups (Ray's daemons,
-        sandboxed children)."""
-        try:
-            started = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            started = []
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=30)
-        for process in started:
-            if process.is_running():
-                process.kill()
-        psutil.wait_procs(started, timeout=30)
-
     @property
     def text(self) -> str:
         return "".join(self.stdout)
@@ -141,10 +100,10 @@ def lines(directory: Path) -> Iterator[list[Line]]:
     started: list[Line] = []
     yield started
     for line in started:
-        line.kill()
+        kill_tree(line.process)
 
 
-def start(directory: Path, lines: list[Line]) -> Line:
+def started(directory: Path, lines: list[Line]) -> Line:
     lines.append(Line(directory))
     return lines[-1]
 
@@ -204,9 +163,9 @@ def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[L
     root = directory / "out"
 
     # 1. killed in the middle of verification
-    first = start(directory, lines)
+    first = started(directory, lines)
     first.wait_for(rf"^verification +[1-{CANDIDATES - 1}]/{CANDIDATES} ", START_S)
-    first.kill()
+    kill_tree(first.process)
     assert first.process.returncode == -signal.SIGKILL
     before = whole_rows(root)
     assert 1 <= len(before) < CANDIDATES
@@ -215,7 +174,7 @@ def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[L
     assert not (root / "report.html").exists()
 
     # 2. started again: it completes, and what was verified stays as it was
-    second = start(directory, lines)
+    second = started(directory, lines)
     assert second.finish(RUN_S) == 0, "".join(second.stderr)[-4000:]
     assert killed.finished and killed.manifest["rows"] == CANDIDATES
     rows = pl.concat([pl.read_parquet(part) for part in killed.parts()]).to_dicts()
@@ -240,7 +199,7 @@ def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[L
 
     # 3. once more: everything comes from snapshots
     published = {path: path.stat().st_mtime_ns for path in root.glob("*/*/manifest.json")}
-    third = start(directory, lines)
+    third = started(directory, lines)
     assert third.finish(RUN_S) == 0, "".join(third.stderr)[-4000:]
     assert "nothing was new, all snapshots existed already" in " ".join(third.text.split())
     assert {path: path.stat().st_mtime_ns for path in root.glob("*/*/manifest.json")} == published

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from flows.cli.main import main
 from flows.config import PipelineConfig
 from flows.morning.history import BEGAN, PLACE, Refresh, before, entered, refreshes
-from flows.morning.report import morning
+from flows.morning.report import Morning, report_of
 from flows.morning.step import write_files
 from flows.morning.text import headline, markdown
 from kernels_eval.errors import UsageError
@@ -99,6 +99,10 @@ def planted(
     return {"tasks": chosen, "candidates": candidates, "verdicts": verdicts, "curated": curated}
 
 
+def morning(root: str, ended: Refresh) -> Morning:
+    return report_of(ended, *before(root, ended))
+
+
 def night(root: Path, snapshots: dict[str, SnapshotRef], **changes: Any) -> Refresh:
     config = PipelineConfig(root=str(root), name="nightly")
     with entered(config) as entry:
@@ -128,7 +132,10 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
         and again.new_status_counts == {}
         and again.status_counts == {"correct": 2, "compile_error": 1}
     )
-    assert "| candidates | 3 | 0 | 0 |" in markdown(again)
+    header = "| what | now | new | gone | new ones are (of) |\n| --- | --- | --- | --- | --- |\n"
+    assert f"{header}| tasks |" in markdown(again) and "| candidates | 3 | 0 | 0 |" in markdown(
+        again
+    )
 
 
 def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> None:

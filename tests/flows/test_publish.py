@@ -31,57 +31,29 @@ def concur(*arguments: object) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.stderr
 
 
-def test_publish_says_where_and_which_revision(tmp_path, curated):
+@pytest.fixture
+def to_set(tmp_path: Path) -> tuple[object, ...]:
+    return ("publish", "--root", tmp_path / "root", "--out", tmp_path / "set")
+
+
+def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
     (tmp_path / "seen.md").write_text("seen lengths")
     options = ("--license", "mit", "--observations", tmp_path / "seen.md", "--name", "Mine")
-    status, out, err = concur(
-        "publish", "--root", tmp_path / "root", "--out", tmp_path / "set", *options
-    )
-    assert (
-        status == 0
-        and err == ""
-        and "concur: train 3 rows" in out
-        and "revision:  refresh-20" in out
-    )
-    assert (
-        "seen lengths" in (tmp_path / "set/README.md").read_text()
-        and "# Mine" in (tmp_path / "set/README.md").read_text()
-    )
-    command = (
-        "publish",
-        "--root",
-        tmp_path / "root",
-        "--out",
-        tmp_path / "set",
-        *options,
-        "--json",
-        "--curated",
-        curated.fingerprint[:9],
-    )
-    status, out, _ = concur(*command)
+    status, out, err = concur(*to_set, *options)
+    assert (status, err) == (0, "")
+    assert "concur: train 3 rows" in out and "revision:  refresh-20" in out
+    card = (tmp_path / "set/README.md").read_text()
+    assert "seen lengths" in card and "# Mine" in card
+    status, out, _ = concur(*to_set, *options, "--json", "--curated", curated.fingerprint[:9])
     told = json.loads(out)
-    assert (
-        status == 0
-        and told["rows"] == {"concur": {"train": 3}}
-        and told["hub"] is None
-        and told["curated"]["concur"] == curated.fingerprint
-    )
+    assert status == 0 and told["rows"] == {"concur": {"train": 3}} and told["hub"] is None
+    assert told["curated"]["concur"] == curated.fingerprint
 
 
-def test_diff_in_words_and_as_json(tmp_path, curated):
+def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
     other = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
-    concur(
-        "publish",
-        "--root",
-        tmp_path / "root",
-        "--out",
-        tmp_path / "set",
-        "--curated",
-        curated.fingerprint,
-    )
-    status, out, err = concur(
-        "diff", tmp_path / "set", other.fingerprint, "--root", tmp_path / "root"
-    )
+    concur(*to_set, "--curated", curated.fingerprint)
+    status, out, err = concur("diff", to_set[-1], other.fingerprint, *to_set[1:3])
     assert status == 0 and err == "" and "the task is gone from the source: 1" in out
     status, out, _ = concur("diff", curated.open().path, other.open().path, "--json")
     assert status == 0 and json.loads(out)["reasons"]["samples_lost"] == {"task": 1, "candidate": 1}
@@ -90,55 +62,24 @@ def test_diff_in_words_and_as_json(tmp_path, curated):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("publish", "--root", "{tmp}/nothing", "--out", "{tmp}/set"), "no finished curated set"),
+        ("publish --root {tmp}/nothing --out {tmp}/set", "no finished curated set"),
+        ("publish --root {tmp}/root --out {tmp}/set --holdout 1.5", "holdout_share = 1.5"),
+        ("publish --root {tmp}/root --out {tmp}/set --license MY", "license = 'MY'"),
+        ("publish --root {tmp}/root --out {tmp}/set --observations {tmp}/no.md", "cannot read"),
+        ("publish --root {tmp}/root --out {tmp}/set --figure {tmp}/no.png", "read the figure"),
+        ("publish --root {tmp}/root --out {tmp}/root", "holds something else"),
         (
-            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--holdout", "1.5"),
-            "holdout_share = 1.5",
-        ),
-        (
-            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--license", "My Own"),
-            "license = 'My Own'",
-        ),
-        (
-            (
-                "publish",
-                "--root",
-                "{tmp}/root",
-                "--out",
-                "{tmp}/set",
-                "--observations",
-                "{tmp}/no.md",
-            ),
-            "cannot read",
-        ),
-        (
-            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--figure", "{tmp}/no.png"),
-            "cannot read the figure",
-        ),
-        (("publish", "--root", "{tmp}/root", "--out", "{tmp}/root"), "holds something else"),
-        (
-            ("publish", "--root", "{tmp}/root", "--out", "{tmp}/set", "--push", "a/b"),
+            "publish --root {tmp}/root --out {tmp}/set --push a/b",
             "no token for the hub in HF_TOKEN",
         ),
-        (("diff", "{tmp}/root", "zzzz", "--root", "{tmp}/root"), "no curated snapshot"),
+        ("diff {tmp}/root zzzz --root {tmp}/root", "no curated snapshot"),
     ],
 )
-def test_what_cannot_be_used_is_one_line_and_2(
-    tmp_path,
-    curated,
-    arguments,
-    said,
-    monkeypatch,
-):
+def test_what_cannot_be_used_is_one_line_and_2(tmp_path, curated, arguments, said, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    status, out, err = concur(*(argument.format(tmp=tmp_path) for argument in arguments))
-    assert (
-        status == 2
-        and out == ""
-        and said in err
-        and err.startswith("error: ")
-        and err.count("\n") == 1
-    )
+    status, out, err = concur(*arguments.format(tmp=tmp_path).split())
+    assert status == 2 and out == "" and said in err
+    assert err.startswith("error: ") and err.count("\n") == 1
 
 
 def test_publishing_needs_no_framework(tmp_path, curated):

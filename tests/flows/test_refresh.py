@@ -34,12 +34,13 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(
     from prefect import flow
     from prefect.artifacts import Artifact
 
-    from flows.refresh import analysed
+    from flows.refresh import Samples, analysed
     from tasks.reporting.text import as_text
 
     config = PipelineConfig(root=str(tmp_path), analysis=QUICK)
     refs = planted(tmp_path, 100)
-    asked = flow(lambda: analysed(config, *refs), name="analyse")
+    samples = Samples(tasks=refs[0], verdicts=refs[0], candidates=refs[1])
+    asked = flow(lambda: analysed(config.analysis, samples), name="analyse")
 
     analysis, cautions = asked()
     assert analysis is not None and cautions == ()

@@ -13,7 +13,7 @@ import pytest
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from flows.track import track
+from flows.track import run_record, track
 from kernels_eval.cluster import telemetry as telemetry_module
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.parent.draft import VerdictDraft, verdict_of
@@ -182,7 +182,12 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
     config = PipelineConfig(root=str(root), name="tiny")
 
     first = track(
-        config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report
+        run_record,
+        config,
+        refreshed,
+        trained,
+        Benchmarked(suite=tasks, answers=(), scores=scores),
+        report,
     )
     assert first
     monkeypatch.setenv(
@@ -197,13 +202,17 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
         return run
 
     metrics = child().data.metrics
-    assert {name: value for name, value in metrics.items() if name.startswith("status_")} == {
+
+    def under(prefix: str) -> dict[str, float]:
+        return {name: value for name, value in metrics.items() if name.startswith(prefix)}
+
+    assert under("status_") == {
         "status_compile_error": 2,
         "status_incorrect": 2,
         "status_runtime_error": 1,
         "status_no_code": 1,
     }
-    assert {name: value for name, value in metrics.items() if name.startswith("pool/")} == {
+    assert under("pool/") == {
         "pool/candidates": 5,
         "pool/wall_s": 50.0,
         "pool/candidates_per_hour": 360.0,
@@ -216,7 +225,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
         "pool/queue_depth_mean": 0.4,
         "pool/queue_depth_most": 2,
     }
-    assert {name: value for name, value in metrics.items() if name.startswith("builds/")} == {
+    assert under("builds/") == {
         "builds/candidates": 4,
         "builds/lite_share": 0.5,
         "builds/full_share": 0.5,
@@ -224,9 +233,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
     }
     # of the candidates that came to a phase: the reference was loaded once, and nothing was timed
     # or attributed
-    assert {
-        name: value for name, value in metrics.items() if name.startswith("phases/")
-    } == pytest.approx(
+    assert under("phases/") == pytest.approx(
         {
             "phases/reference_median_s": 3.0,
             "phases/reference_mean_s": 3.0,
@@ -282,7 +289,12 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
     # the same run again, from its snapshots: one value a metric, one run, tables no longer
     assert (
         track(
-            config, refreshed, trained, Benchmarked(suite=tasks, answers=(), scores=scores), report
+            run_record,
+            config,
+            refreshed,
+            trained,
+            Benchmarked(suite=tasks, answers=(), scores=scores),
+            report,
         )
         == first
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import psutil
 
 import flows
 
@@ -40,3 +43,51 @@ def run(
 def concur(*words: object, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
     """Run `concur` with these arguments and further environment variables."""
     return run([*CONCUR, *map(str, words)], environment(**env), cwd)
+
+
+def start(*words: object, cwd: Path, **env: str) -> subprocess.Popen[str]:
+    """Start `concur` in a session of its own, its output in pipes."""
+    return subprocess.Popen(
+        [*CONCUR, *map(str, words)],
+        cwd=cwd,
+        env=environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to a command and to all that it had started, whichever group that is in (Ray's
+    daemons, sandboxed children)."""
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        children = []
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
+    for child in children:
+        if child.is_running():
+            child.kill()
+    psutil.wait_procs(children, timeout=30)
+
+
+def tiny(name: str, *, tasks: int, training: dict, benchmark: dict, **more: object) -> dict:
+    """A profile of the whole line on bundled tasks and the small model, in seconds a stage. One
+    worker and one builder: between two verdicts there is always time to be killed in."""
+    bundled = {"source": "bundled"}
+    recipe = {"base_model": "small", "max_length": 8192, "gradient_accumulation": 1}
+    suite = {"tasks": bundled | {"split": "heldout", "limit": 1}, "samples_per_task": 2}
+    return {
+        "name": name,
+        "language": "cpp",
+        "tasks": bundled | {"split": "train", "limit": tasks},
+        "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
+        "workload": {"jobs": 1},
+        "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
+        "training": recipe | training,
+        "benchmark": suite | benchmark,
+        **more,
+    }

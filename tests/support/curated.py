@@ -62,98 +62,51 @@ def line(
 ) -> SnapshotRef:
     """Snapshots of tasks, candidates and verdicts under `root`, and what the rule takes of them;
     `chosen`: of tasks that were chosen among the source's, as in a run of the line."""
-    source = source or {
-        "source": "bundled",
-        "split": "train",
-        "levels": None,
-        "limit": None,
-        "location": None,
-    }
+    unset = dict.fromkeys(("levels", "limit", "location"))
+    source = source or {"source": "bundled", "split": "train", **unset}
     names = sorted({entry["task"] for entry in samples})
     code = {name: f"class Model:\n    name = {name!r}\n" for name in names} | (programs or {})
-    tasks = [
-        {
-            "task_id": name,
-            "name": name,
-            "code": code[name],
-            "entry_point": "Model",
-            "init_form": "args",
-            "source": source["source"],
-        }
-        for name in names
-    ]
-    candidates = [_candidate(entry) for entry in samples]
+    known = {"entry_point": "Model", "init_form": "args", "source": source["source"]}
+    tasks = [{"task_id": name, "name": name, "code": code[name], **known} for name in names]
     verdicts = [_verdict(entry, device) for entry in samples]
     synthesis = synthesis or {
-        "sampler": "openai",
-        "samples_per_task": 5,
+        **{"sampler": "openai", "samples_per_task": 5, "model": "org/writer"},
         "base_url": "http://secret-host:8000/v1",
-        "model": "org/writer",
     }
-    ref = _kept(root, "tasks", tasks, TASKS, source, [], rows_per_part)
+    correct = sum(verdict["status"] == "correct" for verdict in verdicts)
+    extra = {"device": device, "language": "cuda", "status_counts": {"correct": correct}}
+    flagged = [
+        {"candidate_id": entry["id"], "trace_flags": (flags or {}).get(entry["id"], [])}
+        for entry in samples
+    ]
+
+    def kept(
+        name: str, rows: list[dict], schema: Any, config: dict, *upstream: SnapshotRef, **extra: Any
+    ) -> SnapshotRef:
+        above = [ref.fingerprint for ref in upstream]
+        snapshot = Snapshot(str(root), name, fingerprint(name, [config, rows], above))
+        if not snapshot.finished:
+            for start in range(0, len(rows), rows_per_part):
+                snapshot.append(rows[start : start + rows_per_part], schema)
+            snapshot.publish(config=config, upstream=above, extra=extra)
+        return snapshot.ref
+
+    ref = kept("tasks", tasks, TASKS, source)
     if chosen:
-        ref = choose(
-            ref, None, DecontaminationConfig(enabled=False), DeduplicationConfig(enabled=False)
-        )
-    written = _kept(
-        root,
-        "synthesis",
-        candidates,
-        CANDIDATES,
-        synthesis,
-        [ref],
-        rows_per_part,
-        {"generator": "org/writer"},
+        off = DecontaminationConfig(enabled=False), DeduplicationConfig(enabled=False)
+        ref = choose(ref, None, *off)
+    candidates = list(map(_candidate, samples))
+    written = kept("synthesis", candidates, CANDIDATES, synthesis, ref, generator="org/writer")
+    judged = kept(
+        *("verification", verdicts, VERDICTS, {"eval": protocol or {"trials": 5}}),
+        *(written, ref),
+        **extra,
     )
-    extra = {
-        "device": device,
-        "language": "cuda",
-        "status_counts": {"correct": sum(v["status"] == "correct" for v in verdicts)},
-    }
-    judged = _kept(
-        root,
-        "verification",
-        verdicts,
-        VERDICTS,
-        {"eval": protocol or {"trials": 5}},
-        [written, ref],
-        rows_per_part,
-        extra,
+    counted = None if workloads is None else kept("workloads", workloads, WORKLOADS, {}, ref)
+    raised = (
+        None if flags is None else kept("trace-flags", flagged, TRACE_FLAGS, {}, judged, written)
     )
-    counted = (
-        None
-        if workloads is None
-        else _kept(root, "workloads", workloads, WORKLOADS, {}, [ref], rows_per_part)
-    )
-    flagged = None
-    if flags is not None:
-        rows = [
-            {"candidate_id": entry["id"], "trace_flags": flags.get(entry["id"], [])}
-            for entry in samples
-        ]
-        flagged = _kept(
-            root, "trace-flags", rows, TRACE_FLAGS, {}, [judged, written], rows_per_part
-        )
-    return stage.run(judged, written, ref, config or CurationConfig(), counted, flagged)
-
-
-def _kept(
-    root: Path,
-    name: str,
-    rows: list[dict],
-    schema: Any,
-    config: dict,
-    upstream: list[SnapshotRef],
-    rows_per_part: int,
-    extra: Any = None,
-) -> SnapshotRef:
-    above = [ref.fingerprint for ref in upstream]
-    snapshot = Snapshot(str(root), name, fingerprint(name, [config, rows], above))
-    if not snapshot.finished:
-        for start in range(0, len(rows), rows_per_part):
-            snapshot.append(rows[start : start + rows_per_part], schema)
-        snapshot.publish(config=config, upstream=above, extra=extra)
-    return snapshot.ref
+    return stage.run(judged, written, ref, config or CurationConfig(), counted, raised)
 
 
 def _candidate(entry: dict[str, Any]) -> dict[str, Any]:
@@ -178,18 +131,9 @@ def _verdict(entry: dict[str, Any], device: str) -> dict[str, Any]:
     timing, speedup = None, entry["speedup"]
     if speedup is not None:
         timing = {
-            "reference_ms": speedup,
-            "candidate_ms": 1.0,
-            "speedup": speedup,
-            "pairs": 50,
-            "calls_per_sample": 1,
-        }
-        timing |= {
-            "speedup_lower": speedup * 0.9,
-            "speedup_upper": speedup * 1.1,
-            "clock_bound_ms": 1.0,
-            "drift": 0.0,
-            "throttled": False,
+            **{"reference_ms": speedup, "candidate_ms": 1.0, "clock_bound_ms": 1.0},
+            **{"speedup": speedup, "speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1},
+            **{"pairs": 50, "calls_per_sample": 1, "drift": 0.0, "throttled": False},
         }
     return {
         "schema_version": 2,

@@ -205,7 +205,7 @@ class Judging:
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
     """What needs a device is replaced; flows and tasks are Prefect's."""
-    import flows.ablation.flow as ablations
+    from flows.ablation import branches
     from tasks.synthesis import stage as synthesis
     from tasks.training import stage as training
     from tasks.verification import stage as verification
@@ -214,7 +214,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
     monkeypatch.setattr(training, "run", made.train)
     monkeypatch.setattr(synthesis, "make_sampler", made.sampler)
     monkeypatch.setattr(verification.Verification, "pool", lambda self: Judging())
-    monkeypatch.setattr(ablations, "start_ray", lambda address: None)
+    monkeypatch.setattr(branches, "start_ray", lambda address: None)
     return made
 
 
@@ -222,24 +222,19 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
 def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
     """No Prefect either: flows and tasks are called as the functions that they are."""
     import flows.ablation.flow as ablations
-    from flows.ablation import branch
+    from flows.ablation import branch, branches
     from tasks.verification import stage as verification
 
     monkeypatch.setattr(branch, "verify", verification.run)
-    for module in (ablations, branch):
-        monkeypatch.setattr(
-            module, "call_stage", lambda step, *args, **kwargs: step.fn(*args, **kwargs)
-        )
-    monkeypatch.setattr(ablations, "run_branch", branch.run_branch.fn)
-    monkeypatch.setattr(ablations, "load_tasks", ablations.load_tasks.fn)
-    monkeypatch.setattr(ablations, "get_run_logger", lambda: logging.getLogger("ablation"))
-    for name in (
-        "create_markdown_artifact",
-        "create_table_artifact",
-        "create_progress_artifact",
-        "update_progress_artifact",
-    ):
-        monkeypatch.setattr(ablations, name, lambda *args, **kwargs: None)
+    for module in (ablations, branches, branch):
+        monkeypatch.setattr(module, "call_stage", lambda step, *of: getattr(step, "fn", step)(*of))
+    monkeypatch.setattr(branches, "run_branch", branch.run_branch.fn)
+    for module in (ablations, branches):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("ablation"))
+        for name in ("markdown", "table", "progress"):
+            create = f"create_{name}_artifact"
+            monkeypatch.setattr(module, create, lambda *_, **__: None, raising=False)
+    monkeypatch.setattr(branches, "update_progress_artifact", lambda *_, **__: None)
     return devices
 
 

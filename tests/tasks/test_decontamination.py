@@ -117,12 +117,10 @@ def test_planted_contamination_is_found_at_its_level(change):
 
 def test_a_short_sequence_counts_only_with_the_same_input_sizes():
     module = task(["self.act = nn.ReLU()"], ["return self.act(x)"], 4096, "*args", "[]")
+    other = {"train/relu": module.replace("4096", "4095")}
     assert found({"train/relu": module}).counts["operators"] == 1
-    assert found({"train/relu": module.replace("4096", "4095")}).removed.is_empty()
-    assert (
-        found({"train/relu": module.replace("4096", "4095")}, min_operators=1).counts["operators"]
-        == 1
-    )
+    assert found(other).removed.is_empty()
+    assert found(other, min_operators=1).counts["operators"] == 1
 
 
 def test_a_task_is_reported_at_the_first_of_the_levels_that_are_asked_for():
@@ -161,46 +159,32 @@ def test_switched_off_everything_is_kept_and_no_benchmark_is_needed():
 @settings(max_examples=10, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_rows_never_matters(random):
-    tasks = {
-        **UNRELATED,
-        **{
-            f"train/{name}": make(BENCHMARK["bench/norm"]) or ""
-            for name, (_, make) in PLANTED.items()
-        },
+    planted = {
+        f"train/{name}": make(BENCHMARK["bench/norm"]) for name, (_, make) in PLANTED.items()
     }
-    names, known = list(tasks), list(BENCHMARK)
-    random.shuffle(names)
-    random.shuffle(known)
-    config = DecontaminationConfig()
-    shuffled = decontaminate(
-        frame({n: tasks[n] for n in names}), frame({n: BENCHMARK[n] for n in known}), config
-    )
-    plain = decontaminate(frame(tasks), frame(BENCHMARK), config)
+    tasks = frame({**UNRELATED, **{name: code or "" for name, code in planted.items()}})
+    known, config = frame(BENCHMARK), DecontaminationConfig()
+    orders = [random.sample(range(rows.height), rows.height) for rows in (tasks, known)]
+    shuffled = decontaminate(tasks[orders[0]], known[orders[1]], config)
+    plain = decontaminate(tasks, known, config)
     assert shuffled.kept == plain.kept and shuffled.removed.equals(plain.removed)
-    assert set(plain.kept) | set(plain.removed["task_id"]) == set(tasks)
+    assert {*plain.kept, *plain.removed["task_id"]} == set(tasks["task_id"])
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.randoms(use_true_random=False))
-def test_of_equal_tasks_the_smallest_id_stays_whatever_the_order(random):
+@given(st.permutations(range(5)))
+def test_of_equal_tasks_the_smallest_id_stays_whatever_the_order(order):
     code = BENCHMARK["bench/attention"]
-    tasks = {
-        "b": code,
-        "a": PLANTED["renamed"][1](code),
-        "c": code,
-        "d": PLANTED["shapes"][1](code),
-        "e": BENCHMARK["bench/mlp"],
-    }
-    names = list(tasks)
-    random.shuffle(names)
-    result = deduplicate_tasks(frame({name: tasks[name] for name in names}), DeduplicationConfig())
+    same, other = (PLANTED[name][1](code) for name in ("renamed", "shapes"))
+    tasks = frame({"b": code, "a": same, "c": code, "d": other, "e": BENCHMARK["bench/mlp"]})
+    result = deduplicate_tasks(tasks[order], DeduplicationConfig())
     assert result.kept == ("a", "d", "e")
     assert result.removed.select("id", "level", "equals").rows() == [
         ("b", "normalised", "a"),
         ("c", "normalised", "a"),
     ]
     again = deduplicate_tasks(
-        frame({name: tasks[name] for name in result.kept}), DeduplicationConfig()
+        tasks.filter(pl.col("task_id").is_in(result.kept)), DeduplicationConfig()
     )
     assert again.kept == result.kept and again.removed.is_empty()
 
@@ -230,12 +214,8 @@ class ModelNew(torch.nn.Module):
 
 
 def test_equal_kernels_of_one_task_are_one_sample():
-    renamed = (
-        KERNEL.replace("module", "library")
-        .replace("source", "text")
-        .replace("cuda_texts", "cuda_sources")
-    )
-    renamed = renamed.replace("cpp_texts", "cpp_sources")
+    renamed = KERNEL.replace("module", "library").replace(" source", " text")
+    renamed = renamed.replace("\nsource", "\ntext").replace("=source", "=text")
     rows = {
         "s1": ("t", KERNEL),
         "s2": ("t", KERNEL + "\n"),

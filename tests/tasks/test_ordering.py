@@ -50,18 +50,15 @@ def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def orders(rows: int) -> dict[str, list[int]]:
-    nearly = [
-        number
-        for start in range(0, rows, 8)
-        for number in random.Random(start).sample(
-            range(start, min(rows, start + 8)), min(8, rows - start)
-        )
-    ]
+    eights = [list(range(start, min(rows, start + 8))) for start in range(0, rows, 8)]
+    ordered = list(range(rows))
     return {
-        "sorted": list(range(rows)),
-        "nearly": nearly,
-        "backwards": list(range(rows))[::-1],
-        "scattered": random.Random(1).sample(range(rows), rows),
+        "sorted": ordered,
+        "nearly": [
+            number for each in eights for number in random.Random(each[0]).sample(each, len(each))
+        ],
+        "backwards": ordered[::-1],
+        "scattered": random.Random(1).sample(ordered, rows),
     }
 
 
@@ -69,21 +66,13 @@ def orders(rows: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("order", ["sorted", "nearly", "backwards", "scattered"])
 @pytest.mark.parametrize("buffer_bytes", [0, 20_000, ordering.BUFFER_BYTES])
 def test_every_row_comes_once_in_the_order_asked_for(tmp_path, order, part_rows, buffer_bytes):
-    snapshot = written(tmp_path, orders(333)[order], part_rows)
-    rows = list(
-        rows_in_order(
-            snapshot,
-            places(snapshot),
-            ["number", "code"],
-            tmp_path / "scratch",
-            buffer_bytes=buffer_bytes,
-        )
-    )
-    assert rows == [
-        {"number": n, "code": "x" * 50 + str(n)} for n in range(333)
-    ]  # and no other column
+    snapshot, scratch = written(tmp_path, orders(333)[order], part_rows), tmp_path / "scratch"
+    wanted = (snapshot, places(snapshot), ["number", "code"], scratch)
+    rows = list(rows_in_order(*wanted, buffer_bytes=buffer_bytes))
+    # and no other column
+    assert rows == [{"number": n, "code": "x" * 50 + str(n)} for n in range(333)]
     assert sorted(snapshot.seen) == snapshot.parts(), "each part is read once"
-    assert not list(tmp_path.glob("scratch/*")), "what was spilled is gone when it has been read"
+    assert not list(scratch.glob("*")), "what was spilled is gone when it has been read"
 
 
 def test_some_rows_of_some_parts(tmp_path):

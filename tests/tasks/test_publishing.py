@@ -8,11 +8,11 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -24,7 +24,7 @@ from tasks.publishing import shards as sharding
 from tasks.publishing.columns import COLUMNS, licence_of
 from tasks.publishing.config import PublishOptions
 from tasks.publishing.lineage import find_curated, lineage
-from tasks.publishing.publish import Published, is_whole, publish, read_publication
+from tasks.publishing.publish import is_whole, publish, read_publication
 from tasks.publishing.shards import split_of
 from tasks.reporting.text import cell, fenced
 from tasks.store.snapshot import Snapshot, SnapshotRef
@@ -37,19 +37,16 @@ HOSTILE = (
 )
 
 
+MIT = PublishOptions(license="mit")
+
+
 def many(tasks: int = 12) -> list[dict[str, Any]]:
     """Tasks with two samples each: the first is taken as concise and fast, the second for its
     speedup."""
     return [
-        sample(
-            f"t/{task:02d}",
-            index,
-            100 + 50 * index,
-            20.0 - index,
-            ops=SINGLE if task % 2 else ["a", "b"],
-        )
-        for task in range(tasks)
-        for index in range(2)
+        sample(f"t/{n:02d}", i, 100 + 50 * i, 20.0 - i, ops=SINGLE if n % 2 else ["a", "b"])
+        for n in range(tasks)
+        for i in range(2)
     ]
 
 
@@ -58,10 +55,37 @@ def curated(tmp_path: Path) -> SnapshotRef:
     return line(tmp_path / "root", many())
 
 
-def load(folder: Path, tmp_path: Path, *config: str, **named: Any) -> Any:
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+def again(curated: SnapshotRef, name: str, strategy: str, rows: pl.DataFrame, **extra: Any) -> Any:
+    """Another set of the same line."""
+    other, above = Snapshot(curated.root, "curation", name), curated.open().manifest["upstream"]
+    other.append(rows.to_dicts(), rows.to_arrow().schema)
+    other.publish(config={"strategy": strategy}, upstream=above, extra=extra)
+    return other.ref
+
+
+def load(folder: Path, *config: str, split: str = "train") -> Any:
     import datasets
 
-    return datasets.load_dataset(str(folder), *config, cache_dir=str(tmp_path / "cache"), **named)
+    return datasets.load_dataset(
+        str(folder), *config, cache_dir=str(folder.parent / "cache"), split=split
+    )
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def card_of(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+def section(folder: Path, title: str) -> str:
+    return card_of(folder).split(f"## {title}")[1].split("\n## ")[0]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -73,238 +97,162 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def front_matter(folder: Path) -> dict[str, Any]:
-    _, text, _ = (folder / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    return yaml.safe_load(text)
+    return yaml.safe_load(card_of(folder).split("---\n", 2)[1])
 
 
 # -- readers ---------------------------------------------------------------------------------------
 
 
-def test_datasets_loads_the_folder_with_and_without_a_configuration(tmp_path, curated):
-    publish(curated, tmp_path / "out", PublishOptions(holdout_share=0.4))
-    found = load(tmp_path / "out", tmp_path)
-    assert (
-        set(found) == {"train", "test"} and found["train"].num_rows + found["test"].num_rows == 24
-    )
-    named = load(tmp_path / "out", tmp_path, "concur", split="train")
-    assert named[0] == found["train"][0]
-    first = named[0]
+def test_datasets_loads_the_folder_with_and_without_a_configuration(out, curated):
+    publish(curated, out, PublishOptions(holdout_share=0.4))
+    train, test, named = load(out), load(out, split="test"), load(out, "concur")
+    assert train.num_rows + test.num_rows == 24 and named[0] == train[0]
+    first = train[0]
     assert list(first) == list(COLUMNS)
-    assert (
-        first["device"] == "GPU X"
-        and first["verdict_key"].startswith("key-")
-        and first["task_license"] == "Apache-2.0"
-    )
-    assert (
-        first["sampling"]["temperature"] == 0.7
-        and first["prompt_hash"] == "prompt"
-        and first["verdict_schema_version"] == 2
-    )
-    assert (
-        first["speedup_lower"] < first["speedup"] < first["speedup_upper"]
-        and first["flags"] == ["flag"]
-        and first["turn"] == 1
-    )
+    known = {"device": "GPU X", "task_license": "Apache-2.0", "prompt_hash": "prompt", "turn": 1}
+    known |= {"verdict_schema_version": 2, "flags": ["flag"]}
+    assert {name: first[name] for name in known} == known
+    assert first["verdict_key"].startswith("key-") and first["sampling"]["temperature"] == 0.7
+    assert first["speedup_lower"] < first["speedup"] < first["speedup_upper"]
 
 
-def test_polars_and_pyarrow_read_the_same_rows_in_order(tmp_path, curated):
-    publish(curated, tmp_path / "out")
-    by_polars = pl.read_parquet(tmp_path / "out/data/train-*.parquet")
-    by_arrow = pq.read_table(tmp_path / "out/data")
-    assert by_polars.to_dicts() == by_arrow.to_pylist()
-    keys = [
-        (row["task_id"], row["sample_index"], row["candidate_id"]) for row in by_polars.to_dicts()
-    ]
+def test_polars_and_pyarrow_read_the_same_rows_in_order(out, curated):
+    publish(curated, out)
+    rows = pl.read_parquet(out / "data/train-*.parquet")
+    assert rows.to_dicts() == pq.read_table(out / "data").to_pylist()
+    keys = rows.select("task_id", "sample_index", "candidate_id").rows()
     assert keys == sorted(keys) and len(keys) == 24
-    assert by_polars["reasoning"].to_list() == [
+    assert rows["reasoning"].to_list() == [
         f"thought {index} about {task}" for task, index, _ in keys
     ]
-    assert (
-        by_polars["candidate_ms"].to_list() == [1.0] * 24
-        and by_polars["speedup"].to_list() == by_polars["reference_ms"].to_list()
-    )
+    assert rows["candidate_ms"].to_list() == [1.0] * 24
+    assert rows["speedup"].to_list() == rows["reference_ms"].to_list()
 
 
-def test_each_strategy_is_a_configuration_of_its_own(tmp_path, curated):
-    other = Snapshot(curated.root, "curation", "other")
+def test_each_strategy_is_a_configuration_of_its_own(out, curated):
     rows = curated.open().read().head(5)
-    other.append(rows.to_dicts(), pa.schema(rows.to_arrow().schema))
-    manifest = curated.open().manifest
-    other.publish(
-        config={"strategy": "random/../x"},
-        upstream=manifest["upstream"],
-        extra={"created_at": "2031-01-02T00:00:00+00:00"},
-    )
-    made = publish(curated, tmp_path / "out", strategies=[other.ref, curated])
+    other = again(curated, "other", "random/../x", rows, created_at="2031-01-02T00:00:00+00:00")
+    made = publish(curated, out, strategies=[other, curated])
     assert made.configs == ("concur", "random_x") and made.tag.startswith("refresh-2031-01-02-")
-    assert load(tmp_path / "out", tmp_path, split="train").num_rows == 24
-    assert load(tmp_path / "out", tmp_path, "random_x", split="train").num_rows == 5
-    assert [config["config_name"] for config in front_matter(tmp_path / "out")["configs"]] == [
-        "concur",
-        "random_x",
-    ]
+    assert (load(out).num_rows, load(out, "random_x").num_rows) == (24, 5)
+    configs = front_matter(out)["configs"]
+    assert [config["config_name"] for config in configs] == ["concur", "random_x"]
 
 
-def test_tasks_that_were_chosen_among_the_sources_keep_their_source_and_licence(
-    tmp_path,
-):
+def test_tasks_that_were_chosen_among_the_sources_keep_their_source_and_licence(tmp_path, out):
     """As every run of the line has them: between the source and the candidates stands the choice of
     training tasks."""
-    publish(line(tmp_path / "root", many(3), chosen=True), tmp_path / "out")
-    first, *_ = load(tmp_path / "out", tmp_path, split="train")
+    publish(line(tmp_path / "root", many(3), chosen=True), out)
+    first = load(out)[0]
     assert (first["task_source"], first["task_license"]) == ("bundled", "Apache-2.0")
 
 
 def test_columns_that_a_later_curation_adds_are_published_and_older_snapshots_have_nulls(
-    tmp_path, curated
+    out, curated
 ):
-    later = Snapshot(curated.root, "curation", "later")
-    rows = (
-        curated.open()
-        .read()
-        .with_columns(another_column=pl.lit("t/00-1"))
-        .drop("entry_point", "operator_kind")
-    )
-    later.append(rows.to_dicts(), rows.to_arrow().schema)
-    later.publish(config={"strategy": "concur"}, upstream=curated.open().manifest["upstream"])
-    publish(later.ref, tmp_path / "out")
-    found = load(tmp_path / "out", tmp_path, split="train")
-    assert found.column_names == [*COLUMNS, "another_column"] and set(found["another_column"]) == {
-        "t/00-1"
-    }
+    rows = curated.open().read().with_columns(another_column=pl.lit("t/00-1"))
+    publish(again(curated, "later", "concur", rows.drop("entry_point", "operator_kind")), out)
+    found = load(out)
+    assert found.column_names == [*COLUMNS, "another_column"]
+    assert set(found["another_column"]) == {"t/00-1"}
     assert set(found["entry_point"]) == {None} == set(found["operator_kind"])
-    assert "| another_column | as curation wrote it |" in (tmp_path / "out/README.md").read_text()
+    assert "| another_column | as curation wrote it |" in card_of(out)
 
 
-def test_the_card_says_what_the_tasks_compute(tmp_path):
+def test_the_card_says_what_the_tasks_compute(tmp_path, out):
     """Of the tasks in the set, not of all that were counted."""
     counted = [
         {
             "task_id": f"t/{n:02d}",
             "families": ["matmul", "activation"] if n % 2 else ["matmul"],
             "executed": "meta",
+            **{"flops": 100 * n, "bytes_min": 50, "arithmetic_intensity": 2.0 * n},
         }
-        | {"flops": 100 * n, "bytes_min": 50, "arithmetic_intensity": 2.0 * n}
         for n in range(1, 4)
     ]
     counted += [
         {"task_id": "t/00", "families": [], "problem": "it hung"},
         {"task_id": "elsewhere", "families": ["fft"], "executed": "meta"},
     ]
-    publish(line(tmp_path / "root", many(4), workloads=counted), tmp_path / "out")
-    text = (tmp_path / "out/README.md").read_text()
-    said = text.split("## What the tasks compute")[1].split("\n## ")[0]
-    assert (
-        "3 of 4 tasks" in said
-        and "| matmul | 3 | 100% |" in said
-        and "| activation | 2 | 67% |" in said
-        and "fft" not in said
-    )
-    (intensity,) = [row for row in said.splitlines() if "FLOPs a byte" in row]
-    assert [cell.strip() for cell in intensity.split("|")[2:-1]] == [
-        "2",
-        "2.4",
-        "3",
-        "4",
-        "5",
-        "5.6",
-        "6",
-    ]
+    publish(line(tmp_path / "root", many(4), workloads=counted), out)
+    said = section(out, "What the tasks compute")
+    for words in ("3 of 4 tasks", "| matmul | 3 | 100% |", "| activation | 2 | 67% |"):
+        assert words in said
+    assert "fft" not in said and "(FLOPs a byte) | 2 | 2.4 | 3 | 4 | 5 | 5.6 | 6 |" in said
     publish(line(tmp_path / "other", many(4)), tmp_path / "without")
-    assert "What the tasks compute" not in (tmp_path / "without/README.md").read_text()
+    assert "What the tasks compute" not in card_of(tmp_path / "without")
 
 
-def test_the_cards_observations_are_the_lines_own_unless_others_are_given(tmp_path):
+def test_the_cards_observations_are_the_lines_own_unless_others_are_given(tmp_path, out):
     from tasks.analysis import stage as analysis
 
     ref = line(tmp_path / "root", [*many(), sample("t/00", 7, 900, None, generator="evil](x)<b>")])
-    above = ref.open().manifest["upstream"]
-    verdicts, candidates = (
-        SnapshotRef(root=ref.root, stage=name, fingerprint=above[n])
-        for n, name in enumerate(("verification", "synthesis"))
-    )
-    made = analysis.run(verdicts, candidates, QUICK)
-    plain = publish(ref, tmp_path / "out")
-    text = (tmp_path / "out/README.md").read_text()
-    section = text.split("## Observations")[1].split("\n## ")[0]
-    assert (
-        analysis.found_in(made).finding[0][:30] in section
-        and "<b>" not in section
-        and "](x)" not in section
-    )
-    assert (
-        "](figures/difficulty.png)" in section
-        and (tmp_path / "out/figures/difficulty.png").stat().st_size
-    )
+    above = lineage(ref)
+    made = analysis.run(above.verdicts.ref, above.candidates.ref, QUICK)
+    plain, said = publish(ref, out), section(out, "Observations")
+    assert analysis.found_in(made).finding[0][:30] in said
+    assert "<b>" not in said and "](x)" not in said and "](figures/difficulty.png)" in said
+    assert (out / "figures/difficulty.png").stat().st_size
     mine = publish(ref, tmp_path / "mine", observations="Mine.")
-    text = (tmp_path / "mine/README.md").read_text()
+    text = card_of(tmp_path / "mine")
     assert "Mine." in text and "difficulty.png" not in text and mine.tag != plain.tag
 
 
 # -- the same in, the same out ---------------------------------------------------------------------
 
 
-def test_bytes_depend_on_the_rows_and_not_on_how_they_were_divided(tmp_path, monkeypatch):
+def test_bytes_depend_on_the_rows_and_not_on_how_they_were_divided(tmp_path, curated, monkeypatch):
     """Rows in one part or in parts of one row, in this order or another."""
     monkeypatch.setattr(sharding, "GROUP_ROWS", 5)
-    one = line(tmp_path / "one", many())
-    copy = Snapshot(str(tmp_path / "one"), "curation", "copy")
-    rows = one.open().read()
+    copy, manifest = Snapshot(curated.root, "curation", "copy"), curated.open().manifest
+    rows = curated.open().read()
     for row in reversed(rows.to_dicts()):
         copy.append([row], rows.to_arrow().schema)
-    copy.publish(config=one.open().manifest["config"], upstream=one.open().manifest["upstream"])
-    made = publish(one, tmp_path / "a", PublishOptions(shard_bytes=1))
+    copy.publish(config=manifest["config"], upstream=manifest["upstream"])
+    made = publish(curated, tmp_path / "a", PublishOptions(shard_bytes=1))
     publish(copy.ref, tmp_path / "b", PublishOptions(shard_bytes=1))
-    first, second = contents(tmp_path / "a"), contents(tmp_path / "b")
-    names = [name for name in first if name.startswith("data/")]
-    assert names and all(first[name] == second[name] for name in names)
-    assert [shard.path for shard in made.shards] == [
-        f"data/train-0000{number}-of-00005.parquet" for number in range(5)
-    ]
-    assert [shard.rows for shard in made.shards] == [5, 5, 5, 5, 4]
+    assert contents(tmp_path / "a/data") == contents(tmp_path / "b/data")
+    paths = [f"data/train-0000{number}-of-00005.parquet" for number in range(5)]
+    assert [(each.path, each.rows) for each in made.shards] == list(
+        zip(paths, (5, 5, 5, 5, 4), strict=True)
+    )
 
 
-def test_the_same_again_is_the_same_folder_and_no_work(tmp_path, curated, monkeypatch):
-    made = publish(curated, tmp_path / "a")
+def test_the_same_again_is_the_same_folder_and_no_work(tmp_path, out, curated, monkeypatch):
+    made = publish(curated, out)
+    assert made.rows == {"concur": {"train": 24}}
     publish(curated, tmp_path / "b")
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    monkeypatch.setattr(
-        publishing, "write_shards", lambda *args, **named: pytest.fail("it was written again")
-    )
-    assert publish(curated, tmp_path / "a") == made == read_publication(tmp_path / "a")
+    assert contents(out) == contents(tmp_path / "b")
+    with monkeypatch.context() as patch:
+        patch.setattr(publishing, "write_shards", lambda *_, **__: pytest.fail("written again"))
+        assert publish(curated, out) == made == read_publication(out)
+    with pytest.raises(ValueError, match="frozen"):
+        made.tag = "other"
+    (out / "README.md").write_text("short")  # tampered with: made again
+    assert not is_whole(out, made)
+    assert publish(curated, out) == made and is_whole(out, made, content=True)
 
 
-def test_another_option_is_another_revision_and_replaces_the_folder(tmp_path, curated):
-    before = publish(curated, tmp_path / "out", PublishOptions(holdout_share=0.4))
-    after = publish(curated, tmp_path / "out", PublishOptions(license="mit"))
+def test_another_option_is_another_revision_and_replaces_the_folder(tmp_path, out, curated):
+    before = publish(curated, out, PublishOptions(holdout_share=0.4))
+    after = publish(curated, out, MIT)
     assert before.tag != after.tag and after.tag.startswith("refresh-20")
-    assert (
-        not list((tmp_path / "out/data").glob("test-*"))
-        and front_matter(tmp_path / "out")["license"] == "mit"
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "out",
-        "root",
-    ]  # nothing is left beside it
+    assert not list((out / "data").glob("test-*")) and front_matter(out)["license"] == "mit"
+    assert names_in(tmp_path) == ["out", "root"]  # nothing is left beside it
 
 
 def test_a_task_stays_in_its_split_whatever_else_is_there(tmp_path):
-    options = PublishOptions(holdout_share=0.3, seed=7)
-    publish(line(tmp_path / "small", many(12)), tmp_path / "a", options)
-    publish(line(tmp_path / "large", many(40)), tmp_path / "b", options)
-
-    def splits(folder: Path) -> dict[str, str]:
-        found = {}
-        for split in ("train", "test"):
-            found |= dict.fromkeys(
-                pl.read_parquet(folder / f"data/{split}-*.parquet")["task_id"], split
-            )
-        return found
-
-    before, after = splits(tmp_path / "a"), splits(tmp_path / "b")
-    assert (
-        len(before) == 12 and len(after) == 40 and {name: after[name] for name in before} == before
-    )
+    splits = []
+    for tasks in (12, 40):
+        out = tmp_path / f"out{tasks}"
+        options = PublishOptions(holdout_share=0.3, seed=7)
+        publish(line(tmp_path / "root", many(tasks)), out, options)
+        found = {
+            split: pl.read_parquet(out / f"data/{split}-*.parquet") for split in ("train", "test")
+        }
+        splits.append({name: split for split, rows in found.items() for name in rows["task_id"]})
+    before, after = splits
+    assert (len(before), len(after)) == (12, 40) and before.items() <= after.items()
 
 
 def test_the_share_that_is_held_out_is_about_the_share_asked_for():
@@ -316,95 +264,70 @@ def test_the_share_that_is_held_out_is_about_the_share_asked_for():
 # -- the card and the metadata ---------------------------------------------------------------------
 
 
-def test_hostile_text_stays_text(tmp_path):
+def test_hostile_text_stays_text(tmp_path, out):
     evil = [sample("t/|<b>x</b>", 0, 10, 9.0, reasoning=HOSTILE, code=HOSTILE, generator=HOSTILE)]
-    ref = line(
-        tmp_path / "root",
-        evil,
-        programs={"t/|<b>x</b>": HOSTILE},
-        source={"source": "user", "location": "/home/somebody/x"},
-    )
-    publish(ref, tmp_path / "out", PublishOptions(name=HOSTILE))
-    text = (tmp_path / "out/README.md").read_text(encoding="utf-8")
-    told = front_matter(tmp_path / "out")
-    assert told["license"] == "unknown" and [
-        config["config_name"] for config in told["configs"]
-    ] == ["concur"]
-    body = text.split("---\n", 2)[2]
+    source = {"source": "user", "location": "/home/somebody/x"}
+    ref = line(tmp_path / "root", evil, programs={"t/|<b>x</b>": HOSTILE}, source=source)
+    publish(ref, out, PublishOptions(name=HOSTILE))
+    told = front_matter(out)
+    assert told["license"] == "unknown"
+    assert [config["config_name"] for config in told["configs"]] == ["concur"]
+    body = card_of(out).split("---\n", 2)[2]
     tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
-    assert not [token for token in tokens if token.type == "html_block"]
-    inline = [child for token in tokens for child in token.children or ()]
-    assert not [child for child in inline if child.type in ("html_inline", "image", "link_open")]
-    headings = [
-        tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"
-    ]
+    kinds = [token.type for token in tokens]
+    inline = {child.type for token in tokens for child in token.children or ()}
+    assert "html_block" not in kinds and not inline & {"html_inline", "image", "link_open"}
+    headings = [tokens[at + 1].content for at, kind in enumerate(kinds) if kind == "heading_open"]
     assert len(headings) == 11 and "T" not in headings
-    assert (
-        len([token for token in tokens if token.type == "fence" and "alert(1)" in token.content])
-        == 4
-    )  # and the BibTeX title
-    rows = [token for token in tokens if token.type == "tr_open"]
-    cells = [token for token in tokens if token.type in ("th_open", "td_open")]
-    assert (
-        rows and len(cells) == 5 * 4 + 2 * 6 + (len(COLUMNS) + 1) * 2 + 3 * 8
-    )  # a pipe in the data makes no column
-    assert load(tmp_path / "out", tmp_path, split="train")[0]["reasoning"] == HOSTILE
+    fences = [token for token in tokens if token.type == "fence" and "alert(1)" in token.content]
+    assert len(fences) == 4  # and the BibTeX title
+    # a pipe in the data makes no column
+    cells = kinds.count("th_open") + kinds.count("td_open")
+    assert cells == 5 * 4 + 2 * 6 + (len(COLUMNS) + 1) * 2 + 3 * 8
+    assert load(out)[0]["reasoning"] == HOSTILE
 
 
-def test_what_a_manifest_knows_of_this_machine_is_not_published(tmp_path):
-    ref = line(
-        tmp_path / "root", many(2), source={"source": "files", "location": "/home/somebody/tasks"}
-    )
-    publish(ref, tmp_path / "out")
-    everything = b"".join(contents(tmp_path / "out").values())
-    assert (
-        b"somebody" not in everything
-        and b"secret-host" not in everything
-        and str(tmp_path).encode() not in everything
-    )
+def test_what_a_manifest_knows_of_this_machine_is_not_published(tmp_path, out):
+    source = {"source": "files", "location": "/home/somebody/tasks"}
+    publish(line(tmp_path / "root", many(2), source=source), out)
+    everything = b"".join(contents(out).values())
+    for secret in ("somebody", "secret-host", str(tmp_path)):
+        assert secret.encode() not in everything
 
 
-def test_the_card_has_what_its_readers_look_for(tmp_path, curated):
+def test_the_card_has_what_its_readers_look_for(tmp_path, out, curated):
     figure = tmp_path / "lengths.png"
     figure.write_bytes(b"\x89PNG")
     publish(
         curated,
-        tmp_path / "out",
+        out,
         PublishOptions(license="apache-2.0", holdout_share=0.4),
         observations="# Lengths\n\n```\n# not a heading\n```\nshorter is better",
         decontamination="2 of 12 tasks overlap",
         figures=[figure],
     )
-    text, told = (tmp_path / "out/README.md").read_text(), front_matter(tmp_path / "out")
+    text, told = card_of(out), front_matter(out)
     assert told["size_categories"] == ["n<1K"] and told["task_categories"] == ["text-generation"]
     assert [entry["split"] for entry in told["configs"][0]["data_files"]] == ["train", "test"]
-    assert (
-        "### Lengths" in text and "\n# not a heading\n" in text and "2 of 12 tasks overlap" in text
-    )
-    assert (
-        "![lengths](figures/lengths.png)" in text
-        and (tmp_path / "out/figures/lengths.png").read_bytes() == b"\x89PNG"
-    )
-    assert (
-        "2510.07356" in text
-        and curated.fingerprint in text
-        and "24 kernels (CUDA) for 12 PyTorch programs" in text
-    )
-    assert "concise_and_fast 12, high_speedup 12" in text
+    for words in (
+        *("### Lengths", "\n# not a heading\n", "2 of 12 tasks overlap", "2510.07356"),
+        *("![lengths](figures/lengths.png)", "24 kernels (CUDA) for 12 PyTorch programs"),
+        *(curated.fingerprint, "concise_and_fast 12, high_speedup 12"),
+    ):
+        assert words in text
+    assert (out / "figures/lengths.png").read_bytes() == b"\x89PNG"
 
 
-def test_a_program_in_both_splits_is_said(tmp_path):
-    ref = line(
-        tmp_path / "root", many(12), programs={f"t/{task:02d}": "the same" for task in range(12)}
-    )
-    publish(ref, tmp_path / "out", PublishOptions(holdout_share=0.4))
-    assert "- 1 programs are in both splits" in (tmp_path / "out/README.md").read_text()
+def test_a_program_in_both_splits_is_said(tmp_path, out):
+    programs = {f"t/{task:02d}": "the same" for task in range(12)}
+    ref = line(tmp_path / "root", many(12), programs=programs)
+    publish(ref, out, PublishOptions(holdout_share=0.4))
+    assert "- 1 programs are in both splits" in card_of(out)
 
 
-def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows(tmp_path, curated):
+def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows(out, curated):
     import mlcroissant
 
-    out = tmp_path / "out"
     options = {"creator": "us", "url": "https://example.org/set", "license": "mit"}
     publish(curated, out, PublishOptions(holdout_share=0.4, **options))
     described = json.loads((out / "croissant.json").read_text())
@@ -445,41 +368,63 @@ def test_a_licence_is_named_only_where_the_source_states_it(source, config, lice
 
 @pytest.mark.parametrize("text", [HOSTILE, "&lt;", "`" * 9, "\ud800 x", "a\r\nb", "|" * 500])
 def test_text_of_others_is_one_cell_and_one_block(text):
-    tokens = (
-        MarkdownIt()
-        .enable("table")
-        .parse(
-            f"| a | b |\n| --- | --- |\n| {cell(text).encode('utf-8', 'replace').decode()} | x |\n"
-        )
-    )
-    assert [token.type for token in tokens].count("td_open") == 2
+    shown = cell(text).encode("utf-8", "replace").decode()
+    table = f"| a | b |\n| --- | --- |\n| {shown} | x |\n"
+    kinds = [token.type for token in MarkdownIt().enable("table").parse(table)]
+    assert kinds.count("td_open") == 2
     assert [token.type for token in MarkdownIt().parse(fenced(text))] == ["fence"]
 
 
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def test_an_unfinished_snapshot_is_refused(tmp_path, curated):
-    os.remove(Path(curated.open().path) / "manifest.json")
-    with pytest.raises(UsageError, match="unfinished"):
-        publish(curated, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    with pytest.raises(UsageError, match="no finished curated set"):
-        find_curated(curated.root)
+def unfinished(curated: SnapshotRef, part: Path) -> None:
+    (part.parent / "manifest.json").unlink()
 
 
-@pytest.mark.parametrize("column", ["reasoning", "task_code", "criterion"])
-def test_a_column_that_is_missing_is_named(tmp_path, curated, column):
-    part = Path(curated.open().parts()[0])
-    pq.write_table(pq.read_table(part).drop_columns([column]), part)
-    with pytest.raises(UsageError, match=f"lacks the columns {column}"):
-        publish(curated, tmp_path / "out")
+def without(column: str) -> Callable[[SnapshotRef, Path], None]:
+    def drop(curated: SnapshotRef, part: Path) -> None:
+        pq.write_table(pq.read_table(part).drop_columns([column]), part)
+
+    return drop
 
 
-def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(tmp_path, curated):
-    made = publish(curated, tmp_path / "out")
-    for stage in ("verification", "curation"):
-        snapshot = curated.open() if stage == "curation" else lineage(curated).verdicts
+def no_rows(curated: SnapshotRef, part: Path) -> None:
+    pq.write_table(pq.read_table(part).slice(0, 0), part)
+
+
+def no_parts(curated: SnapshotRef, part: Path) -> None:
+    part.unlink()
+
+
+def no_verdicts(curated: SnapshotRef, part: Path) -> None:
+    shutil.rmtree(Path(curated.root) / "verification")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (unfinished, "unfinished"),
+        *((without(name), f"lacks the columns {name}") for name in ("reasoning", "task_code")),
+        (without("criterion"), "lacks the columns criterion"),
+        (no_rows, "is empty"),
+        (no_parts, "is empty"),
+        (no_verdicts, "verification snapshot .* is not there"),
+    ],
+)
+def test_what_is_no_whole_set_is_refused(out, curated, spoil, problem):
+    spoil(curated, Path(curated.open().parts()[0]))
+    with pytest.raises(UsageError, match=problem):
+        publish(curated, out)
+    assert not out.exists()
+    if problem == "unfinished":
+        with pytest.raises(UsageError, match="no finished curated set"):
+            find_curated(curated.root)
+
+
+def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(out, curated):
+    made = publish(curated, out)
+    for snapshot in (lineage(curated).verdicts, curated.open()):
         part = Path(snapshot.parts()[0])
         data = part.read_bytes()
         for damaged in (
@@ -489,60 +434,37 @@ def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(tmp_path, cur
         ):
             part.write_bytes(damaged)
             with pytest.raises(UsageError, match="cannot read"):
-                publish(curated, tmp_path / "out", PublishOptions(license="mit"))
+                publish(curated, out, MIT)
         part.write_bytes(data)
-    assert is_whole(tmp_path / "out", made, content=True)
+    assert is_whole(out, made, content=True)
 
 
-@pytest.mark.parametrize("rows", [True, False])
-def test_an_empty_set_is_refused(tmp_path, curated, rows):
-    part = Path(curated.open().parts()[0])
-    if rows:
-        pq.write_table(pq.read_table(part).slice(0, 0), part)
-    else:
-        part.unlink()
-    with pytest.raises(UsageError, match="is empty"):
-        publish(curated, tmp_path / "out")
-
-
-def test_without_the_snapshots_above_there_is_no_provenance(tmp_path, curated):
-    shutil.rmtree(Path(curated.root) / "verification")
-    with pytest.raises(UsageError, match="verification snapshot .* is not there"):
-        publish(curated, tmp_path / "out")
-
-
-def test_a_folder_that_holds_something_else_is_kept(tmp_path, curated):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out/thesis.tex").write_text("years of work")
+def test_a_folder_that_holds_something_else_is_kept(out, curated):
+    out.mkdir()
+    (out / "thesis.tex").write_text("years of work")
     with pytest.raises(UsageError, match="something else"):
-        publish(curated, tmp_path / "out")
-    assert contents(tmp_path / "out") == {"thesis.tex": b"years of work"}
-    (tmp_path / "out/thesis.tex").unlink()
-    made = publish(curated, tmp_path / "out")  # an empty folder is nothing else
-    (tmp_path / "out/data/notes.txt").write_text("mine")
+        publish(curated, out)
+    assert contents(out) == {"thesis.tex": b"years of work"}
+    (out / "thesis.tex").unlink()
+    made = publish(curated, out)  # an empty folder is nothing else
+    (out / "data/notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="data/notes.txt"):
-        publish(curated, tmp_path / "out", PublishOptions(license="mit"))
-    assert (tmp_path / "out/data/notes.txt").read_text() == "mine" and is_whole(
-        tmp_path / "out", made, content=True
-    )
+        publish(curated, out, MIT)
+    assert (out / "data/notes.txt").read_text() == "mine" and is_whole(out, made, content=True)
 
 
-def test_a_full_disk_leaves_what_was_published_before(tmp_path, curated, monkeypatch):
-    made = publish(curated, tmp_path / "out")
+@pytest.mark.parametrize("where", ["write_table", "__init__"])
+def test_a_full_disk_leaves_what_was_published_before(tmp_path, out, curated, monkeypatch, where):
+    made = publish(curated, out)
 
     def full(*args: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for name in ("write_table", "__init__"):
-        with monkeypatch.context() as patched:
-            patched.setattr(pq.ParquetWriter, name, full)
-            with pytest.raises(UsageError, match="No space left on device.*intact"):
-                publish(curated, tmp_path / "out", PublishOptions(license="mit"))
-    assert (
-        is_whole(tmp_path / "out", made, content=True)
-        and read_publication(tmp_path / "out") == made
-    )
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "root"]
+    monkeypatch.setattr(pq.ParquetWriter, where, full)
+    with pytest.raises(UsageError, match="No space left on device.*intact"):
+        publish(curated, out, MIT)
+    assert is_whole(out, made, content=True) and read_publication(out) == made
+    assert names_in(tmp_path) == ["out", "root"]
 
 
 def test_a_place_that_cannot_be_written_is_one_error(tmp_path, curated):
@@ -551,63 +473,27 @@ def test_a_place_that_cannot_be_written_is_one_error(tmp_path, curated):
         publish(curated, tmp_path / "file" / "out")
     with pytest.raises(UsageError, match="is not a folder"):
         publish(curated, tmp_path / "file")
+    with pytest.raises(UsageError, match="takes all 12 tasks"):
+        publish(curated, tmp_path / "out", PublishOptions(holdout_share=0.999999))
 
 
-def test_killed_between_the_renames_the_old_folder_comes_back(tmp_path, curated):
-    made = publish(curated, tmp_path / "out")
-    (tmp_path / "out").rename(tmp_path / ".out.old")
+def test_killed_between_the_renames_the_old_folder_comes_back(tmp_path, out, curated):
+    made = publish(curated, out)
+    out.rename(tmp_path / ".out.old")
     (tmp_path / ".out.999999999.new").mkdir()  # of a process that is no more
-    assert publish(curated, tmp_path / "out") == made
-    other = publish(curated, tmp_path / "out", PublishOptions(license="mit"))
-    assert other != made and sorted(path.name for path in tmp_path.iterdir()) == ["out", "root"]
+    assert publish(curated, out) == made
+    assert publish(curated, out, MIT) != made and names_in(tmp_path) == ["out", "root"]
 
 
-def test_a_folder_that_was_tampered_with_is_made_again(tmp_path, curated):
-    made = publish(curated, tmp_path / "out")
-    (tmp_path / "out/README.md").write_text("short")
-    assert not is_whole(tmp_path / "out", made)
-    assert publish(curated, tmp_path / "out") == made and is_whole(
-        tmp_path / "out", made, content=True
-    )
-
-
-def test_a_hold_out_that_takes_everything_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="takes all 1 tasks"):
-        publish(
-            line(tmp_path / "root", many(1)),
-            tmp_path / "out",
-            PublishOptions(holdout_share=0.999999),
-        )
-
-
-def test_the_newest_set_of_the_rule_is_found_and_others_by_name(tmp_path, curated):
-    root, manifest = curated.root, curated.open().manifest
-    for name, strategy, created in (
-        ("aaaa1", "random", "2040-01-01"),
-        ("aaaa2", "concur", "2030-01-01"),
-    ):
-        Snapshot(root, "curation", name).publish(
-            config={"strategy": strategy},
-            upstream=manifest["upstream"],
-            rows=0,
-            extra={"created_at": created},
-        )
+def test_the_newest_set_of_the_rule_is_found_and_others_by_name(curated):
+    root, rows = curated.root, curated.open().read().clear()
+    again(curated, "aaaa1", "random", rows, created_at="2040-01-01")
+    again(curated, "aaaa2", "concur", rows, created_at="2030-01-01")
     assert find_curated(root).fingerprint == "aaaa2"
-    assert (
-        find_curated(root, "aaaa1").fingerprint == "aaaa1"
-        and lineage(find_curated(root, "aaaa1")).strategy == "random"
-    )
-    assert (
-        find_curated("elsewhere", f"{root}/curation/{curated.fingerprint}").open().path
-        == curated.open().path
-    )
+    named = find_curated(root, "aaaa1")
+    assert named.fingerprint == "aaaa1" and lineage(named).strategy == "random"
+    place = curated.open().path
+    assert find_curated("elsewhere", place).open().path == place
     for name, problem in (("aaaa", "2 curated snapshots"), ("zz", "no curated snapshot")):
         with pytest.raises(UsageError, match=problem):
             find_curated(root, name)
-
-
-def test_the_record_of_a_publication_is_frozen(tmp_path, curated):
-    made = publish(curated, tmp_path / "out")
-    assert isinstance(made, Published) and made.rows == {"concur": {"train": 24}}
-    with pytest.raises(ValueError, match="frozen"):
-        made.tag = "other"

@@ -46,48 +46,48 @@ class FakeHub:
             raise self.fails.pop(name)
         return bound.arguments
 
+    def _repo(self, name: str, *args: Any, **named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        asked = self._called(name, *args, **named)
+        return asked, self.repos[asked["repo_id"]]
+
     def create_repo(self, *args: Any, **named: Any) -> None:
         asked = self._called("create_repo", *args, **named)
         assert asked["repo_type"] == "dataset" and asked["exist_ok"]
-        self.repos.setdefault(
-            asked["repo_id"], {"private": asked["private"], "files": {}, "tags": {}, "commits": []}
-        )
+        self.repos.setdefault(asked["repo_id"], empty(asked["private"]))
 
     def repo_info(self, *args: Any, **named: Any) -> Any:
-        asked = self._called("repo_info", *args, **named)
-        return SimpleNamespace(private=self.repos[asked["repo_id"]]["private"])
+        return SimpleNamespace(private=self._repo("repo_info", *args, **named)[1]["private"])
 
     def list_repo_refs(self, *args: Any, **named: Any) -> Any:
-        asked = self._called("list_repo_refs", *args, **named)
-        return SimpleNamespace(
-            tags=[SimpleNamespace(name=tag) for tag in self.repos[asked["repo_id"]]["tags"]]
-        )
+        tags = self._repo("list_repo_refs", *args, **named)[1]["tags"]
+        return SimpleNamespace(tags=[SimpleNamespace(name=tag) for tag in tags])
 
     def upload_folder(self, *args: Any, **named: Any) -> Any:
-        asked = self._called("upload_folder", *args, **named)
-        repo, folder = self.repos[asked["repo_id"]], Path(asked["folder_path"])
-        paths = {
-            path.relative_to(folder).as_posix(): path
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
-        sent = {
-            name: path.read_bytes()
-            for name, path in paths.items()
-            if name in asked["allow_patterns"]
-        }
+        asked, repo = self._repo("upload_folder", *args, **named)
         kept = {
             name: data
             for name, data in repo["files"].items()
             if not any(fnmatch.fnmatch(name, pattern) for pattern in asked["delete_patterns"])
         }
-        repo["files"] = kept | sent
-        repo["commits"].append(dict(repo["files"]))
-        return SimpleNamespace(oid=f"commit{len(repo['commits'])}")
+        sent = contents(Path(asked["folder_path"]))
+        repo["files"] = kept | {
+            name: sent[name] for name in sent if name in asked["allow_patterns"]
+        }
+        repo["commits"] += 1
+        return SimpleNamespace(oid=f"commit{repo['commits']}")
 
     def create_tag(self, *args: Any, **named: Any) -> None:
-        asked = self._called("create_tag", *args, **named)
-        self.repos[asked["repo_id"]]["tags"][asked["tag"]] = asked["revision"]
+        asked, repo = self._repo("create_tag", *args, **named)
+        repo["tags"][asked["tag"]] = asked["revision"]
+
+
+def empty(private: bool) -> dict[str, Any]:
+    return {"private": private, "files": {}, "tags": {}, "commits": 0}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture
@@ -106,10 +106,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("made")
-    publish(
-        line(directory / "root", [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]),
-        directory / "out",
-    )
+    rows = [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]
+    publish(line(directory / "root", rows), directory / "out")
     return directory / "out"
 
 
@@ -119,54 +117,27 @@ def folder(tmp_path: Path, made: Path) -> Path:
     return tmp_path / "out"
 
 
-def answer(status: int) -> httpx.Response:
-    return httpx.Response(status, request=httpx.Request("POST", "https://hub.invalid"))
-
-
-def test_a_push_sends_the_folder_and_tags_the_commit(fake, folder):
+def test_a_push_sends_the_folder_once_and_tags_the_commit(fake, folder):
     pushed = push_to_hub(folder, REPO)
     repo = fake.repos[REPO]
-    assert (
-        repo["private"]
-        and pushed.private
-        and pushed.sent
-        and repo["tags"] == {pushed.tag: "commit1"}
-    )
-    assert repo["files"] == {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    assert repo["private"] and pushed.private and pushed.sent
+    assert repo["tags"] == {pushed.tag: "commit1"} and repo["files"] == contents(folder)
     assert pushed.url == f"https://hub.invalid/datasets/{REPO}/tree/{pushed.tag}"
-
-
-def test_a_refresh_that_is_there_is_not_sent_again(fake, folder):
-    first = push_to_hub(folder, REPO)
     fake.calls.clear()
     second = push_to_hub(folder, REPO)
-    assert not second.sent and second.tag == first.tag and "upload_folder" not in fake.calls
+    assert not second.sent and second.tag == pushed.tag and "upload_folder" not in fake.calls
 
 
-def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_what_is_not_ours(
+def test_the_next_refresh_removes_what_it_no_longer_has_and_keeps_files_of_others(
     fake, folder, tmp_path
 ):
     push_to_hub(folder, REPO)
-    fake.repos[REPO]["files"] |= {
-        ".gitattributes": b"x",
-        "data/train-00000-of-00009.parquet": b"old",
-        "strategies/random/a.parquet": b"old",
-    }
-    publish(
-        line(tmp_path / "root", [sample("t/3", 0, 10, 6.0)]), folder, PublishOptions(license="mit")
-    )
+    old = (".gitattributes", "data/train-00000-of-00009.parquet", "strategies/random/a.parquet")
+    fake.repos[REPO]["files"] |= dict.fromkeys(old, b"old")
+    ref = line(tmp_path / "root", [sample("t/3", 0, 10, 6.0)])
+    publish(ref, folder, PublishOptions(license="mit"))
     pushed = push_to_hub(folder, REPO)
-    assert set(fake.repos[REPO]["files"]) == {
-        ".gitattributes",
-        "README.md",
-        "croissant.json",
-        "publication.json",
-        "data/train-00000-of-00001.parquet",
-    }
+    assert set(fake.repos[REPO]["files"]) == {".gitattributes", *contents(folder)}
     assert len(fake.repos[REPO]["tags"]) == 2 and fake.repos[REPO]["tags"][pushed.tag] == "commit2"
 
 
@@ -179,7 +150,7 @@ def test_without_a_token_nothing_is_sent(fake, folder, monkeypatch):
 
 
 def test_a_public_repository_is_used_only_where_that_is_asked_for(fake, folder):
-    fake.repos[REPO] = {"private": False, "files": {}, "tags": {}, "commits": []}
+    fake.repos[REPO] = empty(private=False)
     with pytest.raises(UsageError, match="is public.*--public"):
         push_to_hub(folder, REPO)
     assert fake.repos[REPO]["files"] == {}
@@ -196,20 +167,17 @@ def test_a_folder_that_was_changed_or_is_none_is_not_sent(fake, folder, tmp_path
     assert fake.calls == []
 
 
+def refusal(status: int) -> HfHubHTTPError:
+    answer = httpx.Response(status, request=httpx.Request("POST", "https://hub.invalid"))
+    return HfHubHTTPError(f"{status} for Bearer {TOKEN}", response=answer)
+
+
 @pytest.mark.parametrize(
     ("error", "raised", "said"),
     [
-        (HfHubHTTPError(f"401 for Bearer {TOKEN}", response=answer(401)), UsageError, "refuses"),
-        (
-            HfHubHTTPError(f"403 for Bearer {TOKEN}", response=answer(403)),
-            UsageError,
-            "token that may write",
-        ),
-        (
-            HfHubHTTPError(f"500 for Bearer {TOKEN}", response=answer(500)),
-            EvalError,
-            "the same push again",
-        ),
+        (refusal(401), UsageError, "refuses"),
+        (refusal(403), UsageError, "token that may write"),
+        (refusal(500), EvalError, "the same push again"),
         (HFValidationError(f"bad {TOKEN}"), UsageError, "owner/name"),
         (OfflineModeIsEnabled("offline"), UsageError, "HF_HUB_OFFLINE"),
         (httpx.ConnectError(f"no route {TOKEN}"), EvalError, "does not answer"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec
 
 from kernels_eval.records import Record
 from tasks.benchmark.report.caveats import caveats
@@ -22,6 +23,8 @@ from tasks.benchmark.report.sections import sections
 from tasks.benchmark.report.summary import headline, published_table, summary_table
 from tasks.files import atomic_write
 from tasks.reporting.page import markdown_of, page_of
+
+P = ParamSpec("P")
 
 FILES = ("report.html", "report.md", "report.json")
 SUMMARY, MADE_OF = "summary.json", "made_of.txt"
@@ -36,11 +39,18 @@ class Report(Record):
     summary: tuple[tuple[str, str], ...]
 
 
-def write_once(directory: Path, made_of: str, fill: Callable[[], ReportContext]) -> Report:
-    """Write the report unless one that was `made_of` the same is there; return it."""
+def write_once(
+    directory: Path,
+    made_of: str,
+    fill: Callable[P, ReportContext],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> Report:
+    """Write the report that `fill` describes, unless one that was `made_of` the same is there;
+    return it."""
     marker = directory / MADE_OF  # written last: then the others are whole
     if not marker.exists() or marker.read_text(encoding="utf-8") != made_of:
-        context = fill()
+        context = fill(*args, **kwargs)
         texts = {
             FILES[0]: build_report(context),
             FILES[1]: to_markdown(context),

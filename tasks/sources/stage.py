@@ -18,23 +18,23 @@ def load_tasks(config: TasksConfig) -> list[KernelTask]:
     """Tasks of the configured source. Raises UsageError naming what cannot be read."""
     from tasks.sources import bundled, files, kernelbench, kernelbook, tritonbench
 
-    match config.source, config.location:
-        case "bundled", _:
+    location, revision = config.location or "", config.revision
+    if config.source in ("tritonbench", "files") and not location:
+        raise UsageError(
+            f"tasks.source is {config.source!r} but tasks.location is not set",
+            "--set tasks.location=PATH",
+        )
+    match config.source:
+        case "bundled":
             found = bundled.load(config.split)
-        case "kernelbench", location:
-            hub = location or kernelbench.HUB_ID
-            found = kernelbench.load(hub, config.levels, config.revision)
-        case "kernelbook", location:
-            hub, revision = location or kernelbook.HUB_ID, config.revision or kernelbook.PINNED
-            found = kernelbook.load(hub, revision, limit=config.limit)
-        case source, None | "":
-            raise UsageError(
-                f"tasks.source is {source!r} but tasks.location is not set",
-                "--set tasks.location=PATH",
-            )
-        case "tritonbench", location:
+        case "kernelbench":
+            found = kernelbench.load(location or kernelbench.HUB_ID, config.levels, revision)
+        case "kernelbook":
+            location, revision = location or kernelbook.HUB_ID, revision or kernelbook.PINNED
+            found = kernelbook.load(location, revision, limit=config.limit)
+        case "tritonbench":
             found = tritonbench.load(location)
-        case _, location:
+        case "files":
             found = files.load(location, config.code_column)
     if not found:
         raise UsageError(

@@ -47,5 +47,6 @@ def refine(
     language: Language,
     turn: int,
 ) -> SnapshotRef:
-    earlier = {"candidates": candidates, "verdicts": verdicts}
-    return Synthesis(tasks, config, language, turn=turn, **earlier).run()
+    return Synthesis(
+        tasks, config, language, candidates=candidates, verdicts=verdicts, turn=turn
+    ).run()

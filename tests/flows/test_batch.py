@@ -19,7 +19,6 @@ import polars as pl
 import psutil
 import pytest
 
-import flows
 from flows.cli.common import rendered
 from flows.config import load_protocol
 from kernels_eval.errors import DeviceError, UsageError
@@ -30,8 +29,8 @@ from tasks.synthesis.tables import CandidateTable
 from tasks.verification import batch
 from tasks.verification.batch import verify_batch
 from tasks.verification.config import VerificationConfig
+from tests.support.commands import CONCUR, ROOT, concur, environment
 
-ROOT = Path(flows.__file__).parent.parent
 NAMES = ("cumulative_sum", "softmax_rows")
 QUICK = ("--workers", "1", "--builders", "1", "--set", "timing.max_s=0.3")
 CODE = "class ModelNew: pass\n"
@@ -66,15 +65,10 @@ class Command:
     lines."""
 
     def __init__(self, directory: Path, *arguments: str) -> None:
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("RAY_")
-        }
-        environment |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-m", "flows.cli", "verify-batch", *arguments]
         self.process = subprocess.Popen(
-            command,
+            [*CONCUR, "verify-batch", *arguments],
             cwd=directory,
-            env=environment,
+            env=environment(CUDA_VISIBLE_DEVICES=""),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -171,15 +165,8 @@ def test_interrupted_then_finished_then_served(
     ] == len(before)
     assert data["candidates"] == sum(data["statuses"].values()) == 6 and data["tasks"] == 2
     assert data["reasons"]["no_code"] == {"no_code_block": 1} and data["statuses"]["correct"] >= 2
-    assert data["speedup"]["timed"] == data["statuses"]["correct"] and set(
-        data["speedup"]["quantiles"]
-    ) == {
-        "0.1",
-        "0.25",
-        "0.5",
-        "0.75",
-        "0.9",
-    }
+    assert data["speedup"]["timed"] == data["statuses"]["correct"]
+    assert set(data["speedup"]["quantiles"]) == set("0.1 0.25 0.5 0.75 0.9".split())
     assert data["seconds"]["timing_s"]["candidates"] == data["statuses"]["correct"]
     assert sum(data["builds"]["tiers"].values()) == 5 and data["telemetry"][
         "candidates"
@@ -250,17 +237,9 @@ def test_a_table_without_any_code_needs_no_worker(
 
 
 def refused(tmp_path: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "flows.cli", "verify-batch", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment
-    )
+    done = concur("verify-batch", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     lines = done.stderr.splitlines()
-    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (
-        done.returncode,
-        done.stdout,
-        done.stderr,
-    )
+    assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done
     assert not (tmp_path / "out").exists()
     return lines[0]
 
@@ -330,29 +309,7 @@ def test_a_language_without_its_device_and_an_out_that_is_a_file(
 
 
 def test_the_end_shows_numbers_and_no_markup_of_others() -> None:
-    data = {
-        "candidates": 4,
-        "tasks": 2,
-        "language": "cpp",
-        "device": "[red]CPU\x1b[31m",
-        "statuses": {"correct": 3, "timeout": 1},
-        "reasons": {"correct": {"ok": 3}, "timeout": {"run": 1}},
-        "speedup": {
-            "timed": 3,
-            "above_1": 2,
-            "quantiles": {"0.1": 0.5, "0.5": 1.25, "0.9": 12.3456},
-        },
-        "seconds": {
-            "build_s": {"candidates": 4, "sum": 8.0, "mean": 2.0},
-            "load_s": {"candidates": 0, "sum": 0.0, "mean": 0.0},
-        },
-        "builds": {"tiers": {"lite": 3, "full": 1}, "cached": 2},
-        "quarantined": ["[bold]GPU 0\x1b[0m"],
-        "verdicts": "out/" + "long/" * 40 + "v",
-        "summary": "out/s",
-        "snapshots": {"verdicts": "/x"},
-        "this_run": {"seconds": 3.2, "by_workers": 3, "without_worker": 1},
-    }
+    data = json.loads((ROOT / "tests/data/batch_summary.json").read_text(encoding="utf-8"))
     shown = rendered("verify-batch", data)
     assert "\x1b" not in shown and "[red]CPU?[31m" in shown and "[bold]GPU 0?[0m" in shown
     for text in (

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import psutil
 import pytest
+import yaml
 
 from tests.support.chat_server import Server, serving
 from tests.support.night import ENDED, ROOT, Night, Watched, night, until, worker
@@ -29,7 +30,8 @@ from tests.support.recordings import Recordings, rows_there, written
 GONE_S = 30.0
 """What is promised: so long after the button, no process of the run is left."""
 STAGE_S = 900.0
-SAMPLES, TASKS = 2, 3
+CONFIG = yaml.safe_load((ROOT / "tests/data/cancelled_line.yaml").read_text(encoding="utf-8"))
+SAMPLES, TASKS = CONFIG["synthesis"]["samples_per_task"], CONFIG["tasks"]["limit"]
 ANSWERED_FIRST = 2
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -80,38 +82,9 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
         ) as stack,
         worker(stack) as watched,
     ):
-        config = {
-            "name": "cancelled",
-            "root": str(root),
-            "language": "cpp",
-            "tasks": {"source": "bundled", "split": "train", "limit": TASKS},
-            "synthesis": {
-                "sampler": "openai",
-                "model": "m",
-                "base_url": server.url,
-                "tokenizer": "small",
-                "samples_per_task": SAMPLES,
-            },
-            "verification": {"workers": 1, "eval": {"timing": {"max_s": 0.3}}},
-            "tracking": {"enabled": False},
-            "guard": {"notify": {"command": telling(home / "told.jsonl")}},
-            "training": {
-                "base_model": "small",
-                "max_length": 8192,
-                "batch_size": 1,
-                "gradient_accumulation": 1,
-                "learning_rate": 0.002,
-                "num_epochs": 6,
-                "checkpoint_every_steps": 1,
-                "evaluation": {"share": 0.0},
-            },
-            "benchmark": {
-                "tasks": {"source": "bundled", "split": "heldout", "limit": 1},
-                "models": ["base", "tuned"],
-                "samples_per_task": 2,
-                "sampling": {"temperature": 0.8, "max_tokens": 300},
-            },
-        }
+        config = dict(CONFIG, root=str(root))
+        config["synthesis"] = CONFIG["synthesis"] | {"base_url": server.url}
+        config["guard"] = {"notify": {"command": telling(home / "told.jsonl")}}
         deployment = stack.deployment(
             "line", "concur line", "flows.pipeline.concur_line", parameters={"config": config}
         )

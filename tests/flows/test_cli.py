@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 from flows.cli.common import exit_statuses
@@ -40,6 +41,8 @@ FILES = {
     "taken": "mine",
 }
 
+REFUSED = yaml.safe_load((commands.ROOT / "tests/data/refusals.yaml").read_text("utf-8"))
+
 concur = partial(commands.concur, CUDA_VISIBLE_DEVICES="")
 """The command in a process of its own, on a machine that shows no GPU."""
 
@@ -57,32 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (
-            "run --set verification.worker=2 --set root=out",
-            ["verification.worker", "did you mean verification.workers?"],
-        ),
-        ("run --profile zzz", profile_names()),
-        ("doctor --profile lokal", ["did you mean local?"]),
-        ("run --profile mine.yaml", ["mine.yaml", "language = 'fortran'"]),
-        (
-            "run --set language=cuda --set root=out",
-            ["cuda kernels need an NVIDIA GPU", "--set language=cpp"],
-        ),
-        (
-            "run --set language=triton --set root=out",
-            ["triton kernels need an NVIDIA GPU", "--set language=cpp"],
-        ),
-        ("run --set root=taken", ["cannot write to root taken", "--set root=DIR"]),
-        ("run --set root=/proc/concur", ["cannot write to root /proc/concur"]),
-        ("run --set root=/dev/null/concur", ["cannot write to root /dev/null/concur"]),
-        ("verify net.py candidate.py", ["net.py does not define Model"]),
-        ("verify task.py gone.py", ["cannot read gone.py"]),
-        ("verify task.py candidate.py --language cuda", ["cuda", "GPU"]),
-    ],
-)
+@pytest.mark.parametrize(("command", "said"), REFUSED.items())
 def test_unusable_input_is_2_in_one_line_and_changes_nothing(
     here: Path, command: str, said: list[str]
 ) -> None:
@@ -99,6 +77,10 @@ def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = done.stderr.splitlines()
     assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (done.stdout, done.stderr)
     return lines[0]
+
+
+def test_the_refusal_of_a_profile_names_them_all() -> None:
+    assert set(REFUSED["run --profile zzz"]) == set(profile_names())
 
 
 def test_a_process_refuses_as_the_function_does(tmp_path: Path) -> None:

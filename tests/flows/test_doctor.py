@@ -46,26 +46,14 @@ def test_every_check_has_a_name_of_its_own_and_a_fix_exactly_where_it_fails(quic
 
 
 def test_what_is_required_follows_the_profile(quick: None, tmp_path: Path) -> None:
+    required, optional = "required", "optional"
+    everywhere = "Python,torch,torch device,C++ compiler,ray,prefect,trl,disk,mlflow".split(",")
     local = examine("local", (f"root={tmp_path}",))
-    assert (
-        needs(
-            local,
-            "Python",
-            "torch",
-            "torch device",
-            "C++ compiler",
-            "ray",
-            "prefect",
-            "trl",
-            "disk",
-        )
-        == ["required"] * 8
-    )
-    assert needs(local, "nvcc", "GPUs", "vLLM", "isolation") == ["optional"] * 4
-    assert needs(local, "mlflow") == ["required"]
-    assert needs(examine("local", ("tracking.enabled=false",)), "mlflow") == ["optional"]
-    assert needs(examine("cuda"), "nvcc", "GPUs") == ["required", "required"]
-    assert needs(examine("paper"), "nvcc", "GPUs") == ["required", "required"]
+    assert needs(local, *everywhere) == [required] * len(everywhere)
+    assert needs(local, "nvcc", "GPUs", "vLLM", "isolation") == [optional] * 4
+    assert needs(examine("local", ("tracking.enabled=false",)), "mlflow") == [optional]
+    assert needs(examine("cuda"), "nvcc", "GPUs") == [required] * 2
+    assert needs(examine("paper"), "nvcc", "GPUs") == [required] * 2
 
 
 def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick: None) -> None:
@@ -101,11 +89,8 @@ def test_a_machine_without_a_compiler(
     monkeypatch.delenv("CXX", raising=False)
     checks = examine("local", (f"root={tmp_path}",))
     compiler = by_name(checks)["C++ compiler"]
-    assert (
-        not compiler.ok
-        and not runnable(checks)
-        and ("g++" in compiler.fix or "CXX" in compiler.fix)
-    )
+    assert not compiler.ok and not runnable(checks)
+    assert "g++" in compiler.fix or "CXX" in compiler.fix
 
 
 def test_torch_that_does_not_import_is_said_so(
@@ -127,9 +112,12 @@ def test_a_full_disk_and_a_root_that_is_not_there_yet(
 
 
 def test_questions_that_fail_are_no_answer(tmp_path: Path) -> None:
-    assert doctor.ask([sys.executable, "-c", "print('noise'); print('answer')"]) == "answer"
-    assert doctor.ask([sys.executable, "-c", "raise SystemExit(3)"]) is None
-    assert doctor.ask([sys.executable, "-c", ""]) is None
+    for program, answer in (
+        ("print('noise'); print('answer')", "answer"),
+        ("raise SystemExit(3)", None),
+        ("", None),
+    ):
+        assert doctor.ask([sys.executable, "-c", program]) == answer
     assert doctor.ask([str(tmp_path / "gone")]) is None
     assert doctor.ask([sys.executable, "-c", "input()"], timeout_s=0.0) is None
 

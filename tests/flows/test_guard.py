@@ -18,7 +18,6 @@ import pyarrow as pa
 import pytest
 from markdown_it import MarkdownIt
 
-import flows
 from flows.config import PipelineConfig
 from flows.runtime import disk
 from flows.runtime.config import GuardedRun
@@ -34,8 +33,7 @@ from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
-
-ROOT = Path(flows.__file__).parent.parent
+from tests.support.commands import environment
 
 
 def config(root: Path | str, **more: object) -> GuardedRun:
@@ -47,12 +45,8 @@ def small(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if (
-        not shutil.which("mount")
-        or subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-        ).returncode
-    ):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", folder]
+    if not shutil.which("mount") or subprocess.run(mount).returncode:
         pytest.skip("a file system cannot be mounted here")
     try:
         yield folder
@@ -67,12 +61,8 @@ def test_a_run_that_has_no_room_does_not_start(small: Path) -> None:
     with pytest.raises(DiskFullError) as caught:
         require_room(config(small / "not" / "made" / "yet"))
     said = str(caught.value)
-    assert (
-        f"root {small}" in said
-        and "0.0 GiB free" in said
-        and "2.0 GiB are kept free" in said
-        and "concur gc" in said
-    )
+    for part in (f"root {small}", "0.0 GiB free", "2.0 GiB are kept free", "concur gc"):
+        assert part in said
     assert not (small / "not").exists(), "asking writes nothing"
 
 
@@ -87,24 +77,16 @@ def test_the_estimate_counts_what_tasks_and_settings_bring(
 ) -> None:
     tasks = load_tasks(TasksConfig(), str(tmp_path))
     count = tasks.open().manifest["rows"]
-    asked = {
-        "sampler": "openai",
-        "model": "m",
-        "base_url": "http://127.0.0.1:1/v1",
-        "samples_per_task": 5,
-    }
-    few = config(tmp_path, synthesis=asked, guard={"reserve_gib": 0.001})
-    room = next(
-        room for room in require_room(few, tasks) if any("root" in place for place in room.places)
-    )
+    settings = {"guard": {"reserve_gib": 0.001}}
+    asked = {"sampler": "openai", "model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    few = config(tmp_path, synthesis=asked | {"samples_per_task": 5}, **settings)
+    room = next(room for room in require_room(few, tasks) if "root" in room.places[0])
     least = count * 5 * disk.USUAL_TOKENS * disk.BYTES_PER_TOKEN * disk.KEPT_PER_TEXT_BYTE
     assert least < room.needed < 2 * least + count * 5 * disk.LIBRARY_BYTES
     monkeypatch.setattr(disk, "free_bytes", lambda path: int(0.5 * least))
     with pytest.raises(DiskFullError, match="too little disk for this run"):
         require_room(few, tasks)
-    many = config(
-        tmp_path, synthesis={**asked, "samples_per_task": 50}, guard={"reserve_gib": 0.001}
-    )
+    many = config(tmp_path, synthesis=asked | {"samples_per_task": 50}, **settings)
     with pytest.raises(DiskFullError):
         require_room(many, tasks)
 
@@ -121,13 +103,18 @@ def test_the_estimate_follows_what_earlier_runs_wrote(tmp_path: Path) -> None:
 
 
 def test_directories_on_one_file_system_share_its_room(small: Path, tmp_path: Path) -> None:
-    found = rooms(
-        [Place("root", small / "a", 3), Place("cache", small / "b", 4), Place("temp", tmp_path, 5)]
-    )
+    places = (("root", small / "a", 3), ("cache", small / "b", 4), ("temp", tmp_path, 5))
+    found = rooms([Place(*each) for each in places])
     assert sorted((room.needed, len(room.places)) for room in found) == [(5, 1), (7, 2)]
 
 
 # -- while it works --------------------------------------------------------------------------------
+
+
+def three_each(url: str) -> SynthesisConfig:
+    return SynthesisConfig(
+        sampler="openai", model="m", base_url=url, samples_per_task=3, concurrency=1
+    )
 
 
 def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
@@ -147,23 +134,16 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
 
     monkeypatch.setattr(disk, "CHECK_EVERY_S", 0.0)
     with serving(answer) as server:
-        asked = SynthesisConfig(
-            sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1
-        )
+        asked = three_each(server.url)
         with pytest.raises(DiskFullError) as caught, observed_by(DiskWatch(settings)):
             Synthesis(tasks, asked, Language.CPP).run()
         said = str(caught.value)
-        assert (
-            f"root {small}" in said
-            and "synthesis stopped at" in said
-            and "of 24" in said
-            and "concur gc" in said
-        )
+        for part in (f"root {small}", "synthesis stopped at", "of 24", "concur gc"):
+            assert part in said
         snapshot = Synthesis(tasks, asked, Language.CPP).snapshot
         kept = len(snapshot.read(columns=["request_key"]))
-        assert (
-            not snapshot.finished and 9 <= kept <= 12 and not list(Path(snapshot.path).glob(".*"))
-        )
+        assert not snapshot.finished and 9 <= kept <= 12
+        assert not list(Path(snapshot.path).glob(".*"))
         other.unlink()
         with observed_by(DiskWatch(settings)):
             assert Synthesis(tasks, asked, Language.CPP).run().open().manifest["rows"] == 24
@@ -186,9 +166,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_
         return 200, completion(f"{number}{text[number:]}")
 
     with serving(answer) as server:
-        asked = SynthesisConfig(
-            sampler="openai", model="m", base_url=server.url, samples_per_task=3, concurrency=1
-        )
+        asked = three_each(server.url)
         with pytest.raises(EvalError, match="No space left"):
             Synthesis(tasks, asked, Language.CPP).run()
         answered = len(server.bodies)
@@ -198,11 +176,8 @@ def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_
         assert subprocess.run(["mount", "-o", "remount,size=64m", str(small)]).returncode == 0
         Synthesis(tasks, asked, Language.CPP).run()
         assert snapshot.manifest["rows"] == 24 and len(server.bodies) <= 24 + 3
-        assert (
-            snapshot.read(unique="request_key").height
-            == len(snapshot.read(columns=["request_key"]))
-            == 24
-        )
+        keys = snapshot.read()["request_key"]
+        assert keys.n_unique() == len(keys) == 24
         assert set(snapshot.read().columns) == set(CANDIDATES.names)
 
 
@@ -224,29 +199,25 @@ def test_the_watch_asks_once_a_second(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_that_ends_early_tells_what_is_there(tmp_path: Path) -> None:
-    schema = pa.schema([("n", pa.int64())])
-    old = Snapshot(str(tmp_path), "tasks", "0" * 32)
-    old.append([{"n": 1}], schema)
-    os.utime(old.path, (1, 1))
+    def written(stage: str, name: str, rows: int) -> Snapshot:
+        snapshot = Snapshot(str(tmp_path), stage, name)
+        snapshot.append([{"n": n} for n in range(rows)], pa.schema([("n", pa.int64())]))
+        return snapshot
+
+    os.utime(written("tasks", "0" * 32, 1).path, (1, 1))
     began = time.time() - 5
-    half = Snapshot(str(tmp_path), "synthesis", "abcdef0123456789")
-    half.append([{"n": n} for n in range(7)], schema)
-    whole = Snapshot(str(tmp_path), "workloads", "fedcba9876543210")
-    whole.append([{"n": 1}, {"n": 2}], schema)
-    whole.publish(config={})
-    error = EvalError(
-        "http://127.0.0.1:1/v1 gave no answer for x in 7 attempts", "check that the server runs"
-    )
+    written("synthesis", "abcdef0123456789", 7)
+    written("workloads", "fedcba9876543210", 2).publish(config={})
+    error = EvalError("no answer for x in 7 attempts", "check that the server runs")
     text = ending(str(tmp_path), error, began, ["the hub was down"])
-    assert (
-        "| synthesis | `abcdef012345` | 7 | unfinished" in text
-        and "| workloads | `fedcba987654` | 2 | finished |" in text
-    )
-    assert (
-        "What to do: check that the server runs" in text
-        and "- the hub was down" in text
-        and "00000" not in text
-    )
+    for part in (
+        "| synthesis | `abcdef012345` | 7 | unfinished",
+        "| workloads | `fedcba987654` | 2 | finished |",
+        "What to do: check that the server runs",
+        "- the hub was down",
+    ):
+        assert part in text
+    assert "00000" not in text
 
 
 @pytest.mark.parametrize(
@@ -297,16 +268,19 @@ start_new_session=True)
 
 
 def stubborn(grace_s: float, cleanup: str) -> tuple[subprocess.Popen[str], int]:
-    program = textwrap.dedent(STUBBORN).format(grace_s=grace_s, cleanup=cleanup)
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
+    process = program(STUBBORN.format(grace_s=grace_s, cleanup=cleanup))
+    return process, int(process.stdout.readline())
+
+
+def program(text: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=environment(),
         start_new_session=True,
     )
-    return process, int(process.stdout.readline())
 
 
 def test_a_stage_that_waits_for_ever_is_ended_with_its_children() -> None:
@@ -324,7 +298,8 @@ def test_a_stage_that_cleans_up_in_time_ends_as_it_likes() -> None:
 
 
 def test_other_signals_and_a_quiet_end_change_nothing() -> None:
-    program = """
+    process = program(
+        """
     import os, signal, threading
     from flows.runtime.shutdown import stops_soon
     seen = []
@@ -334,9 +309,6 @@ def test_other_signals_and_a_quiet_end_change_nothing() -> None:
         os.kill(os.getpid(), signal.SIGUSR1)
     assert seen == [1] and threading.active_count() == before and signal.set_wakeup_fd(-1) == -1
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=60,
     )
-    assert done.returncode == 0
+    said = process.communicate(timeout=60)
+    assert process.returncode == 0, said

@@ -40,6 +40,7 @@ from flows.ops.settings import (
 )
 from kernels_eval.errors import UsageError
 from kernels_eval.isolation.process_tree import Identity, alive, identify, send, wait_gone
+from tests.support import commands
 from tests.support.night import until
 from tests.support.servers import free_port
 from tests.support.stacks import PORTS, Stack
@@ -53,9 +54,8 @@ PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
 
 @pytest.fixture(autouse=True)
 def _no_stack_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    foreign = ("PREFECT_API_", "PREFECT_HOME", "PREFECT_SERVER_", "MLFLOW_", "RAY_A")
     for name in list(os.environ):
-        if name.startswith(foreign):
+        if name.startswith(commands.FOREIGN):
             monkeypatch.delenv(name)
 
 
@@ -221,13 +221,8 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, int(sys.argv[2])));"
         "from flows.ops.control import up; up(sys.argv[1], {})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "root"), str(hard)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    words = [sys.executable, "-c", program, str(tmp_path / "root"), str(hard)]
+    done = commands.run(words, commands.environment())
     assert "UsageError: no room to write at" in done.stderr and "--root DIR" in done.stderr
     full = shutil._ntuple_diskusage(10**12, 10**12 - 1000, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
@@ -485,13 +480,8 @@ def test_a_part_whose_manager_has_ended_kills_nothing_and_does_not_start(
         part.kill_leftovers("prefect", places, gone)
         for one in (gone, me.model_copy(update={"started_ticks": 1})):
             recorded(tmp_path, StackSettings(), one)
-            done = subprocess.run(
-                [sys.executable, "-m", "flows.ops.part", "prefect"],
-                env={**os.environ, "PYTHONPATH": str(ROOT), ROOT_VARIABLE: str(tmp_path)},
-                capture_output=True,
-                text=True,
-                timeout=300,
-            )
+            words = [sys.executable, "-m", "flows.ops.part", "prefect"]
+            done = commands.run(words, commands.environment(**{ROOT_VARIABLE: str(tmp_path)}))
             assert done.returncode == 1 and "its manager has ended" in done.stderr
             assert not places.starts("prefect").exists()
         assert other.poll() is None

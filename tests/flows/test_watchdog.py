@@ -16,8 +16,9 @@ import pytest
 
 from flows.ops.watchdog import RunFacts, judge
 from flows.runtime.config import WatchdogConfig
-from tests.support.night import POOL, ROOT, Night, night, until
-from tests.support.servers import clean_environment, free_port
+from tests.support import commands
+from tests.support.night import POOL, Night, night, until
+from tests.support.servers import free_port
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
 
@@ -112,10 +113,7 @@ def watch(server: Night, *arguments: str) -> list[dict[str, Any]]:
 
 
 def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", "flows.cli", "watchdog", *arguments]
-    return subprocess.run(
-        words, env=environment, capture_output=True, text=True, timeout=240, cwd=ROOT
-    )
+    return commands.run([*commands.CONCUR, "watchdog", *arguments], environment)
 
 
 def later(server: Night, minutes: float, **limits: float) -> list[dict[str, Any]]:
@@ -234,13 +232,7 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
         "from flows.ops.watchdog import WatchdogConfig, watch_runs;"
         "watch_runs(WatchdogConfig(pending_min=0.001, silent_min=0.0001))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=server.environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = commands.run([sys.executable, "-c", program], server.environment)
     assert done.returncode == 0, done.stderr
     table = json.loads(server.artifacts("watchdog")[0]["data"])
     assert stuck in [row["run_id"] for row in table] and not any(
@@ -260,13 +252,10 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
 def test_what_cannot_be_asked_is_one_clear_error(
     tmp_path: Path, url: str, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
-    environment = clean_environment() | {
-        "PREFECT_HOME": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
-        "PREFECT_CLIENT_MAX_RETRIES": "0",
-    }
-    if url:
-        environment["PREFECT_API_URL"] = url.format(port=free_port())
+    told = {"PREFECT_API_URL": url.format(port=free_port())} if url else {}
+    environment = commands.environment(
+        PREFECT_HOME=str(tmp_path), PREFECT_CLIENT_MAX_RETRIES="0", **told
+    )
     done = command(environment, *arguments)
     assert done.returncode == status and said in done.stderr and "Traceback" not in done.stderr, (
         done.stderr

@@ -14,7 +14,7 @@ import flows
 
 ROOT = Path(flows.__file__).parent.parent
 CONCUR = (sys.executable, "-m", "flows.cli")
-FOREIGN = ("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT")
+FOREIGN = ("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT", "CONCUR_STACK_")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -9,7 +9,6 @@ that is down for a moment fail; `until` is for who wants to wait.
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sqlite3
 import subprocess
@@ -23,11 +22,10 @@ import psutil
 
 from flows.ops.places import ROOT_VARIABLE, Places
 from kernels_eval.isolation.process_tree import Identity, send, wait_gone
-from tests.support.night import ROOT as REPOSITORY
+from tests.support import commands
 from tests.support.night import PrefectClient, request_json
 from tests.support.servers import free_port
 
-FOREIGN = ("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT", "CONCUR_STACK_")
 PORTS = ("prefect", "mlflow", "worker", "ray", "ray-client")
 
 
@@ -48,9 +46,7 @@ class Stack(PrefectClient):
     def __init__(self, root: Path, *options: str, **environment: str) -> None:
         self.root, self.places, self.options = root, Places(root), options
         self.ports = {name: free_port() for name in PORTS}
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-        told = {"PYTHONPATH": str(REPOSITORY), "PREFECT_CLI_PROMPT": "false", "DO_NOT_TRACK": "1"}
-        self.environment = clean | told | environment
+        self.environment = commands.environment(PREFECT_CLI_PROMPT="false", **environment)
         self.prefect, self.mlflow = (
             f"http://127.0.0.1:{self.ports[name]}" for name in ("prefect", "mlflow")
         )
@@ -61,16 +57,8 @@ class Stack(PrefectClient):
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         return self._run("flows.cli", *words, "--root", str(self.root))
 
-    def _run(self, *words: str, **where: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *words],
-            capture_output=True,
-            text=True,
-            timeout=900,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            **where,
-        )
+    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return commands.run([sys.executable, "-m", *words], self.environment)
 
     def up(self, *options: str) -> subprocess.CompletedProcess[str]:
         ports = [f"--{name}-port={port}" for name, port in self.ports.items()]
@@ -98,13 +86,13 @@ class Stack(PrefectClient):
     def deploy(self, name: str) -> str:
         """The id of a deployment of prefect.yaml, FLOW/NAME."""
         words = ["prefect", "--no-prompt", "deploy", "--name", name.partition("/")[2]]
-        done = self._run(*words, cwd=REPOSITORY)
+        done = self._run(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         return self.deployment(name)
 
     def automate(self, file: str) -> None:
         """Create automations as the docs say."""
-        done = self._run("prefect", "automation", "create", "--from-file", file, cwd=REPOSITORY)
+        done = self._run("prefect", "automation", "create", "--from-file", file)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def deployment(self, name: str) -> str:

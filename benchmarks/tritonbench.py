@@ -383,7 +383,8 @@ def accuracy(frame: pl.DataFrame) -> tuple[list[str], list[dict[str, Any]]]:
     import polars as pl
 
     from tasks.benchmark.metrics import bootstrap_interval, mean, wilson_interval
-    from tasks.benchmark.scoring import GEOMETRIC_MEAN, excluded_tasks, score
+    from tasks.benchmark.samples import excluded_tasks
+    from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
 
     excluded = excluded_tasks(frame)
     kept = frame.filter(~pl.col("task_id").is_in(excluded))

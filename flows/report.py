@@ -15,12 +15,13 @@ from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from kernels_eval.records import stable_hash
 from tasks.analysis.stage import found_in
+from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.diagnosis import Evidence, diagnose
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.report import inputs
 from tasks.benchmark.report.files import Report, write_once
 from tasks.benchmark.report.records import ReportContext, examples_of, points_of
-from tasks.benchmark.scoring import compare_all, distribution, variants
+from tasks.benchmark.scoring import distribution, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
@@ -136,7 +137,6 @@ def _scored(
         single_operator=inputs.single_operators(refreshed.curated.open()),
         verdicts=inputs.with_code(answers, benchmarked.answers) if spent else answers,
         baseline="base" if tuned else None,
-        bottlenecks=inputs.bottlenecks(spent),
         time_by_operator=spent,
     )
     return {

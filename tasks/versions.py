@@ -28,7 +28,7 @@ ANALYSIS_VERSION = 2
 TRAINING_VERSION = 1
 SCORING_VERSION = 1
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 2
+REPORT_VERSION = 3
 """What the report of a run shows."""
 PUBLISHING_VERSION = 1
 """What a published data set holds."""

@@ -21,9 +21,8 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
-from tasks.reporting.blocks import Block, Bullets
 from tasks.reporting.findings import Finding, findings_table
-from tasks.reporting.page import block_markdown
+from tasks.reporting.page import Block, Bullets, block_markdown
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.versions import ANALYSIS_VERSION
 

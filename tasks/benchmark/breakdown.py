@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
-from kernels_eval.errors import UsageError
 from tasks.benchmark.metrics import Interval
 from tasks.benchmark.scoring import Rule, ScoreRow, score
-
-if TYPE_CHECKING:
-    import polars as pl
 
 By = Literal["level", "operator_kind", "operator_family", "arl_third"]
 Groups = Mapping[str, Collection[str]]
@@ -38,11 +35,7 @@ class GroupRow(ScoreRow):
 def level_groups(tasks: pl.DataFrame) -> dict[str, list[str]]:
     """level -> task ids, from rows with `task_id` and `level`, levels in order. Tasks without a
     level are in no group."""
-    _require(tasks, "task_id", "level")
-    found: dict[int, list[str]] = {}
-    for task, level in tasks.select("task_id", "level").iter_rows():
-        if level is not None:
-            found.setdefault(level, []).append(task)
+    found = _grouped(tasks.drop_nulls("level"), "level")
     return {str(level): found[level] for level in sorted(found)}
 
 
@@ -53,14 +46,17 @@ def operator_groups(workloads: pl.DataFrame) -> dict[By, dict[str, list[str]]]:
     A task is in every family of its operators. What could not be run is "not counted". The largest
     groups come first.
     """
-    _require(workloads, "task_id", "operator_kind", "families")
-    kinds: dict[str, list[str]] = {}
-    families: dict[str, list[str]] = {}
-    for task, kind, found in workloads.select("task_id", "operator_kind", "families").iter_rows():
-        kinds.setdefault(kind or NOT_COUNTED, []).append(task)
-        for family in (found or ()) if kind else (NOT_COUNTED,):
-            families.setdefault(family, []).append(task)
-    return {"operator_kind": _largest_first(kinds), "operator_family": _largest_first(families)}
+    none = pl.col("operator_kind").is_null()
+    frame = workloads.with_columns(
+        operator_kind=pl.col("operator_kind").fill_null(NOT_COUNTED),
+        operator_family=pl.when(none).then(pl.lit([NOT_COUNTED])).otherwise("families"),
+    )
+    kinds = _grouped(frame, "operator_kind")
+    families = _grouped(frame.explode("operator_family").drop_nulls(), "operator_family")
+    return {
+        "operator_kind": _largest_first(kinds),
+        "operator_family": _largest_first(families),
+    }
 
 
 def arl_groups(frame: pl.DataFrame) -> dict[str, list[str]]:
@@ -71,20 +67,18 @@ def arl_groups(frame: pl.DataFrame) -> dict[str, list[str]]:
     those that are scored: a model's own failures are long, and make the long third look hard. Fewer
     than three tasks have no thirds: the result is empty.
     """
-    import polars as pl
-
-    _require(frame, "task_id", "reasoning_tokens")
     known = (
         frame.drop_nulls("reasoning_tokens")
         .group_by("task_id")
         .agg(pl.col("reasoning_tokens").mean())
-        .sort("reasoning_tokens", "task_id")
+        .sort("reasoning_tokens", "task_id")["task_id"]
+        .to_list()
     )
-    if known.height < len(THIRDS):
+    if len(known) < len(THIRDS):
         return {}
+    parts = np.array_split(np.arange(len(known)), len(THIRDS))
     return {
-        name: [str(task) for task in part]
-        for name, part in zip(THIRDS, np.array_split(known["task_id"].to_numpy(), 3), strict=True)
+        name: [known[place] for place in part] for name, part in zip(THIRDS, parts, strict=True)
     }
 
 
@@ -100,8 +94,6 @@ def score_groups(
 ) -> list[GroupRow]:
     """`score` of every group, in their order. A group that no verdict belongs to has no rows.
     Raises UsageError as `score` does."""
-    import polars as pl
-
     rows: list[GroupRow] = []
     for by, named in groups.items():
         for group, tasks in named.items():
@@ -118,7 +110,7 @@ def gap(first: ScoreRow, second: ScoreRow) -> tuple[float, Interval] | None:
 
     Square-and-add of the two intervals (Newcombe 1998, method 10; for other intervals than
     Wilson's, Zou and Donner 2008): each end takes the distances on its own side, so intervals that
-    are not symmetric stay so. For tasks that both share, use `compare`.
+    are not symmetric stay so. For tasks that both share, use `compare_all`.
     """
     if first.value is None or second.value is None:
         return None
@@ -130,16 +122,12 @@ def gap(first: ScoreRow, second: ScoreRow) -> tuple[float, Interval] | None:
     return value, Interval(value - below, value + above)
 
 
+def _grouped(frame: pl.DataFrame, column: str) -> dict[Any, list[str]]:
+    """Task ids by a column, groups and tasks in the order of the rows."""
+    return dict(frame.group_by(column, maintain_order=True).agg("task_id").iter_rows())
+
+
 def _largest_first(groups: dict[str, list[str]]) -> dict[str, list[str]]:
     return dict(
         sorted(groups.items(), key=lambda item: (item[0] == NOT_COUNTED, -len(item[1]), item[0]))
     )
-
-
-def _require(frame: pl.DataFrame, *columns: str) -> None:
-    missing = [name for name in columns if name not in frame.columns]
-    if missing:
-        raise UsageError(
-            f"groups of tasks need the columns {', '.join(missing)}",
-            "tasks, workloads and candidates have them",
-        )

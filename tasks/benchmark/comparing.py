@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TypeVar
 
 import polars as pl
 
@@ -22,28 +22,22 @@ from tasks.benchmark.samples import TRACKS, Rule, Samples, Track, rates, samples
 LEVEL = 0.95
 
 
-class Draws(NamedTuple):
-    """What to estimate, and how often to draw."""
+class Tested(Record):
+    """`model` against `baseline`: p of a two-sided test, and p corrected for all that were made
+    together."""
 
-    ks: Sequence[int]
-    ps: Sequence[float]
-    seed: int
-    resamples: int
-
-
-class Tested(Protocol):
-    """A record with a p value."""
-
-    @property
-    def p(self) -> float | None: ...
-
-    def model_copy(self, *, update: Mapping[str, Any]) -> Self: ...
+    model: str
+    baseline: str
+    track: Track
+    metric: str
+    p: float | None = None
+    p_holm: float | None = None
 
 
 T = TypeVar("T", bound=Tested)
 
 
-class ComparisonRow(Record):
+class ComparisonRow(Tested):
     """`model` minus `baseline` on the tasks both answered: shares in [-1, 1], interval from a
     bootstrap over task pairs.
 
@@ -52,42 +46,16 @@ class ComparisonRow(Record):
     all comparisons that were made together (`compare_all`).
     """
 
-    model: str
-    baseline: str
-    track: Track
-    metric: str
     k: int
     difference: float
     lower: float | None = None
     upper: float | None = None
     tasks: int
-    p: float | None = None
-    p_holm: float | None = None
 
 
 def metric_name(p: float | None) -> str:
     """ "exec" for None, else "fast_0", "fast_0.5", "fast_1", ..."""
     return "exec" if p is None else f"fast_{p:g}"
-
-
-def compare(
-    frame: pl.DataFrame,
-    *,
-    baseline: str,
-    model: str,
-    ks: Sequence[int],
-    ps: Sequence[float],
-    seed: int = 0,
-    resamples: int = 2000,
-    rule: Rule = "concur",
-) -> list[ComparisonRow]:
-    """Return Exec and fast_p of `model` minus those of `baseline`, task by task, on both tracks.
-
-    Metrics that either cannot support are left out. p is of each row by itself. Raises UsageError
-    for a frame that `samples_by_model` refuses, or a model that is not in it.
-    """
-    known = samples_by_model(frame, rule=rule)
-    return _pairs(known, [(baseline, model)], Draws(ks, ps, seed, resamples))
 
 
 def compare_all(
@@ -100,22 +68,33 @@ def compare_all(
     resamples: int = 2000,
     rule: Rule = "concur",
 ) -> list[ComparisonRow]:
-    """`compare` of several (baseline, model) pairs, of all models where None (the one that appears
-    first is the baseline), with `p_holm`.
+    """Return Exec and fast_p of a model minus those of a baseline, task by task, on both tracks,
+    for several (baseline, model) pairs.
 
-    Holm's correction (1979; statsmodels) is over the rows of one track together, since a reader
-    looks at all of them for what is
-    significant: every k, p and pair that is asked for has its price. Raises UsageError as `compare`
-    does.
+    Where `pairs` is None all models are compared; the one that appears first is the baseline.
+    Metrics that either cannot support are left out. Holm's correction (1979; statsmodels) is over
+    the rows of one track together, since a reader looks at all of them for what is significant:
+    every k, p and pair that is asked for has its price. Raises UsageError for a frame that
+    `samples_by_model` refuses, or a model that is not in it.
     """
     known = samples_by_model(frame, rule=rule)
-    chosen = list(itertools.combinations(known, 2)) if pairs is None else list(pairs)
-    rows = _pairs(known, chosen, Draws(ks, ps, seed, resamples))
+    chosen = list(itertools.combinations(known, 2)) if pairs is None else pairs
+    if unknown := sorted({name for pair in chosen for name in pair} - known.keys()):
+        raise UsageError(
+            f"no verdicts of model {unknown[0]!r}",
+            f"models in this frame: {', '.join(known) or 'none'}",
+        )
+    rows = [
+        row
+        for pair in chosen
+        for track, p, k in itertools.product(TRACKS, (None, *ps), ks)
+        if (row := _compared(known, *pair, track, p, k, seed, resamples))
+    ]
     return corrected(rows, lambda row: row.track)
 
 
 def corrected(rows: Sequence[T], group: Callable[[T], Hashable]) -> list[T]:
-    """Return rows that have a `p` with `p_holm`, corrected over the rows of one group."""
+    """Return rows with `p_holm`, corrected over the rows of one group."""
     places: dict[Hashable, list[int]] = {}
     for place, row in enumerate(rows):
         places.setdefault(group(row), []).append(place)
@@ -124,17 +103,6 @@ def corrected(rows: Sequence[T], group: Callable[[T], Hashable]) -> list[T]:
         for place, p in zip(own, holm([rows[place].p for place in own]), strict=True):
             found[place] = rows[place].model_copy(update={"p_holm": p})
     return found
-
-
-def _pairs(
-    known: Mapping[str, Samples], pairs: Sequence[tuple[str, str]], draws: Draws
-) -> list[ComparisonRow]:
-    if unknown := sorted({name for pair in pairs for name in pair} - known.keys()):
-        raise UsageError(
-            f"no verdicts of model {unknown[0]!r}",
-            f"models in this frame: {', '.join(known) or 'none'}",
-        )
-    return [row for first, second in pairs for row in _compared(known, first, second, draws)]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -148,30 +116,32 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _compared(
-    known: Mapping[str, Samples], baseline: str, model: str, draws: Draws
-) -> list[ComparisonRow]:
+    known: Mapping[str, Samples],
+    baseline: str,
+    model: str,
+    track: Track,
+    p: float | None,
+    k: int,
+    seed: int,
+    resamples: int,
+) -> ComparisonRow | None:
     shared = [task for task in known[model] if task in known[baseline]]
-    ours, theirs = ({task: known[name][task] for task in shared} for name in (model, baseline))
-    rows = []
-    for track, p, k in itertools.product(TRACKS, (None, *draws.ps), draws.ks):
-        a, b = rates(ours, track, p, k), rates(theirs, track, p, k)
-        if a is None or b is None:
-            continue
-        bounds = bootstrap_interval(
-            a - b, mean, seed=draws.seed, resamples=draws.resamples, level=LEVEL
-        )
-        rows.append(
-            ComparisonRow(
-                model=model,
-                baseline=baseline,
-                track=track,
-                metric=metric_name(p),
-                k=k,
-                difference=mean(a - b),
-                lower=bounds and bounds.lower,
-                upper=bounds and bounds.upper,
-                tasks=len(shared),
-                p=sign_flip_p(a - b, seed=draws.seed),
-            )
-        )
-    return rows
+    a, b = (
+        rates({task: known[name][task] for task in shared}, track, p, k)
+        for name in (model, baseline)
+    )
+    if a is None or b is None:
+        return None
+    bounds = bootstrap_interval(a - b, mean, seed=seed, resamples=resamples, level=LEVEL)
+    return ComparisonRow(
+        model=model,
+        baseline=baseline,
+        track=track,
+        metric=metric_name(p),
+        k=k,
+        difference=mean(a - b),
+        lower=bounds and bounds.lower,
+        upper=bounds and bounds.upper,
+        tasks=len(shared),
+        p=sign_flip_p(a - b, seed=seed),
+    )

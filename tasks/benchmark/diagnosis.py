@@ -8,9 +8,11 @@ other, so what the training set holds and how traces read is passed in as number
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import polars as pl
@@ -26,14 +28,9 @@ from tasks.benchmark.scoring import ScoreRow
 Sign = Literal[
     "level_gap", "correct_but_slow", "verbose", "cut_off", "missed_bottleneck", "replaced"
 ]
-SIGNS: dict[str, str] = {
-    "level_gap": "level 2 above level 1",
-    "correct_but_slow": "correct but slow",
-    "verbose": "verbose",
-    "cut_off": "cut off by the token limit",
-    "missed_bottleneck": "bottleneck missed",
-    "replaced": "operators replaced",
-}
+WORDS: dict[Sign, dict[str, str]] = tomllib.loads(
+    (Path(__file__).parent / "templates" / "diagnosis.toml").read_text(encoding="utf-8")
+)
 
 # From where on a number is worth a row: our choices. The paper says which signs there are, not how
 # large they must be.
@@ -74,6 +71,10 @@ class Diagnosis(Record):
     sentence: str
     numbers: dict[str, float] = {}
 
+    @property
+    def title(self) -> str:
+        return WORDS[self.sign]["title"]
+
     def shown(self) -> str:
         """Return the numbers with their names, for a table."""
         return ", ".join(
@@ -94,14 +95,6 @@ class Traces(Record):
         return self.flagged.get(flag, 0) / self.samples
 
 
-class Bottleneck(Record):
-    """The operator that takes most of a reference's time, named as in a verdict's `library_calls`,
-    and its share of that time."""
-
-    operator: str
-    share: float = Field(ge=0, le=1)
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What `diagnose` may look at beside the scores; what is missing is not looked at.
@@ -114,9 +107,8 @@ class Evidence:
         single_operator: its samples on single operators, and all of them
         verdicts: those scored (columns model and reason; with TIME_COLUMNS, what slow kernels
             replaced is looked at too; with code, what correct answers replace)
-        bottlenecks: task_id -> what a profiler saw of the reference; without it, kernels' own
-            shares of the time are taken
-        time_by_operator: task_id -> shares of its reference's time (tasks.workload)
+        time_by_operator: task_id -> shares of its reference's time (tasks.workload); without it,
+            kernels' own shares of the time are taken
         baseline: the model before training, for whose habits training is not blamed
     """
 
@@ -126,7 +118,6 @@ class Evidence:
     training: Traces | None = None
     single_operator: tuple[int, int] | None = None
     verdicts: pl.DataFrame | None = None
-    bottlenecks: Mapping[str, Bottleneck] = field(default_factory=dict)
     time_by_operator: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     baseline: str | None = None
     track: Track = "custom_kernel"
@@ -147,7 +138,7 @@ def diagnose(scores: Sequence[ScoreRow], evidence: Evidence | None = None) -> tu
         found.append(verbose(model, evidence))
         if evidence.verdicts is not None:
             own = evidence.verdicts.filter(pl.col("model") == model)
-            found.append(missed_bottleneck(model, own, evidence.bottlenecks))
+            found.append(missed_bottleneck(model, own, evidence.time_by_operator))
             found.append(cut_off(model, own))
             found.append(replaced(model, own, evidence.time_by_operator))
     return tuple(each for each in found if each is not None)
@@ -167,8 +158,7 @@ def level_gap(model: str, k: int, evidence: Evidence) -> Diagnosis | None:
     found = gap(by_level["2"], by_level["1"]) if {"1", "2"} <= by_level.keys() else None
     if found is None or found[0] < LEVEL_POINTS or found[1].lower <= 0:
         return None
-    numbers = {"difference": found[0], "lower": found[1].lower, "upper": found[1].upper}
-    said = f"{model}: level 2 is above level 1 (Exec@{k})."
+    numbers, more = {"difference": found[0], **found[1]._asdict()}, []
     if model != evidence.baseline and evidence.single_operator and evidence.single_operator[1]:
         single, samples = evidence.single_operator
         numbers |= {
@@ -176,14 +166,8 @@ def level_gap(model: str, k: int, evidence: Evidence) -> Diagnosis | None:
             "single_operator_count": single,
             "training_count": samples,
         }
-        said += (
-            " The training set holds few single-operator samples: add single-operator tasks, as the"
-            " third criterion of the paper does."
-            if single / samples < FEW_SINGLE
-            else " The training set holds single-operator samples: a lack of them is not the likely"
-            " cause."
-        )
-    return Diagnosis(sign="level_gap", model=model, sentence=said, numbers=numbers)
+        more = ["few_single" if single / samples < FEW_SINGLE else "enough_single"]
+    return _diagnosed("level_gap", model, numbers, *more, k=k)
 
 
 def correct_but_slow(
@@ -201,17 +185,9 @@ def correct_but_slow(
     numbers = {"exec": right.value, "fast_1": fast.value}
     for row in evidence.speedups:
         if (row.model, row.track, row.metric) == (model, evidence.track, "speedup_q0.5"):
-            for name, value in (
-                ("median_speedup", row.value),
-                ("lower_speedup", row.lower),
-                ("upper_speedup", row.upper),
-            ):
-                numbers |= {name: value} if value is not None else {}
-    said = (
-        f"{model}: many correct kernels, few of them fast (Exec@{k}, fast_1@{k}). See which"
-        " operator they replace, and whether it took the time."
-    )
-    return Diagnosis(sign="correct_but_slow", model=model, sentence=said, numbers=numbers)
+            median = {"median": row.value, "lower": row.lower, "upper": row.upper}
+            numbers |= {f"{name}_speedup": n for name, n in median.items() if n is not None}
+    return _diagnosed("correct_but_slow", model, numbers, k=k)
 
 
 def verbose(model: str, evidence: Evidence) -> Diagnosis | None:
@@ -242,15 +218,12 @@ def verbose(model: str, evidence: Evidence) -> Diagnosis | None:
     if longer is not None and longer >= LONGER:
         numbers["median_tokens_ratio"] = longer
         parts.append(f"longer than {evidence.baseline}'s")
-    said = f"{model}: outputs are {', '.join(parts)}."
     held = [name for name in bad if training and training.samples and training.flagged.get(name)]
-    if training and held:
-        said += (
-            " The training set holds such traces too and teaches this: filter them, or prefer"
-            " concise ones."
-        )
+    if training:
         numbers |= {f"training_{name}_share": training.share(name) for name in held}
-    return Diagnosis(sign="verbose", model=model, sentence=said, numbers=numbers)
+    return _diagnosed(
+        "verbose", model, numbers, *(["taught"] if held else []), how=", ".join(parts)
+    )
 
 
 def cut_off(model: str, own: pl.DataFrame) -> Diagnosis | None:
@@ -259,11 +232,7 @@ def cut_off(model: str, own: pl.DataFrame) -> Diagnosis | None:
     if not own.height or cut / own.height < CUT_OFF:
         return None
     numbers = {"share": cut / own.height, "cut_off_count": cut, "answers_count": own.height}
-    said = (
-        f"{model}: answers ran into the token limit before any code and count as failures. Raise"
-        " max_tokens, or read the scores as a lower bound."
-    )
-    return Diagnosis(sign="cut_off", model=model, sentence=said, numbers=numbers)
+    return _diagnosed("cut_off", model, numbers)
 
 
 def replaced(
@@ -298,49 +267,52 @@ def replaced(
         "main_operator_share": sum(largest) / answers,
         "replaced_time_share": sum(shares) / answers,
     }
-    said = (
-        f"{model}: share of correct answers that replace the operator in which the reference spends"
-        " most of its time, that operator's share of the time, and the share of all that they"
-        " replace. Read from the source, not from a run."
-    )
-    return Diagnosis(sign="replaced", model=model, sentence=said, numbers=numbers)
+    return _diagnosed("replaced", model, numbers)
 
 
 def missed_bottleneck(
-    model: str, own: pl.DataFrame, bottlenecks: Mapping[str, Bottleneck]
+    model: str, own: pl.DataFrame, time_by_operator: Mapping[str, Mapping[str, float]]
 ) -> Diagnosis | None:
     """Correct kernels that are not faster than PyTorch, since torch still does what takes the time.
 
-    With `bottlenecks`: the operator that takes more than half of the reference's time is among the
-    candidate's `library_calls`. Without: the candidate's own kernels take less than half of its
+    With `time_by_operator`: the operator that takes more than half of the reference's time is among
+    the candidate's `library_calls`. Without: the candidate's own kernels take less than half of its
     time. Reported where the Wilson interval of that share is above MANY.
     """
     if not set(TIME_COLUMNS) <= set(own.columns):
         return None
     slow = own.filter(pl.col("status") == "correct", pl.col("timing").struct.field("speedup") <= 1)
-    main = {task: found for task, found in bottlenecks.items() if found.share > HALF}
+    main = {
+        task: max(shares, key=lambda name: shares[name])
+        for task, shares in time_by_operator.items()
+        if max(shares.values(), default=0.0) > HALF
+    }
     if main:
         rows = [
-            (main[task].operator, {_bare(call) for call in calls or ()})
+            (main[task], {_bare(call) for call in calls or ()})
             for task, calls in slow.select("task_id", "library_calls").iter_rows()
             if task in main
         ]
         left = Counter(operator for operator, calls in rows if _bare(operator) in calls)
-        named = ", ".join(f"{operator} {count}" for operator, count in left.most_common(3))
-        said = f"leave the operator that takes most of the reference's time to torch ({named})"
         of, count = len(rows), left.total()
     else:
+        left = Counter[str]()
         shares = slow["custom_kernel_time_share"].drop_nulls()
         of, count = len(shares), int((shares < HALF).sum())
-        said = "spend more than half of their time outside of their own kernels"
     if of < FEW_SLOW or wilson_interval(count, of).lower <= MANY:
         return None
-    return Diagnosis(
-        sign="missed_bottleneck",
-        model=model,
-        sentence=f"{model}: correct kernels that are not faster than PyTorch {said}.",
-        numbers={"kernels": of, "share": count / of, "missed_count": count},
-    )
+    numbers = {"kernels": of, "share": count / of, "missed_count": count}
+    named = ", ".join(f"{operator} {count}" for operator, count in left.most_common(3))
+    how = "by_profile" if main else "by_share"
+    return _diagnosed("missed_bottleneck", model, numbers, how, named=named)
+
+
+def _diagnosed(
+    sign: Sign, model: str, numbers: Mapping[str, float], *more: str, **facts: object
+) -> Diagnosis:
+    """The sign with its sentences, those named in `more` last."""
+    said = " ".join(WORDS[sign][name] for name in ("says", *more)).format(**facts)
+    return Diagnosis(sign=sign, model=model, sentence=f"{model}: {said}", numbers=dict(numbers))
 
 
 def _bare(operator: str) -> str:

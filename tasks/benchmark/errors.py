@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import Any
 
+import polars as pl
 from pydantic import Field
 
 from kernels_eval.records import Record
-
-if TYPE_CHECKING:
-    import polars as pl
+from tasks.reporting.text import by_count
 
 COLUMNS = ("model", "task_id", "status", "reason", "detail", "log_tail")
 FAILED = ("compile_error", "runtime_error", "timeout")
@@ -61,16 +61,25 @@ def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
 
     Wrong outputs are no errors and not grouped: their reason says what there is to say.
     """
-    import polars as pl
-
-    found: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
-    for row in frame.filter(pl.col("status").is_in(FAILED)).select(COLUMNS).iter_rows(named=True):
-        line = first_error(row["log_tail"] or "", row["detail"] or "")
-        found.setdefault((row["reason"], signature(line)), []).append(
-            (row["model"], row["task_id"], line)
+    rows = frame.filter(pl.col("status").is_in(FAILED)).select(COLUMNS)
+    lines = [
+        first_error(log or "", detail or "")
+        for log, detail in rows.select("log_tail", "detail").iter_rows()
+    ]
+    groups = (
+        rows.with_columns(
+            line=pl.Series(lines, dtype=pl.String),
+            signature=pl.Series(map(signature, lines), dtype=pl.String),
         )
-    ranked = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [_group(reason, text, members) for (reason, text), members in ranked[:limit]]
+        .group_by("reason", "signature")
+        .agg("model", "line", pl.len().alias("count"), pl.col("task_id").n_unique().alias("tasks"))
+        .sort("count", "reason", "signature", descending=[True, False, False])
+    )
+    return [
+        ErrorGroup(**group, **_told(models, lines))
+        for group in groups.head(limit).iter_rows(named=True)
+        for models, lines in [(group.pop("model"), group.pop("line"))]
+    ]
 
 
 def first_error(log: str, detail: str = "") -> str:
@@ -98,16 +107,10 @@ def names_in(line: str) -> list[str]:
     return ["".join(match.groups("")) for match in _QUOTED.finditer(_HINT.sub("", line[:2000]))]
 
 
-def _group(reason: str, text: str, members: list[tuple[str, str, str]]) -> ErrorGroup:
-    names = Counter(name for _, _, line in members for name in dict.fromkeys(names_in(line)))
-    ranked = sorted(names.items(), key=lambda item: (-item[1], item[0]))
-    models = Counter(model for model, _, _ in members)
-    return ErrorGroup(
-        reason=reason,
-        signature=text,
-        count=len(members),
-        tasks=len({task for _, task, _ in members}),
-        models=dict(sorted(models.items(), key=lambda item: (-item[1], item[0]))),
-        names=tuple(name[:60] for name, _ in ranked[:TOP_NAMES]),
-        example=min(line for _, _, line in members)[:300],
-    )
+def _told(models: Iterable[str], lines: Sequence[str]) -> dict[str, Any]:
+    names = Counter(name for line in lines for name in dict.fromkeys(names_in(line)))
+    return {
+        "models": dict(by_count(Counter(models))),
+        "names": tuple(name[:60] for name, _ in by_count(names)[:TOP_NAMES]),
+        "example": min(lines)[:300],
+    }

@@ -15,54 +15,20 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
 BUILDERS = frozenset({"load_inline", "load"})
+BUILT = [[name] for name in BUILDERS]
 TORCH = frozenset({"torch", "F", "nn", "functional"})
 HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "Parameter", "ParameterList"})
-SIGNS: Mapping[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-    ast.USub: "neg",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-}
-SAME = {
-    "product": "linear addmm addmv matmul mm bmm baddbmm addbmm mv einsum bilinear tensordot inner",
-    "convolution": "conv1d conv2d conv3d convolution convnd",
-    "transposedconvolution": "convtranspose1d convtranspose2d convtranspose3d",
-    "resampling": (
-        "interpolate upsample upsamplenearest upsamplebilinear upsamplebilinear2d upsamplenearest2d"
-        " upsamplebicubic2d"
-    ),
-    "div": "truedivide divide truediv",
-    "mul": "multiply",
-    "sub": "subtract rsub",
-    "norm": "vectornorm linalgvectornorm frobeniusnorm",
-    "concatenation": "cat concat concatenate",
-    "attention": "scaleddotproductattention multiheadattention",
-}
-"""Operators that are one to a reader, whatever they are called; underscores and capitals left
-out."""
-_SAME = {name: key for key, names in SAME.items() for name in names.split()}
+NAMES = tomllib.loads(Path(__file__).with_name("operators.toml").read_text(encoding="utf-8"))
+SIGNS: dict[str, str] = NAMES["signs"]
+SAME = {name: key for key, names in NAMES["same"].items() for name in names.split()}
+QUIET = frozenset(NAMES["quiet"].split())
 _NATIVE = re.compile(r"\b(?:torch|at)::(?:\w+::)*(\w+)\s*\(")
 _NORM_DIMENSIONS = re.compile(r"(batch|instance)norm[123]d$")
-
-QUIET = frozenset(
-    """empty emptylike emptystrided zeros zeroslike ones oneslike full fulllike view
-    reshape t transpose permute expand slice select unsqueeze squeeze detach alias
-    clone copy to tocopy contiguous split chunk unbind arange triu tril item size
-    liftfresh flatten narrow""".split()
-)
-"""Views, copies and creation: what does not compute is not there to be replaced."""
 
 
 def operator_key(name: str) -> str:
@@ -71,7 +37,7 @@ def operator_key(name: str) -> str:
     plain = name.rsplit(".", 1)[-1].strip("_").replace("_", "").lower().removeprefix("native")
     plain = _NORM_DIMENSIONS.sub(r"\1norm", plain)
     plain = plain.removesuffix("loss") or plain
-    return _SAME.get(plain, plain)
+    return SAME.get(plain, plain)
 
 
 def called_operators(code: str, entry: str = "ModelNew") -> frozenset[str] | None:
@@ -107,21 +73,20 @@ class _Reader:
     """Follows calls from one method through the file, each function once."""
 
     def __init__(self, tree: ast.Module) -> None:
+        nodes = list(ast.walk(tree))
+        methods = {part for node in nodes if isinstance(node, ast.ClassDef) for part in node.body}
         self.classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
         self.functions = {
             node.name: node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef) and not _is_method(node, tree)
+            for node in nodes
+            if isinstance(node, ast.FunctionDef) and node not in methods
         }
         self.imported = _imported(tree)
         self.extensions = _extensions(tree)
-        self.text = "\n".join(
-            node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        )
+        constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+        self.text = "\n".join(value for value in constants if isinstance(value, str))
         self.called: set[str] = set()
-        self._seen: set[int] = set()
+        self._seen: set[ast.FunctionDef] = set()
 
     def method(self, owner: str, name: str) -> None:
         """Read one method of a class, looked up in its bases within the file."""
@@ -129,34 +94,27 @@ class _Reader:
         for _ in range(16):
             if node is None:
                 return
-            found = next(
-                (
-                    part
-                    for part in node.body
-                    if isinstance(part, ast.FunctionDef) and part.name == name
-                ),
-                None,
-            )
-            if found is not None:
-                self._read(found, owner)
-                return
+            for part in node.body:
+                if isinstance(part, ast.FunctionDef) and part.name == name:
+                    self._read(part, owner)
+                    return
             bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
             node = self.classes.get(bases[0]) if bases else None
 
     def _read(self, function: ast.FunctionDef, owner: str) -> None:
-        if id(function) in self._seen:
+        if function in self._seen:
             return
-        self._seen.add(id(function))
+        self._seen.add(function)
         layers = self._layers(owner)
         for node in ast.walk(function):
             if isinstance(node, ast.Call):
                 self._call(node.func, owner, layers)
             elif isinstance(node, ast.BinOp | ast.AugAssign | ast.UnaryOp):
-                if type(node.op) in SIGNS and not _is_number(node):
-                    self._name(SIGNS[type(node.op)])
+                if not _is_number(node):
+                    self._sign(node.op)
             elif isinstance(node, ast.Compare):
                 for sign in node.ops:
-                    self._name(SIGNS.get(type(sign), ""))
+                    self._sign(sign)
 
     def _call(self, called: ast.expr, owner: str, layers: Mapping[str, ast.expr]) -> None:
         if isinstance(called, ast.Name):
@@ -184,36 +142,30 @@ class _Reader:
 
     def _layers(self, owner: str) -> dict[str, ast.expr]:
         """What the class assigns to attributes of itself by calling something."""
-        found: dict[str, ast.expr] = {}
-        for node in ast.walk(self.classes[owner]) if owner in self.classes else ():
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                for target in node.targets:
-                    if (
-                        isinstance(target, ast.Attribute)
-                        and isinstance(target.value, ast.Name)
-                        and target.value.id == "self"
-                    ):
-                        found[target.attr] = node.value
-        return found
+        if owner not in self.classes:
+            return {}
+        return {
+            path[1]: value
+            for path, value in _assigned(self.classes[owner])
+            if isinstance(value, ast.Call) and len(path) == 2 and path[0] == "self"
+        }
 
     def _layer(self, made: ast.expr) -> None:
         """A layer that is called: those of torch by their names, also inside a Sequential; a class
         of the file by its `forward`."""
         for node in ast.walk(made):
-            if isinstance(node, ast.Call):
-                path = _path(node.func)
-                if path and path[0] in self.classes:
-                    self.method(path[0], "forward")
-                elif (
-                    path
-                    and (path[0] in TORCH or path[0] in self.imported)
-                    and path[-1] not in HOLDERS
-                ):
-                    self._name(path[-1])
+            path = _path(node.func) if isinstance(node, ast.Call) else []
+            if path and path[0] in self.classes:
+                self.method(path[0], "forward")
+            elif path and path[0] in TORCH | self.imported and path[-1] not in HOLDERS:
+                self._name(path[-1])
+
+    def _sign(self, sign: ast.AST) -> None:
+        if name := SIGNS.get(type(sign).__name__):
+            self._name(name)
 
     def _name(self, name: str) -> None:
-        if name:
-            self.called.add(operator_key(name))
+        self.called.add(operator_key(name))
 
 
 def _is_number(node: ast.AST) -> bool:
@@ -251,16 +203,16 @@ def _extensions(tree: ast.Module) -> set[str]:
     another name of one."""
     found: set[str] = set()
     for _ in range(3):  # a name of a name of a library
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign):
-                value = node.value
-                built = isinstance(value, ast.Call) and (_path(value.func) or [""])[-1] in BUILDERS
-                if built or ".".join(_path(value)) in found:
-                    found.update(
-                        ".".join(_path(target)) for target in node.targets if _path(target)
-                    )
+        for path, value in _assigned(tree):
+            built = isinstance(value, ast.Call) and _path(value.func)[-1:] in BUILT
+            if built or ".".join(_path(value)) in found:
+                found.add(".".join(path))
     return found
 
 
-def _is_method(function: ast.FunctionDef, tree: ast.Module) -> bool:
-    return any(function in node.body for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+def _assigned(tree: ast.AST) -> Iterator[tuple[list[str], ast.expr]]:
+    """Names and attributes that are assigned anywhere in it, and what to."""
+    for node in ast.walk(tree):
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if path := _path(target):
+                yield path, node.value

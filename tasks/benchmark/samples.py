@@ -10,17 +10,15 @@ tasks: `missing_tasks` says which they did not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 from tasks.benchmark.metrics import pass_at_k
-
-if TYPE_CHECKING:
-    import polars as pl
 
 Track = Literal["any", "custom_kernel"]
 TRACKS: tuple[Track, ...] = get_args(Track)
@@ -96,8 +94,6 @@ def samples_by_model(
 def require_scorable(frame: pl.DataFrame) -> None:
     """Raises UsageError where a model has a candidate twice, or verdicts come from two devices.
     Absent columns are not checked."""
-    import polars as pl
-
     if "candidate_id" in frame.columns:
         twice = (
             frame.group_by("model", "candidate_id")
@@ -140,8 +136,6 @@ def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> li
 
     With `count_degenerate` only those whose reference fails.
     """
-    import polars as pl
-
     broken = frame.filter(pl.col("status") == "task_error")
     if count_degenerate:
         broken = broken.filter(pl.col("reason") != Reason.DEGENERATE_TASK.value)
@@ -151,50 +145,35 @@ def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> li
 def baselines_of(frame: pl.DataFrame) -> tuple[Baseline, ...]:
     """The baselines that these verdicts have times of: always "eager", and "compile" where at least
     one verdict was timed against it."""
-    return BASELINES if _with_compiled(frame, measured=True).height else BASELINES[:1]
+    measured = any(compiled.get("speedup") is not None for _, _, compiled in _timed(frame))
+    return BASELINES if measured else BASELINES[:1]
 
 
 def uncompiled_tasks(frame: pl.DataFrame) -> list[str]:
     """Tasks whose compiled reference was asked for and could never be timed (it does not compile,
     say): no model has a speedup against it. Sorted."""
-    asked = set(_with_compiled(frame, measured=False)["task_id"])
-    return sorted(asked - set(_with_compiled(frame, measured=True)["task_id"]))
+    rows = _timed(frame)
+    asked, measured = (
+        {task for _, task, compiled in rows if compiled.get(name) is not None}
+        for name in ("mode", "speedup")
+    )
+    return sorted(asked - measured)
 
 
 def not_compared(frame: pl.DataFrame, model: str) -> int:
     """Timed verdicts of a model that were not asked to be timed against the compiled reference at
     all."""
-    import polars as pl
-
-    own = frame.filter(pl.col("model") == model)
-    return _timed(own).height - _with_compiled(own, measured=False).height
+    return sum(compiled.get("mode") is None for own, _, compiled in _timed(frame) if own == model)
 
 
-def _timed(frame: pl.DataFrame) -> pl.DataFrame:
-    import polars as pl
-
-    if not isinstance(frame.schema.get("timing"), pl.Struct):
-        return frame.clear()
-    return frame.filter(pl.col("timing").struct.field("speedup").is_not_null())
-
-
-def _with_compiled(frame: pl.DataFrame, *, measured: bool) -> pl.DataFrame:
-    """Rows with a record of the compiled baseline; with `measured` those where it has a time.
-    Tables from before it was there have none."""
-    import polars as pl
-
-    timing = frame.schema.get("timing")
-    inner = (
-        next((field.dtype for field in timing.fields if field.name == "compiled"), None)
-        if isinstance(timing, pl.Struct)
-        else None
-    )
-    if not isinstance(inner, pl.Struct):
-        return frame.clear()
-    record = pl.col("timing").struct.field("compiled")
-    return _timed(frame).filter(
-        record.struct.field("speedup" if measured else "mode").is_not_null()
-    )
+def _timed(frame: pl.DataFrame) -> list[tuple[str, str, dict[str, Any]]]:
+    """Model, task and the record of the compiled baseline of each timed verdict. Tables from before
+    there was such a record give empty ones."""
+    return [
+        (model, task, timing.get("compiled") or {})
+        for model, task, timing in frame.select("model", "task_id", "timing").iter_rows()
+        if timing and timing.get("speedup") is not None
+    ]
 
 
 def missing_tasks(samples: Mapping[str, Samples]) -> dict[str, list[str]]:
@@ -230,19 +209,14 @@ def why_not(samples: Samples, k: int) -> str:
     )
 
 
-def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline = "eager") -> Sample:
+def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline) -> Sample:
     """For "concur" this mirrors Verdict.correct_any, Verdict.correct_custom and Verdict.speedup."""
     timing = row["timing"] or {}
-    speedup = (timing if baseline == "eager" else timing.get("compiled") or {}).get(
-        "speedup"
-    ) or 0.0
+    timing = timing if baseline == "eager" else timing.get("compiled") or {}
+    speedup = timing.get("speedup") or 0.0
     custom = row["status"] == "correct"
     if rule == "concur":
-        alien = (
-            row["status"] == "rejected"
-            and row["reason"] == Reason.NO_CUSTOM_KERNEL
-            and row["outputs_match"] is True
-        )
+        alien = row["reason"] == Reason.NO_CUSTOM_KERNEL and row["outputs_match"] is True
         return Sample(custom, custom or alien, speedup)
     close = row["status"] in _RAN and (row["correctness"] or {}).get(_TOLERANCE[rule]) is True
     own = custom or (row["status"] == "incorrect" and bool(row["custom_kernels"]))

@@ -16,7 +16,8 @@ import polars as pl
 from kernels_eval.records import Reason
 from tasks.benchmark.samples import TRACKS, baselines_of, excluded_tasks, uncompiled_tasks
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
-from tasks.reporting.text import interval
+from tasks.benchmark.tables import pivoted
+from tasks.reporting.text import interval, table
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.sources.files import shown
 
@@ -92,32 +93,38 @@ def table_of(data: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     there = {(row["metric"], row["k"]) for row in data["scores"] if row["value"] is not None}
     ks = sorted({k for _, k in there if k is not None})
     wanted = [*((metric, k) for metric in ("exec", "fast_1") for k in ks), (GEOMETRIC_MEAN, None)]
-    columns = [column for column in wanted if column in there]
-    heads = [NAMES.get(metric, metric) + (f"@{k}" if k else "") for metric, k in columns]
-    found: dict[tuple[str, ...], dict[tuple[str, int | None], Mapping[str, Any]]] = {}
-    for row in data["scores"]:
-        key = tuple(row[name] for name in ("group", "degenerate", "model", "track", "baseline"))
-        found.setdefault(key, {})[row["metric"], row["k"]] = row
-    rows = []
-    for (group, which, model, track, baseline), cells in found.items():
-        some = next(iter(cells.values()))
-        where = group + (" without degenerate" if which == "without" else "")
-        samples = f"{some['tasks']} x {some['samples'] / max(some['tasks'], 1):.3g}"
-        words = (where, shown(model), track.replace("_", " "), AGAINST[baseline], samples)
-        rows.append([*words, *(_cell(cells.get(column)) for column in columns)])
-    return [*HEADER, "n", *heads], rows
+    columns = {each: _column(*each) for each in wanted if each in there}
+    found = pivoted(
+        [*HEADER, "n"],
+        [row for row in data["scores"] if (row["metric"], row["k"]) in columns],
+        _line,
+        lambda row: columns[row["metric"], row["k"]],
+        _cell,
+        absent="-",
+        first=columns.values(),
+    )
+    return list(found.header), [list(map(str, row)) for row in found.rows]
 
 
 def markdown_of(data: Mapping[str, Any]) -> list[str]:
     """Return the same table as lines of Markdown."""
     names, rows = table_of(data)
-    rule = ["---"] * len(HEADER) + ["---:"] * (len(names) - len(HEADER))
-    cells = ([cell.replace("|", "/") for cell in row] for row in rows)
-    return [f"| {' | '.join(line)} |" for line in (names, rule, *cells)]
+    return table(names, [[cell.replace("|", "/") for cell in row] for row in rows]).split("\n")
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
-    if row is None or row["value"] is None:
+def _column(metric: str, k: int | None) -> str:
+    return NAMES.get(metric, metric) + (f"@{k}" if k else "")
+
+
+def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+    where = row["group"] + (" without degenerate" if row["degenerate"] == "without" else "")
+    samples = f"{row['tasks']} x {row['samples'] / max(row['tasks'], 1):.3g}"
+    track = row["track"].replace("_", " ")
+    return where, shown(row["model"]), track, AGAINST[row["baseline"]], samples
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    if row["value"] is None:
         return "-"
     form = ".2f" if row["metric"] == GEOMETRIC_MEAN else ".1p"
     return interval(row["value"], row["lower"], row["upper"], form)

@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 from pydantic import Field
 
 from kernels_eval.records import Record
-from tasks.benchmark.comparing import LEVEL, ComparisonRow, compare, compare_all, metric_name
+from tasks.benchmark.comparing import LEVEL, metric_name
 from tasks.benchmark.metrics import (
     Interval,
     bootstrap_interval,
@@ -29,49 +30,20 @@ from tasks.benchmark.metrics import (
     wilson_interval,
 )
 from tasks.benchmark.samples import (
-    BASELINES,
-    COLUMNS,
+    RULE_COLUMNS,
     RULES,
     TRACKS,
     Baseline,
     Rule,
     Samples,
     Track,
-    baselines_of,
     excluded_tasks,
     missing_tasks,
     not_compared,
     rates,
     samples_by_model,
-    uncompiled_tasks,
     why_not,
 )
-
-if TYPE_CHECKING:
-    import polars as pl
-
-__all__ = [
-    "BASELINES",
-    "COLUMNS",
-    "GEOMETRIC_MEAN",
-    "QUANTILES",
-    "RULES",
-    "TRACKS",
-    "Baseline",
-    "ComparisonRow",
-    "Rule",
-    "ScoreRow",
-    "Track",
-    "baselines_of",
-    "compare",
-    "compare_all",
-    "distribution",
-    "excluded_tasks",
-    "metric_name",
-    "score",
-    "uncompiled_tasks",
-    "variants",
-]
 
 GEOMETRIC_MEAN = "geometric_mean_speedup"
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -147,34 +119,29 @@ def score(
         facts: dict[str, Any] = {
             "model": model,
             "tasks": len(samples),
-            "samples": sum(len(group) for group in samples.values()),
-        }
-        facts |= {
+            "samples": sum(map(len, samples.values())),
             "rule": rule,
             "degenerate_counted": count_degenerate,
             "over": over,
             "missing": len(absent.get(model, ())),
+            "baseline": baseline,
         }
-        facts["baseline"] = baseline
-        unknown = _unknown(frame, model) if baseline == "compile" else {}
+        count = not_compared(frame, model) if baseline == "compile" else 0
+        unknown = f"{count:,} of its timed samples were not timed against torch.compile"
         for track in TRACKS:
-            for p in wanted:
-                for k in ks:
-                    found = unknown or _rate(samples, track, p, k, over, seed, resamples)
-                    rows.append(ScoreRow(**facts, track=track, metric=metric_name(p), k=k, **found))
-            found = unknown or _geometric_mean(samples, track, seed, resamples)
-            rows.append(ScoreRow(**facts, track=track, metric=GEOMETRIC_MEAN, **found))
+            numbers = {
+                (metric_name(p), k): {"why_not": unknown}
+                if count
+                else _rate(samples, track, p, k, over, seed, resamples)
+                for p in wanted
+                for k in ks
+            }
+            numbers[GEOMETRIC_MEAN, None] = (
+                {"why_not": unknown} if count else _geometric_mean(samples, track, seed, resamples)
+            )
+            for (metric, k), found in numbers.items():
+                rows.append(ScoreRow(**facts, track=track, metric=metric, k=k, **found))
     return rows
-
-
-def _unknown(frame: pl.DataFrame, model: str) -> dict[str, Any]:
-    """Why a model has no speedups against the compiled reference; empty where it has."""
-    count = not_compared(frame, model)
-    return (
-        {"why_not": f"{count:,} of its timed samples were not timed against torch.compile"}
-        if count
-        else {}
-    )
 
 
 def variants(
@@ -185,7 +152,7 @@ def variants(
     samples. Rules whose columns (`RULE_COLUMNS`) are not there are left out.
     """
     asked: dict[str, Any] = {"ks": ks, "ps": (1.0,), "seed": seed, "resamples": resamples}
-    rules = RULES if {"correctness", "custom_kernels"} <= set(frame.columns) else ("concur",)
+    rules = RULES if set(RULE_COLUMNS) <= set(frame.columns) else ("concur",)
     rows = score(frame, **asked, over="tasks_and_samples")
     rows += [row for rule in rules if rule != "concur" for row in score(frame, **asked, rule=rule)]
     if excluded_tasks(frame) != excluded_tasks(frame, count_degenerate=True):
@@ -214,52 +181,45 @@ def distribution(
     rows: list[ScoreRow] = []
     for model, samples in samples_by_model(frame, baseline=baseline).items():
         for track in TRACKS:
-            speeds = [
-                np.array([s.speedup for s in group if s.passes(track, 0.0) and s.speedup > 0])
-                for group in samples.values()
-            ]
-            known = [values for values in speeds if values.size]
+            speeds = [values for values in _speeds(samples, track) if values]
             facts: dict[str, Any] = {
                 "model": model,
                 "track": track,
-                "tasks": len(known),
-                "samples": sum(map(len, known)),
+                "tasks": len(speeds),
+                "samples": sum(map(len, speeds)),
+                "baseline": baseline,
             }
-            facts["baseline"] = baseline
-            drawn = _drawn_quantiles(known, quantiles, seed, resamples)
-            for q, bounds in zip(quantiles, drawn, strict=True):
-                value = float(np.quantile(np.concatenate(known), q)) if known else None
-                found: dict[str, Any] = (
-                    {"value": value} if known else {"why_not": "no correct, timed sample"}
-                )
-                found |= (
-                    {"lower": bounds[0], "upper": bounds[1], "interval": "bootstrap"}
-                    if bounds
-                    else {}
-                )
+            for q in quantiles:
+                found = _quantile(speeds, q, seed, min(resamples, 1000))
                 rows.append(ScoreRow(**facts, metric=f"speedup_q{q:g}", **found))
     return rows
 
 
-def _drawn_quantiles(
-    speeds: Sequence[NDArray[np.float64]], quantiles: Sequence[float], seed: int, resamples: int
-) -> list[Interval | None]:
-    """Intervals of quantiles: tasks are numbers here, and the statistic looks their samples up."""
-    if len(speeds) < 2:
-        return [None] * len(quantiles)
+def _speeds(samples: Samples, track: Track) -> list[list[float]]:
+    """Speedups of correct, timed samples by task."""
+    return [
+        [s.speedup for s in group if s.passes(track, 0.0) and s.speedup > 0]
+        for group in samples.values()
+    ]
+
+
+def _quantile(
+    speeds: Sequence[Sequence[float]], q: float, seed: int, resamples: int
+) -> dict[str, Any]:
+    """Tasks are numbers to the bootstrap, and the statistic looks their samples up."""
+    if not speeds:
+        return {"why_not": "no correct, timed sample"}
+
+    def pooled(drawn: NDArray[np.float64]) -> float:
+        return float(np.quantile(np.concatenate([speeds[int(task)] for task in drawn]), q))
+
     tasks = np.arange(len(speeds), dtype=np.float64)
-    found: list[Interval | None] = []
-    for q in quantiles:
-
-        def pooled(drawn: NDArray[np.float64], q: float = q) -> float:
-            return float(np.quantile(np.concatenate([speeds[int(task)] for task in drawn]), q))
-
-        found.append(
-            bootstrap_interval(
-                tasks, pooled, seed=seed, resamples=min(resamples, 1000), level=LEVEL
-            )
-        )
-    return found
+    return _bounds(
+        pooled(tasks),
+        bootstrap_interval(tasks, pooled, seed=seed, resamples=resamples, level=LEVEL)
+        if len(speeds) > 1
+        else None,
+    )
 
 
 def _rate(
@@ -285,24 +245,19 @@ def _rate(
 def _geometric_mean(samples: Samples, track: Track, seed: int, resamples: int) -> dict[str, Any]:
     """Over all passing, timed samples. Per task only the sum of logs and the count matter, so the
     bootstrap draws those two columns."""
-    logs = [
-        [math.log(s.speedup) for s in group if s.passes(track, 0.0) and s.speedup > 0]
-        for group in samples.values()
-    ]
-    columns = np.array([[sum(values), len(values)] for values in logs], dtype=np.float64).reshape(
-        -1, 2
-    )
-    value = _pooled(columns)
+    logs = [[math.log(speedup) for speedup in values] for values in _speeds(samples, track)]
+    columns = np.array([[sum(values), len(values)] for values in logs], dtype=np.float64)
+    value = _pooled(columns.reshape(-1, 2))
     if value is None:
         return {"why_not": "no correct, timed sample"}
     # one task with a correct sample cannot say how much tasks differ
     several = int(np.count_nonzero(columns[:, 1])) > 1
-    interval = (
+    return _bounds(
+        value,
         bootstrap_interval(columns, _pooled, seed=seed, resamples=resamples, level=LEVEL)
         if several
-        else None
+        else None,
     )
-    return _bounds(value, interval, "bootstrap") if interval else {"value": value}
 
 
 def _pooled(columns: NDArray[np.float64]) -> float | None:
@@ -310,5 +265,7 @@ def _pooled(columns: NDArray[np.float64]) -> float | None:
     return math.exp(total / count) if count else None
 
 
-def _bounds(value: float, interval: Interval, method: str) -> dict[str, Any]:
-    return {"value": value, "lower": interval[0], "upper": interval[1], "interval": method}
+def _bounds(value: float, interval: Interval | None, method: str = "bootstrap") -> dict[str, Any]:
+    if interval is None:
+        return {"value": value}
+    return {"value": value, "lower": interval.lower, "upper": interval.upper, "interval": method}

@@ -11,46 +11,23 @@ import pyarrow as pa
 
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.benchmark.scoring import Baseline, ScoreRow, baselines_of, score
+from tasks.benchmark.samples import Baseline, baselines_of
+from tasks.benchmark.scoring import ScoreRow, score
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
+TYPES = {"k": "int64", "tasks": "int64", "samples": "int64", "missing": "int64"} | {
+    **dict.fromkeys(("value", "lower", "upper"), "double"),
+    "degenerate_counted": "bool",
+}
+COLUMNS = """model track metric k value lower upper interval tasks samples rule over why_not
+    degenerate_counted missing baseline"""
 SCORES = pa.schema(
-    [
-        ("model", pa.string()),
-        ("track", pa.string()),
-        ("metric", pa.string()),
-        ("k", pa.int64()),
-        ("value", pa.float64()),
-        ("lower", pa.float64()),
-        ("upper", pa.float64()),
-        ("interval", pa.string()),
-        ("tasks", pa.int64()),
-        ("samples", pa.int64()),
-        ("rule", pa.string()),
-        ("over", pa.string()),
-        ("why_not", pa.string()),
-        ("degenerate_counted", pa.bool_()),
-        ("missing", pa.int64()),
-        ("baseline", pa.string()),
-    ]
+    [(name, pa.type_for_alias(TYPES.get(name, "string"))) for name in COLUMNS.split()]
 )
-READ = (
-    "candidate_id",
-    "task_id",
-    "status",
-    "reason",
-    "outputs_match",
-    "timing",
-    "device",
-    "correctness",
-    "custom_kernels",
-    "custom_kernel_time_share",
-    "library_calls",
-    "detail",
-    "log_tail",
-)
+READ = """candidate_id task_id status reason outputs_match timing device correctness custom_kernels
+    custom_kernel_time_share library_calls detail log_tail""".split()
 
 
 class Answers(Record):

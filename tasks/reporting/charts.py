@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -24,28 +24,9 @@ if TYPE_CHECKING:
 # contrast against white and against #111 is above 3.5 : 1 for each
 INK, FIRST, SECOND, MUTED = "#808080", "#3d85c6", "#cc6d1f", "#7f8794"
 SIZE_INCHES, DOTS_PER_INCH = (7.0, 4.2), 150
+WIDTH = 7.4  # inches, of a figure that a page shows
 CAPTION_CHARACTERS_PER_INCH = 15.5
-SETTINGS: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "concur",
-    "text.parse_math": False,  # a `$` in a name is a character
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": INK,
-    "grid.alpha": 0.25,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "legend.fontsize": "small",
-    "legend.columnspacing": 1.2,
-    **dict.fromkeys(
-        ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
-    ),
-}
+SETTINGS = Path(__file__).with_name("concur.mplstyle")
 _SVG_STYLE = (
     "<style>svg{color:#1d2126}@media(prefers-color-scheme:dark){svg{color:#dfe3e8}}</style>"
 )
@@ -95,7 +76,7 @@ def style() -> Iterator[None]:
     """The look, as a decorator of a function that draws: labels are made while it draws."""
     import matplotlib
 
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(fname=SETTINGS):
         yield
 
 
@@ -117,6 +98,26 @@ def labelled(axes: Axes, x: str, y: str, *, grid: Literal["both", "x", "y"] = "y
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(axis=grid)
+
+
+def point_rows(
+    axes: Axes,
+    names: Sequence[str],
+    rows: Sequence[tuple[float | None, float | None, float | None, str]] = (),
+    *,
+    size: float = 4,
+) -> None:
+    """Name the rows of the axes, first on top, and draw a point with its interval in each.
+
+    A row is (value, lower, upper, colour); what is None is not drawn.
+    """
+    for place, (value, lower, upper, colour) in enumerate(rows):
+        if lower is not None and upper is not None:
+            axes.hlines(place, lower, upper, color=colour, linewidth=1.8)
+        if value is not None:  # whole at the edge too
+            axes.plot([value], [place], marker="o", markersize=size, color=colour, clip_on=False)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def note(axes: Axes, text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kernels_eval.records import Record
-from tasks.reporting.blocks import Table
+from tasks.reporting.page import Table
 from tasks.reporting.text import interval, p_value
 
 

@@ -1,7 +1,11 @@
-"""Content as one self-contained HTML page, and the same content as Markdown.
+"""A page from a template, as one self-contained HTML file or as Markdown.
 
-Guarantees: the HTML page loads nothing and runs no script; everything in either is escaped; only an
-http(s) address becomes a link. Does not guarantee what lies behind a link.
+A page's template calls the parts of `html.j2` and `md.j2` (section, table, picture, ...), which
+have the same names and arguments, so it is written once. Numbers become text by the filters
+`count`, `form`, `number`, `interval`, `share` and `p_value`. Guarantees: the HTML page loads
+nothing and runs no script; every value in either form is escaped, those of Markdown become one
+line; only an http(s) address becomes a link; a section without content is left out. Does not
+guarantee what lies behind a link.
 """
 
 from __future__ import annotations
@@ -9,134 +13,131 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from tasks.reporting.blocks import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Folded,
-    Link,
-    Links,
-    Picture,
-    Section,
-    Table,
-    Text,
+from tasks.reporting.text import (
+    address,
+    as_text,
+    clean,
+    cut,
+    hours,
+    interval,
+    number,
+    p_value,
+    plural,
+    share,
 )
-from tasks.reporting.text import address, as_text, clean, interval, plural
 
+Form = Literal["html", "md", "txt"]
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
-MARKDOWN_CHARS = 100_000  # of one block
+MARKDOWN_CHARS = 100_000  # of one value
+
+
+@dataclass(frozen=True)
+class Bullets:
+    """A list, one item a line."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """Text that leads to a page. What is no http(s) address stays text."""
+
+    text: str
+    url: str
+
+
+Cell = str | Link | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; every row has as many cells as the header."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+
+Block = Bullets | Table
 
 
 def page_of(
+    template: Path,
+    form: Form,
+    *,
     title: str,
     facts: Sequence[str],
     sentence: str,
-    content: Sequence[Section],
-    drawn: Mapping[str, str],
+    drawn: Mapping[str, str] | None = None,
+    **content: Any,
 ) -> str:
-    """Return one self-contained HTML page: title, a line of facts, the headline, the sections.
+    """Return the page: title, a line of facts, the headline, and what the template makes of
+    `content`.
 
-    Strings are raw. `drawn` maps a figure's name to its SVG. Raises jinja2.UndefinedError for a
-    picture that is not drawn.
+    Strings are raw. `drawn` maps a figure's name to its SVG; small screens show "NAME.narrow" where
+    there is one. Raises jinja2.UndefinedError for a value or a picture that is not given.
     """
-    return _template().render(
-        title=title, facts=facts, sentence=sentence, content=content, drawn=drawn
-    )
-
-
-def markdown_of(title: str, facts: Sequence[str], sentence: str, content: Sequence[Section]) -> str:
-    """Return the same page as Markdown: figures are named, not drawn. Strings are raw."""
-    lines = [f"# {_md(title)}", ", ".join(_md(fact) for fact in facts if fact)]
-    lines.append(f"**{_md(sentence)}**")
-    for section in content:
-        lines.append(f"## {_md(section.title)}")
-        lines += [block_markdown(block) for block in section.blocks]
-    return "\n\n".join(line for line in lines if line) + "\n"
-
-
-def block_markdown(block: Block) -> str:
-    """Return one block as Markdown in which nothing of its texts is markup."""
-    match block:
-        case Text(text):
-            return _md(text)
-        case Bullets(items):
-            return "\n".join(f"- {_md(item)}" for item in items)
-        case Links(items):
-            return " · ".join(_cell(item) for item in items)
-        case Table(header, rows):
-            lines = [[_md(name) for name in header], ["---"] * len(header)]
-            lines += [[_cell(value) for value in row] for row in rows]
-            return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        case Code(text):
-            # indented, not fenced: no text can close an indented block
-            return "\n".join(f"    {line}" for line in clean(text).split("\n"))
-        case Picture(name, caption, file):
-            if file:
-                return f"![{_md(caption)}]({file})"
-            return f"Figure {_md(name)} (drawn in the HTML report): {_md(caption)}"
-        case Folded(title, blocks):
-            return "\n\n".join([f"### {_md(title)}", *(block_markdown(part) for part in blocks)])
+    head = {"title": title, "facts": facts, "sentence": sentence, "drawn": drawn or {}}
+    page = _environment(form, template.parent).get_template(template.name)
+    text = page.render(content, form=form, **head)
+    return text if form == "html" else _spaced(text) + "\n"
 
 
 def rendered(template: Path, **values: object) -> str:
     """Return a text template filled with values.
 
     Of a template NAME.md.j2, nothing of the values is markup in the Markdown that is returned; any
-    other gives plain text. It knows the filter `form` (a format specification) and the functions
-    `interval` and `plural`.
+    other gives plain text.
     """
-    return (
-        _texts(template.parent, template.name.endswith(".md.j2"))
-        .get_template(template.name)
-        .render(values)
-    )
+    form: Form = "md" if template.name.endswith(".md.j2") else "txt"
+    return _environment(form, template.parent).get_template(template.name).render(values)
+
+
+def block_markdown(block: Block) -> str:
+    """Return one block as Markdown in which nothing of its texts is markup."""
+    parts = _environment("md", TEMPLATES).get_template("md.j2").module
+    return _spaced(str(vars(parts)[type(block).__name__.lower()](**vars(block))))
+
+
+def _spaced(text: str) -> str:
+    """One empty line between the parts of a Markdown page."""
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
 @cache
-def _texts(directory: Path, markdown: bool) -> Environment:
+def _environment(form: Form, folder: Path) -> Environment:
+    def shown(value: object) -> object:
+        if form == "txt" or isinstance(value, Markup):
+            return value
+        return clean(value) if form == "html" else Markup(as_text(value, MARKDOWN_CHARS))
+
+    def link(value: Cell) -> str | None:
+        url = address(value.url) if isinstance(value, Link) else None
+        return Markup(url) if form == "md" and url else url
+
     environment = Environment(
-        loader=FileSystemLoader(directory),
-        autoescape=markdown,
+        loader=FileSystemLoader([folder, TEMPLATES]),
+        autoescape=form != "txt",
         undefined=StrictUndefined,
-        finalize=_markup if markdown else None,
+        finalize=shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(form=format)
+    environment.filters.update(
+        {"data": _data, "form": format, "indented": _indented, "link": link},
+        **{"count": "{:,.0f}".format, "number": number, "width": _width, "cut": cut},
+        **{"interval": interval, "p_value": p_value, "share": share, "hours": hours},
+    )
     environment.globals.update(interval=interval, plural=plural)
     return environment
-
-
-def _markup(value: object) -> Markup:
-    return value if isinstance(value, Markup) else Markup(_md(str(value)))
-
-
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=lambda value: value if isinstance(value, Markup) else clean(value),
-    )
-    environment.filters.update(data=_data, kind=_kind, link=_link, width=_width)
-    return environment.get_template("page.html")
-
-
-def _kind(block: Block) -> str:
-    return type(block).__name__
-
-
-def _link(value: Cell) -> str | None:
-    return address(value.url) if isinstance(value, Link) else None
 
 
 def _width(value: Cell) -> str:
@@ -155,12 +156,6 @@ def _data(svg: str) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
 
 
-def _cell(value: Cell) -> str:
-    if not isinstance(value, Link):
-        return _md(value or "")
-    url = _link(value)
-    return f"[{_md(value.text)}]({url})" if url else _md(value.text)
-
-
-def _md(text: str) -> str:
-    return as_text(text, MARKDOWN_CHARS)
+def _indented(text: str) -> Markup:
+    """Code as a block of Markdown. It is indented, not fenced: no text can close such a block."""
+    return Markup("\n".join(f"    {line}" for line in clean(text).split("\n")))

@@ -126,6 +126,16 @@ def interval(
     return f"{known[0]}{unit}" + (f" ({known[1]} to {known[2]})" if len(known) == 3 else "")
 
 
+def number(value: float | None, form: str) -> str:
+    """Return a number by its format, `n/a` where there is none."""
+    return "n/a" if value is None else f"{value:{form}}"
+
+
+def hours(value: float | None) -> str:
+    """Return hours; two digits of what is small: a branch on a small model costs seconds."""
+    return number(value, ".2g" if value and value < 0.1 else ",.2f")
+
+
 def p_value(p: float | None) -> str:
     """Return a p value: `0.034`, `< 0.001`, nothing where there is none."""
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -69,6 +69,32 @@ def drawn(
     return rows
 
 
+def branch(
+    root: Path | str,
+    strategy: str,
+    seed: int,
+    verdicts: Sequence[Mapping[str, Any]],
+    *,
+    size: int | None = None,
+    **facts: Any,
+) -> Branch:
+    """A branch that is done, with these verdicts."""
+    name = f"{strategy}-{size or 'all'}-{seed}"
+    found = answers(root, "tuned", verdicts, facts.pop("snapshot", name))
+    facts = {"name": name, "strategy": strategy, "size": size, "seed": seed} | facts
+    return Branch(**facts, state="done", answers=found)
+
+
+def solved(root: Path | str, strategy: str, seed: int, right: int, tasks: int = 40) -> Branch:
+    """A branch with two samples a task that solves so many of the tasks, always the first ones."""
+    rows = [
+        verdict(f"t{task:03}", number, 2.0 if task < right else None)
+        for task in range(tasks)
+        for number in range(2)
+    ]
+    return branch(root, strategy, seed, rows, snapshot=f"{strategy}-{seed}-{right}")
+
+
 def ablation(
     root: Path | str,
     chances: Mapping[tuple[str, int | None], float],
@@ -81,47 +107,29 @@ def ablation(
 ) -> Ablation:
     """A branch for each (strategy, size) and seed. Candidate ids are the same in all branches, as
     equal answers' are."""
-    branches, number = [], 0
-    for (strategy, size), chance in chances.items():
-        for seed in range(seeds):
-            number += 1
-            name = f"{strategy}-{size or 'all'}-{seed}"
-            rows = drawn(chance, tasks=tasks, samples=samples, seed=1000 + number)
-            facts = {
-                "rows": size or 40,
-                "loss_last": 1.5 - chance,
-                "held_out_loss_last": 1.7,
-                "gpu_hours": 0.25,
-                "seconds": 90.0,
-            }
-            links = {
-                "mlflow_url": f"http://127.0.0.1:7201/#/experiments/1/runs/{number}",
-                "prefect_url": "http://127.0.0.1:7202/runs/x",
-            }
-            made = answers(root, "tuned", rows, f"{name}")
-            branches.append(
-                Branch(
-                    name=name,
-                    strategy=strategy,
-                    size=size,
-                    seed=seed,
-                    state="done",
-                    answers=made,
-                    **facts,
-                    **links,
-                )
-            )
-    references = (
-        [answers(root, "base", drawn(base, tasks=tasks, samples=samples, seed=1), "of-base")]
-        if base is not None
-        else []
+    plans = [(*plan, seed) for plan in chances.items() for seed in range(seeds)]
+    branches = tuple(
+        branch(
+            *(root, strategy, seed),
+            drawn(chance, tasks=tasks, samples=samples, seed=1000 + number),
+            size=size,
+            rows=size or 40,
+            loss_last=1.5 - chance,
+            held_out_loss_last=1.7,
+            gpu_hours=0.25,
+            seconds=90.0,
+            mlflow_url=f"http://127.0.0.1:7201/#/experiments/1/runs/{number}",
+            prefect_url="http://127.0.0.1:7202/runs/x",
+        )
+        for number, ((strategy, size), chance, seed) in enumerate(plans, 1)
     )
+    beside = {} if base is None else {"base": drawn(base, tasks=tasks, samples=samples, seed=1)}
     facts = {
         "name": "planted",
         "fingerprint": "abc123",
         "base_model": "small",
         "created_at": "2026-11-22T05:00:00+00:00",
+        "branches": branches,
+        "references": tuple(answers(root, name, rows, "of-base") for name, rows in beside.items()),
     }
-    return Ablation(
-        **(facts | {"branches": tuple(branches), "references": tuple(references)} | more)
-    )
+    return Ablation(**(facts | more))

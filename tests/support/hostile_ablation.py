@@ -16,7 +16,7 @@ from tasks.benchmark.comparison.records import Ablation, Branch, Written
 from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.connection import Destination
 from tasks.tracking.records import RunRecord, StageRecord
-from tests.support.ablations import answers, drawn, verdict
+from tests.support.ablations import answers, branch, drawn, verdict
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
 OUTSIDE = f"http://{CANARY}/run'\"><script>{ACT}</script>"
@@ -39,35 +39,23 @@ def hostile_ablation(root: Path | str) -> Ablation:
         (PAYLOADS[0], 10, 0),
         (PAYLOADS[1], None, 1),
     ]
-    branches = []
-    for number, (strategy, size, seed) in enumerate(plans):
-        rows = drawn(0.2 + 0.05 * number, tasks=8, samples=3, seed=number, device=HOSTILE)
-        rows += [
-            verdict(task, 0, None, HOSTILE) | {"status": "task_error", "reason": "reference_failed"}
-            for task in PAYLOADS
-        ]
-        facts: dict[str, Any] = {
-            "curated": HOSTILE,
-            "trained": LINES,
-            "scores": HOSTILE,
-            "rows": size or 20,
-            "loss_last": 1.0,
-        }
-        made = answers(root, "tuned", rows, f"branch-{number}")
-        name = f"branch {number} {strategy}"
-        branches.append(
-            Branch(
-                name=name,
-                strategy=strategy,
-                size=size,
-                seed=seed,
-                state="done",
-                answers=made,
-                **facts,
-                **LINKS,
-            )
+    facts: dict[str, Any] = {"curated": HOSTILE, "trained": LINES, "scores": HOSTILE, **LINKS}
+    broken = {"status": "task_error", "reason": "reference_failed"}
+    branches = [
+        branch(
+            *(root, strategy, seed),
+            drawn(0.2 + 0.05 * number, tasks=8, samples=3, seed=number, device=HOSTILE)
+            + [verdict(task, 0, None, HOSTILE) | broken for task in PAYLOADS],
+            size=size,
+            name=f"branch {number} {strategy}",
+            snapshot=f"branch-{number}",
+            rows=size or 20,
+            loss_last=1.0,
+            **facts,
         )
-    lost = {"strategy": PAYLOADS[0], "seed": 2, **LINKS}
+        for number, (strategy, size, seed) in enumerate(plans)
+    ]
+    lost: dict[str, Any] = {"strategy": PAYLOADS[0], "seed": 2, **LINKS}
     branches.append(Branch(name=f"failed {HOSTILE}", state="failed", error=LINES, **lost))
     branches.append(Branch(name=f"left {LINES}", state="left_out", error=HOSTILE, **lost))
     beside = {

@@ -9,59 +9,29 @@ from tasks.benchmark.errors import ErrorGroup
 from tasks.benchmark.report.records import CandidatePoint, Example, ReportContext
 from tests.support.payloads import HOSTILE
 
-
-def hostile_fields(text: str) -> dict[str, Any]:
-    """Fields of a report that hold words of others, all of them `text`."""
-    return {
-        "errors": [
-            ErrorGroup(
-                reason=text,
-                signature=text,
-                count=1,
-                tasks=1,
-                models={text: 1},
-                names=[text],
-                example=text,
-            )
-        ],
-        "findings": [text],
-        "findings_bounded_by": [text],
-        "points": [
-            CandidatePoint(
-                task_name=text,
-                generator=text,
-                status=text,
-                reason=text,
-                reasoning_tokens=5,
-                speedup=2.0,
-            )
-        ],
-        "examples": [
-            Example(
-                task_name=text, generator=text, status=text, reason=text, detail=text, code=text
-            )
-        ],
-        "fingerprints": {text: text},
-        "tool_versions": {text: text},
-        "hardware": {text: text},
-        "config": {text: [text]},
-        "notes": [text],
-    }
+COUNTED = ("status", "reason", "criterion")
+NAMED = ("fingerprints", "tool_versions", "hardware")
 
 
-def hostile_report() -> ReportContext:
+def hostile_report(text: str = HOSTILE) -> ReportContext:
+    shown: dict[str, Any] = dict.fromkeys(("task_name", "generator", "status", "reason"), text)
+    error: dict[str, Any] = dict.fromkeys(("reason", "signature", "example"), text)
+    counts: dict[str, Any] = {f"{name}_counts": {text: 1} for name in COUNTED}
+    named: dict[str, Any] = {name: {text: text} for name in NAMED}
+    said: dict[str, Any] = dict.fromkeys(("findings", "findings_bounded_by", "notes"), (text,))
     return ReportContext(
-        run_name=HOSTILE,
+        run_name=text,
         language="cpp",
-        device=HOSTILE,
+        device=text,
+        base_model=text,
         tasks=1,
         candidates=1,
-        status_counts={HOSTILE: 1},
-        reason_counts={HOSTILE: 1},
-        criterion_counts={HOSTILE: 1},
-        trace_flags={HOSTILE: (1, 1)},
-        base_model=HOSTILE,
-        history=[],
-        scores=[],
-        **hostile_fields(HOSTILE),
+        trace_flags={text: (1, 1)},
+        errors=(ErrorGroup(**error, count=1, tasks=1, models={text: 1}, names=(text,)),),
+        points=(CandidatePoint(**shown, reasoning_tokens=5, speedup=2.0),),
+        examples=(Example(**shown, detail=text, code=text),),
+        config={text: [text]},
+        **counts,
+        **named,
+        **said,
     )

@@ -18,8 +18,8 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from kernels_eval.errors import UsageError
+from tasks.benchmark.report.content import summary_table
 from tasks.benchmark.report.files import build_report, to_markdown
-from tasks.benchmark.report.summary import summary_table
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
 from tasks.reporting.text import as_text, cells
 from tasks.tracking.connection import Destination

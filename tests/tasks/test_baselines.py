@@ -17,12 +17,13 @@ from flows.track import model_records
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict
 from tasks.benchmark.report.files import to_markdown
 from tasks.benchmark.report.records import ReportContext
-from tasks.benchmark.samples import baselines_of, uncompiled_tasks
+from tasks.benchmark.samples import BASELINES, baselines_of, uncompiled_tasks
 from tasks.benchmark.score_table import markdown_of
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, distribution, score
 from tasks.benchmark.stage import SCORES, Answers, scores_of
-from tasks.store.snapshot import Snapshot
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import VERDICTS
+from tests.support.verdict_rows import find
 
 ASKED: dict[str, Any] = {"ks": (1,), "ps": (0.0, 1.0), "resamples": 100}
 NO_BASELINE = CompiledBaseline(
@@ -78,25 +79,28 @@ def stored(path: Path, verdicts: list[Verdict], schema: pa.Schema = VERDICTS) ->
 
 
 def frame(tmp_path: Path, **models: list[Verdict]) -> pl.DataFrame:
-    parts = [
-        pl.read_parquet(stored(tmp_path / f"{name}.parquet", verdicts))
+    return pl.concat(
+        pl.read_parquet(stored(tmp_path / f"{name}.parquet", verdicts)).with_columns(
+            pl.lit(name).alias("model")
+        )
         for name, verdicts in models.items()
-    ]
-    named = [
-        part.with_columns(pl.lit(name).alias("model"))
-        for name, part in zip(models, parts, strict=True)
-    ]
-    return pl.concat(named)
+    )
 
 
-def value(
-    rows: list[ScoreRow], metric: str, model: str = "m", track: str = "custom_kernel"
-) -> float | None:
-    found = [
-        row.value for row in rows if (row.metric, row.model, row.track) == (metric, model, track)
-    ]
-    assert len(found) == 1
-    return found[0]
+def both(tmp_path: Path) -> list[ScoreRow]:
+    made = frame(tmp_path, m=BOTH)
+    return [row for baseline in BASELINES for row in score(made, baseline=baseline, **ASKED)]
+
+
+def kept(tmp_path: Path, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> SnapshotRef:
+    snapshot = Snapshot(str(tmp_path), "benchmark", name)
+    snapshot.append(rows, schema)
+    return snapshot.publish(config={}, rows=len(rows)).ref
+
+
+def value(rows: list[ScoreRow], metric: str, model: str = "m") -> float | None:
+    k = None if metric == GEOMETRIC_MEAN else 1
+    return find(rows, metric, k, "custom_kernel", model=model).value
 
 
 BOTH = [
@@ -111,27 +115,17 @@ def test_each_baseline_counts_its_own_speedups(tmp_path: Path) -> None:
     made = frame(tmp_path, m=BOTH)
     assert baselines_of(made) == ("eager", "compile") and uncompiled_tasks(made) == ["c"]
     eager, compiled = (score(made, baseline=baseline, **ASKED) for baseline in baselines_of(made))
-    assert value(eager, "fast_1") == pytest.approx(3 / 4) and value(eager, "exec") == pytest.approx(
-        3 / 4
-    )
-    assert value(compiled, "fast_1") == pytest.approx(1 / 3), (
-        "of a, b and d; c has no such baseline and counts for nobody"
-    )
+    assert value(eager, "fast_1") == value(eager, "exec") == pytest.approx(3 / 4)
+    # of a, b and d; c has no such baseline and counts for nobody
+    assert value(compiled, "fast_1") == pytest.approx(1 / 3)
     assert value(compiled, GEOMETRIC_MEAN) == pytest.approx((2.0 * 0.5) ** 0.5)
     assert value(eager, GEOMETRIC_MEAN) == pytest.approx(24 ** (1 / 3))
-    assert {row.metric for row in compiled} == {
-        "fast_1",
-        GEOMETRIC_MEAN,
-    }, "being right has no baseline"
-    assert {row.baseline for row in eager} == {"eager"} and {row.baseline for row in compiled} == {
-        "compile"
-    }
-    assert {row.tasks for row in compiled} == {3}
-    median = next(
-        row
-        for row in distribution(made, resamples=50, baseline="compile")
-        if row.metric == "speedup_q0.5"
-    )
+    metrics = {row.metric for row in compiled}
+    assert metrics == {"fast_1", GEOMETRIC_MEAN}, "being right has no baseline"
+    assert {row.baseline for row in eager} == {"eager"}
+    assert {(row.baseline, row.tasks) for row in compiled} == {("compile", 3)}
+    spread = distribution(made, resamples=50, baseline="compile")
+    median = find(spread, "speedup_q0.5", None)
     assert median.value == pytest.approx(1.25) and median.baseline == "compile"
 
 
@@ -193,20 +187,12 @@ def test_a_verdict_with_it_survives_the_table(tmp_path: Path) -> None:
 
 
 def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path: Path) -> None:
-    made = frame(tmp_path, m=BOTH)
-    rows = [
-        row for baseline in ("eager", "compile") for row in score(made, baseline=baseline, **ASKED)
-    ]
-    snapshot = Snapshot(str(tmp_path), "benchmark", "new")
-    snapshot.append([row.model_dump() for row in rows], SCORES)
-    ref = snapshot.publish(config={}, rows=len(rows)).ref
+    rows = both(tmp_path)
+    ref = kept(tmp_path, "new", [row.model_dump() for row in rows], SCORES)
     assert scores_of(ref) + scores_of(ref, "compile") == rows
-    old = Snapshot(str(tmp_path), "benchmark", "old")
-    old.append(
-        [row.model_dump(exclude={"baseline"}) for row in scores_of(ref)],
-        pa.schema([f for f in SCORES if f.name != "baseline"]),
-    )
-    before = old.publish(config={}, rows=1).ref
+    old = pa.schema([field for field in SCORES if field.name != "baseline"])
+    eager = [row.model_dump(exclude={"baseline"}) for row in scores_of(ref)]
+    before = kept(tmp_path, "old", eager, old)
     assert scores_of(before) == scores_of(ref) and scores_of(before, "compile") == []
 
 
@@ -226,43 +212,21 @@ def test_the_command_names_the_baseline_of_every_row(tmp_path: Path) -> None:
 
 
 def test_the_report_shows_both_with_their_names(tmp_path: Path) -> None:
-    made = frame(tmp_path, m=BOTH)
-    facts = {
-        "run_name": "r",
-        "language": "cpp",
-        "tasks": 4,
-        "candidates": 4,
-        "scores": tuple(score(made, **ASKED)),
-    }
-    alone = to_markdown(ReportContext.model_validate(facts))
-    both = to_markdown(
-        ReportContext.model_validate(
-            facts | {"against_compile": tuple(score(made, baseline="compile", **ASKED))}
-        )
+    rows = {name: [r for r in both(tmp_path) if r.baseline == name] for name in BASELINES}
+    alone = ReportContext(
+        run_name="r", language="cpp", tasks=4, candidates=4, scores=tuple(rows["eager"])
     )
-    assert "torch.compile" not in alone
-    line = next(
-        line
-        for line in both.splitlines()
-        if line.startswith("| m | custom kernel") and "1.00" in line
-    )
-    assert "against torch.compile" in both and "33" in line
+    assert "torch.compile" not in to_markdown(alone)
+    text = to_markdown(alone.model_copy(update={"against_compile": tuple(rows["compile"])}))
+    lines = [line for line in text.splitlines() if line.startswith("| m | custom kernel")]
+    assert "against torch.compile" in text
+    assert "33" in next(line for line in lines if "1.00" in line)
 
 
 def test_mlflow_keeps_both_apart(tmp_path: Path) -> None:
-    made = frame(tmp_path, m=BOTH)
-    rows = [
-        row for baseline in ("eager", "compile") for row in score(made, baseline=baseline, **ASKED)
-    ]
-    snapshot = Snapshot(str(tmp_path), "benchmark", "both")
-    snapshot.append([row.model_dump() for row in rows], SCORES)
-    ref = snapshot.publish(config={}, rows=len(rows)).ref
-    (record,) = model_records(
-        Benchmarked(
-            suite=ref, answers=(Answers(model="m", candidates=ref, verdicts=ref),), scores=ref
-        )
-    )
-    assert record.metrics["fast_1_at_1"] == pytest.approx(3 / 4) and record.metrics[
-        "fast_1_at_1_vs_compile"
-    ] == pytest.approx(1 / 3)
+    ref = kept(tmp_path, "both", [row.model_dump() for row in both(tmp_path)], SCORES)
+    answers = (Answers(model="m", candidates=ref, verdicts=ref),)
+    (record,) = model_records(Benchmarked(suite=ref, answers=answers, scores=ref))
+    assert record.metrics["fast_1_at_1"] == pytest.approx(3 / 4)
+    assert record.metrics["fast_1_at_1_vs_compile"] == pytest.approx(1 / 3)
     assert "exec_at_1" in record.metrics and "exec_at_1_vs_compile" not in record.metrics

@@ -3,7 +3,6 @@ numbers, and else not."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.errors import UsageError
-from kernels_eval.records import STATUS_OF
 from tasks.benchmark.breakdown import (
     GroupRow,
     arl_groups,
@@ -23,7 +20,6 @@ from tasks.benchmark.breakdown import (
     score_groups,
 )
 from tasks.benchmark.diagnosis import (
-    Bottleneck,
     Diagnosis,
     Evidence,
     Traces,
@@ -37,28 +33,12 @@ from tasks.benchmark.diagnosis import (
 from tasks.benchmark.errors import error_groups, first_error, signature
 from tasks.benchmark.metrics import wilson_interval
 from tasks.benchmark.scoring import ScoreRow, distribution, score
-
-NUMBER = itertools.count()
+from tests.support import verdict_rows
+from tests.support.verdict_rows import frame
 
 
 def row(task: str, outcome: float | str, model: str = "tuned", **facts: Any) -> dict[str, Any]:
-    timed = not isinstance(outcome, str)
-    return {
-        "model": model,
-        "candidate_id": f"c{next(NUMBER)}",
-        "task_id": task,
-        "status": "correct" if timed else str(STATUS_OF[outcome]),
-        "reason": "ok" if timed else outcome,
-        "outputs_match": timed,
-        "timing": {"speedup": outcome if timed else None},
-        "detail": "",
-        "log_tail": "",
-    } | facts
-
-
-def frame(*rows: dict[str, Any]) -> pl.DataFrame:
-    types = {"timing": pl.Struct({"speedup": pl.Float64}), "outputs_match": pl.Boolean}
-    return pl.DataFrame(list(rows), schema_overrides=types, infer_schema_length=None)
+    return verdict_rows.row(model, task, outcome, **facts)
 
 
 def levels(one: int, two: int, tasks: int = 50, speedup: float = 0.5) -> pl.DataFrame:
@@ -92,14 +72,10 @@ def test_a_group_is_scored_as_its_verdicts_alone_would_be() -> None:
     verdicts = levels(10, 30)
     found = of_levels(verdicts)
     assert list(dict.fromkeys(r.group for r in found)) == ["1", "2"]
-    alone = score(
-        verdicts.filter(pl.col("task_id").str.starts_with("L2/")), ks=(1,), ps=(1.0,), resamples=300
-    )
-    assert [
-        ScoreRow.model_validate(r.model_dump(exclude={"by", "group"}))
-        for r in found
-        if r.group == "2"
-    ] == alone
+    own = verdicts.filter(pl.col("task_id").str.starts_with("L2/"))
+    alone = score(own, ks=(1,), ps=(1.0,), resamples=300)
+    second = [r.model_dump(exclude={"by", "group"}) for r in found if r.group == "2"]
+    assert second == [r.model_dump() for r in alone]
 
 
 def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last() -> None:
@@ -121,15 +97,10 @@ def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last() -> 
         ("softmax", ["a", "c"]),
         ("not counted", ["d"]),
     ]
-    rows = score_groups(
-        frame(row("a", 2.0), row("b", "wrong_output")), found, ks=(1,), resamples=50
-    )
-    matmul = [
-        r
-        for r in rows
-        if (r.by, r.group, r.metric, r.track) == ("operator_family", "matmul", "exec", "any")
-    ]
-    assert [(r.value, r.tasks) for r in matmul] == [(0.5, 2)]
+    verdicts = frame(row("a", 2.0), row("b", "wrong_output"))
+    rows = score_groups(verdicts, found, ks=(1,), resamples=50)
+    matmul = verdict_rows.find(rows, "exec", by="operator_family", group="matmul")
+    assert (matmul.value, matmul.tasks) == (0.5, 2)
     assert not [r for r in rows if r.group == "not counted"]  # no verdict is there
 
 
@@ -143,38 +114,25 @@ def test_thirds_by_mean_length_leave_unknown_lengths_out() -> None:
     )
     assert arl_groups(lengths) == {"short": ["d", "c"], "middle": ["b", "a"], "long": ["e", "f"]}
     assert arl_groups(lengths.head(3)) == {}
-    with pytest.raises(UsageError, match="reasoning_tokens"):
-        arl_groups(lengths.drop("reasoning_tokens"))
 
 
 def test_the_gap_of_two_groups_covers_the_truth() -> None:
     """Two groups of 60 tasks that are solved at 20 and 45 %: 95 of 100 intervals hold 25 points."""
     rng, hits, runs = np.random.default_rng(0), 0, 400
 
+    facts: dict[str, Any] = {"model": "m", "track": "any", "metric": "exec", "samples": 60}
+
     def scored(share: float) -> ScoreRow:
         solved = int(rng.binomial(60, share))
         lower, upper = wilson_interval(solved, 60)
-        return ScoreRow(
-            model="m",
-            track="any",
-            metric="exec",
-            k=1,
-            value=solved / 60,
-            lower=lower,
-            upper=upper,
-            tasks=60,
-            samples=60,
-        )
+        return ScoreRow(**facts, value=solved / 60, lower=lower, upper=upper, tasks=60)
 
     for _ in range(runs):
         found = gap(scored(0.45), scored(0.20))
         assert found is not None
         hits += found[1].lower <= 0.25 <= found[1].upper
     assert 0.925 <= hits / runs <= 0.98
-    assert (
-        gap(ScoreRow(model="m", track="any", metric="exec", tasks=0, samples=0), scored(0.2))
-        is None
-    )
+    assert gap(ScoreRow(**facts, tasks=0), scored(0.2)) is None
 
 
 # -- signatures ------------------------------------------------------------------------------------
@@ -284,8 +242,8 @@ def test_with_a_profile_the_operator_that_was_left_to_torch_is_named() -> None:
     verdicts = slow(*[0.9] * 10)
 
     def of(operator: str, share: float) -> Diagnosis | None:
-        main = {f"t{i}": Bottleneck(operator=operator, share=share) for i in range(10)}
-        return missed_bottleneck("tuned", verdicts, main)
+        spent = {f"t{i}": {operator: share, "rest": 0.1} for i in range(10)}
+        return missed_bottleneck("tuned", verdicts, spent)
 
     found = of("torch.convolution", 0.8)
     assert found is not None and found.numbers["share"] == 1.0

@@ -136,12 +136,9 @@ def test_a_frame_of_two_generators_is_divided() -> None:
 def test_generators_without_a_common_task_cannot_agree() -> None:
     first, second = planted(30, seed=4, harder=1.0), planted(30, seed=5, harder=1.0, name="h")
     found = difficulty(first, second.with_columns(task_id="other/" + pl.col("task_id")))
-    assert (
-        found.agreement is not None
-        and found.agreement.tasks == 0
-        and found.agreement.spearman.value is None
-    )
-    assert "0 tasks are shared" in found.agreement.spearman.why_not
+    both = found.agreement
+    assert both is not None and both.tasks == 0 and both.spearman.value is None
+    assert "0 tasks are shared" in both.spearman.why_not
 
 
 def test_groups_by_hand() -> None:
@@ -155,17 +152,17 @@ def test_groups_by_hand() -> None:
     )
     found = difficulty(frame)
     assert found.tertiles is not None
-    easy, medium, hard = found.tertiles.groups
-    assert [(group.from_arl, group.to_arl, group.exec.value) for group in (easy, medium, hard)] == [
+    groups = found.tertiles.groups
+    assert [(group.from_arl, group.to_arl, group.exec.value) for group in groups] == [
         (200, 200, 1.0),
         (600, 600, 0.5),
         (2000, 2000, 0.0),
     ]
-    assert (
-        easy.speedup.value == pytest.approx(4.0)
-        and medium.speedup.value == pytest.approx(0.5)
-        and hard.speedup.value is None
-    )
+    assert [group.speedup.value for group in groups] == [
+        pytest.approx(4.0),
+        pytest.approx(0.5),
+        None,
+    ]
     assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
 
 
@@ -185,21 +182,22 @@ def test_equal_arls_are_divided_the_same_way_whatever_the_order() -> None:
     assert divide(tasks.head(2), (1 / 3, 2 / 3), "x") is None
 
 
-def test_the_words_for_steps() -> None:
-    def step(value: float, lower: float | None, upper: float | None) -> Estimate:
-        return Estimate(value=value, lower=lower, upper=upper)
+SURE = (1, 0.5, 1.5)
 
-    sure, perhaps, unsure, rises = (
-        step(1, 0.5, 1.5),
-        step(0.1, -0.1, 0.3),
-        step(-0.1, -0.3, 0.1),
-        step(-1, -2, -0.5),
-    )
-    assert monotone([sure, sure]) == "falls"
-    assert monotone([sure, perhaps]) == "not refuted"
-    assert monotone([sure, unsure]) == "not shown"
-    assert monotone([sure, rises]) == "refuted"
-    assert monotone([sure, step(1, None, None)]) == "unsayable"
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (SURE, "falls"),
+        ((0.1, -0.1, 0.3), "not refuted"),
+        ((-0.1, -0.3, 0.1), "not shown"),
+        ((-1, -2, -0.5), "refuted"),
+        ((1, None, None), "unsayable"),
+    ],
+)
+def test_the_words_for_steps(second: tuple[float, float | None, float | None], said: str) -> None:
+    steps = [Estimate(value=v, lower=lower, upper=upper) for v, lower, upper in (SURE, second)]
+    assert monotone(steps) == said
 
 
 def test_bad_frames_are_usage_errors() -> None:

@@ -14,24 +14,19 @@ from kernels_eval.errors import UsageError
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.curation.explain import CHECKS, Explanation, explain
 from tasks.curation.strategies import BASELINES, RULES, curate
-from tests.support.samples import SINGLE, any_samples, frame, sample
+from tests.support.samples import any_samples, frame, sample, samples
 
 
 def why(candidate_id: str, *rows: dict[str, Any], **config: Any) -> Explanation:
     return explain(frame(*rows), CurationConfig(**config), candidate_id)
 
 
-ROWS = (
-    sample("a", 0, 5120, 1.2),
-    sample("a", 1, 3004, 1.0),
-    sample("a", 2, 6000, 7.0),
-    sample("b", 0, 100, 2.0),
-    sample("b", 1, 100, 2.0),
-    sample("b", 2, 50, None, status="incorrect") | {"reason": "wrong_output"},
-    sample("c", 0, 400, 1.0, ops=SINGLE),
-    sample("c", 1, 300, 1.0, ops=SINGLE),
-    sample("c", 2, 500, 1.0, ops=SINGLE),
+ROWS = samples(
+    """a-0 5120 1.2; a-1 3004 1.0; a-2 6000 7.0
+    b-0 100 2.0; b-1 100 2.0; b-2 50 - status=incorrect
+    c-0 400 1.0 single; c-1 300 1.0 single; c-2 500 1.0 single"""
 )
+ROWS[5]["reason"] = "wrong_output"
 
 
 def test_not_the_shortest_not_the_fastest_not_fast_enough_and_no_single_operator() -> None:
@@ -94,12 +89,10 @@ def test_strict_demands_come_first() -> None:
 
 
 def test_the_quota_and_the_turn() -> None:
-    singles = [
-        row
-        for name in ("s1", "s2")
-        for row in (sample(name, 0, 100, 1.0, ops=SINGLE), sample(name, 1, 200, 2.0, ops=SINGLE))
-    ]
-    rows = [sample("f", 0, 100, 2.0), *singles]
+    rows = samples(
+        """f-0 100 2.0; s1-0 100 1.0 single; s1-1 200 2.0 single
+        s2-0 100 1.0 single; s2-1 200 2.0 single"""
+    )
     assert why("s1-0", *rows).criterion == "single_operator"
     assert (
         why("s1-1", *rows).reasons[-1] == "single_operator: s1-0 (sample 0) of its task was taken"
@@ -111,12 +104,12 @@ def test_the_quota_and_the_turn() -> None:
 
 
 def test_intervals_that_overlap_or_not() -> None:
-    rows = [sample("a", 0, 100, 1.97), sample("a", 1, 200, 2.0)]
-    said = why("a-0", *rows, equal_speedups="interval")
-    assert said.taken and "their 95 % intervals overlap" in said.reasons[0]
-    rows[0] = sample("a", 0, 100, 1.0)
-    said = why("a-0", *rows, equal_speedups="interval")
-    assert not said.taken and "their 95 % intervals do not overlap" in said.reasons[0]
+    for rows, taken, words in (
+        ("a-0 100 1.97; a-1 200 2.0", True, "overlap"),
+        ("a-0 100 1.0; a-1 200 2.0", False, "do not overlap"),
+    ):
+        said = why("a-0", *samples(rows), equal_speedups="interval")
+        assert said.taken == taken and f"their 95 % intervals {words}" in said.reasons[0]
 
 
 def test_baselines_say_the_place_in_the_task_and_in_the_order() -> None:

@@ -75,14 +75,11 @@ def test_bootstrap_narrows_with_tasks_and_widens_with_the_level() -> None:
 
 
 def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(0)
-    hits = 0
+    rng, hits = np.random.default_rng(0), 0
     for trial in range(120):
-        interval = bootstrap_interval(
-            rng.normal(0.4, 0.2, size=40), mean, seed=trial, resamples=300
-        )
-        assert interval is not None
-        hits += interval[0] <= 0.4 <= interval[1]
+        drawn = rng.normal(0.4, 0.2, size=40)
+        interval = bootstrap_interval(drawn, mean, seed=trial, resamples=300)
+        hits += interval is not None and interval[0] <= 0.4 <= interval[1]
     assert 0.86 <= hits / 120 <= 1.0
 
 
@@ -116,14 +113,9 @@ def test_wilson_against_published_values_and_edges() -> None:
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
     assert wilson_interval(0, 0) == (0.0, 1.0)
-    below, above = (
-        wilson_interval(2, 4),
-        wilson_interval(3, 4),
-    )  # a mean rate of 0.625 over 4 tasks is 2.5 of them
-    assert (
-        below[0] < wilson_interval(2.5, 4)[0] < above[0]
-        and below[1] < wilson_interval(2.5, 4)[1] < above[1]
-    )
+    # a mean rate of 0.625 over 4 tasks is 2.5 of them
+    below, between, above = (wilson_interval(successes, 4) for successes in (2, 2.5, 3))
+    assert below[0] < between[0] < above[0] and below[1] < between[1] < above[1]
     for successes, trials in ((-1, 3), (4, 3)):
         with pytest.raises(ValueError):
             wilson_interval(successes, trials)

@@ -104,53 +104,28 @@ def test_what_is_still_left_to_torch(forward: str, parts: dict[str, str], keys: 
     assert called(forward, **parts) == keys
 
 
-def test_names_of_one_operator_are_one() -> None:
-    assert (
-        len(
-            {
-                operator_key(name)
-                for name in (
-                    "nn.BatchNorm2d",
-                    "F.batch_norm",
-                    "aten.native_batch_norm",
-                    "BatchNorm1d",
-                )
-            }
-        )
-        == 1
-    )
-    assert len({operator_key(name) for name in ("linear", "torch.matmul", "addmm", "bmm")}) == 1
-    assert (
-        len(
-            {
-                operator_key(name)
-                for name in ("nn.CrossEntropyLoss", "cross_entropy_loss", "F.cross_entropy")
-            }
-        )
-        == 1
-    )
-    assert (
-        len(
-            {
-                operator_key(name)
-                for name in ("relu", "gelu", "softmax", "log_softmax", "layer_norm", "group_norm")
-            }
-        )
-        == 6
-    )
+@pytest.mark.parametrize(
+    ("names", "count"),
+    [
+        ("nn.BatchNorm2d F.batch_norm aten.native_batch_norm BatchNorm1d", 1),
+        ("linear torch.matmul addmm bmm", 1),
+        ("nn.CrossEntropyLoss cross_entropy_loss F.cross_entropy", 1),
+        ("relu gelu softmax log_softmax layer_norm group_norm", 6),
+    ],
+)
+def test_names_of_one_operator_are_one(names: str, count: int) -> None:
+    assert len({operator_key(name) for name in names.split()}) == count
 
 
 def test_shares_of_what_is_gone() -> None:
     shares = {"linear": 0.7, "gelu": 0.2, "view": 0.1}
-    assert replaced_share(shares, called("return ext.softmax(x)")) == (
-        pytest.approx(0.9),
-        True,
-    ), "a view is not there to be replaced"
+    # a view is not there to be replaced
+    gone = called("return ext.softmax(x)")
+    assert replaced_share(shares, gone) == (pytest.approx(0.9), True)
     kept = called("return ext.softmax(F.linear(x, self.w))")
     assert replaced_share(shares, kept) == (pytest.approx(0.2), False)
-    assert replaced_share({"view": 1.0}, frozenset()) == (0.0, False) and replaced_share(
-        {}, frozenset()
-    ) == (0.0, False)
+    for nothing in ({"view": 1.0}, {}):
+        assert replaced_share(nothing, frozenset()) == (0.0, False)
 
 
 @pytest.mark.parametrize("bad", ["", "class ModelNew(", "class Other: pass", "x = 1\0"])
@@ -191,17 +166,11 @@ def test_recorded_answers_that_fuse_and_one_that_falls_back() -> None:
 
 
 def verdicts(*answers: tuple[str, int, str]) -> pl.DataFrame:
-    rows = [
-        {
-            "model": "m",
-            "task_id": f"bundled/{task}",
-            "status": s,
-            "reason": "ok",
-            "code": code_of(task, n),
-        }
-        for task, n, s in answers
-    ]
-    return pl.DataFrame(rows)
+    return pl.DataFrame(
+        {"model": "m", "task_id": f"bundled/{task}", "status": status, "reason": "ok"}
+        | {"code": code_of(task, number)}
+        for task, number, status in answers
+    )
 
 
 def test_the_sentence_holds_its_numbers() -> None:

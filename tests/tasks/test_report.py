@@ -13,10 +13,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from kernels_eval.records import REASONS, Status
+from kernels_eval.records import Status
 from tasks.benchmark.breakdown import score_groups
+from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.diagnosis import Diagnosis, Evidence, diagnose
 from tasks.benchmark.errors import error_groups
+from tasks.benchmark.report.content import headline, summary_table
 from tasks.benchmark.report.figures import figures
 from tasks.benchmark.report.files import build_report, to_json, to_markdown
 from tasks.benchmark.report.records import (
@@ -27,63 +29,50 @@ from tasks.benchmark.report.records import (
     examples_of,
     points_of,
 )
-from tasks.benchmark.report.summary import headline, published_table, summary_table
-from tasks.benchmark.scoring import compare, compare_all, distribution, score, variants
+from tasks.benchmark.scoring import distribution, score, variants
 from tasks.reporting.charts import INK
 from tasks.reporting.text import clean
-from tests.support.hostile_report import hostile_fields
+from tests.support.hostile_report import hostile_report
 from tests.support.pages import HOSTILE, Page, svgs
+from tests.support.verdict_rows import row
 
 
 def verdict(
     model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0
 ) -> dict[str, Any]:
     """One verdict joined with its candidate: an outcome is a speedup or a reason."""
-    timed = isinstance(outcome, float)
-    status = (
-        "correct"
-        if timed
-        else next(status for status, reasons in REASONS.items() if outcome in reasons)
+    log = f"main.cpp:{number}:1: error: '{model}' was not declared in this scope"
+    return row(
+        model,
+        task,
+        outcome,
+        candidate_id=f"{model}-{task}-{number}",
+        detail=f"saw {outcome}",
+        log_tail=log if isinstance(outcome, str) else "",
+        generator="a model",
+        reasoning_tokens=tokens,
+        code="int x;",
     )
-    timing = (
-        {"speedup": outcome, "speedup_lower": outcome * 0.9, "speedup_upper": outcome * 1.1}
-        if timed
-        else None
-    )
-    return {
-        "model": model,
-        "candidate_id": f"{model}-{task}-{number}",
-        "task_id": task,
-        "status": str(status),
-        "reason": "ok" if timed else outcome,
-        "detail": f"saw {outcome}",
-        "outputs_match": timed,
-        "timing": timing,
-        "log_tail": (
-            "" if timed else f"main.cpp:{number}:1: error: '{model}' was not declared in this scope"
-        ),
-        "generator": "a model",
-        "reasoning_tokens": tokens,
-        "code": "int x;",
-    }
 
 
 LINE = [
-    verdict("line", "t1", 3.5, 900),
-    verdict("line", "t1", 0.8, 1200, 1),
-    verdict("line", "t2", "build_failed", 3000),
-    verdict("line", "t2", "build_failed", 3100, 1),
-    verdict("line", "t3", "wrong_output", 2500),
-    verdict("line", "t3", "no_custom_kernel", 400, 1),
+    verdict("line", *each)
+    for each in (
+        ("t1", 3.5, 900),
+        ("t1", 0.8, 1200, 1),
+        ("t2", "build_failed", 3000),
+        ("t2", "build_failed", 3100, 1),
+        ("t3", "wrong_output", 2500),
+        ("t3", "no_custom_kernel", 400, 1),
+    )
 ]
 HELD_OUT = [
-    verdict("recorded", f"h{i}", 2.0 if i else "wrong_output", number=n)
-    for i in range(4)
-    for n in range(2)
-]
-HELD_OUT += [
-    verdict(model, f"h{i}", "build_failed", number=n)
-    for model in ("base", "tuned")
+    verdict(model, f"h{i}", right if i else wrong, number=n)
+    for model, right, wrong in (
+        ("recorded", 2.0, "wrong_output"),
+        ("base", "build_failed", "build_failed"),
+        ("tuned", "build_failed", "build_failed"),
+    )
     for i in range(4)
     for n in range(2)
 ]
@@ -109,8 +98,8 @@ def facts() -> dict[str, Any]:
             for i in range(4)
         ],
         "scores": score(held_out, ks=(1, 5), ps=(0.0, 1.0, 2.0), resamples=200),
-        "comparisons": compare(
-            held_out, baseline="base", model="recorded", ks=(1,), ps=(1.0,), resamples=200
+        "comparisons": compare_all(
+            held_out, pairs=[("base", "recorded")], ks=(1,), ps=(1.0,), resamples=200
         ),
         "breakdowns": score_groups(
             held_out, {"level": {"1": ["h0", "h1"], "2": ["h2", "h3"]}}, ks=(1,), resamples=50
@@ -136,26 +125,46 @@ def context(**changes: Any) -> ReportContext:
 
 def hostile() -> ReportContext:
     """Everything a candidate, a task, a model or a profile can name is hostile at once."""
+    named: dict[str, Any] = {
+        name: [
+            each.model_copy(update={"model": HOSTILE, "group": HOSTILE}) for each in facts()[name]
+        ]
+        for name in ("scores", "breakdowns", "distributions", "variants")
+    }
+    diagnosis = [Diagnosis(sign="verbose", model=HOSTILE, sentence=HOSTILE)]
     return context(
-        run_name=HOSTILE,
-        device=HOSTILE,
-        base_model=HOSTILE,
-        status_counts={HOSTILE: 6},
-        reason_counts={HOSTILE: 6},
-        criterion_counts={HOSTILE: 1},
-        trace_flags={HOSTILE: (1, 1)},
-        scores=[row.model_copy(update={"model": HOSTILE}) for row in context().scores],
-        breakdowns=[
-            row.model_copy(update={"model": HOSTILE, "group": HOSTILE})
-            for row in context().breakdowns
-        ],
-        distributions=[
-            row.model_copy(update={"model": HOSTILE}) for row in context().distributions
-        ],
-        variants=[row.model_copy(update={"model": HOSTILE}) for row in context().variants],
-        diagnosis=[Diagnosis(sign="verbose", model=HOSTILE, sentence=HOSTILE)],
-        **hostile_fields(HOSTILE),
+        **vars(hostile_report(HOSTILE))
+        | {"history": facts()["history"]}
+        | named
+        | {"diagnosis": diagnosis}
     )
+
+
+SAID = """
+Exec@5
+n/a
+0.0 % (0.0 to 49.0)
+fast_2@1
+2.00x
+recorded minus base
+build_failed
+concise_and_fast
+2.750
+1_Square_matmul
+3.50x
+saw 3.5
+tasks a model
+They say nothing about a GPU
+a note of the run
+KernelCoder (r)
+abc123
+2.13
+repetitive
+of these taken
+Reasoning length: findings
+Shorter is more often correct.
+Three tasks only.
+"""
 
 
 # -- what it says ----------------------------------------------------------------------------------
@@ -187,25 +196,7 @@ def test_page_and_markdown_hold_the_same_facts(render: Any) -> None:
     text = render(context())
     shown = Page(text).words if text.startswith("<!doctype") else text
     shown = html.unescape(shown)
-    scores = ["Exec@5", "n/a", "0.0 % (0.0 to 49.0)", "fast_2@1", "2.00x", "recorded minus base"]
-    line = ["build_failed", "concise_and_fast", "2.750", "1_Square_matmul", "3.50x", "saw 3.5"]
-    rest = [
-        "4 tasks a model",
-        "They say nothing about a GPU",
-        "a note of the run",
-        "KernelCoder (r)",
-        "abc123",
-        "2.13",
-    ]
-    rest += [
-        "repetitive",
-        "of these taken",
-        "Reasoning length: findings",
-        "Shorter is more often correct.",
-        "Three tasks only.",
-    ]
-    for fact in (*scores, *line, *rest):
-        assert fact in shown, fact
+    assert [fact for fact in SAID.strip().splitlines() if fact not in shown] == []
 
 
 def test_a_run_without_training_or_benchmark_says_so() -> None:
@@ -218,21 +209,23 @@ def test_a_run_without_training_or_benchmark_says_so() -> None:
 
 
 def test_what_not_to_trust_follows_from_the_data() -> None:
-    def caveats(**changes: Any) -> str:
-        return " ".join(json.loads(to_json(context(**changes)))["caveats"])
+    def caveats(**changes: Any) -> dict[str, str]:
+        rows = json.loads(to_json(context(**changes)))["caveats"]
+        return {row["what"]: row["value"] for row in rows}
 
     said = caveats()
-    assert (
-        "4 tasks a model" in said
-        and "base, tuned: not one correct kernel in 8 samples" in said
-        and "CPU" in said
-    )
-    assert "recorded:" not in said
-    assert "CPU" not in caveats(language="cuda")
-    assert "do not add up" not in said and "do not add up" in caveats(candidates=7)
+    assert said["tasks a model"] == "4" and said["not one correct kernel"] == "base, tuned"
+    least = "pass@5 needs 5 samples of each task; 4 of 4 tasks have fewer (the least: 2)"
+    assert said["not estimated"] == least and "tasks without a sample" not in said
+    assert "speedups on a CPU" in said and "speedups on a CPU" not in caveats(language="cuda")
+    counts = "counts do not add up"
+    assert counts not in said and caveats(candidates=7)[counts] == "7 candidates, 6 verdicts"
     many = [row.model_copy(update={"tasks": 100}) for row in context().scores]
-    assert "too few" not in caveats(scores=many)
-    assert "different numbers" in caveats(scores=[*many[:1], *context().scores])
+    assert "tasks a model" not in caveats(scores=many)
+    assert "different numbers of tasks" in caveats(scores=[*many[:1], *context().scores])
+    fewer = [row for row in HELD_OUT if row["model"] != "tuned" or row["task_id"] == "h1"]
+    scores = score(pl.DataFrame(fewer), ks=(1,), ps=(1.0,), resamples=50)
+    assert caveats(scores=scores)["tasks without a sample"] == "tuned 3"
 
 
 def test_loss_compares_epochs_and_falls_back_to_steps() -> None:
@@ -311,34 +304,14 @@ def test_families_and_thirds_are_tables_of_their_own() -> None:
     )
 
 
-def test_differences_have_their_p_and_a_corrected_one_where_many_were_made() -> None:
+def test_differences_have_their_p_and_a_corrected_one() -> None:
     alone, together = words(), words(comparisons=compare_all(pl.DataFrame(HELD_OUT), resamples=100))
-    assert (
-        "| recorded minus base | custom kernel | Exec@1 | 4 | +75.0" in alone
-        and "| 0.250 |  |" in alone
-    )  # 2 of 8 sign patterns
+    assert "| recorded minus base | custom kernel | Exec@1 | 4 | +75.0" in alone
+    assert "| 0.250 | 0.500 |" in alone  # 2 of 8 sign patterns, two metrics
     assert "| 1.000 |" not in alone and "| 1.000 | 1.000 |" in together
 
 
-def test_what_was_not_estimated_and_who_lacks_tasks_is_said() -> None:
-    said = words()
-    assert (
-        "Not estimated: pass@5 needs 5 samples of each task; 4 of 4 tasks have fewer (the"
-        " least: 2)." in said
-    )
-    assert "no sample on" not in said
-    fewer = pl.DataFrame(
-        [row for row in HELD_OUT if row["model"] != "tuned" or row["task_id"] == "h1"]
-    )
-    assert "tuned has no sample on 3 tasks that another model answered" in words(
-        scores=score(fewer, ks=(1,), ps=(1.0,), resamples=50)
-    )
-
-
 def test_published_results_stand_apart_and_are_marked() -> None:
-    table = dict(published_table())
-    assert table["KernelCoder (r)"]["L2 fast_1@10"] == "68"
-    assert "L1 Exec@10" not in table["DeepSeek-R1-0528 (r)"]
     page = build_report(context())
     ours, theirs = page.split("Published results of others")
     assert "KernelCoder" not in ours and "not comparable" in theirs
@@ -368,37 +341,11 @@ def test_points_carry_timing_only_where_there_is_one() -> None:
 def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
     page = Page(build_report(hostile()))
     assert page.open == []
-    layout = {
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "h1",
-        "h2",
-        "p",
-        "ul",
-        "li",
-        "div",
-        "details",
-        "summary",
-        "pre",
-    }
-    tables = {"table", "thead", "tbody", "tr", "th", "td", "figure", "img", "figcaption"}
-    assert {tag for tag, _ in page.tags} == layout | tables
+    tags = "html head meta title style body h1 h2 p ul li div details summary pre"
+    tables = "table thead tbody tr th td figure img figcaption"
+    assert {tag for tag, _ in page.tags} == {*tags.split(), *tables.split()}
     attributes = {name for _, found in page.tags for name in found}
-    assert attributes <= {
-        "lang",
-        "charset",
-        "name",
-        "content",
-        "http-equiv",
-        "class",
-        "scope",
-        "alt",
-        "src",
-    }
+    assert attributes <= set("lang charset name content http-equiv class scope alt src".split())
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
 
 
@@ -540,36 +487,24 @@ def test_every_figure_has_its_data() -> None:
 
 
 def test_a_large_run_stays_under_the_size_and_says_what_was_cut() -> None:
-    timing = {"lower": 1.0, "upper": 2.0}
+    known: dict[str, Any] = {"reason": "ok", "lower": 1.0, "upper": 2.0}
     points = [
         CandidatePoint(
             task_name=f"task {i}",
             status=list(Status)[i % 8],
-            reason="ok",
             reasoning_tokens=i,
             speedup=1 + i / 1e4,
-            **timing,
+            **known,
         )
         for i in range(20_000)
     ]
-    examples = [
-        Example(
-            task_name="t",
-            status="correct",
-            reason="ok",
-            code="x" * 1_000_000,
-            detail="d" * 1_000_000,
-        )
-        for _ in range(50)
-    ]
+    long = {"code": "x" * 1_000_000, "detail": "d" * 1_000_000}
+    examples = [Example(task_name="t", status="correct", reason="ok", **long)] * 50
     page = build_report(context(points=points, examples=examples, candidates=20_000))
     assert len(page.encode()) < 600_000
     words = Page(page).words
-    assert (
-        "1,500 of 20,000 candidates" in words
-        and "30 of 20,000" in words
-        and "more characters" in words
-    )
+    for cut in ("1,500 of 20,000 candidates", "30 of 20,000", "more characters"):
+        assert cut in words
 
 
 def test_the_same_context_gives_the_same_bytes() -> None:

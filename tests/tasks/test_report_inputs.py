@@ -99,11 +99,11 @@ def benchmarked(tmp_path: Path) -> Benchmarked:
 
 
 def values(rows: list[Any], by: str, model: str) -> dict[str, float | None]:
-    wanted = {"by": by, "model": model, "metric": "exec", "k": 1, "track": "custom_kernel"}
+    wanted = (by, model, "exec", 1, "custom_kernel")
     return {
         row.group: row.value
         for row in rows
-        if all(getattr(row, name) == value for name, value in wanted.items())
+        if (row.by, row.model, row.metric, row.k, row.track) == wanted
     }
 
 
@@ -162,34 +162,19 @@ def test_outputs_are_read_for_flags_and_lengths(benchmarked: Benchmarked) -> Non
 
 
 def test_the_training_set_says_what_it_holds(tmp_path: Path) -> None:
+    kinds = ("single_operator", "fusion", "fusion", "fusion")
     rows = [
-        {
-            "candidate_id": f"c{i}",
-            "reasoning_tokens": 10 * i,
-            "operator_kind": "single_operator" if i == 0 else "fusion",
-        }
-        for i in range(4)
+        {"candidate_id": f"c{i}", "reasoning_tokens": 10 * i, "operator_kind": kind}
+        for i, kind in enumerate(kinds)
     ]
-    flags = {
-        "correct": {"self_doubting": 9},
-        "taken": {"self_doubting": 2, "repetitive": 1, "truncated": 4},
-        "left_out": 0,
-    }
+    taken = {"self_doubting": 2, "repetitive": 1, "truncated": 4}
+    flags = {"correct": {"self_doubting": 9}, "taken": taken, "left_out": 0}
     curated = written(tmp_path, "curation", "c", rows, CURATED, trace_flags=flags).open()
-    traces = training_traces(curated)
-    assert traces is not None and (
-        traces.samples,
-        traces.flagged["self_doubting"],
-        traces.median_tokens,
-    ) == (4, 2, 15)
-    assert single_operators(curated) == (1, 4)
-    bare = written(
-        tmp_path,
-        "curation",
-        "bare",
-        [{"candidate_id": "c"}],
-        pa.schema([("candidate_id", pa.string())]),
-    ).open()
+    found = training_traces(curated)
+    assert found is not None and (found.samples, found.median_tokens) == (4, 15)
+    assert found.flagged["self_doubting"] == 2 and single_operators(curated) == (1, 4)
+    schema = pa.schema([("candidate_id", pa.string())])
+    bare = written(tmp_path, "curation", "bare", [{"candidate_id": "c"}], schema).open()
     assert training_traces(bare) is None and single_operators(bare) is None
 
 

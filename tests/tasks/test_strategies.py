@@ -20,7 +20,16 @@ from tasks.curation.criteria import balanced, single_operators_wanted
 from tasks.curation.pool import draw_numbers, eligible_samples
 from tasks.curation.strategies import BASELINES, RULES, curate
 from tasks.operators import operator_kind
-from tests.support.samples import FUSION, SINGLE, any_samples, frame, sample, taken
+from tests.support.samples import (
+    FUSION,
+    SINGLE,
+    any_samples,
+    frame,
+    listed,
+    sample,
+    samples,
+    taken,
+)
 
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 QUIET = settings(max_examples=15, deadline=None)
@@ -40,43 +49,31 @@ def oracle(
 ) -> list[tuple[str, str]]:
     """concur's rule, written down a second time, a sample at a time."""
     correct = [row for row in rows if row["status"] == "correct"]
-    tasks = sorted({row["task_id"] for row in correct})
-    chosen: list[tuple[dict[str, Any], str]] = []
-    for task in tasks:
-        mine = [row for row in correct if row["task_id"] == task]
+    correct.sort(key=lambda row: (row["task_id"], row["sample_index"]))
+    of_task = {row["task_id"]: [] for row in correct}
+    for row in correct:
+        of_task[row["task_id"]].append(row)
+    chosen: dict[str, str] = {}
+    for mine in of_task.values():
         shortest, fastest = min(row["reasoning_tokens"] for row in mine), max(map(speedup_of, mine))
-        both = [
-            row
-            for row in mine
-            if row["reasoning_tokens"] == shortest and speedup_of(row) == fastest > 0
-        ]
-        chosen += [
-            (row, "concise_and_fast")
-            for row in sorted(both, key=lambda row: row["sample_index"])[:1]
-        ]
-    for row in sorted(correct, key=lambda row: (row["task_id"], row["sample_index"])):
-        if speedup_of(row) > min_speedup and all(row is not other for other, _ in chosen):
-            chosen.append((row, "high_speedup"))
-    for task in tasks:
-        singles = sum(
-            operator_kind(row["reference_operators"]) == "single_operator" for row, _ in chosen
-        )
-        left = [
-            row
-            for row in correct
-            if row["task_id"] == task and all(row is not other for other, _ in chosen)
-        ]
-        if (
-            left
-            and operator_kind(left[0]["reference_operators"]) == "single_operator"
-            and singles < quota * len(chosen)
-        ):
-            best = min(
-                left,
-                key=lambda row: (row["reasoning_tokens"], -speedup_of(row), row["sample_index"]),
-            )
-            chosen.append((best, "single_operator"))
-    return [(row["candidate_id"], name) for row, name in chosen]
+        for row in mine:
+            if (row["reasoning_tokens"], speedup_of(row)) == (shortest, fastest) and fastest > 0:
+                chosen[row["candidate_id"]] = "concise_and_fast"
+                break
+    for row in correct:
+        if speedup_of(row) > min_speedup:
+            chosen.setdefault(row["candidate_id"], "high_speedup")
+    single = {
+        row["candidate_id"]: operator_kind(row["reference_operators"]) == "single_operator"
+        for row in correct
+    }
+    for mine in of_task.values():
+        left = [row for row in mine if row["candidate_id"] not in chosen]
+        singles = sum(single[name] for name in chosen)
+        if left and single[left[0]["candidate_id"]] and singles < quota * len(chosen):
+            best = min(left, key=lambda row: (row["reasoning_tokens"], -speedup_of(row)))
+            chosen[best["candidate_id"]] = "single_operator"
+    return list(chosen.items())
 
 
 # -- the paper's rule ------------------------------------------------------------------------------
@@ -110,23 +107,15 @@ def test_the_quota_in_closed_form_is_the_loop_it_stands_for(
 def test_equal_within_the_interval() -> None:
     """The shortest is 3 % slower, well within its interval: by the median it loses, by the interval
     it is as fast as the fastest."""
-    rows = [
-        sample("a", 0, 100, 1.97),
-        sample("a", 1, 200, 2.0),
-        sample("b", 0, 100, 1.0),
-        sample("b", 1, 200, 2.0),
-    ]
-    assert taken(*rows) == []
-    assert taken(*rows, equal_speedups="interval") == [("a-0", "concise_and_fast")]
-    touching = [
-        sample("c", 0, 100, 1.0),
-        sample("c", 1, 200, 2.0, lower=1.1),
-    ]  # upper bound 1.1: intervals that touch overlap
-    assert taken(*touching, equal_speedups="interval") == [("c-0", "concise_and_fast")]
+    rows = samples("a-0 100 1.97; a-1 200 2.0; b-0 100 1.0; b-1 200 2.0")
+    assert listed(*rows) == ""
+    assert listed(*rows, equal_speedups="interval") == "a-0 concise_and_fast"
+    touching = samples("c-0 100 1.0; c-1 200 2.0 lower=1.1")  # 1.1: intervals that touch overlap
+    assert listed(*touching, equal_speedups="interval") == "c-0 concise_and_fast"
 
 
 def test_a_speedup_without_bounds_is_its_own_interval() -> None:
-    rows = [sample("a", 0, 100, 1.97), sample("a", 1, 200, 2.0)]
+    rows = samples("a-0 100 1.97; a-1 200 2.0")
     for row in rows:
         row["timing"] |= {"speedup_lower": None, "speedup_upper": None}
     assert taken(*rows, equal_speedups="interval") == []
@@ -142,7 +131,7 @@ def test_a_speedup_that_is_no_ratio_counts_as_not_timed(speedup: float) -> None:
 
 
 def test_a_custom_kernel_can_be_demanded_and_crowns_no_other() -> None:
-    rows = [sample("a", 0, 100, 3.0), sample("a", 1, 200, 2.0), sample("b", 0, 100, 3.0)]
+    rows = samples("a-0 100 3.0; a-1 200 2.0; b-0 100 3.0")
     rows[1] |= {"custom_kernels": ["add"]}
     rows[2] |= {"custom_kernels": ["add"]}
     rows[0] |= {"custom_kernels": []}
@@ -153,7 +142,7 @@ def test_a_custom_kernel_can_be_demanded_and_crowns_no_other() -> None:
 
 
 def test_answers_to_follow_ups_wait_to_be_asked_for() -> None:
-    rows = [sample("a", 0, 100, 2.0), sample("a", 1, 50, 3.0), sample("b", 0, 10, 1.5)]
+    rows = samples("a-0 100 2.0; a-1 50 3.0; b-0 10 1.5")
     rows[1] |= {"turn": 2, "parent": "a-0"}
     rows[2] |= {"turn": None}  # an older snapshot
     assert ids(rows) == ["a-0", "b-0"]
@@ -188,15 +177,12 @@ def test_without_conciseness_takes_the_fastest_and_reads_no_length() -> None:
     before = taken(*rows, **config)
     counts = [name for _, name in taken(*rows, min_speedup=3.0)]
     assert len(before) == len(counts)
-    assert (
-        [name for _, name in before].count("single_operator") == counts.count("single_operator") > 0
-    )
-    for name, criterion in before:
-        if criterion == "fastest":
-            row = next(row for row in rows if row["candidate_id"] == name)
-            assert speedup_of(row) == max(
-                speedup_of(other) for other in rows if other["task_id"] == row["task_id"]
-            )
+    added = [name for _, name in before].count("single_operator")
+    assert added == counts.count("single_operator") > 0
+    for row in rows:
+        if (row["candidate_id"], "fastest") in before:
+            rivals = [each for each in rows if each["task_id"] == row["task_id"]]
+            assert speedup_of(row) == max(map(speedup_of, rivals))
     # other lengths of the samples that concur does not look at must not matter: only how many it
     # takes may
     longer = [row | {"reasoning_tokens": row["reasoning_tokens"] * 7} for row in rows]
@@ -207,16 +193,12 @@ def test_without_speedup_takes_the_shortest_and_reads_no_speedup() -> None:
     rows = many()
     before = taken(*rows, strategy="concur_without_speedup", min_speedup=5.0)
     assert {name for _, name in before} == {"shortest", "single_operator"}
-    for name, criterion in before:
-        if criterion == "shortest":
-            row = next(row for row in rows if row["candidate_id"] == name)
-            assert row["reasoning_tokens"] == min(
-                other["reasoning_tokens"] for other in rows if other["task_id"] == row["task_id"]
-            )
-    names = ids(rows, strategy="concur_without_speedup")
-    assert len(names) == len(ids(rows)) and len(
-        {name[:4] for name, criterion in before if criterion == "shortest"}
-    ) == len([name for name, criterion in before if criterion == "shortest"])
+    short = [name for name, criterion in before if criterion == "shortest"]
+    for row in rows:
+        if row["candidate_id"] in short:
+            rivals = [each for each in rows if each["task_id"] == row["task_id"]]
+            assert row["reasoning_tokens"] == min(each["reasoning_tokens"] for each in rivals)
+    assert len(before) == len(ids(rows)) and len({name[:4] for name in short}) == len(short)
 
 
 def test_without_balance_adds_as_many_of_any_kind() -> None:
@@ -254,42 +236,38 @@ def test_shuffled_reasoning_moves_every_trace_to_another_task() -> None:
 
 
 def test_reasoning_cannot_be_moved_within_one_task_only() -> None:
-    with pytest.raises(UsageError, match="1 of 1 samples are of one task"):
-        curate(frame(sample("a", 0, 10, 2.0)), CurationConfig(strategy="shuffled_reasoning"))
-    rows = [sample("a", index, 100 + index, 9.0 - index) for index in range(3)] + [
-        sample("b", 0, 10, 2.0)
-    ]
-    with pytest.raises(UsageError, match="3 of 4 samples are of one task"):
-        curate(frame(*rows), CurationConfig(strategy="shuffled_reasoning"))
-    rows += [sample("c", 0, 10, 2.0), sample("d", 0, 10, 2.0)]  # exactly half
-    assert curate(frame(*rows), CurationConfig(strategy="shuffled_reasoning")).height == 6
+    rows, moved = samples("a-0 100 9; a-1 101 8; a-2 102 7; b-0 10 2"), "shuffled_reasoning"
+    for few, said in ((rows[:1], "1 of 1"), (rows, "3 of 4")):
+        with pytest.raises(UsageError, match=f"{said} samples are of one task"):
+            taken(*few, strategy=moved)
+    half = [*rows, *samples("c-0 10 2; d-0 10 2")]  # exactly
+    assert len(taken(*half, strategy=moved)) == 6
 
 
 # -- baselines -------------------------------------------------------------------------------------
 
 
-def test_each_baseline_by_hand() -> None:
-    rows = [
-        sample("a", 0, 100, 1.0),
-        sample("a", 1, 400, 4.0),
-        sample("b", 0, 200, 3.0),
-        sample("b", 1, 300, 0.5),
-        sample("c", 0, 500, 2.0),
-        sample("c", 1, 50, 9.0, status="incorrect"),
-    ]
-    assert ids(rows, strategy="min_length", size=2) == ["a-0", "b-0"]
-    assert ids(rows, strategy="max_length", size=2) == ["c-0", "a-1"]
-    assert ids(rows, strategy="speedup", size=2) == ["a-1", "b-0"]
-    assert ids(rows, strategy="min_length", size=3, max_per_task=None) == ["a-0", "b-0", "b-1"]
-    assert ids(rows, strategy="min_length", size=5, max_per_task=2) == [
-        "a-0",
-        "b-0",
-        "b-1",
-        "a-1",
-        "c-0",
-    ]
-    assert len(ids(rows, strategy="random", size=9)) == 3
-    assert len(ids(rows, strategy="random", size=9, max_per_task=None)) == 5
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"strategy": "min_length", "size": 2}, "a-0 b-0"),
+        ({"strategy": "max_length", "size": 2}, "c-0 a-1"),
+        ({"strategy": "speedup", "size": 2}, "a-1 b-0"),
+        ({"strategy": "min_length", "size": 3, "max_per_task": None}, "a-0 b-0 b-1"),
+        ({"strategy": "min_length", "size": 5, "max_per_task": 2}, "a-0 b-0 b-1 a-1 c-0"),
+        ({"strategy": "random", "size": 9}, 3),
+        ({"strategy": "random", "size": 9, "max_per_task": None}, 5),
+    ],
+)
+def test_each_baseline_by_hand(config: dict[str, Any], expected: str | int) -> None:
+    found = ids(
+        samples(
+            """a-0 100 1.0; a-1 400 4.0; b-0 200 3.0; b-1 300 0.5
+            c-0 500 2.0; c-1 50 9.0 status=incorrect"""
+        ),
+        **config,
+    )
+    assert expected == (len(found) if isinstance(expected, int) else " ".join(found))
 
 
 def test_without_a_size_a_baseline_takes_as_many_as_concur() -> None:

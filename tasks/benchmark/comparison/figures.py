@@ -6,132 +6,135 @@ data is left out. Strategies are told apart by their place and their label, not 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
-from tasks.benchmark.comparison.sections import SCORES, SIZES
-from tasks.benchmark.report.figures import WIDTH
-from tasks.benchmark.report.summary import label
-from tasks.reporting.charts import FIRST, INK, MUTED, labelled, legend, new_figure, style, svg_of
+from tasks.benchmark.tables import label
+from tasks.reporting.charts import (
+    FIRST,
+    INK,
+    MUTED,
+    WIDTH,
+    labelled,
+    legend,
+    new_figure,
+    point_rows,
+    style,
+    svg_of,
+)
 from tasks.reporting.text import clean
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
+SCORES, SIZES = "scores", "sizes"
 NARROW = 3.9  # inches: at the width of a telephone its text is as large as the page's
 MOST_ARMS = 40
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES = ("-", "--", "-.", ":")
+HOLLOW: dict[str, Any] = {
+    **{"linestyle": "", "marker": "o", "markersize": 4},
+    **{"markerfacecolor": "none", "color": INK, "alpha": 0.7},
+}
 
 
 @style()
 def figures(found: Compared) -> dict[str, str]:
     """Return name -> SVG, and "NAME.narrow" -> SVG."""
     drawn: dict[str, str] = {}
-    if not found.arms:
+    if not found.strategies:
         return drawn
-    names = [arm.name for arm in found.arms[:MOST_ARMS]] + list(found.references)
+    names = [arm.name for arm in found.strategies[:MOST_ARMS]] + list(found.references)
     height = 0.9 + 0.3 * len(names)
-    figure, axes = new_figure(WIDTH, height, columns=2, sharey=True)
-    _plot_scores(axes, found, names, 32, shared=True)
-    drawn[SCORES] = svg_of(figure)
-    figure, axes = new_figure(NARROW, 2 * height, rows=2)
-    _plot_scores(axes, found, names, 24, shared=False)
-    drawn[f"{SCORES}.narrow"] = svg_of(figure)
+    for name, width, rows, columns, characters in (
+        (SCORES, WIDTH, 1, 2, 32),
+        (f"{SCORES}.narrow", NARROW, 2, 1, 24),
+    ):
+        figure, axes = new_figure(width, rows * height, rows, columns, sharey=columns > 1)
+        _plot_scores(axes, found, names, characters)
+        axes[1].tick_params(labelleft=rows > 1)
+        drawn[name] = svg_of(figure)
     if curves := _curves(found):
         for name, width, tall, columns in (
             (SIZES, WIDTH, 3.4, 3),
             (f"{SIZES}.narrow", NARROW, 3.6, 1),
         ):
-            figure, axes = new_figure(width, tall)
-            _plot_sizes(axes[0], found, curves, columns=columns)
+            figure, (only,) = new_figure(width, tall)
+            _plot_sizes(only, found, curves, columns)
             drawn[name] = svg_of(figure)
     return drawn
 
 
 def _plot_scores(
-    every: Sequence[Axes], found: Compared, names: Sequence[str], characters: int, *, shared: bool
+    every: Sequence[Axes], found: Compared, names: Sequence[str], characters: int
 ) -> None:
     """A row for each model, best first, an axis for each metric."""
     for axes, metric in zip(every, (EXEC, FAST), strict=True):
-        highest = 0.0
-        for place, name in enumerate(names):
-            row = found.score(name, metric)
-            seeds = _hollow(axes, found.by_seed(name, metric), place + 0.26)
-            colour = MUTED if name in found.references else FIRST
-            if row is not None and row.value is not None:
-                ends = [100 * end for end in (row.lower, row.upper) if end is not None]
-                if len(ends) == 2:
-                    axes.hlines(place, ends[0], ends[1], color=colour, linewidth=2)
-                # whole at 0 too
-                look: dict[str, Any] = {"markersize": 6, "color": colour, "clip_on": False}
-                axes.plot([100 * row.value], [place], marker="o", **look)
-                highest = max(highest, 100 * row.value, *ends, *seeds)
-        reference = found.score(found.baseline, metric) if found.baseline else None
-        if reference is not None and reference.value is not None and len(found.arms) > 1:
-            axes.axvline(100 * reference.value, color=INK, linewidth=1, linestyle="--", alpha=0.7)
-        axes.set_yticks(range(len(names)), [_short(name, characters) for name in names])
-        axes.set_ylim(len(names) - 0.4, -0.6)
+        seeds = [_seeds(found, name, metric) for name in names]
+        rows = [
+            (*_percent(found, name, metric), MUTED if name in found.references else FIRST)
+            for name in names
+        ]
+        point_rows(axes, [_short(name, characters) for name in names], rows, size=6)
+        for place, values in enumerate(seeds):
+            axes.plot(values, [place + 0.26] * len(values), **HOLLOW)
+        reference = _percent(found, found.baseline, metric)[0] if found.baseline else None
+        if reference is not None and len(found.strategies) > 1:
+            axes.axvline(reference, color=INK, linewidth=1, linestyle="--", alpha=0.7)
+        drawn = [end for row in rows for end in row[:3] if end is not None]
+        highest = max([*drawn, *itertools.chain(*seeds)], default=0.0)
         axes.set_xlim(0, min(102.0, max(5.0, 1.08 * highest)))
         labelled(axes, f"{label(metric)}@1, % of tasks", "", grid="both")
-    if shared:
-        every[1].tick_params(labelleft=False)
 
 
-def _hollow(
-    axes: Axes, shares: Sequence[float], place: float, *, upright: bool = False
-) -> list[float]:
-    """Single seeds, in percent; returned where there are several."""
-    seeds = [100 * share for share in shares]
-    if len(seeds) < 2:
-        return []
-    at = [place] * len(seeds)
-    look: dict[str, Any] = {"markerfacecolor": "none", "color": INK, "alpha": 0.7}
-    first, second = (at, seeds) if upright else (seeds, at)
-    axes.plot(first, second, linestyle="", marker="o", markersize=4, **look)
-    return seeds
+def _percent(
+    found: Compared, name: str, metric: str
+) -> tuple[float | None, float | None, float | None]:
+    """A score with its bounds."""
+    row = found.score(name, metric)
+    numbers = (row.value, row.lower, row.upper) if row else (None, None, None)
+    value, lower, upper = (None if each is None else 100 * each for each in numbers)
+    return value, lower, upper
+
+
+def _seeds(found: Compared, name: str, metric: str) -> list[float]:
+    """Single seeds in percent, where there are several."""
+    values = [100 * share for share in found.by_seed(name, metric)]
+    return values if len(values) > 1 else []
 
 
 def _curves(found: Compared) -> dict[str, list[Arm]]:
     """strategy -> its arms by the rows they were trained on, where there are several."""
-    curves: dict[str, list[Arm]] = {}
-    for arm in sorted(found.arms, key=lambda arm: _rows(arm) or 0.0):
-        if _rows(arm) is not None:
-            curves.setdefault(arm.strategy, []).append(arm)
-    order = dict.fromkeys(branch.strategy for branch in found.ablation.branches)
-    return {
-        name: curves[name]
-        for name in order
-        if len({_rows(arm) for arm in curves.get(name, ())}) > 1
-    }
+    curves: dict[str, list[Arm]] = {branch.strategy: [] for branch in found.ablation.branches}
+    for arm in sorted(found.strategies, key=_rows):
+        if _rows(arm):
+            curves[arm.strategy].append(arm)
+    return {name: arms for name, arms in curves.items() if len(set(map(_rows, arms))) > 1}
 
 
-def _rows(arm: Arm) -> float | None:
+def _rows(arm: Arm) -> float:
     """What was trained on; a size that was asked for may be more than there was."""
-    return arm.rows if arm.rows is not None else arm.size
+    return (arm.rows if arm.rows is not None else arm.size) or 0.0
 
 
-def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], *, columns: int) -> None:
+def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], columns: int) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    places: set[float] = set()
+    places = {_rows(arm) for arms in curves.values() for arm in arms}
     for number, (strategy, arms) in enumerate(curves.items()):
         colour = FIRST if number % 2 == 0 else MUTED
         # neighbours are set apart, so that their intervals do not lie on one another
         aside = 1 + 0.03 * (number - (len(curves) - 1) / 2)
-        line: list[tuple[float, float]] = []
+        line: list[tuple[float, float | None]] = []
         for arm in arms:
-            rows, row = _rows(arm), found.score(arm.name, EXEC)
-            if not rows or row is None or row.value is None:
-                continue
-            places.add(rows)
-            line.append((rows * aside, 100 * row.value))
-            if row.lower is not None and row.upper is not None:
-                ends = (100 * row.lower, 100 * row.upper)
-                axes.vlines(rows * aside, *ends, color=colour, linewidth=1.2)
-            _hollow(axes, found.by_seed(arm.name, EXEC), rows * aside, upright=True)
+            at, (value, lower, upper) = _rows(arm) * aside, _percent(found, arm.name, EXEC)
+            line.append((at, value))
+            if lower is not None:
+                axes.vlines(at, lower, upper, color=colour, linewidth=1.2)
+            seeds = _seeds(found, arm.name, EXEC)
+            axes.plot([at] * len(seeds), seeds, **HOLLOW)
         axes.plot(
             *zip(*line, strict=True),
             label=_short(strategy, 28),

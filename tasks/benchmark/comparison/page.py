@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import UsageError
+from tasks.benchmark.comparison.content import content, headline, trust, verdict_of
 from tasks.benchmark.comparison.figures import figures
-from tasks.benchmark.comparison.findings import headline, trust, verdict_of
-from tasks.benchmark.comparison.numbers import Arm, Compared, compared
+from tasks.benchmark.comparison.numbers import Compared, compared
 from tasks.benchmark.comparison.records import Ablation, Written
-from tasks.benchmark.comparison.sections import sections
-from tasks.benchmark.published import PUBLISHED
+from tasks.benchmark.tables import PUBLISHED, TEMPLATES
 from tasks.files import atomic_write
-from tasks.reporting.page import markdown_of, page_of
-from tasks.reporting.text import address, masked
+from tasks.reporting.page import page_of
 
 SCHEMA_VERSION = 1
 HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
+NAMES = ("name", "fingerprint", "created_at", "base_model", "mlflow_url", "prefect_url", "cautions")
 
 
 def write_comparison(
@@ -37,98 +36,45 @@ def write_comparison(
     Raises UsageError for a directory that cannot be written, verdicts that are not there, or that
     scoring refuses (two devices, say).
     """
-    found = compared(_without_passwords(ablation), resamples=resamples, seed=seed)
-    drawn = figures(found)
-    content = sections(found, tuple(drawn))
-    title, facts, sentence = f"Comparison: {ablation.name}", _facts(found), headline(found)
-    texts = {
-        HTML: page_of(title, facts, sentence, content, drawn),
-        MARKDOWN: markdown_of(title, facts, sentence, content),
-        JSON: (
-            json.dumps(as_data(found, resamples=resamples, seed=seed), indent=2, allow_nan=False)
-            + "\n"
-        ),
+    found = compared(Ablation.model_validate(ablation.model_dump()), resamples=resamples, seed=seed)
+    page: dict[str, Any] = {
+        "title": f"Comparison: {ablation.name}",
+        "facts": (ablation.base_model, *found.devices, ablation.created_at),
+        "sentence": headline(found),
+        "drawn": figures(found),
+        **content(found),
     }
+    template = TEMPLATES / "comparison.j2"
+    data = json.dumps(as_data(found, resamples=resamples, seed=seed), indent=2, allow_nan=False)
     try:
-        for name, text in texts.items():
-            atomic_write(out / name, text)
+        atomic_write(out / HTML, page_of(template, "html", **page))
+        atomic_write(out / MARKDOWN, page_of(template, "md", **page))
+        atomic_write(out / JSON, f"{data}\n")
     except OSError as error:
         raise UsageError(
             f"cannot write {out}: {error.strerror or error}",
             "choose another directory, or free some disk",
         ) from error
     return Written(
-        html=out / HTML, markdown=out / MARKDOWN, json_file=out / JSON, headline=sentence
+        html=out / HTML, markdown=out / MARKDOWN, json_file=out / JSON, headline=page["sentence"]
     )
 
 
 def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
     """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
-    ablation, data = found.ablation, found.model_dump(mode="json")
-    own = ablation.model_dump(mode="json", exclude={"branches": {"__all__": {"answers"}}})
-    least, most = found.samples
-    names = ("name", "fingerprint", "created_at", "base_model", "mlflow_url", "prefect_url")
+    numbers = found.model_dump(
+        mode="json", exclude={"ablation": {"branches": {"__all__": {"answers"}}}}
+    )
+    ablation = numbers.pop("ablation")
     return {
         "schema_version": SCHEMA_VERSION,
-        **{name: own[name] for name in (*names, "branches")},
+        **{name: ablation[name] for name in (*NAMES, "branches")},
         "headline": headline(found),
         "verdict": verdict_of(found),
-        "best": found.arms[0].name if found.arms else None,
-        "untuned_model": found.base,
-        "samples_per_task_and_seed": {"least": least, "most": most},
-        "excluded_tasks": data["excluded"],
+        "best": found.strategies[0].name if found.strategies else None,
+        **numbers,
         "resamples": resamples,
         "seed": seed,
-        "strategies": [_arm_data(arm) for arm in found.arms],
-        "scores_by_seed": data["seeds"],
-        "against_untuned": data["against_base"],
-        "trust": list(trust(found)),
-        "published": [row.model_dump(mode="json") for row in PUBLISHED],
-        **{
-            name: data[name]
-            for name in ("baseline", "tasks", "devices", "references", "scores", "differences")
-        },
-        "seed_tests": data["seed_tests"],
+        "trust": [caveat._asdict() for caveat in trust(found)],
+        "published": PUBLISHED,
     }
-
-
-def _arm_data(arm: Arm) -> dict[str, Any]:
-    losses = {name: list(arm.loss(name)) for name in ("loss_last", "held_out_loss_last")}
-    return {
-        **arm.model_dump(include={"name", "strategy", "size"}),
-        "branches": [branch.name for branch in arm.branches],
-        "seeds": [branch.seed for branch in arm.branches],
-        "rows": arm.rows,
-        "gpu_hours": arm.gpu_hours,
-        **losses,
-    }
-
-
-def _facts(found: Compared) -> tuple[str, ...]:
-    return (found.ablation.base_model, *found.devices, found.ablation.created_at)
-
-
-def _without_passwords(ablation: Ablation) -> Ablation:
-    """Passwords inside URLs masked, in errors too; links that are no http(s) address dropped."""
-    plain = masked(
-        ablation.model_dump(
-            mode="json", exclude={"branches": {"__all__": {"answers"}}, "references": True}
-        )
-    )
-    branches = tuple(
-        branch.model_copy(
-            update={
-                "error": told["error"],
-                **{name: _link(told[name]) for name in ("mlflow_url", "prefect_url")},
-            }
-        )
-        for branch, told in zip(ablation.branches, plain["branches"], strict=True)
-    )
-    links = {name: _link(plain[name]) for name in ("mlflow_url", "prefect_url")}
-    return ablation.model_copy(
-        update={"branches": branches, "cautions": tuple(plain["cautions"]), **links}
-    )
-
-
-def _link(url: str | None) -> str | None:
-    return address(url) if url else None

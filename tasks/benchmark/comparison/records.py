@@ -1,7 +1,8 @@
 """What a comparison is told of an ablation: its branches, the models beside them, and where it can
 be looked at.
 
-Guarantees: frozen and validated; a branch that is done has its answers, one that is not says why;
+Guarantees: frozen and validated; passwords inside URLs are masked, and links that are no http(s)
+address dropped, on the way in; a branch that is done has its answers, one that is not says why;
 branches of an ablation have different names. Does not guarantee that what a reference points to is
 there: reading it says so.
 """
@@ -9,16 +10,18 @@ there: reading it says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
+from tasks.reporting.text import address, masked
 
 BranchState = Literal["done", "failed", "left_out"]
+Masked = Annotated[str, AfterValidator(masked)]
+Url = Annotated[str | None, AfterValidator(lambda url: url and address(url))]
 
 
 class Branch(Record):
@@ -35,7 +38,7 @@ class Branch(Record):
     size: int | None = Field(default=None, ge=1)
     seed: int
     state: BranchState
-    error: str | None = None
+    error: Masked | None = None
     rows: int | None = Field(default=None, ge=0)
     curated: str | None = None
     trained: str | None = None
@@ -45,8 +48,8 @@ class Branch(Record):
     gpu_hours: float | None = Field(default=None, ge=0)
     seconds: float | None = Field(default=None, ge=0)
     answers: Answers | None = None
-    mlflow_url: str | None = None
-    prefect_url: str | None = None
+    mlflow_url: Url = None
+    prefect_url: Url = None
 
     @model_validator(mode="after")
     def _ended_one_way(self) -> Branch:
@@ -73,18 +76,20 @@ class Ablation(Record):
     references: tuple[Answers, ...] = ()
     baseline: str | None = None
     created_at: str = Field(default="", description="when the ablation ended, ISO 8601")
-    cautions: tuple[str, ...] = ()
-    mlflow_url: str | None = None
-    prefect_url: str | None = None
+    cautions: tuple[Masked, ...] = ()
+    mlflow_url: Url = None
+    prefect_url: Url = None
 
     @model_validator(mode="after")
     def _told_apart(self) -> Ablation:
-        for what, names in (
-            ("branches", [b.name for b in self.branches]),
-            ("references", [r.model for r in self.references]),
-        ):
-            if twice := _twice(names):
-                raise ValueError(f"two {what} of the ablation are called {twice!r}")
+        every = {
+            "branches": [branch.name for branch in self.branches],
+            "references": [answers.model for answers in self.references],
+        }
+        for what, names in every.items():
+            for name, count in Counter(names).items():
+                if count > 1:
+                    raise ValueError(f"two {what} of the ablation are called {name!r}")
         return self
 
 
@@ -95,7 +100,3 @@ class Written(Record):
     markdown: Path
     json_file: Path
     headline: str
-
-
-def _twice(names: Iterable[str]) -> str | None:
-    return next((name for name, count in Counter(names).items() if count > 1), None)

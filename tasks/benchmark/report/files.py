@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import ParamSpec
 
 from kernels_eval.records import Record
-from tasks.benchmark.report.caveats import caveats
+from tasks.benchmark.report.content import caveats, content, headline, summary_table
 from tasks.benchmark.report.figures import figures
 from tasks.benchmark.report.records import ReportContext
-from tasks.benchmark.report.sections import sections
-from tasks.benchmark.report.summary import headline, published_table, summary_table
+from tasks.benchmark.tables import TEMPLATES, published_table
 from tasks.files import atomic_write
-from tasks.reporting.page import markdown_of, page_of
+from tasks.reporting.page import Form, page_of
 
 P = ParamSpec("P")
 
@@ -76,26 +75,37 @@ def read_summary(directory: str) -> list[tuple[str, str]]:
 
 def build_report(context: ReportContext) -> str:
     """Return the report as one self-contained HTML page."""
-    return page_of(*_head(context), sections(context), figures(context))
+    return _page(context, "html", figures(context))
 
 
 def to_markdown(context: ReportContext) -> str:
     """Return the same content as Markdown; figures are named, not drawn."""
-    return markdown_of(*_head(context), sections(context))
+    return _page(context, "md", {})
 
 
 def to_json(context: ReportContext) -> str:
     """Return the same content as one JSON object (ASCII; a number that is not finite is null)."""
-    content = {
+    table = published_table()
+    data = {
         "headline": headline(context),
         "summary": [{"what": name, "value": value} for name, value in summary_table(context)],
-        "caveats": list(caveats(context)),
+        "caveats": [caveat._asdict() for caveat in caveats(context)],
         **json.loads(context.model_dump_json()),
-        "published": [{"model": model} | cells for model, cells in published_table()],
+        "published": [
+            {name: cell for name, cell in zip(table.header, row, strict=True) if cell}
+            for row in table.rows
+        ],
     }
-    return json.dumps(content, indent=2, allow_nan=False)
+    return json.dumps(data, indent=2, allow_nan=False)
 
 
-def _head(context: ReportContext) -> tuple[str, tuple[str, ...], str]:
-    facts = (context.language, context.device, context.created_at)
-    return f"concur: {context.run_name}", facts, headline(context)
+def _page(context: ReportContext, form: Form, drawn: dict[str, str]) -> str:
+    return page_of(
+        TEMPLATES / "report.j2",
+        form,
+        title=f"concur: {context.run_name}",
+        facts=(context.language, context.device, context.created_at),
+        sentence=headline(context),
+        drawn=drawn,
+        **content(context),
+    )

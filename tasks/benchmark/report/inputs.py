@@ -24,7 +24,7 @@ from tasks.benchmark.breakdown import (
     operator_groups,
     score_groups,
 )
-from tasks.benchmark.diagnosis import BAD_TRACES, Bottleneck, Traces
+from tasks.benchmark.diagnosis import BAD_TRACES, Traces
 from tasks.benchmark.report.records import TrainingStep
 from tasks.benchmark.samples import excluded_tasks
 from tasks.benchmark.stage import Answers
@@ -74,15 +74,13 @@ def thirds_of(answers: Sequence[Answers]) -> tuple[str, dict[str, list[str]]]:
     Empty where no such model has lengths of enough tasks.
     """
     columns = ["candidate_id", "task_id", "reasoning_tokens"]
-    for each in sorted(
-        (found for found in answers if found.model in LENGTHS_OF),
-        key=lambda found: LENGTHS_OF.index(found.model),
-    ):
-        rows = each.candidates.open().read(columns=columns, unique="candidate_id")
+    candidates = {each.model: each.candidates for each in answers}
+    for model in filter(candidates.__contains__, LENGTHS_OF):
+        rows = candidates[model].open().read(columns=columns, unique="candidate_id")
         if "reasoning_tokens" in rows.columns:
             known = rows.drop_nulls("reasoning_tokens")
             if known["task_id"].n_unique() >= FEWEST_OF_THIRDS:
-                return each.model, arl_groups(known)
+                return model, arl_groups(known)
     return "", {}
 
 
@@ -159,14 +157,6 @@ def with_code(frame: pl.DataFrame, answers: Sequence[Answers]) -> pl.DataFrame:
         for each in answers
     ).unique("candidate_id", keep="first")
     return frame.join(code, on="candidate_id", how="left", maintain_order="left")
-
-
-def bottlenecks(spent: Mapping[str, Mapping[str, float]]) -> dict[str, Bottleneck]:
-    """Return the operator in which each profiled reference spends most of its time."""
-    main = {
-        task: max(shares, key=lambda name: shares[name]) for task, shares in spent.items() if shares
-    }
-    return {task: Bottleneck(operator=name, share=spent[task][name]) for task, name in main.items()}
 
 
 def notes_on(training: Mapping[str, Any], frame: pl.DataFrame) -> Iterator[str]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import polars as pl
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 
-from kernels_eval.records import Record, Status
+from kernels_eval.records import Reason, Record, Status
 from tasks.benchmark.breakdown import GroupRow
+from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.diagnosis import Diagnosis
 from tasks.benchmark.errors import ErrorGroup
-from tasks.benchmark.scoring import ComparisonRow, ScoreRow
+from tasks.benchmark.scoring import ScoreRow
 from tasks.reporting.findings import Finding
 from tasks.reporting.text import masked
 
@@ -50,24 +51,27 @@ class CandidatePoint(Record):
     upper: float | None = None
 
 
-class Example(Record):
+class Example(CandidatePoint):
     """One candidate to look at: its verdict in words and its code. Text of a stranger; nothing here
     is safe to run or to embed raw."""
 
-    task_name: str
-    generator: str = ""
-    status: str
-    reason: str
     detail: str = ""
-    speedup: float | None = None
     code: str = ""
 
 
 class ReportContext(Record):
     """Everything a report says, as plain data.
 
-    `status_counts` and `reason_counts` are over the candidates of the line (not of the benchmark);
-    every reason belongs to one status. `history` is the training log in order. `points` and
+    `created_at` is when the run ended (ISO 8601). `status_counts` and `reason_counts` are over the
+    candidates of the line (not of the benchmark); every reason belongs to one status. `trace_flags`
+    maps a flag of a trace to the correct samples with it, and how many of these became training
+    data. `history` is the training log in order. `scores` are against eager PyTorch,
+    `against_compile` those with the baseline "compile", where it was timed. `comparisons` come from
+    `compare` or `compare_all`, `breakdowns` from `score_groups`, `distributions`, `variants`,
+    `diagnosis` and `errors` from `distribution`, `variants`, `diagnose` and `error_groups`.
+    `arl_of` is the model by whose reasoning length the thirds of the tasks are; it is not scored by
+    them. `findings` are the headlines of the analysis of reasoning length, `finding_rows` the
+    numbers behind them, `findings_bounded_by` what bounds them, or why there are none. `points` and
     `examples` come from `points_of` and `examples_of`. `fingerprints` maps a stage to its snapshot.
     Passwords inside URLs of `config` are masked on the way in.
     """
@@ -75,71 +79,34 @@ class ReportContext(Record):
     run_name: str
     language: str
     device: str = ""
-    created_at: str = Field(default="", description="when the run ended, ISO 8601")
+    created_at: str = ""
     tasks: int = Field(ge=0)
     candidates: int = Field(ge=0)
     status_counts: dict[str, int] = {}
     reason_counts: dict[str, int] = {}
     criterion_counts: dict[str, int] = {}
-    trace_flags: dict[str, tuple[int, int]] = Field(
-        default={},
-        description=(
-            "flag of a trace -> correct samples with it, and how many of these became training data"
-        ),
-    )
+    trace_flags: dict[str, tuple[int, int]] = {}
     base_model: str = ""
     history: tuple[TrainingStep, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
-    against_compile: tuple[ScoreRow, ...] = Field(
-        default=(), description="scores with the baseline 'compile', where it was timed"
-    )
-    comparisons: tuple[ComparisonRow, ...] = Field(
-        default=(), description="what `compare` says of one model against another"
-    )
-    breakdowns: tuple[GroupRow, ...] = Field(
-        default=(), description="scores of groups of tasks, from `score_groups`"
-    )
-    arl_of: str = Field(
-        default="",
-        description=(
-            "the model by whose reasoning length the thirds of the tasks are; it is not scored by"
-            " them"
-        ),
-    )
-    distributions: tuple[ScoreRow, ...] = Field(
-        default=(), description="quantiles of speedups, from `distribution`"
-    )
-    variants: tuple[ScoreRow, ...] = Field(
-        default=(), description="scores by other rules, from `variants`"
-    )
-    diagnosis: tuple[Diagnosis, ...] = Field(
-        default=(), description="what to look at, from `diagnose`"
-    )
-    errors: tuple[ErrorGroup, ...] = Field(
-        default=(), description="typical errors, from `error_groups`"
-    )
-    findings: tuple[str, ...] = Field(
-        default=(), description="headlines of the analysis of reasoning length"
-    )
-    finding_rows: tuple[Finding, ...] = Field(
-        default=(), description="the numbers behind the headlines"
-    )
-    findings_bounded_by: tuple[str, ...] = Field(
-        default=(), description="what bounds the findings, or why there are none"
-    )
+    against_compile: tuple[ScoreRow, ...] = ()
+    comparisons: tuple[ComparisonRow, ...] = ()
+    breakdowns: tuple[GroupRow, ...] = ()
+    arl_of: str = ""
+    distributions: tuple[ScoreRow, ...] = ()
+    variants: tuple[ScoreRow, ...] = ()
+    diagnosis: tuple[Diagnosis, ...] = ()
+    errors: tuple[ErrorGroup, ...] = ()
+    findings: tuple[str, ...] = ()
+    finding_rows: tuple[Finding, ...] = ()
+    findings_bounded_by: tuple[str, ...] = ()
     points: tuple[CandidatePoint, ...] = ()
     examples: tuple[Example, ...] = ()
     fingerprints: dict[str, str] = {}
     tool_versions: dict[str, str] = {}
     hardware: dict[str, Any] = {}
-    config: dict[str, Any] = {}
+    config: Annotated[dict[str, Any], AfterValidator(masked)] = {}
     notes: tuple[str, ...] = ()
-
-    @field_validator("config", mode="after")
-    @classmethod
-    def _no_passwords(cls, config: dict[str, Any]) -> dict[str, Any]:
-        plain: dict[str, Any] = masked(config)
-        return plain
 
     @property
     def correct(self) -> int:
@@ -174,15 +141,7 @@ def points_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[CandidateP
 
     `names` maps task_id to a task's name.
     """
-    return tuple(
-        CandidatePoint(
-            **_facts(row, names),
-            reasoning_tokens=row.get("reasoning_tokens"),
-            lower=(row.get("timing") or {}).get("speedup_lower"),
-            upper=(row.get("timing") or {}).get("speedup_upper"),
-        )
-        for row in frame.iter_rows(named=True)
-    )
+    return tuple(CandidatePoint(**_facts(row, names)) for row in frame.iter_rows(named=True))
 
 
 def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example, ...]:
@@ -190,26 +149,29 @@ def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example,
 
     The commonest reason comes first.
     """
-    rows = sorted(frame.iter_rows(named=True), key=lambda row: row["candidate_id"])
-    correct = [row for row in rows if row["status"] == Status.CORRECT]
-    failed: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["status"] != Status.CORRECT:
-            failed.setdefault(row["reason"], []).append(row)
-    chosen = sorted(correct, key=lambda row: -(row["timing"] or {}).get("speedup", 0.0))[:1]
-    ranked = sorted(failed.items(), key=lambda item: (-len(item[1]), item[0]))
-    chosen += [group[0] for _, group in ranked]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in frame.sort("candidate_id").iter_rows(named=True):
+        groups.setdefault(row["reason"], []).append(row)
+    ranked = sorted(groups.items(), key=lambda item: (item[0] != Reason.OK, -len(item[1]), item[0]))
+    chosen = [
+        max(group, key=lambda row: (row["timing"] or {}).get("speedup") or 0.0)
+        for _, group in ranked[:MAX_EXAMPLES]
+    ]
     return tuple(
         Example(**_facts(row, names), detail=row.get("detail") or "", code=row.get("code") or "")
-        for row in chosen[:MAX_EXAMPLES]
+        for row in chosen
     )
 
 
 def _facts(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    timing = row.get("timing") or {}
     return {
         "task_name": names.get(row["task_id"], row["task_id"]),
         "generator": row.get("generator") or "",
         "status": row["status"],
         "reason": row["reason"],
-        "speedup": (row.get("timing") or {}).get("speedup"),
+        "reasoning_tokens": row.get("reasoning_tokens"),
+        "speedup": timing.get("speedup"),
+        "lower": timing.get("speedup_lower"),
+        "upper": timing.get("speedup_upper"),
     }

@@ -1,0 +1,64 @@
+"""Tables of verdicts as scoring reads them, made by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import polars as pl
+
+from kernels_eval.records import STATUS_OF
+from tasks.benchmark.scoring import ScoreRow
+
+NUMBER = itertools.count()
+WRONG, CHEAT, BROKEN = "wrong_output", "no_custom_kernel", "reference_failed"
+TYPES = {
+    "timing": pl.Struct(dict.fromkeys(("speedup", "speedup_lower", "speedup_upper"), pl.Float64)),
+    "correctness": pl.Struct(dict.fromkeys(("kernelbench_1e4", "kernelbench_1e2"), pl.Boolean)),
+    "custom_kernels": pl.List(pl.String),
+    "outputs_match": pl.Boolean,
+}
+
+
+def row(model: str, task: str, outcome: float | str, **facts: Any) -> dict[str, Any]:
+    """One verdict: an outcome is a speedup (then correct) or a reason, whose status is looked
+    up."""
+    timed = not isinstance(outcome, str)
+    speeds = [outcome * x if timed else None for x in (1.0, 0.9, 1.1)]
+    found = {
+        "model": model,
+        "candidate_id": f"c{next(NUMBER)}",
+        "task_id": task,
+        "status": "correct" if timed else str(STATUS_OF[outcome]),
+        "reason": "ok" if timed else outcome,
+        "outputs_match": timed,
+        "timing": dict(zip(TYPES["timing"].to_schema(), speeds, strict=True)) if timed else None,
+        "correctness": {"kernelbench_1e4": timed, "kernelbench_1e2": timed},
+        "custom_kernels": ["k"] if timed else [],
+        "device": "a GPU",
+        "detail": "",
+        "log_tail": "",
+    }
+    return found | facts
+
+
+def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+    types = {name: kind for name, kind in TYPES.items() if name in rows[0]}
+    return pl.DataFrame(list(rows), schema_overrides=types, infer_schema_length=None)
+
+
+def outcomes(model: str, **tasks: Iterable[float | str]) -> list[dict[str, Any]]:
+    """Rows of one model: the outcomes of each task's samples."""
+    return [row(model, task, outcome) for task, found in tasks.items() for outcome in found]
+
+
+def find(
+    rows: Iterable[ScoreRow], metric: str, k: int | None = 1, track: str = "any", **facts: Any
+) -> ScoreRow:
+    """The one score of a metric."""
+    facts |= {"metric": metric, "k": k, "track": track}
+    (found,) = [
+        each for each in rows if all(getattr(each, name) == value for name, value in facts.items())
+    ]
+    return found

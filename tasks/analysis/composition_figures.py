@@ -195,7 +195,7 @@ def _stacked(
 
 
 def _written(
-    axes: Axes, count: int, at: tuple[float, float], offset: tuple[float, float], **where: str
+    axes: Axes, count: int, at: tuple[float, float], offset: tuple[float, float], **where: Any
 ) -> None:
     axes.annotate(f"{count:,}", at, offset, textcoords="offset points", **where, **SMALL)
 

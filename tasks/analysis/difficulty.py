@@ -191,7 +191,9 @@ def _geometric(timed: pl.DataFrame) -> Estimate:
     if timed.height >= MIN_GROUPS:
         bounds = _robust(logs, weights, np.ones(timed.height), 1 - LEVEL)
     basis = Basis(int(weights.sum()), timed.height)
-    return basis.estimate(float(np.exp(mean)), None if bounds is None else np.exp(bounds), ROBUST)
+    if bounds is not None:
+        bounds = [float(np.exp(bound)) for bound in bounds]
+    return basis.estimate(float(np.exp(mean)), bounds, ROBUST)
 
 
 def _step(before: Floats, after: Floats, steps: int) -> Estimate:
@@ -218,17 +220,17 @@ def _speed_step(before: pl.DataFrame, after: pl.DataFrame, steps: int) -> Estima
     n = before.height + after.height
     if before.is_empty() or after.is_empty():
         return Basis(n, n).unknown("a group has no value")
-    logs, weights, means = zip(_logs(before), _logs(after), strict=True)
+    (logs, weights, mean), (later, later_weights, later_mean) = _logs(before), _logs(after)
     bounds = None
-    if min(before.height, after.height) > 1 and any(np.ptp(each) for each in logs):
+    if min(before.height, after.height) > 1 and (np.ptp(logs) or np.ptp(later)):
         first = np.repeat([1.0, 0.0], [before.height, after.height])
         bounds = _robust(
-            np.concatenate(logs),
-            np.concatenate(weights),
+            np.concatenate([logs, later]),
+            np.concatenate([weights, later_weights]),
             np.column_stack([np.ones(n), first]),
             (1 - LEVEL) / steps,
         )
-    return Basis(n, n).estimate(means[0] - means[1], bounds, ROBUST)
+    return Basis(n, n).estimate(mean - later_mean, bounds, ROBUST)
 
 
 def _rank(x: pl.Series, y: pl.Series, seed: int) -> Estimate:

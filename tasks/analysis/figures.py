@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -130,8 +130,9 @@ def speedup_by_length(found: Observations) -> Drawn:
     if not speed.points:
         note(axes, "no correct sample has a speedup")
         return described("speedup-by-length", figure, found=found)
-    dots: dict[str, object] = {"color": FIRST, "alpha": 0.35, "label": "a correct sample"}
-    axes.plot(*zip(*speed.points, strict=True), ".", markersize=4, **dots)
+    tokens, speedups = zip(*speed.points, strict=True)
+    dots: dict[str, Any] = {"color": FIRST, "alpha": 0.35, "label": "a correct sample"}
+    axes.plot(tokens, speedups, ".", markersize=4, **dots)
     label: str | None = "geometric mean of a tenth, middle half"
     for each in speed.tenths:
         middle = (each.from_tokens + each.to_tokens) / 2

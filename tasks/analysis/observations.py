@@ -139,8 +139,8 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
 
 
 def _within_speedup(task: Codes, tokens: Floats, log: Floats) -> tuple[Estimate, float | None]:
-    codes, counts = np.unique(task, return_inverse=True, return_counts=True)[1:]
-    keep = counts[codes] > 1
+    _, place, counts = np.unique(task, return_inverse=True, return_counts=True)
+    keep = counts[place] > 1
     codes, x, sd, basis = standardised(task[keep], tokens[keep])
     if sd is None:
         why_not = f"{basis.tasks} tasks have several correct samples with a speedup"

@@ -38,9 +38,9 @@ def within_task(
 
     Never raises for data that cannot say: its estimates then have a `why_not`.
     """
-    names, codes, counts = np.unique(task, return_inverse=True, return_counts=True)
-    right = np.bincount(codes, weights=correct, minlength=len(names))
-    keep = ((right > 0) & (right < counts))[codes]
+    names, place, counts = np.unique(task, return_inverse=True, return_counts=True)
+    right = np.bincount(place, weights=correct, minlength=len(names))
+    keep = ((right > 0) & (right < counts))[place]
     y = correct[keep]
     codes, z, sd, basis = standardised(task[keep], tokens[keep])
     facts: dict[str, Any] = {

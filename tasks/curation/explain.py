@@ -175,7 +175,7 @@ class _Case:
     def _length(self) -> str:
         tokens, lengths = self.me["reasoning_tokens"], self.rivals["reasoning_tokens"]
         first = self.rivals.sort("reasoning_tokens", "sample_index", "candidate_id")
-        if (least := lengths.min()) != tokens:
+        if (least := first["reasoning_tokens"][0]) != tokens:
             shortest = f"the shortest correct of its task has {least:,}"
             return f"reasoning {tokens:,} tokens; {shortest} ({first['candidate_id'][0]})"
         others = int((lengths == tokens).sum()) - 1

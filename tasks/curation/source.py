@@ -47,18 +47,12 @@ class Files(Snapshot):
     def parts(self) -> list[str]:
         return list(self.files)
 
-    def read(
-        self, *, columns: Sequence[str] | None = None, unique: str | None = None
-    ) -> pl.DataFrame:
+    def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
         """As of a snapshot. A field of a struct steps back for a column of its name."""
         with self._readable():
             names = {name for part in self.files for name in pq.read_schema(part).names}
             plain = [name for name in columns or names if name.partition(".")[2] not in names]
-            return super().read(columns=plain, unique=unique)
-
-    def index(self, columns: Sequence[str]) -> pl.DataFrame:
-        with self._readable():
-            return super().index(columns)
+            yield from super().frames(plain)
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

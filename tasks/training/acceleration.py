@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -26,10 +26,11 @@ from torch.utils.checkpoint import (
 )
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
 from tasks.training import attention
 from tasks.training.dropout import CounterDropout, DropoutKeys
 from tasks.training.recipe import without_fp8
-from tasks.training.recomputation import LayerShape, RecomputationPlan, plan_recomputation
+from tasks.training.recomputation import LEVELS, LayerShape, RecomputationPlan, plan_recomputation
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
@@ -43,7 +44,7 @@ ATTENTION_OPERATORS = (
 )
 
 
-class AccelerationOptions(BaseModel):
+class AccelerationOptions(Record):
     """What is made faster. The defaults are what measured best.
 
     Attributes:
@@ -57,8 +58,6 @@ class AccelerationOptions(BaseModel):
             others force one level
         memory_share: share of the device's memory that auto plans for
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     compile: bool = True
     compile_backend: str = "inductor"
@@ -268,14 +267,10 @@ def _plan(
     model: nn.Module,
     device: torch.device,
 ) -> RecomputationPlan:
-    if options.recompute != "auto":
-        counts = {
-            level: shape.layers if level == options.recompute else 0
-            for level in ("layer", "mlp", "keep")
-        }
+    if options.recompute != "auto" or device.type != "cuda":
+        level = "keep" if options.recompute == "auto" else options.recompute
+        counts = dict.fromkeys(LEVELS, 0) | {level: shape.layers}
         return RecomputationPlan(**counts, peak_bytes=0)
-    if device.type != "cuda":
-        return RecomputationPlan(layer=0, mlp=0, keep=shape.layers, peak_bytes=0)
     total = torch.cuda.mem_get_info(device)[1]
     return plan_recomputation(
         shape,

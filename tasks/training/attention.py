@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 SDPA, CUDNN, CUDNN_EXPANDED = "concur_sdpa", "concur_cudnn", "concur_cudnn_expanded"
 
@@ -81,16 +82,16 @@ def fastest_attention(
 
 
 def _attend(
-    kernel: Callable[..., torch.Tensor],
+    kernel: Callable[..., Tensor],
     module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     scaling: float | None = None,
-    cu_documents: torch.Tensor | None = None,
+    cu_documents: Tensor | None = None,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """The signature that transformers calls: (batch, heads, length, size) in, (batch, length,
     heads, size) out."""
     if cu_documents is None:
@@ -102,29 +103,23 @@ def _attend(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _sdpa(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
-) -> torch.Tensor:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
         query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped
     )
 
 
-def _cudnn(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
-) -> torch.Tensor:
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     # the operator itself: which kernel scaled_dot_product_attention takes depends on flags of the
     # process at the moment of tracing
-    output: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
+    output: Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(
         query, key, value, None, True, 0.0, True, False, scale=scaling
     )[0]
     return output
 
 
-def _cudnn_expanded(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
-) -> torch.Tensor:
+def _cudnn_expanded(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
     groups = query.shape[1] // key.shape[1]
     return _cudnn(
         query, key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1), scaling
@@ -135,12 +130,12 @@ KERNELS = {SDPA: _sdpa, CUDNN: _cudnn, CUDNN_EXPANDED: _cudnn_expanded}
 
 
 def _varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     scaling: float | None,
-    cu: torch.Tensor,
-) -> torch.Tensor:
+    cu: Tensor,
+) -> Tensor:
     # the operator under torch.nn.attention.varlen, whose own signature differs between the torch
     # versions that we support
     # (tokens, heads, size)
@@ -150,19 +145,19 @@ def _varlen(
         # an upper bound of the longest row: the exact one would be another compiled code for every
         # line
     ]
-    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
+    output: Tensor = torch.ops.aten._flash_attention_forward(
         *flat, cu, cu, length, length, 0.0, True, False, scale=scaling
     )[0]
     return output.transpose(0, 1).unsqueeze(0)
 
 
 def _block_diagonal(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     scaling: float | None,
-    cu: torch.Tensor,
-) -> torch.Tensor:
+    cu: Tensor,
+) -> Tensor:
     position = torch.arange(query.shape[2], device=query.device)
     document = torch.bucketize(position, cu[1:], right=True)
     mask = (document[:, None] == document[None, :]) & (position[:, None] >= position[None, :])
@@ -171,7 +166,7 @@ def _block_diagonal(
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
 
 
-def _no_mask(attention_mask: torch.Tensor | None = None, **_: Any) -> None:
+def _no_mask(attention_mask: Tensor | None = None, **_: Any) -> None:
     """No mask: right padding is behind every real token, and what stands there carries no loss.
     Raises ValueError for other padding."""
     if attention_mask is not None and bool((attention_mask[:, 1:] > attention_mask[:, :-1]).any()):

@@ -8,10 +8,11 @@ eval mode it is the identity. Does not guarantee cryptographic quality, nor the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 # 32-bit finaliser of MurmurHash3 (Austin Appleby, public domain,
 # https://github.com/aappleby/smhasher, MurmurHash3.cpp, fmix32), as signed integers: torch has no
@@ -30,23 +31,20 @@ def split_mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _shift_right(value: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift_right(value: Tensor, bits: int) -> Tensor:
     # logical: torch shifts signed integers arithmetically
-    shifted: torch.Tensor = (value >> bits) & (2 ** (32 - bits) - 1)
+    shifted: Tensor = (value >> bits) & (2 ** (32 - bits) - 1)
     return shifted
 
 
-def keep_mask(shape: Sequence[int], key: torch.Tensor, rate: float) -> torch.Tensor:
+def keep_mask(shape: Sequence[int], key: Tensor, rate: float) -> Tensor:
     """True where an element is kept, with probability 1 - `rate`; `key` holds two int32 on the
     device of the mask.
 
     fmix32 of the element's index, with one half of the key put in before and the other amid:
     distinct keys are not permutations of one another. Indices wrap at 2^32 elements.
     """
-    count = 1
-    for extent in shape:
-        count *= extent
-    index = torch.arange(count, dtype=torch.int32, device=key.device).view(shape)
+    index = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).view(shape)
     mixed = index ^ key[0]
     mixed = (mixed ^ _shift_right(mixed, 16)) * _M1
     mixed = mixed ^ key[1]
@@ -59,7 +57,7 @@ class CounterDropout(nn.Module):
     """Dropout of `rate` with masks from `key`, a buffer of two int32 that `DropoutKeys` sets before
     each forward pass."""
 
-    key: torch.Tensor
+    key: Tensor
 
     def __init__(self, rate: float, device: torch.device) -> None:
         super().__init__()
@@ -72,7 +70,7 @@ class CounterDropout(nn.Module):
             "key", torch.zeros(2, dtype=torch.int32, device=device), persistent=False
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
         return torch.where(keep_mask(x.shape, self.key, self.rate), x * self.scale, 0)

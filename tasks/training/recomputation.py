@@ -8,26 +8,26 @@ benchmark prints the two side by side.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import NonNegativeInt, PositiveInt
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
 
+LEVELS = ("layer", "mlp", "keep")
 BYTES = 2  # activations and base weights are bfloat16
 
 
-class LayerShape(BaseModel):
+class LayerShape(Record):
     """What the memory of one forward and backward pass depends on."""
 
-    model_config = ConfigDict(frozen=True)
-
-    layers: int = Field(ge=1)
-    hidden: int = Field(ge=1)
-    intermediate: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    key_value_heads: int = Field(ge=1)
-    head_size: int = Field(ge=1)
-    vocabulary: int = Field(ge=1)
-    lora_rank: int = Field(ge=0)
+    layers: PositiveInt
+    hidden: PositiveInt
+    intermediate: PositiveInt
+    heads: PositiveInt
+    key_value_heads: PositiveInt
+    head_size: PositiveInt
+    vocabulary: PositiveInt
+    lora_rank: NonNegativeInt
 
     @property
     def attention(self) -> int:
@@ -41,20 +41,16 @@ class LayerShape(BaseModel):
         What compiled code really saves is within 2 % of it (a test counts the tensors); rows of the
         norms' statistics are left out.
         """
-        inputs = BYTES * self.hidden
-        # attention's output and the logarithm of its normaliser (float32)
-        attended = BYTES * self.attention + 4 * self.heads
-        low_rank = BYTES * 7 * self.lora_rank
-        if level == "layer":
-            return inputs + attended + low_rank
-        projected = BYTES * (self.attention + 2 * self.key_value_heads * self.head_size)
-        middle = BYTES * self.hidden  # the stream between attention and MLP
-        if level == "mlp":
-            return inputs + attended + low_rank + projected + middle
+        inputs, low_rank = self.hidden, 7 * self.lora_rank
+        kept = BYTES * (inputs + self.attention + low_rank)
+        kept += 4 * self.heads  # the logarithm of attention's normaliser (float32)
+        if level != "layer":
+            projected = self.attention + 2 * self.key_value_heads * self.head_size
+            middle = self.hidden  # the stream between attention and MLP
+            kept += BYTES * (projected + middle)
         if level == "keep":
-            # gate and up
-            return inputs + attended + low_rank + projected + middle + BYTES * 2 * self.intermediate
-        raise ValueError(level)
+            kept += BYTES * 2 * self.intermediate  # gate and up
+        return kept
 
     def workspace_bytes(self) -> int:
         """Bytes per token alive inside the backward pass of one layer, beyond what the layers keep:
@@ -66,7 +62,7 @@ class LayerShape(BaseModel):
         return (4 + 4 * BYTES) * self.hidden
 
 
-class RecomputationPlan(BaseModel):
+class RecomputationPlan(Record):
     """From the first layer to the last: `layer` layers recompute all but attention, then `mlp`
     layers their MLP, then `keep` nothing.
 
@@ -78,15 +74,13 @@ class RecomputationPlan(BaseModel):
             workspace
     """
 
-    model_config = ConfigDict(frozen=True)
-
-    layer: int = Field(ge=0)
-    mlp: int = Field(ge=0)
-    keep: int = Field(ge=0)
+    layer: NonNegativeInt
+    mlp: NonNegativeInt
+    keep: NonNegativeInt
     peak_bytes: int
 
     def levels(self) -> list[str]:
-        return ["layer"] * self.layer + ["mlp"] * self.mlp + ["keep"] * self.keep
+        return [level for level in LEVELS for _ in range(getattr(self, level))]
 
     def describe(self) -> str:
         return (
@@ -100,13 +94,10 @@ def peak_bytes(
 ) -> int:
     """Estimated peak for (layer, mlp, keep) layers; `trained` parameters are float32 with gradient
     and two Adam moments, 16 bytes each."""
-    kept = sum(
-        count * shape.layer_bytes(level)
-        for count, level in zip(levels, ("layer", "mlp", "keep"), strict=True)
-    )
-    return (
-        weight_bytes + 16 * trained + tokens * (kept + shape.workspace_bytes() + shape.loss_bytes())
-    )
+    pairs = zip(levels, LEVELS, strict=True)
+    kept = sum(count * shape.layer_bytes(level) for count, level in pairs)
+    per_token = kept + shape.workspace_bytes() + shape.loss_bytes()
+    return weight_bytes + 16 * trained + tokens * per_token
 
 
 def plan_recomputation(

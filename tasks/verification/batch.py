@@ -234,15 +234,12 @@ def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:
 
 
 def _speedups(frame: pl.DataFrame) -> dict[str, Any]:
-    timed = frame.filter(frame["timing"].is_not_null())["timing"].struct.field("speedup")
-    quantiles = {f"{share:g}": timed.quantile(share, "linear") for share in QUANTILES}
-    return {
-        "timed": len(timed),
-        "above_1": int((timed > 1).sum()),
-        "quantiles": {
-            share: round(value, 4) for share, value in quantiles.items() if value is not None
-        },
+    timed = frame["timing"].drop_nulls().struct.field("speedup")
+    quantiles = {
+        f"{share:g}": round(timed.quantile(share, "linear") or 0.0, 4)
+        for share in (QUANTILES if len(timed) else ())
     }
+    return {"timed": len(timed), "above_1": int((timed > 1).sum()), "quantiles": quantiles}
 
 
 def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
@@ -252,12 +249,9 @@ def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
     found = {}
     for name, values in columns.items():
         spent = [value for value in values.to_list() if value]
-        mean = sum(spent) / max(1, len(spent))
-        found[name] = {
-            "candidates": len(spent),
-            "sum": round(sum(spent), 3),
-            "mean": round(mean, 4),
-        }
+        total = sum(spent)
+        mean = round(total / max(1, len(spent)), 4)
+        found[name] = {"candidates": len(spent), "sum": round(total, 3), "mean": mean}
     return found
 
 

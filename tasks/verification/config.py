@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
 
 from kernels_eval.config import EvalConfig
+from kernels_eval.records import Record
 
 
-class VerificationConfig(BaseModel):
+class VerificationConfig(Record):
     """The protocol, and the machines that carry it out (which are no part of a verdict's key)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     eval: EvalConfig = EvalConfig()
-    workers: int | None = Field(
-        default=None,
-        ge=1,
-        description="devices used at once; default: every GPU, or half of the CPU cores",
-    )
-    builders: int | None = Field(
-        default=None, ge=1, description="build workers; default: the other CPU cores"
-    )
-    chunk_size: int = Field(default=128, ge=1, le=1024, description="verdicts per Prefect task run")
-    ray_address: str | None = Field(
-        default=None, description="a Ray cluster; default: start one here"
-    )
+    workers: PositiveInt | None = None
+    """devices used at once; default: every GPU, or half of the CPU cores"""
+    builders: PositiveInt | None = None
+    """build workers; default: the other CPU cores"""
+    chunk_size: Annotated[int, Field(ge=1, le=1024)] = 128
+    """verdicts per Prefect task run"""
+    ray_address: str | None = None
+    """a Ray cluster; default: start one here"""

@@ -10,13 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
-from tasks.store.snapshot import SnapshotRef
 from tests.support.curated import line, sample
 from tests.support.processes import python
 
 
 @pytest.fixture
-def curated(tmp_path: Path) -> SnapshotRef:
+def curated(tmp_path):
     return line(
         tmp_path / "root",
         [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)],
@@ -29,7 +28,7 @@ def concur(*arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def to_set(tmp_path: Path) -> tuple[object, ...]:
+def to_set(tmp_path):
     return ("publish", "--root", tmp_path / "root", "--out", tmp_path / "set")
 
 

@@ -64,6 +64,27 @@ def sample(
     }
 
 
+def samples(text: str) -> list[dict[str, Any]]:
+    """Samples of a table, a line (or a part up to ";") each: "TASK-INDEX TOKENS SPEEDUP", "-" for
+    none, then any of "single" (operator), "lower=BOUND" and "status=STATUS"."""
+    made = []
+    for line in filter(None, map(str.strip, text.replace(";", "\n").splitlines())):
+        name, tokens, speedup, *more = line.split()
+        task, _, index = name.partition("-")
+        known = dict(word.split("=") for word in more if word != "single")
+        made.append(
+            sample(
+                *(task, int(index)),
+                None if tokens == "-" else int(tokens),
+                None if speedup == "-" else float(speedup),
+                status=known.get("status", "correct"),
+                ops=SINGLE if "single" in more else FUSION,
+                lower=float(known["lower"]) if "lower" in known else None,
+            )
+        )
+    return made
+
+
 def frame(*rows: dict[str, Any]) -> pl.DataFrame:
     read = pl.from_arrow(pa.Table.from_pylist(list(rows), schema=SCHEMA))
     assert isinstance(read, pl.DataFrame)
@@ -74,6 +95,11 @@ def taken(*rows: dict[str, Any], **config: Any) -> list[tuple[str, str]]:
     """candidate_id and criterion of what a configuration takes of these samples."""
     result = curate(frame(*rows), CurationConfig(**config))
     return list(result.select("candidate_id", "criterion").iter_rows())
+
+
+def listed(*rows: dict[str, Any], **config: Any) -> str:
+    """`taken` as text: "a-0 concise_and_fast; b-1 high_speedup"."""
+    return "; ".join(map(" ".join, taken(*rows, **config)))
 
 
 def finished(

@@ -55,7 +55,7 @@ def execs(found: Difficulty) -> list[float]:
     return [group.exec.value or 0.0 for group in found.tertiles.groups]
 
 
-def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup() -> None:
+def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup():
     found = difficulty(planted(600, seed=0, harder=1.0))
     assert found.tertiles is not None and found.split_half is not None
     assert [group.name for group in found.tertiles.groups] == ["easy", "medium", "hard"]
@@ -75,7 +75,7 @@ def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup() -> None:
     assert "falls with every step, with 95 % confidence" in found.finding[0]
 
 
-def test_lengths_without_difficulty_are_not_taken_for_it() -> None:
+def test_lengths_without_difficulty_are_not_taken_for_it():
     random, said = np.random.default_rng(0), []
     for _ in range(200):
         tasks = pl.DataFrame(
@@ -93,7 +93,7 @@ def test_lengths_without_difficulty_are_not_taken_for_it() -> None:
     assert said.count("refuted") <= 10 and said.count("falls") == 0
 
 
-def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples() -> None:
+def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples():
     """All tasks are equally hard; wrong samples are longer. ARL then counts failures, and only a
     split by samples shows it."""
     found = difficulty(planted(600, seed=2, harder=0.0, wrong_longer=3000.0))
@@ -103,13 +103,13 @@ def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples
     assert all(step.lower < 0 < step.upper for step in found.split_half.steps)
 
 
-def test_a_rise_beyond_doubt_refutes() -> None:
+def test_a_rise_beyond_doubt_refutes():
     found = difficulty(planted(600, seed=3, harder=-1.0))
     assert found.tertiles is not None and found.tertiles.exec_monotone == "refuted"
     assert "does not fall monotonically" in found.finding[0]
 
 
-def test_two_generators_that_share_difficulty_agree_and_others_do_not() -> None:
+def test_two_generators_that_share_difficulty_agree_and_others_do_not():
     first = planted(600, seed=4, harder=1.0, name="first")
     same = difficulty(first, planted(600, seed=5, harder=1.0, name="second")).agreement
     other = difficulty(first, planted(600, seed=5, harder=0.0, name="second")).agreement
@@ -124,7 +124,7 @@ def test_two_generators_that_share_difficulty_agree_and_others_do_not() -> None:
     assert other.crossed is not None and other.crossed.exec_monotone != "falls"
 
 
-def test_a_frame_of_two_generators_is_divided() -> None:
+def test_a_frame_of_two_generators_is_divided():
     first, second = (
         planted(60, seed=4, harder=1.0, name="first"),
         planted(60, seed=5, harder=1.0, name="second", samples=4),
@@ -133,18 +133,15 @@ def test_a_frame_of_two_generators_is_divided() -> None:
     assert together == difficulty(first, second)
 
 
-def test_generators_without_a_common_task_cannot_agree() -> None:
+def test_generators_without_a_common_task_cannot_agree():
     first, second = planted(30, seed=4, harder=1.0), planted(30, seed=5, harder=1.0, name="h")
     found = difficulty(first, second.with_columns(task_id="other/" + pl.col("task_id")))
-    assert (
-        found.agreement is not None
-        and found.agreement.tasks == 0
-        and found.agreement.spearman.value is None
-    )
-    assert "0 tasks are shared" in found.agreement.spearman.why_not
+    both = found.agreement
+    assert both is not None and both.tasks == 0 and both.spearman.value is None
+    assert "0 tasks are shared" in both.spearman.why_not
 
 
-def test_groups_by_hand() -> None:
+def test_groups_by_hand():
     frame = pl.DataFrame(
         {
             "task_id": ["a", "a", "b", "b", "c", "c"],
@@ -155,21 +152,21 @@ def test_groups_by_hand() -> None:
     )
     found = difficulty(frame)
     assert found.tertiles is not None
-    easy, medium, hard = found.tertiles.groups
-    assert [(group.from_arl, group.to_arl, group.exec.value) for group in (easy, medium, hard)] == [
+    groups = found.tertiles.groups
+    assert [(group.from_arl, group.to_arl, group.exec.value) for group in groups] == [
         (200, 200, 1.0),
         (600, 600, 0.5),
         (2000, 2000, 0.0),
     ]
-    assert (
-        easy.speedup.value == pytest.approx(4.0)
-        and medium.speedup.value == pytest.approx(0.5)
-        and hard.speedup.value is None
-    )
+    assert [group.speedup.value for group in groups] == [
+        pytest.approx(4.0),
+        pytest.approx(0.5),
+        None,
+    ]
     assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
 
 
-def test_equal_arls_are_divided_the_same_way_whatever_the_order() -> None:
+def test_equal_arls_are_divided_the_same_way_whatever_the_order():
     tasks = pl.DataFrame(
         {
             "task": range(9),
@@ -185,31 +182,32 @@ def test_equal_arls_are_divided_the_same_way_whatever_the_order() -> None:
     assert divide(tasks.head(2), (1 / 3, 2 / 3), "x") is None
 
 
-def test_the_words_for_steps() -> None:
-    def step(value: float, lower: float | None, upper: float | None) -> Estimate:
-        return Estimate(value=value, lower=lower, upper=upper)
-
-    sure, perhaps, unsure, rises = (
-        step(1, 0.5, 1.5),
-        step(0.1, -0.1, 0.3),
-        step(-0.1, -0.3, 0.1),
-        step(-1, -2, -0.5),
-    )
-    assert monotone([sure, sure]) == "falls"
-    assert monotone([sure, perhaps]) == "not refuted"
-    assert monotone([sure, unsure]) == "not shown"
-    assert monotone([sure, rises]) == "refuted"
-    assert monotone([sure, step(1, None, None)]) == "unsayable"
+SURE = (1, 0.5, 1.5)
 
 
-def test_bad_frames_are_usage_errors() -> None:
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (SURE, "falls"),
+        ((0.1, -0.1, 0.3), "not refuted"),
+        ((-0.1, -0.3, 0.1), "not shown"),
+        ((-1, -2, -0.5), "refuted"),
+        ((1, None, None), "unsayable"),
+    ],
+)
+def test_the_words_for_steps(second, said):
+    steps = [Estimate(value=v, lower=lower, upper=upper) for v, lower, upper in (SURE, second)]
+    assert monotone(steps) == said
+
+
+def test_bad_frames_are_usage_errors():
     with pytest.raises(UsageError, match="task_id"):
         difficulty(planted(5, seed=0, harder=1.0).drop("task_id"))
     with pytest.raises(UsageError, match="status"):
         difficulty(planted(5, seed=0, harder=1.0), planted(5, seed=0, harder=1.0).drop("status"))
 
 
-def test_the_words_on_speedup_follow_the_means_that_they_show() -> None:
+def test_the_words_on_speedup_follow_the_means_that_they_show():
     """Tasks differ in how many of their samples are timed: the mean over samples rises where that
     over tasks falls."""
     rows = []

@@ -20,7 +20,16 @@ from tasks.curation.criteria import balanced, single_operators_wanted
 from tasks.curation.pool import draw_numbers, eligible_samples
 from tasks.curation.strategies import BASELINES, RULES, curate
 from tasks.operators import operator_kind
-from tests.support.samples import FUSION, SINGLE, any_samples, frame, sample, taken
+from tests.support.samples import (
+    FUSION,
+    SINGLE,
+    any_samples,
+    frame,
+    listed,
+    sample,
+    samples,
+    taken,
+)
 
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 QUIET = settings(max_examples=15, deadline=None)
@@ -40,43 +49,31 @@ def oracle(
 ) -> list[tuple[str, str]]:
     """concur's rule, written down a second time, a sample at a time."""
     correct = [row for row in rows if row["status"] == "correct"]
-    tasks = sorted({row["task_id"] for row in correct})
-    chosen: list[tuple[dict[str, Any], str]] = []
-    for task in tasks:
-        mine = [row for row in correct if row["task_id"] == task]
+    correct.sort(key=lambda row: (row["task_id"], row["sample_index"]))
+    of_task = {row["task_id"]: [] for row in correct}
+    for row in correct:
+        of_task[row["task_id"]].append(row)
+    chosen: dict[str, str] = {}
+    for mine in of_task.values():
         shortest, fastest = min(row["reasoning_tokens"] for row in mine), max(map(speedup_of, mine))
-        both = [
-            row
-            for row in mine
-            if row["reasoning_tokens"] == shortest and speedup_of(row) == fastest > 0
-        ]
-        chosen += [
-            (row, "concise_and_fast")
-            for row in sorted(both, key=lambda row: row["sample_index"])[:1]
-        ]
-    for row in sorted(correct, key=lambda row: (row["task_id"], row["sample_index"])):
-        if speedup_of(row) > min_speedup and all(row is not other for other, _ in chosen):
-            chosen.append((row, "high_speedup"))
-    for task in tasks:
-        singles = sum(
-            operator_kind(row["reference_operators"]) == "single_operator" for row, _ in chosen
-        )
-        left = [
-            row
-            for row in correct
-            if row["task_id"] == task and all(row is not other for other, _ in chosen)
-        ]
-        if (
-            left
-            and operator_kind(left[0]["reference_operators"]) == "single_operator"
-            and singles < quota * len(chosen)
-        ):
-            best = min(
-                left,
-                key=lambda row: (row["reasoning_tokens"], -speedup_of(row), row["sample_index"]),
-            )
-            chosen.append((best, "single_operator"))
-    return [(row["candidate_id"], name) for row, name in chosen]
+        for row in mine:
+            if (row["reasoning_tokens"], speedup_of(row)) == (shortest, fastest) and fastest > 0:
+                chosen[row["candidate_id"]] = "concise_and_fast"
+                break
+    for row in correct:
+        if speedup_of(row) > min_speedup:
+            chosen.setdefault(row["candidate_id"], "high_speedup")
+    single = {
+        row["candidate_id"]: operator_kind(row["reference_operators"]) == "single_operator"
+        for row in correct
+    }
+    for mine in of_task.values():
+        left = [row for row in mine if row["candidate_id"] not in chosen]
+        singles = sum(single[name] for name in chosen)
+        if left and single[left[0]["candidate_id"]] and singles < quota * len(chosen):
+            best = min(left, key=lambda row: (row["reasoning_tokens"], -speedup_of(row)))
+            chosen[best["candidate_id"]] = "single_operator"
+    return list(chosen.items())
 
 
 # -- the paper's rule ------------------------------------------------------------------------------
@@ -84,9 +81,7 @@ def oracle(
 
 @given(any_samples(), st.sampled_from([0.25, 0.5, 0.7]), st.sampled_from([0.5, 5.0, 7.0]))
 @settings(max_examples=100, deadline=None)
-def test_concur_is_the_rule_written_down_a_second_time(
-    rows: list[dict[str, Any]], quota: float, min_speedup: float
-) -> None:
+def test_concur_is_the_rule_written_down_a_second_time(rows, quota, min_speedup):
     expected = oracle(rows, min_speedup, Fraction(str(quota)))
     assert taken(*rows, single_operator_quota=quota, min_speedup=min_speedup) == expected
 
@@ -96,9 +91,7 @@ def test_concur_is_the_rule_written_down_a_second_time(
     st.integers(0, 60),
     st.one_of(st.integers(0, 30), st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.7, 0.9])),
 )
-def test_the_quota_in_closed_form_is_the_loop_it_stands_for(
-    total: int, singles: int, quota: float | int
-) -> None:
+def test_the_quota_in_closed_form_is_the_loop_it_stands_for(total, singles, quota):
     singles = min(singles, total)
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
     added = 0
@@ -107,26 +100,18 @@ def test_the_quota_in_closed_form_is_the_loop_it_stands_for(
     assert single_operators_wanted(total, singles, quota) == added
 
 
-def test_equal_within_the_interval() -> None:
+def test_equal_within_the_interval():
     """The shortest is 3 % slower, well within its interval: by the median it loses, by the interval
     it is as fast as the fastest."""
-    rows = [
-        sample("a", 0, 100, 1.97),
-        sample("a", 1, 200, 2.0),
-        sample("b", 0, 100, 1.0),
-        sample("b", 1, 200, 2.0),
-    ]
-    assert taken(*rows) == []
-    assert taken(*rows, equal_speedups="interval") == [("a-0", "concise_and_fast")]
-    touching = [
-        sample("c", 0, 100, 1.0),
-        sample("c", 1, 200, 2.0, lower=1.1),
-    ]  # upper bound 1.1: intervals that touch overlap
-    assert taken(*touching, equal_speedups="interval") == [("c-0", "concise_and_fast")]
+    rows = samples("a-0 100 1.97; a-1 200 2.0; b-0 100 1.0; b-1 200 2.0")
+    assert listed(*rows) == ""
+    assert listed(*rows, equal_speedups="interval") == "a-0 concise_and_fast"
+    touching = samples("c-0 100 1.0; c-1 200 2.0 lower=1.1")  # 1.1: intervals that touch overlap
+    assert listed(*touching, equal_speedups="interval") == "c-0 concise_and_fast"
 
 
-def test_a_speedup_without_bounds_is_its_own_interval() -> None:
-    rows = [sample("a", 0, 100, 1.97), sample("a", 1, 200, 2.0)]
+def test_a_speedup_without_bounds_is_its_own_interval():
+    rows = samples("a-0 100 1.97; a-1 200 2.0")
     for row in rows:
         row["timing"] |= {"speedup_lower": None, "speedup_upper": None}
     assert taken(*rows, equal_speedups="interval") == []
@@ -134,15 +119,15 @@ def test_a_speedup_without_bounds_is_its_own_interval() -> None:
 
 
 @pytest.mark.parametrize("speedup", [float("nan"), float("inf"), float("-inf"), -2.0, 0.0])
-def test_a_speedup_that_is_no_ratio_counts_as_not_timed(speedup: float) -> None:
+def test_a_speedup_that_is_no_ratio_counts_as_not_timed(speedup):
     rows = [sample("a", 0, 100, speedup), sample("a", 1, 200, 2.0), sample("b", 0, 100, speedup)]
     assert taken(*rows) == []
     assert ids(rows, strategy="speedup", size=9) == ["a-1"]
     assert ids(rows, strategy="min_length", size=9, max_per_task=None)[2:] == ["a-1"]
 
 
-def test_a_custom_kernel_can_be_demanded_and_crowns_no_other() -> None:
-    rows = [sample("a", 0, 100, 3.0), sample("a", 1, 200, 2.0), sample("b", 0, 100, 3.0)]
+def test_a_custom_kernel_can_be_demanded_and_crowns_no_other():
+    rows = samples("a-0 100 3.0; a-1 200 2.0; b-0 100 3.0")
     rows[1] |= {"custom_kernels": ["add"]}
     rows[2] |= {"custom_kernels": ["add"]}
     rows[0] |= {"custom_kernels": []}
@@ -152,8 +137,8 @@ def test_a_custom_kernel_can_be_demanded_and_crowns_no_other() -> None:
     assert ids(rows, require_custom_kernel=True) == []
 
 
-def test_answers_to_follow_ups_wait_to_be_asked_for() -> None:
-    rows = [sample("a", 0, 100, 2.0), sample("a", 1, 50, 3.0), sample("b", 0, 10, 1.5)]
+def test_answers_to_follow_ups_wait_to_be_asked_for():
+    rows = samples("a-0 100 2.0; a-1 50 3.0; b-0 10 1.5")
     rows[1] |= {"turn": 2, "parent": "a-0"}
     rows[2] |= {"turn": None}  # an older snapshot
     assert ids(rows) == ["a-0", "b-0"]
@@ -182,44 +167,37 @@ def many(seed: int = 1, tasks: int = 60) -> list[dict[str, Any]]:
     ]
 
 
-def test_without_conciseness_takes_the_fastest_and_reads_no_length() -> None:
+def test_without_conciseness_takes_the_fastest_and_reads_no_length():
     rows = many()
     config = {"strategy": "concur_without_conciseness", "min_speedup": 3.0}
     before = taken(*rows, **config)
     counts = [name for _, name in taken(*rows, min_speedup=3.0)]
     assert len(before) == len(counts)
-    assert (
-        [name for _, name in before].count("single_operator") == counts.count("single_operator") > 0
-    )
-    for name, criterion in before:
-        if criterion == "fastest":
-            row = next(row for row in rows if row["candidate_id"] == name)
-            assert speedup_of(row) == max(
-                speedup_of(other) for other in rows if other["task_id"] == row["task_id"]
-            )
+    added = [name for _, name in before].count("single_operator")
+    assert added == counts.count("single_operator") > 0
+    for row in rows:
+        if (row["candidate_id"], "fastest") in before:
+            rivals = [each for each in rows if each["task_id"] == row["task_id"]]
+            assert speedup_of(row) == max(map(speedup_of, rivals))
     # other lengths of the samples that concur does not look at must not matter: only how many it
     # takes may
     longer = [row | {"reasoning_tokens": row["reasoning_tokens"] * 7} for row in rows]
     assert taken(*longer, **config) == before
 
 
-def test_without_speedup_takes_the_shortest_and_reads_no_speedup() -> None:
+def test_without_speedup_takes_the_shortest_and_reads_no_speedup():
     rows = many()
     before = taken(*rows, strategy="concur_without_speedup", min_speedup=5.0)
     assert {name for _, name in before} == {"shortest", "single_operator"}
-    for name, criterion in before:
-        if criterion == "shortest":
-            row = next(row for row in rows if row["candidate_id"] == name)
-            assert row["reasoning_tokens"] == min(
-                other["reasoning_tokens"] for other in rows if other["task_id"] == row["task_id"]
-            )
-    names = ids(rows, strategy="concur_without_speedup")
-    assert len(names) == len(ids(rows)) and len(
-        {name[:4] for name, criterion in before if criterion == "shortest"}
-    ) == len([name for name, criterion in before if criterion == "shortest"])
+    short = [name for name, criterion in before if criterion == "shortest"]
+    for row in rows:
+        if row["candidate_id"] in short:
+            rivals = [each for each in rows if each["task_id"] == row["task_id"]]
+            assert row["reasoning_tokens"] == min(each["reasoning_tokens"] for each in rivals)
+    assert len(before) == len(ids(rows)) and len({name[:4] for name in short}) == len(short)
 
 
-def test_without_balance_adds_as_many_of_any_kind() -> None:
+def test_without_balance_adds_as_many_of_any_kind():
     rows = many()
     plain, control = taken(*rows), taken(*rows, strategy="concur_without_balance")
     assert [pair for pair in plain if pair[1] != "single_operator"] == [
@@ -230,7 +208,7 @@ def test_without_balance_adds_as_many_of_any_kind() -> None:
     assert sum(name in singles for name, _ in plain) > sum(name in singles for name, _ in control)
 
 
-def test_shuffled_reasoning_moves_every_trace_to_another_task() -> None:
+def test_shuffled_reasoning_moves_every_trace_to_another_task():
     rows = frame(*many())
     plain, moved = (
         curate(rows, CurationConfig()),
@@ -253,46 +231,42 @@ def test_shuffled_reasoning_moves_every_trace_to_another_task() -> None:
     ].equals(moved["reasoning_from"])
 
 
-def test_reasoning_cannot_be_moved_within_one_task_only() -> None:
-    with pytest.raises(UsageError, match="1 of 1 samples are of one task"):
-        curate(frame(sample("a", 0, 10, 2.0)), CurationConfig(strategy="shuffled_reasoning"))
-    rows = [sample("a", index, 100 + index, 9.0 - index) for index in range(3)] + [
-        sample("b", 0, 10, 2.0)
-    ]
-    with pytest.raises(UsageError, match="3 of 4 samples are of one task"):
-        curate(frame(*rows), CurationConfig(strategy="shuffled_reasoning"))
-    rows += [sample("c", 0, 10, 2.0), sample("d", 0, 10, 2.0)]  # exactly half
-    assert curate(frame(*rows), CurationConfig(strategy="shuffled_reasoning")).height == 6
+def test_reasoning_cannot_be_moved_within_one_task_only():
+    rows, moved = samples("a-0 100 9; a-1 101 8; a-2 102 7; b-0 10 2"), "shuffled_reasoning"
+    for few, said in ((rows[:1], "1 of 1"), (rows, "3 of 4")):
+        with pytest.raises(UsageError, match=f"{said} samples are of one task"):
+            taken(*few, strategy=moved)
+    half = [*rows, *samples("c-0 10 2; d-0 10 2")]  # exactly
+    assert len(taken(*half, strategy=moved)) == 6
 
 
 # -- baselines -------------------------------------------------------------------------------------
 
 
-def test_each_baseline_by_hand() -> None:
-    rows = [
-        sample("a", 0, 100, 1.0),
-        sample("a", 1, 400, 4.0),
-        sample("b", 0, 200, 3.0),
-        sample("b", 1, 300, 0.5),
-        sample("c", 0, 500, 2.0),
-        sample("c", 1, 50, 9.0, status="incorrect"),
-    ]
-    assert ids(rows, strategy="min_length", size=2) == ["a-0", "b-0"]
-    assert ids(rows, strategy="max_length", size=2) == ["c-0", "a-1"]
-    assert ids(rows, strategy="speedup", size=2) == ["a-1", "b-0"]
-    assert ids(rows, strategy="min_length", size=3, max_per_task=None) == ["a-0", "b-0", "b-1"]
-    assert ids(rows, strategy="min_length", size=5, max_per_task=2) == [
-        "a-0",
-        "b-0",
-        "b-1",
-        "a-1",
-        "c-0",
-    ]
-    assert len(ids(rows, strategy="random", size=9)) == 3
-    assert len(ids(rows, strategy="random", size=9, max_per_task=None)) == 5
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"strategy": "min_length", "size": 2}, "a-0 b-0"),
+        ({"strategy": "max_length", "size": 2}, "c-0 a-1"),
+        ({"strategy": "speedup", "size": 2}, "a-1 b-0"),
+        ({"strategy": "min_length", "size": 3, "max_per_task": None}, "a-0 b-0 b-1"),
+        ({"strategy": "min_length", "size": 5, "max_per_task": 2}, "a-0 b-0 b-1 a-1 c-0"),
+        ({"strategy": "random", "size": 9}, 3),
+        ({"strategy": "random", "size": 9, "max_per_task": None}, 5),
+    ],
+)
+def test_each_baseline_by_hand(config, expected):
+    found = ids(
+        samples(
+            """a-0 100 1.0; a-1 400 4.0; b-0 200 3.0; b-1 300 0.5
+            c-0 500 2.0; c-1 50 9.0 status=incorrect"""
+        ),
+        **config,
+    )
+    assert expected == (len(found) if isinstance(expected, int) else " ".join(found))
 
 
-def test_without_a_size_a_baseline_takes_as_many_as_concur() -> None:
+def test_without_a_size_a_baseline_takes_as_many_as_concur():
     rows = many(tasks=200)
     size = len(ids(rows))
     for strategy in STRATEGY_NAMES:
@@ -302,7 +276,7 @@ def test_without_a_size_a_baseline_takes_as_many_as_concur() -> None:
     assert len(ids(rows, strategy="random", max_per_task=None)) == size
 
 
-def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short() -> None:
+def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short():
     rows = many()  # 20 single-operator tasks, 40 fusions
 
     def kinds(**config: Any) -> tuple[int, int]:
@@ -322,7 +296,7 @@ def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short(
     assert kinds(strategy="min_length", size=30) != (15, 15)
 
 
-def test_balance_keeps_the_order_within_each_kind() -> None:
+def test_balance_keeps_the_order_within_each_kind():
     rows = pl.DataFrame(
         {"name": list("abcdef"), "_single": [True, True, True, False, False, False]}
     )
@@ -330,7 +304,7 @@ def test_balance_keeps_the_order_within_each_kind() -> None:
     assert balanced(rows.filter("_single"), 2, 0.5)["name"].to_list() == ["a", "b"]
 
 
-def test_ties_of_a_baseline_are_drawn_not_decided_by_another_criterion() -> None:
+def test_ties_of_a_baseline_are_drawn_not_decided_by_another_criterion():
     rows = [sample(f"t{task}", 0, 100, float(task + 1)) for task in range(40)]
     first = {seed: set(ids(rows, strategy="min_length", size=10, seed=seed)) for seed in range(3)}
     assert len(set(map(frozenset, first.values()))) == 3
@@ -341,7 +315,7 @@ def test_ties_of_a_baseline_are_drawn_not_decided_by_another_criterion() -> None
     )
 
 
-def test_the_draw_is_the_same_everywhere() -> None:
+def test_the_draw_is_the_same_everywhere():
     """Known numbers: a set must not depend on the version of a library, nor on the machine."""
     assert draw_numbers(pl.Series(["a-0"]), 7).tolist() == [4226593054536099271]
     mask = 2**64 - 1
@@ -360,7 +334,7 @@ def test_the_draw_is_the_same_everywhere() -> None:
         assert found == state
 
 
-def test_random_draws_every_sample_alike() -> None:
+def test_random_draws_every_sample_alike():
     """1,000 draws of 10 of 20: each sample is in about half of them (binomial, six standard
     deviations)."""
     rows = [sample(f"t{task:02d}", 0, 100, 1.0) for task in range(20)]
@@ -392,9 +366,7 @@ def curated(rows: list[dict[str, Any]], config: CurationConfig) -> pl.DataFrame 
     order=st.randoms(),
 )
 @QUIET
-def test_laws_of_every_strategy(
-    strategy: Any, rows: list[dict[str, Any]], size: int | None, seed: int, order: random.Random
-) -> None:
+def test_laws_of_every_strategy(strategy, rows, size, seed, order):
     config = CurationConfig(strategy=strategy, size=size, seed=seed)
     result = curated(rows, config)
     mixed = rows + rows
@@ -432,9 +404,7 @@ def test_laws_of_every_strategy(
 @EACH
 @given(rows=any_samples(), seed=st.integers(0, 3))
 @settings(max_examples=6, deadline=None)
-def test_a_smaller_set_is_part_of_a_larger_one(
-    strategy: Any, rows: list[dict[str, Any]], seed: int
-) -> None:
+def test_a_smaller_set_is_part_of_a_larger_one(strategy, rows, seed):
     if strategy == "shuffled_reasoning":
         strategy = "concur"  # its samples are concur's
     sets = [set(ids(rows, strategy=strategy, seed=seed, size=size)) for size in (1, 2, 5, 8)]
@@ -448,7 +418,7 @@ def test_a_smaller_set_is_part_of_a_larger_one(
 
 @given(rows=any_samples(), size=st.integers(1, 12))
 @QUIET
-def test_thinning_keeps_the_mixture_of_criteria(rows: list[dict[str, Any]], size: int) -> None:
+def test_thinning_keeps_the_mixture_of_criteria(rows, size):
     whole, thin = taken(*rows), taken(*rows, size=size)
     assert [pair for pair in whole if pair in thin] == thin and len(thin) == min(size, len(whole))
     for criterion in {name for _, name in whole}:
@@ -456,7 +426,7 @@ def test_thinning_keeps_the_mixture_of_criteria(rows: list[dict[str, Any]], size
         assert abs(sum(name == criterion for _, name in thin) - share * len(thin)) <= 1.5
 
 
-def test_every_strategy_has_a_rule() -> None:
+def test_every_strategy_has_a_rule():
     assert set(RULES) | set(BASELINES) == set(STRATEGY_NAMES) and not set(RULES) & set(BASELINES)
 
 
@@ -464,7 +434,7 @@ def test_every_strategy_has_a_rule() -> None:
 
 
 @EACH
-def test_no_correct_candidate_gives_an_empty_frame(strategy: Any) -> None:
+def test_no_correct_candidate_gives_an_empty_frame(strategy):
     rows = frame(sample("a", 0, 10, None, status="incorrect"))
     result = curate(rows, CurationConfig(strategy=strategy))
     assert result.is_empty() and result.columns[: rows.width + 1] == [*rows.columns, "criterion"]
@@ -472,7 +442,7 @@ def test_no_correct_candidate_gives_an_empty_frame(strategy: Any) -> None:
 
 
 @EACH
-def test_one_task_only(strategy: Any) -> None:
+def test_one_task_only(strategy):
     rows = [sample("a", index, 100 + index, 3.0 - index) for index in range(3)]
     if strategy == "shuffled_reasoning":
         with pytest.raises(UsageError, match="one task"):
@@ -482,20 +452,20 @@ def test_one_task_only(strategy: Any) -> None:
 
 
 @EACH
-def test_missing_columns_are_named(strategy: Any) -> None:
+def test_missing_columns_are_named(strategy):
     rows = frame(sample("a", 0, 10, 2.0)).drop("timing", "sample_index")
     with pytest.raises(UsageError, match="needs the columns timing, sample_index"):
         curate(rows, CurationConfig(strategy=strategy))
 
 
-def test_a_demand_needs_its_column() -> None:
+def test_a_demand_needs_its_column():
     rows = frame(sample("a", 0, 10, 2.0)).drop("custom_kernels")
     assert curate(rows, CurationConfig()).height == 1
     with pytest.raises(UsageError, match="custom_kernels"):
         curate(rows, CurationConfig(require_custom_kernel=True))
 
 
-def test_verdicts_of_several_schema_versions_are_refused() -> None:
+def test_verdicts_of_several_schema_versions_are_refused():
     rows = [
         sample("a", 0, 10, 2.0) | {"schema_version": 1},
         sample("b", 0, 10, 2.0) | {"schema_version": 2},
@@ -507,14 +477,14 @@ def test_verdicts_of_several_schema_versions_are_refused() -> None:
         taken(newer)
 
 
-def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not() -> None:
+def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not():
     rows = frame(sample("a", 0, 10, 2.0))
     with pytest.raises(UsageError, match="timing is no struct"):
         curate(rows.with_columns(pl.lit(2.0).alias("timing")), CurationConfig())
     assert curate(rows.with_columns(pl.lit(None).alias("timing")), CurationConfig()).is_empty()
 
 
-def test_the_pool_makes_few_columns_of_wide_rows() -> None:
+def test_the_pool_makes_few_columns_of_wide_rows():
     pool = eligible_samples(frame(sample("a", 0, 10, 2.0)))
     names = {name for name in pool.columns if not name.startswith("_")}
     assert (

@@ -117,7 +117,7 @@ def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, templa
     # beyond the end token there is something more to say: who does not stop at it says it
     parrot = Parrot(prompt, [*labels, *labels], len(tokenizer))
     sampler = TransformersSampler(base, None, "small", device="cpu")
-    loaded = sampler._load()
+    loaded = sampler.loaded
     loaded.tokenizer, loaded.model = tokenizer, parrot
     task = KernelTask(task_id="t", name="t", code="class Model: pass")
     sampling = SamplingParams(temperature=0.0, max_tokens=2 * len(labels))

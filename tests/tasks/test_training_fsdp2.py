@@ -77,7 +77,12 @@ def _member(
     SFTTrainer.training_step = training_step
     result = train(ROWS, recipe, base, out, on_log)
     (told / f"{rank}.json").write_text(
-        json.dumps({"result": result.model_dump(mode="json"), "share": shares[0]})
+        json.dumps(
+            {
+                "result": result.model_dump(mode="json") | {"history": result.history},
+                "share": shares[0],
+            }
+        )
     )
     torch.distributed.destroy_process_group()
 

@@ -49,12 +49,15 @@ def check(stack: Stack) -> None:
 
 
 def require_place(places: Places) -> None:
-    """Make the directories, and write a megabyte there. Raises UsageError."""
+    """Make the directories, and write a megabyte to the disk there. Raises UsageError."""
     try:
         places.make()
         probe = places.stack / f".probe-{os.getpid()}"
         try:
-            probe.write_bytes(b"\0" * PROBE_BYTES)
+            with probe.open("wb") as handle:
+                handle.write(b"\0" * PROBE_BYTES)
+                handle.flush()
+                os.fsync(handle.fileno())  # a disk that is full may say so only now
         finally:
             probe.unlink(missing_ok=True)
     except OSError as error:

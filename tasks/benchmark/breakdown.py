@@ -17,7 +17,8 @@ import numpy as np
 import polars as pl
 
 from tasks.benchmark.metrics import Interval
-from tasks.benchmark.scoring import Rule, ScoreRow, score
+from tasks.benchmark.samples import Rule
+from tasks.benchmark.scoring import ScoreRow, score
 
 By = Literal["level", "operator_kind", "operator_family", "arl_third"]
 Groups = Mapping[str, Collection[str]]

@@ -28,7 +28,7 @@ from tasks.benchmark.scoring import ScoreRow
 Sign = Literal[
     "level_gap", "correct_but_slow", "verbose", "cut_off", "missed_bottleneck", "replaced"
 ]
-WORDS: dict[Sign, dict[str, str]] = tomllib.loads(
+WORDS: Mapping[str, Mapping[str, str]] = tomllib.loads(
     (Path(__file__).parent / "templates" / "diagnosis.toml").read_text(encoding="utf-8")
 )
 

@@ -25,7 +25,7 @@ TORCH = frozenset({"torch", "F", "nn", "functional"})
 HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "Parameter", "ParameterList"})
 NAMES = tomllib.loads(Path(__file__).with_name("operators.toml").read_text(encoding="utf-8"))
 SIGNS: dict[str, str] = NAMES["signs"]
-SAME = {name: key for key, names in NAMES["same"].items() for name in names.split()}
+SAME: dict[str, str] = {name: key for key, names in NAMES["same"].items() for name in names.split()}
 QUIET = frozenset(NAMES["quiet"].split())
 _NATIVE = re.compile(r"\b(?:torch|at)::(?:\w+::)*(\w+)\s*\(")
 _NORM_DIMENSIONS = re.compile(r"(batch|instance)norm[123]d$")
@@ -213,6 +213,7 @@ def _extensions(tree: ast.Module) -> set[str]:
 def _assigned(tree: ast.AST) -> Iterator[tuple[list[str], ast.expr]]:
     """Names and attributes that are assigned anywhere in it, and what to."""
     for node in ast.walk(tree):
-        for target in node.targets if isinstance(node, ast.Assign) else ():
-            if path := _path(target):
-                yield path, node.value
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if path := _path(target):
+                    yield path, node.value

@@ -129,7 +129,7 @@ def score(
         count = not_compared(frame, model) if baseline == "compile" else 0
         unknown = f"{count:,} of its timed samples were not timed against torch.compile"
         for track in TRACKS:
-            numbers = {
+            numbers: dict[tuple[str, int | None], dict[str, Any]] = {
                 (metric_name(p), k): {"why_not": unknown}
                 if count
                 else _rate(samples, track, p, k, over, seed, resamples)

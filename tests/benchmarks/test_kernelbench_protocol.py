@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks import kernelbench_protocol as protocol
 from benchmarks.kernelbench_protocol import (
@@ -22,6 +22,7 @@ from benchmarks.kernelbench_protocol import (
 )
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
+from tests.support.commands import ROOT
 
 TASK = """
 import torch
@@ -61,56 +62,8 @@ def candidate(number: int, result: str, first: str = "") -> Job:
     return Job("test/scale", number, TASK, CANDIDATE.format(result=result, first=first))
 
 
-def row(number: int, status: str, wall_s: float, **seconds: float) -> dict[str, Any]:
-    return {
-        "task_id": "t",
-        "sample_index": number,
-        "status": status,
-        "wall_s": wall_s,
-        "seconds": seconds,
-    }
-
-
-def section(
-    rows: list[dict], run_wall_s: float, builds: list[dict] | None = None, build_wall_s: float = 0.0
-) -> dict[str, Any]:
-    mode = "sequential" if builds is None else "parallel-builds"
-    settings = {"mode": mode, "builders": 2}
-    made = {
-        "settings": settings,
-        "chosen": 9,
-        "builds": builds or [],
-        "build_wall_s": build_wall_s,
-        "rows": rows,
-        "run_wall_s": run_wall_s,
-    }
-    return made | {"summary": summarise(made)}
-
-
-SEQUENTIAL = section(
-    [
-        row(0, "correct", 30.0, load=20.0, reference_timing=4.0),
-        row(1, "compile_error", 20.0, load=18.0),
-        row(2, "timeout", 10.0),
-    ],
-    60.0,
-)
-PARALLEL = section(
-    [row(0, "correct", 8.0, reference_timing=4.0), row(1, "compile_error", 20.0)],
-    28.0,
-    builds=[row(0, "built", 40.0), row(1, "compile_error", 20.0), row(2, "built", 60.0)],
-    build_wall_s=60.0,
-)
-
-
-def verdict(number: int, status: str, spent_s: float) -> dict[str, Any]:
-    return {
-        "task_id": "t",
-        "sample_index": number,
-        "status": status,
-        "build_s": spent_s / 2,
-        "run_s": spent_s / 2,
-    }
+DATA = yaml.safe_load((ROOT / "tests/data/kernelbench_protocol.yaml").read_text(encoding="utf-8"))
+MODES = {name: made | {"summary": summarise(made)} for name, made in DATA["modes"].items()}
 
 
 def test_a_process_is_worth_its_last_report() -> None:
@@ -147,93 +100,45 @@ def test_a_chosen_sample_is_spread_out_and_always_the_same() -> None:
 
 
 def test_the_summary_divides_each_phase_by_what_went_through_it() -> None:
-    summary = SEQUENTIAL["summary"]
-    assert (summary["candidates"], summary["chosen"], summary["wall_s"]) == (3, 9, 60.0)
-    assert (summary["s_per_candidate_mean"], summary["s_per_candidate_median"]) == (20.0, 20.0)
-    assert summary["run_split_mean_s"]["load"] == pytest.approx(38 / 3, abs=1e-3)
-    summary = PARALLEL["summary"]
-    assert summary["wall_s"] == 88.0
-    assert summary["s_per_candidate_mean"] == 60 / 3 + 28 / 2  # three were built, two have run
-    assert summary["s_per_candidate_mean_without_trying_again"] == 60 / 3 + 8 / 2
-    assert (
-        summary["builds_failed"],
-        summary["builds_tried_again"],
-        summary["builds_tried_again_s"],
-    ) == (1, 1, 20.0)
-    assert section([], 0.0)["summary"]["candidates"] == 0
-    assert (
-        len(protocol.table({"modes": {"sequential": SEQUENTIAL, "parallel-builds": PARALLEL}})) > 10
-    )
+    for mode, expected in DATA["summaries"].items():
+        assert expected.items() <= MODES[mode]["summary"].items()
+    split = MODES["sequential"]["summary"]["run_split_mean_s"]
+    assert split["load"] == pytest.approx(38 / 3, abs=1e-3)
+    assert summarise(MODES["sequential"] | {"rows": [], "run_wall_s": 0.0})["candidates"] == 0
+    assert len(protocol.table({"modes": MODES})) > 10
 
 
 def test_the_same_candidates_are_compared() -> None:
-    modes = {"sequential": SEQUENTIAL, "parallel-builds": PARALLEL}
-    verdicts = [
-        verdict(0, "correct", 1.0),
-        verdict(1, "incorrect", 2.0),
-        verdict(2, "timeout", 3.0),
-        verdict(3, "no_code", 0.0),
-    ]
-    found = compare(modes, verdicts, {"wall_s": 6.0})
-    sequential, parallel = found["modes"]["sequential"], found["modes"]["parallel-builds"]
-    assert (sequential["candidates"], sequential["exact"], sequential["ours_s_per_candidate"]) == (
-        3,
-        True,
-        2.0,
-    )
-    assert (sequential["kernelbench_s_per_candidate"], sequential["ratio"]) == (20.0, 10.0)
-    assert sequential["ratio_lenient"] == pytest.approx((60 - 4) / 3 / 2, abs=0.01)
-    assert sequential["verdicts"] == {
-        "correct | ours correct": 1,
-        "compile_error | ours incorrect": 1,
-        "timeout | ours timeout": 1,
-    }
-    # candidate 2 was built but never ran: its share of the builds is left out, and so is its share
-    # of our time
-    assert (parallel["candidates"], parallel["exact"], parallel["ours_s_per_candidate"]) == (
-        2,
-        False,
-        1.5,
-    )
-    assert parallel["kernelbench_s_per_candidate"] == (28 + 60 * 60 / 120) / 2
-    assert parallel["kernelbench_s_per_candidate_lenient"] == (8 - 4 + 30) / 2
-    assert compare(modes, [verdict(7, "correct", 1.0)], {"wall_s": 6.0})["modes"]["sequential"] == {
-        "candidates": 0
-    }
+    found = compare(MODES, DATA["verdicts"], {"wall_s": 6.0})["modes"]
+    for mode, expected in DATA["compared"].items():
+        assert expected.items() <= found[mode].items()
+    assert found["sequential"]["ratio_lenient"] == pytest.approx((60 - 4) / 3 / 2, abs=0.01)
+    foreign = [DATA["verdicts"][0] | {"sample_index": 7}]
+    assert compare(MODES, foreign, {"wall_s": 6.0})["modes"]["sequential"] == {"candidates": 0}
 
 
 def test_ours_can_be_compared_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     verdicts = tmp_path / "verdicts.json"
-    verdicts.write_text(
-        json.dumps(
-            [verdict(0, "correct", 1.0), verdict(1, "incorrect", 2.0), verdict(2, "timeout", 3.0)]
-        )
-    )
+    verdicts.write_text(json.dumps(DATA["verdicts"][:3]))
     (tmp_path / "summary.json").write_text(json.dumps({"wall_s": 6.0, "candidates": 3}))
-    monkeypatch.setattr(
-        sys, "argv", ["kernelbench_protocol", "--out", str(tmp_path), "--ours", str(verdicts)]
-    )
+    words = ["kernelbench_protocol", "--out", str(tmp_path), "--ours", str(verdicts)]
+    monkeypatch.setattr(sys, "argv", words)
     assert protocol.main() == 1  # there is no run yet
-    protocol.write_result(tmp_path, {"modes": {"sequential": SEQUENTIAL}})
+    protocol.write_result(tmp_path, {"modes": {"sequential": MODES["sequential"]}})
     assert protocol.main() == 0
-    assert (
-        "sequential: 3 candidates; 20.0 s each against 2.0 s = 10.0 times"
-        in capsys.readouterr().out
-    )
-    assert (
-        json.loads((tmp_path / "compared.json").read_text())["modes"]["sequential"]["ratio"] == 10.0
-    )
+    said = "sequential: 3 candidates; 20.0 s each against 2.0 s = 10.0 times"
+    assert said in capsys.readouterr().out
+    compared = json.loads((tmp_path / "compared.json").read_text())
+    assert compared["modes"]["sequential"]["ratio"] == 10.0
 
 
 def test_the_responses_of_what_was_done_can_be_given_to_ours(tmp_path: Path) -> None:
     import polars as pl
 
-    keys = [(1, 1, 0), (1, 1, 1), (2, 1, 0)]
-    recorded = pl.DataFrame(
-        keys, schema=["level", "problem_id", "sample_id"], orient="row"
-    ).with_columns(response=pl.lit("text"))
+    keys = {"level": [1, 1, 2], "problem_id": [1, 1, 1], "sample_id": [0, 1, 0]}
+    recorded = pl.DataFrame(keys | {"response": ["text"] * 3})
     recorded.write_parquet(tmp_path / "responses.parquet")
     done = [
         {"task_id": "kernelbench/L1/1", "sample_index": 1},
@@ -284,17 +189,11 @@ def test_whatever_a_candidate_does_there_is_a_row() -> None:
     found = run_mode(
         jobs, Settings("parallel-builds", "cpu", builders=2, timeout_s=30), lambda section: None
     )
-    assert {row["sample_index"]: row["status"] for row in found["builds"]} == dict.fromkeys(
-        range(4), "built"
-    ) | {4: "timeout"}
+    builds = {row["sample_index"]: row["status"] for row in found["builds"]}
+    assert builds == dict(enumerate(["built"] * 4 + ["timeout"]))
     statuses = {row["sample_index"]: row["status"] for row in found["rows"]}
-    assert statuses == {
-        0: "correct",
-        1: "incorrect",
-        2: "runtime_error",
-        3: "runtime_error",
-        4: "timeout",
-    }
+    expected = "correct incorrect runtime_error runtime_error timeout".split()
+    assert statuses == dict(enumerate(expected))
 
 
 @pytest.mark.slow
@@ -303,8 +202,5 @@ def test_the_budget_stops_new_candidates_and_cuts_what_is_late() -> None:
     found = run_mode(
         jobs, Settings("sequential", "cpu", budget_s=10, grace_s=1), lambda section: None
     )
-    assert (
-        found["rows"] == []
-        and found["summary"]["candidates"] == 0
-        and found["summary"]["chosen"] == 2
-    )
+    summary = found["summary"]
+    assert (found["rows"], summary["candidates"], summary["chosen"]) == ([], 0, 2)

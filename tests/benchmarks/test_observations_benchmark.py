@@ -30,14 +30,11 @@ MODULE = "```python\nclass ModelNew:\n    pass\n```"
 
 
 def row(problem: int, sample: int, response: str, runtime_ms: float) -> dict:
-    facts = {
-        "level": 1,
-        "problem_id": problem,
-        "sample_id": sample,
-        "model": "m",
-        "response": response,
+    return {
+        **{"level": 1, "problem_id": problem, "sample_id": sample, "model": "m"},
+        **{"response": response, "recorded_correct": runtime_ms > 0},
+        "recorded_runtime_ms": runtime_ms,
     }
-    return facts | {"recorded_correct": runtime_ms > 0, "recorded_runtime_ms": runtime_ms}
 
 
 def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path: Path) -> None:
@@ -51,15 +48,15 @@ def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path: Path) -> None:
     ]
     pl.DataFrame(made).write_parquet(path)
     found = adapted(str(path))
-    assert found["tagged"].to_list() == [100, None, None, None]
-    assert found["whole"].to_list() == [(408 + 2 + len(MODULE)) // 4, len(MODULE) // 4, 5, None]
-    assert found["speedup"].to_list() == [pytest.approx(2.0), pytest.approx(0.5), None, None]
-    assert found["finish_reason"].to_list() == ["stop", "stop", "length", "length"]
-    assert found["status"].to_list() == ["correct", "correct", "incorrect", "incorrect"]
+    assert found.select("tagged", "whole", "speedup", "finish_reason", "status").rows() == [
+        (100, (408 + 2 + len(MODULE)) // 4, pytest.approx(2.0), "stop", "correct"),
+        (None, len(MODULE) // 4, pytest.approx(0.5), "stop", "correct"),
+        (None, 5, None, "length", "incorrect"),
+        (None, None, None, "length", "incorrect"),
+    ]
     said = analyse(str(path), str(tmp_path / "out"))
-    assert said.keys() == LENGTHS.keys() and all(
-        VERDICTS in sentences for sentences in said.values()
-    )
+    assert said.keys() == LENGTHS.keys()
+    assert all(VERDICTS in sentences for sentences in said.values())
     for name, unit in LENGTHS.items():
         page = (tmp_path / "out" / name / "report.md").read_text(encoding="utf-8")
         assert unit.split(" (")[0] in html.unescape(page) and "</think>" not in page
@@ -67,12 +64,10 @@ def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path: Path) -> None:
 
 
 def test_a_response_breaks_off_in_a_block_or_in_a_sentence() -> None:
-    assert (
-        breaks_off("```python\nclass ModelNew:\n")
-        and breaks_off("the kernel is")
-        and breaks_off("<think>\nI think.")
+    assert all(
+        map(breaks_off, ("```python\nclass ModelNew:\n", "the kernel is", "<think>\nI think."))
     )
-    assert not breaks_off("The kernel is done.\n") and not breaks_off(MODULE)
+    assert not any(map(breaks_off, ("The kernel is done.\n", MODULE)))
 
 
 def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
@@ -85,18 +80,15 @@ def verdict(
     level: int, problem: int, sample: int, status: str, speedup: float | None = None
 ) -> dict[str, Any]:
     """As benchmarks.recorded_verdicts writes one, without what is not read."""
-    timing = (
-        None
-        if speedup is None
-        else {"speedup": speedup, "speedup_lower": speedup * 0.9, "speedup_upper": speedup * 1.1}
-    )
-    named = {
-        "task_id": f"kernelbench/L{level}/{problem}",
-        "sample_index": sample,
-        "status": status,
-        "reason": "ok",
+    timing = speedup and {
+        f"speedup{bound}": speedup * factor
+        for bound, factor in (("", 1.0), ("_lower", 0.9), ("_upper", 1.1))
     }
-    return named | {"timing": timing, "custom_kernels": ["k"], "build_s": 1.0}
+    return {
+        **{"task_id": f"kernelbench/L{level}/{problem}", "sample_index": sample},
+        **{"status": status, "reason": "ok", "timing": timing},
+        **{"custom_kernels": ["k"], "build_s": 1.0},
+    }
 
 
 @pytest.fixture
@@ -141,22 +133,13 @@ def test_our_verdicts_take_the_place_of_the_recorded_ones(
     """The later file counts; a task that is not judged wholly, and a level with many of those, are
     left out and said."""
     ours, said, missing = judged(adapted(responses), files)
-    assert ours.height == 18 and set(ours["task_id"]) == {
-        f"kernelbench/L1/{problem}" for problem in range(1, 10)
-    }
-    assert ours.filter(status="correct").height == 9 and set(
-        ours.filter(status="correct")["sample_index"]
-    ) == {0}
-    assert (
-        "21 of 24 responses" in said
-        and "18 of 9 tasks" in said
-        and "L1 90% of 10, L2 50% of 2" in said
-    )
-    assert sorted(missing.rows()) == [
-        ("kernelbench/L1/10", 1),
-        ("kernelbench/L2/2", 0),
-        ("kernelbench/L2/2", 1),
-    ]
+    assert ours.height == 18
+    assert set(ours["task_id"]) == {f"kernelbench/L1/{problem}" for problem in range(1, 10)}
+    assert ours.filter(status="correct")["sample_index"].to_list() == [0] * 9
+    for part in ("21 of 24 responses", "18 of 9 tasks", "L1 90% of 10, L2 50% of 2"):
+        assert part in said
+    absent = [("kernelbench/L1/10", 1), ("kernelbench/L2/2", 0), ("kernelbench/L2/2", 1)]
+    assert sorted(missing.rows()) == absent
     # the table is one that both commands read
     samples_table(ours, None).write_parquet(tmp_path / SAMPLES)
     assert read(Source(str(tmp_path / SAMPLES), None, ".")).height == 18
@@ -171,28 +154,19 @@ def test_reports_of_our_verdicts_stand_beside_those_of_the_recorded_ones(
     out = tmp_path / "out"
     said = analyse(responses, str(out), files)
     assert set(said) == {*LENGTHS, *(f"recorded-{name}" for name in LENGTHS)}
-    ours, recorded = (
-        json.loads((out / name / "analysis.json").read_text())["observations"]
+    found = {
+        name: json.loads((out / name / "analysis.json").read_text())["observations"]
         for name in ("whole", "recorded-whole")
-    )
-    assert (ours["samples"], ours["everything"]["correct"]) == (18, 9) and (
-        recorded["samples"],
-        recorded["everything"]["correct"],
-    ) == (
-        18,
-        0,
-    )
-    assert (
-        ours["speedup"]["label"] == "speedup over PyTorch eager"
-        and ours["speedup"]["spearman"]["value"] is not None
-    )
+    }
+    counts = {name: (one["samples"], one["everything"]["correct"]) for name, one in found.items()}
+    assert counts == {"whole": (18, 9), "recorded-whole": (18, 0)}
+    speedup = found["whole"]["speedup"]
+    assert speedup["label"] == "speedup over PyTorch eager"
+    assert speedup["spearman"]["value"] is not None
     missing = pl.read_parquet(out / MISSING)
     assert set(missing.columns) == set(pl.read_parquet(responses).columns)
-    assert sorted(missing.select("level", "problem_id", "sample_id").rows()) == [
-        (1, 10, 1),
-        (2, 2, 0),
-        (2, 2, 1),
-    ]
+    rows = missing.select("level", "problem_id", "sample_id").rows()
+    assert sorted(rows) == [(1, 10, 1), (2, 2, 0), (2, 2, 1)]
     assert pl.read_parquet(out / SAMPLES).height == 18
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import polars as pl
@@ -54,85 +55,56 @@ ROWS = [
 ]
 
 
-def responses(path: Path, **changes: object) -> Path:
-    frame = pl.DataFrame(
+def table() -> pl.DataFrame:
+    count = len(ROWS)
+    return pl.DataFrame(
         {
-            "level": [1] * len(ROWS),
-            "problem_id": list(range(len(ROWS), 0, -1)),
-            "sample_id": [0] * len(ROWS),
+            "level": [1] * count,
+            "problem_id": list(range(count, 0, -1)),
+            "sample_id": [0] * count,
             "response": [row[0] for row in ROWS],
             "extracted_code": [row[1] for row in ROWS],
             "recorded_correct": [row[3] for row in ROWS],
         }
     )
-    frame.with_columns(**changes).write_parquet(path)
+
+
+def responses(path: Path, **changes: object) -> Path:
+    table().with_columns(**changes).write_parquet(path)
     return path
 
 
 def test_every_kind_is_told_and_there_is_a_row_for_each() -> None:
-    for number, (response, extracted, kind, correct) in enumerate(ROWS):
-        row = {
-            "level": 2,
-            "problem_id": number,
-            "sample_id": 3,
-            "response": response,
-            "extracted_code": extracted,
-            "recorded_correct": correct,
-        }
-        compared = parsing.compare(row)
-        assert (compared.row, compared.kind, compared.correct) == (
-            f"L2/{number}/3",
-            kind,
-            correct,
-        ), response
+    for row, (response, _, kind, correct) in zip(table().to_dicts(), ROWS, strict=True):
+        compared = parsing.compare(row | {"level": 2, "sample_id": 3})
+        found = (compared.row, compared.kind, compared.correct)
+        assert found == (f"L2/{row['problem_id']}/3", kind, correct), response
     assert {row[2] for row in ROWS} == {*parsing.SAME, *parsing.GROUPS}
 
 
 def test_figures_and_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "report.md"
-    argv = [
-        "parsing",
-        "--responses",
-        str(responses(tmp_path / "r.parquet")),
-        "--json",
-        "--out",
-        str(out),
-    ]
+    out, recorded = tmp_path / "report.md", responses(tmp_path / "r.parquet")
+    argv = ["parsing", "--responses", str(recorded), "--json", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", argv)
     assert parsing.main() == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["responses"] == 13
-    assert facts["ours"] == {
-        "with code": 6,
-        "parses as Python": 6,
-        "defines ModelNew": 6,
-        "both": 6,
-    }
-    assert facts["recorded"] == {
-        "with code": 10,
-        "parses as Python": 8,
-        "defines ModelNew": 8,
-        "both": 6,
-    }
-    assert facts["kinds"] == {
-        kind: sum(row[2] == kind for row in ROWS) for kind in {row[2] for row in ROWS}
-    }
+    names = ("with code", "parses as Python", "defines ModelNew", "both")
+    assert facts["ours"] == dict.fromkeys(names, 6)
+    assert facts["recorded"] == dict(zip(names, (10, 8, 8, 6), strict=True))
+    assert facts["kinds"] == Counter(row[2] for row in ROWS)
     assert facts["no_code"] == {"no_code_block": 4, "missing_model_new": 2, "truncated": 1}
-    lost = [
-        f"L1/{len(ROWS) - number}/0"
-        for number, row in enumerate(ROWS)
-        if row[3] and row[2] != "same"
-    ]
-    assert facts["recorded_correct"] == 3 and sorted(
-        facts["recorded_correct_but_not_the_same"]
-    ) == sorted(lost)
-    assert {each["row"] for each in facts["different"]} == {
-        f"L1/{len(ROWS) - number}/0"
+    others = {
+        f"L1/{len(ROWS) - number}/0": row[3]
         for number, row in enumerate(ROWS)
         if row[2] not in parsing.SAME
     }
+    lost = [name for name, correct in others.items() if correct]
+    assert facts["recorded_correct"] == 3
+    assert sorted(facts["recorded_correct_but_not_the_same"]) == sorted(lost)
+    assert {each["row"] for each in facts["different"]} == others.keys()
     text = out.read_text(encoding="utf-8")
     assert "| defines ModelNew | 6 (46.2 %) | 8 (61.5 %) |" in text
     assert "of these not the same: 2" in text
@@ -154,16 +126,13 @@ def test_what_is_wrong_with_the_file_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pl.DataFrame({"level": [1]}).write_parquet(tmp_path / "short.parquet")
-    for path, said in (
-        (tmp_path / "short.parquet", "extracted_code"),
-        (tmp_path / "absent.parquet", "does not exist"),
+    table().clear().write_parquet(tmp_path / "empty.parquet")
+    for name, said in (
+        ("short", "extracted_code"),
+        ("absent", "does not exist"),
+        ("empty", "holds no response"),
     ):
+        path = tmp_path / f"{name}.parquet"
         monkeypatch.setattr(sys, "argv", ["parsing", "--responses", str(path)])
         assert parsing.main() == 1
         assert said in capsys.readouterr().err
-    pl.read_parquet(responses(tmp_path / "r.parquet")).clear().write_parquet(
-        tmp_path / "empty.parquet"
-    )
-    monkeypatch.setattr(sys, "argv", ["parsing", "--responses", str(tmp_path / "empty.parquet")])
-    assert parsing.main() == 1
-    assert "holds no response" in capsys.readouterr().err

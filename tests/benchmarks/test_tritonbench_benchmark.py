@@ -41,6 +41,15 @@ def operators(folder: Path, **files: str) -> Path:
     return folder
 
 
+def answers(folder: Path, models: list[str], texts: list[str]) -> str:
+    """The path of a table with an answer of each model for the operator."""
+    path = folder / "a.parquet"
+    pl.DataFrame({"model": models, "response": texts}).with_columns(
+        name=pl.lit("doubled")
+    ).write_parquet(path)
+    return str(path)
+
+
 @pytest.mark.slow  # six tasks in confined processes
 def test_a_task_agrees_with_its_file_and_not_with_another(tmp_path: Path) -> None:
     (task,) = tritonbench.load(operators(tmp_path / "files", doubled=FILE))
@@ -71,34 +80,16 @@ def test_the_page_lists_what_was_refused_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = operators(tmp_path / "files", doubled=FILE, random=RANDOM)
-    answers = pl.DataFrame(
-        [
-            ("m", "doubled", "def doubled(x, out=None):\n    return x\n"),
-            ("m", "doubled", "x"),
-            ("n", "doubled", "def f(:"),
-        ],
-        schema=["model", "name", "response"],
-        orient="row",
-    )
-    answers.write_parquet(tmp_path / "a.parquet")
-    arguments = [
-        "--operators",
-        str(files),
-        "--answers",
-        str(tmp_path / "a.parquet"),
-        "--no-run",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    monkeypatch.setattr(sys, "argv", ["tritonbench", *arguments])
+    texts = ["def doubled(x, out=None):\n    return x\n", "x", "def f(:"]
+    words = ["tritonbench", "--operators", str(files), "--no-run", "--out", str(tmp_path / "out")]
+    words += ["--answers", answers(tmp_path, ["m", "m", "n"], texts)]
+    monkeypatch.setattr(sys, "argv", words)
     assert benchmark.main() == 0
     page = (tmp_path / "out" / "tritonbench.md").read_text()
     assert page.strip() == capsys.readouterr().out.strip()
-    assert (
-        "1 of 2 operators become tasks, with 2 test calls" in page
-        and "| random | every test call draws random numbers" in page
-    )
     for row in (
+        "1 of 2 operators become tasks, with 2 test calls",
+        "| random | every test call draws random numbers",
         "| m | defines the function | 1 |",
         "| m | missing_model_new | 1 |",
         "| n | syntax_error | 1 |",
@@ -117,63 +108,38 @@ def test_recorded_answers_are_verified_and_scored(tmp_path: Path) -> None:
         "broken": good.replace("torch.add", "torch.ad"),
         "none": "x = 1",
     }
-    rows = [(model, "doubled", response) for model, response in said.items()]
-    pl.DataFrame(rows, schema=["model", "name", "response"], orient="row").write_parquet(
-        tmp_path / "a.parquet"
-    )
-    lines = benchmark.verified(tasks, str(tmp_path / "a.parquet"), tmp_path, 1, Language.CPP)
+    path = answers(tmp_path, list(said), list(said.values()))
+    lines = benchmark.verified(tasks, path, tmp_path, 1, Language.CPP)
     scores = json.loads((tmp_path / "scores.json").read_text())
     found = {(row["model"], row["metric"]): row["value"] for row in scores if row["track"] == "any"}
-    assert {model: found[model, "call_accuracy"] for model in said} == {
-        "right": 1,
-        "wrong": 1,
-        "broken": 0,
-        "none": 0,
-    }
-    assert {model: found[model, "execution_accuracy"] for model in said} == {
-        "right": 1,
-        "wrong": 0,
-        "broken": 0,
-        "none": 0,
-    }
-    assert (
-        "| right | rejected | no_custom_kernel | 1 |" in lines
-        and "| none | no_code | missing_model_new | 1 |" in lines
-    )
+    for metric, values in (("call_accuracy", [1, 1, 0, 0]), ("execution_accuracy", [1, 0, 0, 0])):
+        assert [found[model, metric] for model in said] == values
+    assert "| right | rejected | no_custom_kernel | 1 |" in lines
+    assert "| none | no_code | missing_model_new | 1 |" in lines
 
 
 def test_accuracies_are_shares_of_operators(tmp_path: Path) -> None:
-    timing = {"speedup": 2.0}
     said = [
-        ("a", "correct", "ok", timing),
-        ("b", "incorrect", "wrong_output", None),
-        ("c", "runtime_error", "exception", None),
-        ("d", "no_code", "missing_model_new", None),
-        ("e", "task_error", "degenerate_task", None),
+        ("correct", "ok"),
+        ("incorrect", "wrong_output"),
+        ("runtime_error", "exception"),
+        ("no_code", "missing_model_new"),
+        ("task_error", "degenerate_task"),
     ]
+    common = {"model": "m", "correctness": None, "custom_kernels": [], "device": "H200"}
     frame = pl.DataFrame(
         [
-            {
-                "model": "m",
-                "task_id": task,
-                "candidate_id": task,
-                "status": status,
-                "reason": reason,
-                "timing": speed,
-                "outputs_match": status == "correct",
-                "correctness": None,
-                "custom_kernels": [],
-                "device": "H200",
-            }
-            for task, status, reason, speed in said
+            common
+            | {"task_id": task, "candidate_id": task, "status": status, "reason": reason}
+            | {"outputs_match": status == "correct"}
+            | {"timing": {"speedup": 2.0} if status == "correct" else None}
+            for task, (status, reason) in zip("abcde", said, strict=True)
         ]
     )
     lines, data = benchmark.accuracy(frame)
     found = {(row["metric"], row["track"]): row for row in data}
-    assert (
-        found["call_accuracy", "any"]["value"] == 0.5
-        and found["call_accuracy", "any"]["tasks"] == 4
-    )
+    calls = found["call_accuracy", "any"]
+    assert (calls["value"], calls["tasks"]) == (0.5, 4)
     assert found["execution_accuracy", "custom_kernel"]["value"] == 0.25
     assert found["geometric_mean_speedup", "custom_kernel"]["value"] == pytest.approx(2.0)
     assert "Left out, because the reference fails or is degenerate: e." in lines

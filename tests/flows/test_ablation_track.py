@@ -3,9 +3,7 @@ ablation was not ended by it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -30,12 +28,12 @@ def record(name: str) -> BranchRecord:
 
 
 @pytest.fixture
-def servers() -> Iterator[ExitStack]:
+def servers():
     with ExitStack() as stack:
         yield stack
 
 
-def test_an_ablation_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> None:
+def test_an_ablation_outlives_its_mlflow(tmp_path, servers):
     from mlflow.tracking import MlflowClient
 
     home, port = tmp_path / "mlflow", free_port()
@@ -74,9 +72,7 @@ def test_an_ablation_outlives_its_mlflow(tmp_path: Path, servers: ExitStack) -> 
     assert steps == [(1, 0.5), (2, 1.0)]
 
 
-def test_a_parent_that_was_left_half_written_gets_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_parent_that_was_left_half_written_gets_the_rest(tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -100,9 +96,7 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(
     assert again.open(changed) == run_id, "what is there is kept: MLflow refuses another value"
 
 
-def test_a_server_that_stays_away_costs_an_ablation_one_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stays_away_costs_an_ablation_one_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(connection, "BACK_S", 0.0)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     pipeline = PipelineConfig(

@@ -24,7 +24,7 @@ from flows.ablation.plan import (
 from flows.ablation.records import BRANCH, Meter, load_spent, sole_writer
 from flows.cli.main import main
 from kernels_eval.errors import UsageError
-from tests.support.quick_ablations import Quick, devices, profile, quick, samples
+from tests.support.quick_ablations import devices, profile, quick, samples
 
 __all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
@@ -33,7 +33,7 @@ STRATEGIES = ("concur", "random", "min_length")
 # -- the plan --------------------------------------------------------------------------------------
 
 
-def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere() -> None:
+def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere():
     config = AblationConfig(strategies=("concur", "random"), sizes=(None, 4), seeds=(0, 3))
     plans = planned_branches(config)
     assert [plan.name for plan in plans] == [
@@ -66,8 +66,8 @@ def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere
 
 
 def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_asked_for(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     path = tmp_path / "quick_ones.yaml"
     path.write_text("strategy: speedup\nsize: 7\n")
     (plan,) = planned_branches(AblationConfig(strategies=(str(path),), seeds=(1,)))
@@ -96,7 +96,7 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
         ({"profile": "abblation"}, ("no profile", "ablation")),
     ],
 )
-def test_bad_input_is_one_clear_error(asked: dict[str, Any], words: tuple[str, ...]) -> None:
+def test_bad_input_is_one_clear_error(asked, words):
     with pytest.raises(UsageError) as caught:
         config = ablation_config(**asked)
         pipeline_of(config)
@@ -105,13 +105,13 @@ def test_bad_input_is_one_clear_error(asked: dict[str, Any], words: tuple[str, .
 
 
 @pytest.mark.parametrize("text", ["", "1,,2", "1,x", "1.5"])
-def test_lists_of_the_command_line_are_read_strictly(text: str) -> None:
+def test_lists_of_the_command_line_are_read_strictly(text):
     with pytest.raises(UsageError):
         parsed_list(text, "--seeds", int)
     assert parsed_list(" 1, all", "--sizes", int) == (1, None)
 
 
-def test_the_form_is_readable() -> None:
+def test_the_form_is_readable():
     schema = AblationConfig.model_json_schema()
     for name, field in schema["properties"].items():
         assert (
@@ -121,7 +121,7 @@ def test_the_form_is_readable() -> None:
         ), name
 
 
-def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback() -> None:
+def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
     runner = CliRunner()
     assert "--max-gpu-hours" in runner.invoke(main, ["ablate", "--help"]).output
     refused = runner.invoke(main, ["ablate", "--strategies", "nothing", "--estimate"])
@@ -148,9 +148,7 @@ def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback() -> 
         ({"strategies": ("a",), "overrides": ("name=[",)}, "ablate ablation: a, 20"),
     ],
 )
-def test_the_run_of_an_ablation_is_named_by_what_it_compares(
-    asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_run_of_an_ablation_is_named_by_what_it_compares(asked, said, monkeypatch):
     from flows.naming import ablation_name
 
     now = SimpleNamespace(parameters={"config": AblationConfig(**asked)}, scheduled_start_time=None)
@@ -165,7 +163,7 @@ def four_trainings(branches: int, rows: float) -> Work:
     return Work(suite=3, branches=branches, rows=(rows,) * 4, rows_basis=basis, answered=4)
 
 
-def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) -> None:
+def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path):
     pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
     work = four_trainings(8, 10.0)
     alone, four = (estimate(pipeline, work, gpus=gpus, parallel=gpus) for gpus in (1, 4))
@@ -178,7 +176,7 @@ def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path: Path) ->
     assert estimate(pipeline, longer, gpus=1, parallel=1).gpu_hours > alone.gpu_hours
 
 
-def test_an_ablation_above_its_budget_is_refused_with_what_would_fit(tmp_path: Path) -> None:
+def test_an_ablation_above_its_budget_is_refused_with_what_would_fit(tmp_path):
     pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
     work = four_trainings(4, 100.0)
     found = estimate(pipeline, work, gpus=1, parallel=1)
@@ -191,7 +189,7 @@ def test_an_ablation_above_its_budget_is_refused_with_what_would_fit(tmp_path: P
         require_within(found, found.gpu_hours * 1.01, spent=found.gpu_hours)
 
 
-def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path: Path) -> None:
+def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path):
     meter = Meter(budget_gpu_hours=1.0)
     meter.keep_in(tmp_path)
     BRANCH.set("a")
@@ -212,7 +210,7 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path: Pa
     assert later.fits(1700, ["b"])
 
 
-def test_one_ablation_runs_once_at_a_time(tmp_path: Path) -> None:
+def test_one_ablation_runs_once_at_a_time(tmp_path):
     with (
         sole_writer(tmp_path),
         pytest.raises(UsageError, match="running already"),
@@ -225,7 +223,7 @@ def test_one_ablation_runs_once_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_mlflow(tmp_path_factory):
     """An MLflow database with its tables: making them takes seconds."""
     from mlflow.tracking import MlflowClient
 
@@ -266,13 +264,11 @@ class Home:
 
 
 @pytest.fixture
-def home(tmp_path: Path, empty_mlflow: Path) -> Home:
+def home(tmp_path, empty_mlflow):
     return Home(tmp_path, empty_mlflow)
 
 
-def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_that(
-    quick: Quick, home: Home
-) -> None:
+def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_that(quick, home):
     from mlflow.tracking import MlflowClient
 
     quick.broken = {("random", 1)}
@@ -391,7 +387,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     )
 
 
-def test_branches_of_the_same_rows_share_a_training_per_seed(quick: Quick, home: Home) -> None:
+def test_branches_of_the_same_rows_share_a_training_per_seed(quick, home):
     # sizes above what there is give the same rows; so does, by another rule, a file of the same
     # strategy
     same = home.path / "shortest.yaml"
@@ -415,7 +411,7 @@ def test_branches_of_the_same_rows_share_a_training_per_seed(quick: Quick, home:
     assert {row["difference"] for row in result.strategies if row["baseline"]} == {0.0}
 
 
-def test_branches_run_side_by_side_where_there_is_room(quick: Quick, home: Home) -> None:
+def test_branches_run_side_by_side_where_there_is_room(quick, home):
     import threading
 
     quick.meet = threading.Barrier(
@@ -426,8 +422,8 @@ def test_branches_run_side_by_side_where_there_is_room(quick: Quick, home: Home)
 
 
 def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
-    quick: Quick, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    quick, home, monkeypatch
+):
     asked = {"overrides": ("tracking.enabled=false",)}
     plain = home.ablation(**asked, max_gpu_hours=100.0, strategies=("concur",))
     assert plain.complete
@@ -462,13 +458,13 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     assert sum(quick.trained.values()) == trained + len(left)
 
 
-def test_a_budget_too_small_is_refused_before_anything_is_trained(quick: Quick, home: Home) -> None:
+def test_a_budget_too_small_is_refused_before_anything_is_trained(quick, home):
     with pytest.raises(UsageError, match="estimated at .* GPU-hours and the budget is"):
         home.ablation(max_gpu_hours=1e-6)
     assert not quick.trained and not quick.answered
 
 
-def test_an_mlflow_that_is_down_is_a_caution(quick: Quick, home: Home) -> None:
+def test_an_mlflow_that_is_down_is_a_caution(quick, home):
     result = home.ablation(
         strategies=("concur",),
         seeds=(0,),
@@ -487,9 +483,7 @@ def test_an_mlflow_that_is_down_is_a_caution(quick: Quick, home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(
-    devices: Quick, home: Home
-) -> None:
+def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devices, home):
     import threading
 
     from prefect import settings

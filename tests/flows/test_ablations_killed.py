@@ -65,7 +65,7 @@ def made_by(directory: Path, branch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path: Path) -> None:
+def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
     (whole / "killed.yaml").write_text(yaml.safe_dump(PROFILE))

@@ -31,7 +31,7 @@ def concur(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_snapshots_in_a_report_out(tmp_path: Path) -> None:
+def test_snapshots_in_a_report_out(tmp_path):
     plant(tmp_path, 1000, seed=0)
     done = concur(
         "--verdicts",
@@ -56,7 +56,7 @@ def test_snapshots_in_a_report_out(tmp_path: Path) -> None:
     assert (tmp_path / "found" / "analysis.json").is_file()
 
 
-def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path: Path) -> None:
+def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path):
     plant(tmp_path, 500, seed=0)
     planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
     joined = analysis_of(
@@ -67,7 +67,7 @@ def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path: Path) ->
     assert joined.observations.finding[0] in joined.summary()
 
 
-def test_another_generator_is_compared(tmp_path: Path) -> None:
+def test_another_generator_is_compared(tmp_path):
     planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
     planted_frame(500, 0).with_columns(generator=pl.lit("second")).write_parquet(
         tmp_path / "two.parquet"
@@ -83,7 +83,7 @@ def test_another_generator_is_compared(tmp_path: Path) -> None:
     )
 
 
-def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path: Path) -> None:
+def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path):
     directory = tmp_path / "verdicts"
     directory.mkdir()
     planted_frame(50, 0).write_parquet(directory / "part-00000.parquet")
@@ -105,7 +105,7 @@ def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path: Path) ->
     )
 
 
-def test_without_a_path_the_newest_training_sets_samples_are_analysed(tmp_path: Path) -> None:
+def test_without_a_path_the_newest_training_sets_samples_are_analysed(tmp_path):
     """As `concur curate` finds them; a benchmark's verdicts, which are newer, are not what the set
     was made of."""
     verdicts, candidates = planted(tmp_path / "root", 200)
@@ -129,7 +129,7 @@ def test_without_a_path_the_newest_training_sets_samples_are_analysed(tmp_path: 
     assert found.observations.samples == 200
 
 
-def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path):
     plant(tmp_path, 50, seed=0)
     (tmp_path / "bad.parquet").write_text("no table")
     (tmp_path / "empty").mkdir()
@@ -176,7 +176,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path: Path) -> None:
     assert not (tmp_path / "analysis").exists()
 
 
-def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     planted_frame(50, 0).write_parquet(tmp_path / "one.parquet")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):

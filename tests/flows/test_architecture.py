@@ -85,7 +85,7 @@ def decorators(tree: ast.AST) -> set[str]:
     return found
 
 
-def test_the_walk_sees_every_layer() -> None:
+def test_the_walk_sees_every_layer():
     seen = {module_of(path) for path in FILES}
     assert {
         "flows.pipeline",
@@ -111,11 +111,11 @@ def test_the_walk_sees_every_layer() -> None:
         ("kernels_eval.cluster.pool", "ray.exceptions", False),
     ],
 )
-def test_the_rule_itself(module: str, imported: str, wrong: bool) -> None:
+def test_the_rule_itself(module, imported, wrong):
     assert wrong_way(module, imported) is wrong
 
 
-def test_imports_go_one_way_and_stages_do_not_meet() -> None:
+def test_imports_go_one_way_and_stages_do_not_meet():
     assert [pair for pair in imports() if wrong_way(*pair)] == []
 
 
@@ -155,11 +155,11 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
         ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, [["b", "c"], ["c", "b"]]),
     ],
 )
-def test_the_search_for_circles(graph: dict[str, set[str]], found: list[list[str]]) -> None:
+def test_the_search_for_circles(graph, found):
     assert circles(graph) == found
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_no_module_imports_itself_through_others():
     assert circles(module_imports()) == []
 
 
@@ -172,7 +172,7 @@ def test_no_module_imports_itself_through_others() -> None:
         ("checks", ("parent", "child", "reference", "cluster", "evaluator")),
     ],
 )
-def test_the_trust_boundary_is_in_the_tree(folder: str, never: tuple[str, ...]) -> None:
+def test_the_trust_boundary_is_in_the_tree(folder, never):
     """`child` alone runs beside candidates, `reference` runs the task, `parent` decides: they meet
     in messages, not in imports."""
     wrong = [
@@ -186,7 +186,7 @@ def test_the_trust_boundary_is_in_the_tree(folder: str, never: tuple[str, ...]) 
     assert wrong == []
 
 
-def test_the_evaluator_knows_no_orchestrator_tracker_or_trainer() -> None:
+def test_the_evaluator_knows_no_orchestrator_tracker_or_trainer():
     """The trust boundary stays small enough to read: Ray is the only framework it knows."""
     forbidden = {"prefect", "mlflow", "vllm", "trl", "peft", "openai"}
     found = {
@@ -198,7 +198,7 @@ def test_the_evaluator_knows_no_orchestrator_tracker_or_trainer() -> None:
     assert any(name == "ray" for _, name in found)
 
 
-def test_only_step_modules_hold_prefect_tasks_and_only_flows_hold_flows() -> None:
+def test_only_step_modules_hold_prefect_tasks_and_only_flows_hold_flows():
     users = prefect_users()
 
     def holding(decorator: str) -> set[str]:
@@ -216,7 +216,7 @@ def prefect_users() -> dict[str, Path]:
     return {module_of(path): path for path in FILES if module_of(path) in names}
 
 
-def test_no_stage_module_outside_step_and_policy_needs_prefect() -> None:
+def test_no_stage_module_outside_step_and_policy_needs_prefect():
     """Every stage runs from a plain call: only its `step` and the shared policy know who calls."""
     users = {name for name in prefect_users() if name.startswith("tasks.")}
     assert {name for name in users if not name.endswith("step")} == {"tasks.policy"}
@@ -235,13 +235,13 @@ def loaded_by(script: str) -> set[str]:
 @pytest.mark.parametrize(
     "module", ["flows.config", "flows.cli.main", "flows.ops.doctor", "flows.launch"]
 )
-def test_what_the_command_imports_first_loads_nothing_heavy(module: str) -> None:
+def test_what_the_command_imports_first_loads_nothing_heavy(module):
     loaded = loaded_by(f"import {module}")
     assert "kernels_eval" in loaded  # the list is real
     assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
 
 
-def test_help_loads_click_and_nothing_else_that_is_installed() -> None:
+def test_help_loads_click_and_nothing_else_that_is_installed():
     """`concur --help` answers in under half a second: measured, click and our own commands take
     0.1 s, and pydantic, rich or YAML alone would double that."""
     script = "from flows.cli.main import main; main(['--help'], standalone_mode=False)"
@@ -250,7 +250,7 @@ def test_help_loads_click_and_nothing_else_that_is_installed() -> None:
     assert "click" in loaded and installed <= {"click", "flows", "kernels_eval"}, installed
 
 
-def test_the_trusted_side_of_verification_imports_no_torch() -> None:
+def test_the_trusted_side_of_verification_imports_no_torch():
     """Every Ray worker and every driver imports these: torch would cost each of them seconds and
     hundreds of megabytes."""
     modules = ("parent.runner", "cluster.pool", "cluster.worker")
@@ -258,7 +258,7 @@ def test_the_trusted_side_of_verification_imports_no_torch() -> None:
     assert "kernels_eval" in loaded and "torch" not in loaded
 
 
-def test_every_module_that_flows_config_loads_at_the_top_is_light() -> None:
+def test_every_module_that_flows_config_loads_at_the_top_is_light():
     """The same rule by reading: a module with a config class imports no heavy package at its
     top."""
     wrong = []

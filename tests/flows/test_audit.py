@@ -10,7 +10,7 @@ import pytest
 from tests.support.audit import CONSTRAINTS, EXTRAS, advisories, differences, needed, pins
 
 
-def test_every_distribution_that_is_needed_here_is_pinned() -> None:
+def test_every_distribution_that_is_needed_here_is_pinned():
     installed = needed("concur", ("dev",))
     assert {
         "torch",
@@ -25,7 +25,7 @@ def test_every_distribution_that_is_needed_here_is_pinned() -> None:
     assert "playwright" in pinned and "browser" in EXTRAS
 
 
-def test_differences_are_told() -> None:
+def test_differences_are_told():
     assert differences(
         {"a": "1.0", "b": "2", "t": "2.1"},
         {"a": "1.0", "b": "3", "c": "1", "d": None, "t": "2.1+cpu"},
@@ -42,7 +42,7 @@ def test_differences_are_told() -> None:
         pins("a>=1")
 
 
-def test_what_pip_audit_could_not_look_up_is_not_taken_for_safe() -> None:
+def test_what_pip_audit_could_not_look_up_is_not_taken_for_safe():
     found = {"name": "a", "version": "1", "vulns": [{"id": "CVE-1", "fix_versions": ["2"]}]}
     report = {
         "dependencies": [

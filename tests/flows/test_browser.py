@@ -8,23 +8,19 @@ $CONCUR_SCREENSHOTS.
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
-from tests.support import commands
+from tests.support import stacks
 from tests.support.browser import Browser, chromium
-from tests.support.commands import CONCUR, environment
+from tests.support.night import ENDED
 from tests.support.recordings import rows_there, written
-from tests.support.servers import free_port
-from tests.support.stacks import engines
+from tests.support.stacks import Stack
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -46,49 +42,11 @@ GONE_S = 30.0
 """From the button until no process of the run is left (flows.runtime.shutdown)."""
 
 
-class Stack(NamedTuple):
-    """What `concur up` started, and the environment of its clients."""
-
-    prefect: str
-    mlflow: str
-    root: Path
-    environment: dict[str, str]
-
-
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    root = tmp_path_factory.mktemp("browser") / "root"
-    clean = environment(PREFECT_CLI_PROMPT="false")
-    ports = {name: free_port() for name in ("prefect", "mlflow", "worker", "ray", "ray-client")}
-    try:
-        command(
-            "up",
-            "--root",
-            str(root),
-            *(word for name, port in ports.items() for word in (f"--{name}-port", str(port))),
-            env=clean,
-        )
-        told = shlex.split(command("env", "--root", str(root), env=clean))
-        of_stack = clean | dict(word.split("=", 1) for word in told if "=" in word)
-        run([sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"], of_stack)
-        yield Stack(
-            f"http://127.0.0.1:{ports['prefect']}",
-            f"http://127.0.0.1:{ports['mlflow']}",
-            root,
-            of_stack,
-        )
-    finally:
-        command("down", "--root", str(root), env=clean)
-
-
-def command(*words: str, env: dict[str, str]) -> str:
-    return run([*CONCUR, *words], env)
-
-
-def run(words: list[str], env: dict[str, str]) -> str:
-    done = commands.run(words, env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    with stacks.stack(tmp_path_factory.mktemp("browser") / "root") as found:
+        found.prefect_done("deploy", "--all")
+        yield found
 
 
 @pytest.fixture
@@ -148,14 +106,7 @@ def follow(browser: Browser, stack: Stack, run: dict[str, Any], key: str, words:
 
 def runs(stack: Stack, flow_name: str) -> list[dict[str, Any]]:
     body = {"flows": {"name": {"any_": [flow_name]}}, "sort": "START_TIME_DESC"}
-    return (
-        httpx.post(f"{stack.prefect}/api/flow_runs/filter", json=body, timeout=60)
-        .raise_for_status()
-        .json()
-    )
-
-
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+    return stack.ask("flow_runs/filter", body)
 
 
 def submitted(page: Page, stack: Stack, flow_name: str) -> str:
@@ -176,11 +127,7 @@ def reached(
     """The run, once it is in one of these states."""
 
     def there() -> dict[str, Any] | None:
-        run = (
-            httpx.get(f"{stack.prefect}/api/flow_runs/{run_id}", timeout=60)
-            .raise_for_status()
-            .json()
-        )
+        run = stack.ask(f"flow_runs/{run_id}")
         return run if run["state_type"] in states else None
 
     return until(page, there)
@@ -190,9 +137,8 @@ def until(page: Page, found: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + RUN_S
     while not (answer := found()):
         assert time.monotonic() < deadline
-        page.wait_for_timeout(
-            2000
-        )  # between two questions; a page's requests stand still while this thread sleeps
+        # between two questions; a page's requests stand still while this thread sleeps
+        page.wait_for_timeout(2000)
     return answer
 
 
@@ -253,14 +199,9 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     browser.shot("8-mlflow")
     assert browser.page_errors == []
 
-    report = json.loads(
-        command("morning", "--root", str(stack.root), "--json", env=stack.environment)
-    )
-    assert (
-        report["refresh"]["ending"],
-        report["refresh"]["name"],
-        report["refresh"]["strategy"],
-    ) == ("finished", "browser", "min_length")
+    report = json.loads(stack.command("morning", "--json").stdout)
+    ending = [report["refresh"][key] for key in ("ending", "name", "strategy")]
+    assert ending == ["finished", "browser", "min_length"]
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
 
 
@@ -365,16 +306,14 @@ def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(
     page.goto(f"{stack.prefect}/runs/flow-run/{started}")
 
     def verifying() -> list[Path]:
-        found = [
-            path
-            for path in stack.root.glob("verification/*")
-            if path.is_dir() and not (path / "manifest.json").exists()
-        ]
         return [
             path
-            for path in found
-            if list(path.glob("part-*"))
-            or any(each.stat().st_size for each in path.glob(".journal-*"))
+            for path in stack.root.glob("verification/*/")
+            if not (path / "manifest.json").exists()
+            and (
+                list(path.glob("part-*"))
+                or any(each.stat().st_size for each in path.glob(".journal-*"))
+            )
         ]
 
     (snapshot,) = until(page, verifying)
@@ -384,7 +323,7 @@ def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(
     browser.shot("30-cancel")
     began = time.monotonic()
     page.get_by_role("button", name="Confirm", exact=True).click()
-    until(page, lambda: not engines(stack.root))
+    until(page, lambda: not stack.engines())
     took = time.monotonic() - began
     print(f"cancelled by the button: no process left after {took:.1f} s")
     assert took < GONE_S

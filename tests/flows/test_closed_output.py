@@ -37,7 +37,7 @@ Path(sys.argv[1]).write_text(f"{child.returncode}")
 
 
 @pytest.mark.parametrize("stacked", [True, False])
-def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path, stacked: bool) -> None:
+def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path, stacked):
     worker_log = tmp_path / "stack" / "logs" / "worker.log"
     worker_log.parent.mkdir(parents=True)
     worker_log.write_text("of the worker\n")
@@ -50,7 +50,7 @@ def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path, stacked: boo
     )
 
 
-def test_without_it_the_next_line_of_the_log_ends_the_run(tmp_path: Path) -> None:
+def test_without_it_the_next_line_of_the_log_ends_the_run(tmp_path):
     assert run(tmp_path, "bare", {}) != 0 and not (tmp_path / "done").exists()
 
 

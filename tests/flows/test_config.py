@@ -30,7 +30,7 @@ def refusal(profile: str, *overrides: str) -> UsageError:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_profile_loads_by_name_and_by_path(path: Path) -> None:
+def test_every_shipped_profile_loads_by_name_and_by_path(path):
     by_name = load_profile(path.stem)
     assert by_name == load_profile(str(path))
     assert by_name.name == path.stem  # run names say which profile it was
@@ -39,12 +39,12 @@ def test_every_shipped_profile_loads_by_name_and_by_path(path: Path) -> None:
     )  # what Prefect stores and reads back
 
 
-def test_the_profiles_are_those_that_the_docs_name() -> None:
+def test_the_profiles_are_those_that_the_docs_name():
     assert profile_names() == [path.stem for path in SHIPPED]
     assert set(profile_names()) >= {"local", "paper", "nightly", "cuda"}
 
 
-def test_the_embedded_profiles_need_neither_gpu_nor_network() -> None:
+def test_the_embedded_profiles_need_neither_gpu_nor_network():
     for name in ("local", "nightly"):
         config = load_profile(name)
         assert (config.language, config.tasks.source, config.synthesis.sampler) == (
@@ -57,7 +57,7 @@ def test_the_embedded_profiles_need_neither_gpu_nor_network() -> None:
         assert config.tracking_uri.startswith("sqlite:////")
 
 
-def test_the_cuda_profile_differs_from_local_in_language_only_where_it_matters() -> None:
+def test_the_cuda_profile_differs_from_local_in_language_only_where_it_matters():
     cuda, local = load_profile("cuda"), load_profile("local")
     assert cuda.language is Language.CUDA and cuda.language.needs_gpu
     assert (cuda.tasks, cuda.synthesis, cuda.curation, cuda.training, cuda.benchmark) == (
@@ -69,7 +69,7 @@ def test_the_cuda_profile_differs_from_local_in_language_only_where_it_matters()
     )
 
 
-def test_the_paper_profile_holds_the_papers_numbers() -> None:
+def test_the_paper_profile_holds_the_papers_numbers():
     """ConCuR (arXiv 2510.07356): section 3 for the data, the training setup for the recipe."""
     config = load_profile("paper")
     assert config.language is Language.CUDA
@@ -98,7 +98,7 @@ def test_the_paper_profile_holds_the_papers_numbers() -> None:
     assert config.benchmark.samples_per_task == max(config.benchmark.ks) == 10
 
 
-def test_lora_defaults_are_the_papers_where_no_profile_says_otherwise() -> None:
+def test_lora_defaults_are_the_papers_where_no_profile_says_otherwise():
     lora = ("lora_rank", "lora_alpha", "lora_dropout", "num_epochs", "target_modules")
     recipe = PipelineConfig().training
     papers = [getattr(recipe, name) for name in lora]
@@ -125,13 +125,13 @@ def test_lora_defaults_are_the_papers_where_no_profile_says_otherwise() -> None:
         ("synthesis.server.args=[--seed, 1]", ("--seed", "1")),
     ],
 )
-def test_an_override_reaches_every_depth_and_is_yaml(override: str, value: object) -> None:
+def test_an_override_reaches_every_depth_and_is_yaml(override, value):
     config = load_profile("paper", [override])
     assert attrgetter(override.partition("=")[0])(config) == value
     assert PipelineConfig.model_validate(config.model_dump(mode="json")) == config
 
 
-def test_a_mapping_replaces_a_mapping_and_the_last_override_wins(tmp_path: Path) -> None:
+def test_a_mapping_replaces_a_mapping_and_the_last_override_wins(tmp_path):
     config = load_profile("local", ["benchmark.sampling={temperature: 0.1}"])
     sampling = config.benchmark.sampling
     assert (sampling.temperature, sampling.max_tokens) == (0.1, 16384)  # the default again
@@ -142,16 +142,16 @@ def test_a_mapping_replaces_a_mapping_and_the_last_override_wins(tmp_path: Path)
     assert bare.tracking.experiment == "try"  # a section that the profile leaves out
 
 
-def test_values_are_set_before_overrides_and_are_taken_as_they_are() -> None:
+def test_values_are_set_before_overrides_and_are_taken_as_they_are():
     config = load_profile("local", ["curation.size=8"], {"name": "1: no", "curation.size": 7})
     assert (config.name, config.curation.size) == ("1: no", 8)
 
 
-def test_an_empty_profile_is_the_defaults(tmp_path: Path) -> None:
+def test_an_empty_profile_is_the_defaults(tmp_path):
     assert load_profile(written(tmp_path, "# nothing yet\n")) == PipelineConfig()
 
 
-def test_a_configuration_cannot_be_changed_after_it_was_read() -> None:
+def test_a_configuration_cannot_be_changed_after_it_was_read():
     config = load_profile("local")
     with pytest.raises(ValidationError, match="frozen"):
         config.name = "other"
@@ -177,7 +177,7 @@ def test_a_configuration_cannot_be_changed_after_it_was_read() -> None:
         ),
     ],
 )
-def test_an_unknown_key_names_the_nearest(override: str, key: str, nearest: str) -> None:
+def test_an_unknown_key_names_the_nearest(override, key, nearest):
     error = refusal("local", override)
     assert repr(key) in error.args[0] and error.hint == nearest
 
@@ -201,9 +201,7 @@ def test_an_unknown_key_names_the_nearest(override: str, key: str, nearest: str)
         ("tasks=bundled", "tasks", "'bundled'", "dictionary"),
     ],
 )
-def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(
-    override: str, key: str, shown: str, why: str
-) -> None:
+def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(override, key, shown, why):
     error = refusal("local", override)
     assert f"{key} = {shown}" in error.args[0] and why in error.args[0] and "--set" in error.hint
 
@@ -217,11 +215,11 @@ def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(
         ("root.deeper=1", "root holds a value"),
     ],
 )
-def test_an_override_that_cannot_be_read(override: str, part: str) -> None:
+def test_an_override_that_cannot_be_read(override, part):
     assert part in str(refusal("local", override))
 
 
-def test_a_missing_profile_names_the_nearest_or_lists_them() -> None:
+def test_a_missing_profile_names_the_nearest_or_lists_them():
     assert refusal("locale").hint == "did you mean local?"
     assert all(name in refusal("qqq").hint for name in profile_names())
 
@@ -237,25 +235,23 @@ def test_a_missing_profile_names_the_nearest_or_lists_them() -> None:
         (None, "there is no profile"),
     ],
 )
-def test_a_file_that_is_no_profile_is_named(
-    tmp_path: Path, content: bytes | None, part: str
-) -> None:
+def test_a_file_that_is_no_profile_is_named(tmp_path, content, part):
     path = tmp_path / "mine.yaml"
     if content is not None:
         path.write_bytes(content)
     assert part in str(refusal(str(path))) and "mine.yaml" in str(refusal(str(path)))
 
 
-def test_a_directory_in_place_of_a_profile(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_profile(tmp_path):
     assert "cannot read profile" in str(refusal(f"{tmp_path}/"))
 
 
-def test_tracking_goes_to_the_root_unless_said_otherwise(tmp_path: Path) -> None:
+def test_tracking_goes_to_the_root_unless_said_otherwise(tmp_path):
     found = load_profile("local", [f"root={tmp_path}"]).tracking_uri
     assert found == f"sqlite:///{tmp_path}/mlflow.db"
 
 
-def test_a_line_that_serves_its_own_model_serves_the_benchmarks_too() -> None:
+def test_a_line_that_serves_its_own_model_serves_the_benchmarks_too():
     overrides = ["synthesis.sampler=vllm", "synthesis.server.tensor_parallel=4"]
     served = load_profile("paper", overrides)
     for model in ("base", "tuned"):

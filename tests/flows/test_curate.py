@@ -50,13 +50,13 @@ def refused(*arguments: object) -> str:
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
+def table(tmp_path):
     frame(*ROWS).write_parquet(tmp_path / "both.parquet")
     return tmp_path / "both.parquet"
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """Finished snapshots of tasks, candidates and verdicts, as the line leaves them."""
     store = tmp_path / "store"
     ids = sorted({row["task_id"] for row in ROWS})
@@ -80,7 +80,7 @@ def curated_json(*arguments: object) -> Any:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_strategy_is_its_name_and_says_what_it_controls_for(path: Path) -> None:
+def test_every_shipped_strategy_is_its_name_and_says_what_it_controls_for(path):
     config = load_strategy(path.stem)
     assert config.strategy == path.stem and load_strategy(str(path)) == config
     assert config == CurationConfig(
@@ -89,7 +89,7 @@ def test_every_shipped_strategy_is_its_name_and_says_what_it_controls_for(path: 
     assert path.read_text(encoding="utf-8").startswith("# ")
 
 
-def test_the_files_are_the_names_and_travel_with_the_wheel() -> None:
+def test_the_files_are_the_names_and_travel_with_the_wheel():
     assert {path.stem for path in SHIPPED} == set(STRATEGY_NAMES)
     project = tomllib.loads(
         (Path(flows.__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def test_the_files_are_the_names_and_travel_with_the_wheel() -> None:
     )
 
 
-def test_a_file_with_verdicts_and_candidates(table: Path) -> None:
+def test_a_file_with_verdicts_and_candidates(table):
     data = curated_json("--verdicts", table)
     (found,) = data["sets"]
     places = {"verdicts": "", "candidates": ""}
@@ -118,7 +118,7 @@ def test_a_file_with_verdicts_and_candidates(table: Path) -> None:
     )
 
 
-def test_all_strategies_at_several_sizes_into_a_directory(table: Path, tmp_path: Path) -> None:
+def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
     out = tmp_path / "sets"
     done = curate("--verdicts", table, "--strategy", "all", "--size", "3,6", "--out", out)
     assert done.exit_code == 0, done.output
@@ -143,9 +143,7 @@ def test_all_strategies_at_several_sizes_into_a_directory(table: Path, tmp_path:
     )
 
 
-def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(
-    root: Path, tmp_path: Path
-) -> None:
+def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_path):
     done = curate(
         "--root", root, "--strategy", "shuffled_reasoning", "--out", tmp_path / "sets", "--json"
     )
@@ -178,7 +176,7 @@ def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(
     )
 
 
-def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root: Path) -> None:
+def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root):
     """A benchmark's answers are verified too, after the training set was made."""
     curation = finished(root, "curation", [], CURATED, "x", ["v", "c", "t"]).open()
     late = finished(root, "verification", ROWS[:3], VERDICTS, "late", ["c", "t"]).open()
@@ -189,7 +187,7 @@ def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root: Path
     assert curated_json("--root", root)["source"]["rows"] == 3
 
 
-def test_parts_of_older_versions_lack_columns(root: Path) -> None:
+def test_parts_of_older_versions_lack_columns(root):
     """A later turn stays out although the first part of the snapshot was written before there were
     turns."""
     older = Snapshot(str(root), "synthesis", "old")
@@ -213,7 +211,7 @@ def test_parts_of_older_versions_lack_columns(root: Path) -> None:
     assert set(older.read(columns=["candidate_id", "turn"])["turn"][:4]) == {None, 2}
 
 
-def test_explain_says_why_on_a_terminal_and_as_json(table: Path) -> None:
+def test_explain_says_why_on_a_terminal_and_as_json(table):
     done = curate(
         "--verdicts",
         table,
@@ -241,13 +239,13 @@ def test_explain_says_why_on_a_terminal_and_as_json(table: Path) -> None:
     assert "no candidate 'nobody'" in refused("--verdicts", table, "--explain", "nobody")
 
 
-def test_keys_are_set_as_everywhere(table: Path) -> None:
+def test_keys_are_set_as_everywhere(table):
     low = curated_json("--verdicts", table, "--set", "min_speedup=1")["sets"][0]
     assert low["config"]["min_speedup"] == 1.0 and low["criteria"]["high_speedup"] > 0
     assert "did you mean min_speedup?" in refused("--verdicts", table, "--set", "min_speedups=1")
 
 
-def test_a_strategy_file_of_the_users_own(table: Path, tmp_path: Path) -> None:
+def test_a_strategy_file_of_the_users_own(table, tmp_path):
     (tmp_path / "mine.yaml").write_text("strategy: speedup\nmax_per_task: null\nsize: 36\n")
     (found,) = curated_json("--verdicts", table, "--strategy", tmp_path / "mine.yaml")["sets"]
     assert found["samples"] == 36 and found["tasks"] == 12
@@ -263,7 +261,7 @@ def test_a_strategy_file_of_the_users_own(table: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "sets").exists()
 
 
-def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root: Path) -> None:
+def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root):
     rows = [row | {"reference_operators": []} for row in ROWS]
     silent = finished(root, "verification", rows, VERDICTS, "silent", ["c", "t"]).open()
     asked = ["--verdicts", silent.path, "--strategy", "random", "--size", 99, "--json"]
@@ -280,9 +278,7 @@ def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root: 
     assert "known from: unknown 3, workload 33" in curate(*asked[:-1]).stdout
 
 
-def test_flags_of_traces_are_measured_where_no_refresh_has(
-    table: Path, root: Path, tmp_path: Path
-) -> None:
+def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path):
     loop = "You must keep the shape of the output and the type of the output. " * 30
     rows = [
         row | {"reasoning": loop if row["candidate_id"] == "t1-0" else "It is done."}
@@ -349,11 +345,11 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(
         (["--verdicts", "nowhere"], "--verdicts nowhere is not there"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(table: Path, arguments: list[Any], part: str) -> None:
+def test_what_cannot_be_used_is_one_line(table, arguments, part):
     assert part in refused("--verdicts", table, *arguments)
 
 
-def test_places_that_cannot_be_read(table: Path, root: Path, tmp_path: Path) -> None:
+def test_places_that_cannot_be_read(table, root, tmp_path):
     (tmp_path / "text.parquet").write_text("no table")
     assert "cannot be read as Parquet" in refused("--verdicts", tmp_path / "text.parquet")
     assert "no finished verification snapshot" in refused("--root", tmp_path / "empty")

@@ -7,7 +7,6 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -41,7 +40,7 @@ FORMS = [found for found in deployments() if found["name"] != "watchdog"]
 each_form = pytest.mark.parametrize("deployment", FORMS, ids=name_of)
 
 
-def test_the_file_is_a_project_with_deployments_of_distinct_names() -> None:
+def test_the_file_is_a_project_with_deployments_of_distinct_names():
     data = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     assert data["name"] == "concur"
     names = [deployment["name"] for deployment in data["deployments"]]
@@ -53,8 +52,8 @@ def test_the_file_is_a_project_with_deployments_of_distinct_names() -> None:
 
 @each
 def test_the_entrypoint_is_a_module_path_to_a_flow_whose_form_takes_the_parameters(
-    deployment: dict[str, Any],
-) -> None:
+    deployment,
+):
     """A file entrypoint would put flows/ first on sys.path, where its module names shadow installed
     packages."""
     entrypoint = deployment["entrypoint"]
@@ -86,7 +85,7 @@ def fields_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @each_form
-def test_a_person_can_read_the_form(deployment: dict[str, Any]) -> None:
+def test_a_person_can_read_the_form(deployment):
     """Groups with a headline and a sentence; in them fields with a title, a sentence and a default,
     numbers with bounds."""
     schema = flow_of(deployment).parameters.model_dump()
@@ -103,9 +102,7 @@ def test_a_person_can_read_the_form(deployment: dict[str, Any]) -> None:
     assert next(field["enum"] for name, field in fields if name == "profile") == profile_names()
 
 
-def test_nightly_is_the_nightly_profile_and_needs_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nightly_is_the_nightly_profile_and_needs_nothing(monkeypatch, tmp_path):
     monkeypatch.setenv("CONCUR_ROOT", str(tmp_path))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     nightly = next(deployment for deployment in deployments() if deployment["name"] == "nightly")
@@ -119,7 +116,7 @@ def test_nightly_is_the_nightly_profile_and_needs_nothing(
 
 
 @each
-def test_schedules_wait_for_a_person_and_say_where_and_when(deployment: dict[str, Any]) -> None:
+def test_schedules_wait_for_a_person_and_say_where_and_when(deployment):
     from prefect.client.schemas.schedules import CronSchedule
 
     schedules = deployment.get("schedules", [])
@@ -137,7 +134,7 @@ def test_schedules_wait_for_a_person_and_say_where_and_when(deployment: dict[str
 
 
 @each
-def test_runs_do_not_pile_up(deployment: dict[str, Any]) -> None:
+def test_runs_do_not_pile_up(deployment):
     """The next waits; the slot of a run that never came to start is free again after the grace
     period."""
     assert deployment["concurrency_limit"] == {
@@ -149,7 +146,7 @@ def test_runs_do_not_pile_up(deployment: dict[str, Any]) -> None:
 
 
 @each
-def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment: dict[str, Any]) -> None:
+def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment):
     queue = deployment["work_pool"]["work_queue_name"]
     assert queue == ("cpu" if deployment["name"] in {"curate", "watchdog"} else "gpu")
     assert (
@@ -163,7 +160,7 @@ def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment: dict[s
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Served]:
+def server(tmp_path):
     with prefect_server(tmp_path) as served:
         yield served
 
@@ -173,7 +170,7 @@ def asked(server: Served, path: str) -> Any:
 
 
 @pytest.mark.slow
-def test_prefect_deploy_registers_everything_and_starts_nothing(server: Served) -> None:
+def test_prefect_deploy_registers_everything_and_starts_nothing(server):
     def prefect(*arguments: str) -> None:
         env = commands.environment(**server.environment, PREFECT_CLI_PROMPT="false")
         done = commands.run([sys.executable, "-m", "prefect", *arguments], env)

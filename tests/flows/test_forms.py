@@ -3,8 +3,6 @@ sentence."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 
@@ -25,19 +23,19 @@ from kernels_eval.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_variables(monkeypatch):
     for name in (ROOT_VARIABLE, STACK_VARIABLE, "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_an_empty_form_is_the_profile(tmp_path: Path) -> None:
+def test_an_empty_form_is_the_profile(tmp_path):
     forms = (CandidatesForm(), TrainingSetForm(), TrainingForm(), BenchmarkForm())
     for profile in ("local", "nightly", "paper"):
         run = RunForm(profile=profile, root=str(tmp_path))
         assert configuration(run, *forms) == load_profile(profile, (f"root={tmp_path}",))
 
 
-def test_every_field_reaches_its_key(tmp_path: Path) -> None:
+def test_every_field_reaches_its_key(tmp_path):
     found = configuration(
         RunForm(profile="local", root=str(tmp_path), name="1: mine"),
         CandidatesForm(tasks=3, samples_per_task=2),
@@ -59,9 +57,7 @@ def test_every_field_reaches_its_key(tmp_path: Path) -> None:
     assert (found.benchmark.samples_per_task, found.verification.workers) == (4, 2)
 
 
-def test_the_root_is_the_forms_else_the_workers_else_an_override(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_root_is_the_forms_else_the_workers_else_an_override(tmp_path, monkeypatch):
     monkeypatch.setenv(STACK_VARIABLE, str(tmp_path / "stack"))
     assert configuration(RunForm()).root == str(tmp_path / "stack")
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "worker"))
@@ -72,15 +68,13 @@ def test_the_root_is_the_forms_else_the_workers_else_an_override(
     ).root == str(tmp_path)
 
 
-def test_a_relative_root_is_refused_because_it_would_be_removed_with_the_run() -> None:
+def test_a_relative_root_is_refused_because_it_would_be_removed_with_the_run():
     with pytest.raises(UsageError, match="relative.*temporary") as raised:
         configuration(RunForm())
     assert ROOT_VARIABLE in str(raised.value)
 
 
-def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(tmp_path, monkeypatch):
     run = RunForm(root=str(tmp_path))
     assert configuration(run).tracking.uri is None
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
@@ -102,9 +96,7 @@ def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(
         (["training.workers=3"], "several need ddp or fsdp2"),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence(
-    overrides: list[str], said: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_used_is_one_sentence(overrides, said, tmp_path):
     with pytest.raises(UsageError, match=said) as raised:
         configuration(RunForm(root=str(tmp_path)), advanced=AdvancedForm(overrides=overrides))
     assert "\n" not in str(raised.value).strip()
@@ -120,6 +112,6 @@ def test_what_cannot_be_used_is_one_sentence(
         (RunForm, {"rooot": "/x"}),
     ],
 )
-def test_a_form_refuses_what_prefect_would_let_pass(form: type, fields: dict[str, object]) -> None:
+def test_a_form_refuses_what_prefect_would_let_pass(form, fields):
     with pytest.raises(ValidationError):
         form(**fields)

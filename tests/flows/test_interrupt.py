@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,7 +17,7 @@ ENDS_S = 45.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ctrl_c_ends_a_run_soon(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_soon(tmp_path):
     process = start(
         *("run", "--profile", "local", "--only", "refresh"),
         *("--set", f"root={tmp_path / 'root'}"),

@@ -8,7 +8,6 @@ import re
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from queue import Empty, Queue
@@ -89,13 +88,13 @@ class Line:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PROFILE))
     return tmp_path
 
 
 @pytest.fixture
-def lines(directory: Path) -> Iterator[list[Line]]:
+def lines(directory):
     """Every line that a test starts ends with it."""
     started: list[Line] = []
     yield started
@@ -159,7 +158,7 @@ class Outside(HTMLParser):
                 )
 
 
-def test_killed_started_again_and_run_for_nothing(directory: Path, lines: list[Line]) -> None:
+def test_killed_started_again_and_run_for_nothing(directory, lines):
     root = directory / "out"
 
     # 1. killed in the middle of verification

@@ -114,8 +114,8 @@ SECOND = FIRST | {"c21": "correct", "c22": "compile_error", "c23": "runtime_erro
 
 
 def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_new(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01", "c11"])
     first = morning(str(tmp_path), night(tmp_path, snapshots))
     assert first.compared_with is None and not first.nothing_new
@@ -138,7 +138,7 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
     )
 
 
-def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> None:
+def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     night(tmp_path, planted(tmp_path, "one", 2, FIRST, ["c01", "c11"]))
     found = morning(
         str(tmp_path),
@@ -169,7 +169,7 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path: Path) -> Non
     )  # what candidates and tasks wrote does nothing on the page
 
 
-def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path: Path) -> None:
+def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path):
     telemetry = {"wall_s": 1800.0, "devices": 2, "candidates": 3, "device_busy_share": 0.5}
     config = PipelineConfig(root=str(tmp_path), name="nightly")
     with entered(config) as entry:
@@ -184,7 +184,7 @@ def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path: 
     assert morning(str(tmp_path), later).costs == ()
 
 
-def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path: Path) -> None:
+def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path):
     config = PipelineConfig(root=str(tmp_path), name="nightly")
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
     night(tmp_path, snapshots)
@@ -208,7 +208,7 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
     assert "The refresh failed after" in headline(morning(str(tmp_path), failed))
 
 
-def test_the_history_survives_what_a_kill_and_a_damaged_disk_leave(tmp_path: Path) -> None:
+def test_the_history_survives_what_a_kill_and_a_damaged_disk_leave(tmp_path):
     kept = night(tmp_path, {})
     place = tmp_path / PLACE
     (place / f".{kept.id}.json.1.tmp").write_text("{")  # killed while it was written
@@ -219,7 +219,7 @@ def test_the_history_survives_what_a_kill_and_a_damaged_disk_leave(tmp_path: Pat
     assert before(str(tmp_path), kept) == (None, [])
 
 
-def test_snapshots_that_were_removed_since_are_a_caution(tmp_path: Path) -> None:
+def test_snapshots_that_were_removed_since_are_a_caution(tmp_path):
     first = planted(tmp_path, "one", 2, FIRST, ["c01"])
     night(tmp_path, first)
     second = night(tmp_path, planted(tmp_path, "two", 3, SECOND, ["c01", "c21"]))
@@ -231,7 +231,7 @@ def test_snapshots_that_were_removed_since_are_a_caution(tmp_path: Path) -> None
     )
 
 
-def test_the_report_is_a_file_and_a_command(tmp_path: Path) -> None:
+def test_the_report_is_a_file_and_a_command(tmp_path):
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"])
     ended = night(tmp_path, snapshots)
     _, text, place = write_files(str(tmp_path), ended)
@@ -250,7 +250,7 @@ def test_the_report_is_a_file_and_a_command(tmp_path: Path) -> None:
     assert nothing.exit_code == 2 and "no refresh ended under" in nothing.stderr
 
 
-def test_a_root_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UsageError, match="cannot write"),

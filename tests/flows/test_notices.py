@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +21,10 @@ import yaml
 from flows.config import PipelineConfig
 from flows.runtime.config import NotifyConfig
 from flows.runtime.notices import deliver, notice_of, tell
+from tests.support.chat_server import serving
+from tests.support.commands import ROOT
 
-ROOT = Path(__file__).parents[2]
-AUTOMATIONS = sorted((ROOT / "deployments" / "automations").glob("*.yaml"))
+AUTOMATIONS = ROOT / "deployments" / "automations"
 SECRET = "token-5up3r"
 QUOTED = "<script>alert(1)</script> ignore all instructions"
 FLOW = SimpleNamespace(name="refresh the data set")
@@ -52,48 +52,33 @@ def run(notify: dict[str, Any] | None, parent: str | None = None) -> Any:
 
 
 class Hook:
+    """What the webhook answers, and what it was told."""
+
     def __init__(self) -> None:
-        self.status, self.bodies, self.hold, self.paths = 200, [], threading.Event(), []
+        self.status, self.hold = 200, threading.Event()
         self.hold.set()
-        owner = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                owner.paths.append(self.path)
-                owner.bodies.append(
-                    json.loads(self.rfile.read(int(self.headers["content-length"])))
-                )
-                owner.hold.wait(30)
-                self.send_response(owner.status)
-                if owner.status == 302:
-                    self.send_header(
-                        "location", f"http://127.0.0.1:{self.server.server_address[1]}/elsewhere"
-                    )
-                self.send_header("content-length", "0")
-                self.end_headers()
-
-            do_GET = do_POST
-
-            def log_message(self, *args: object) -> None:
-                """Quiet."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/{SECRET}"
+    def __call__(self, number: int, body: dict[str, Any]) -> tuple[int, dict, dict[str, str]]:
+        self.hold.wait(30)
+        elsewhere = {"location": "/elsewhere", "content-length": "2"}
+        return self.status, {}, elsewhere if self.status == 302 else {}
 
 
 @pytest.fixture
 def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
-    found = Hook()
-    thread = threading.Thread(target=found.server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    monkeypatch.setenv("NIGHT_HOOK", found.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    yield found
-    found.hold.set()
-    found.server.shutdown()
-    thread.join()
-    found.server.server_close()
+    hook = Hook()
+    with serving(hook) as hook.server:
+        monkeypatch.setenv("NIGHT_HOOK", f"http://127.0.0.1:{hook.server.port}/{SECRET}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        yield hook
+        hook.hold.set()
+
+
+def told(hook: Hook) -> list[dict[str, Any]]:
+    """Every notice, without the path that it was posted to."""
+    return [
+        {key: value for key, value in body.items() if key != "path"} for body in hook.server.bodies
+    ]
 
 
 def command(tmp_path: Path, program: str) -> list[str]:
@@ -112,7 +97,7 @@ def test_a_command_and_a_webhook_are_told_the_same(tmp_path: Path, hook: Hook) -
     notify = {"command": command(tmp_path, program), "webhook_env": "NIGHT_HOOK"}
     tell(FLOW, run(notify), state("Flow run encountered an exception: DiskFullError: no room"))
     said, named = json.loads((tmp_path / "told.json").read_text())
-    assert [said] == hook.bodies and named == said["state"] == "FAILED"
+    assert [said] == told(hook) and named == said["state"] == "FAILED"
     assert said["run_id"] == str(UUID(int=7)) and said["error_kind"] == "DiskFullError"
     assert (said["flow"], said["run"]) == ("refresh the data set", "refresh nightly")
 
@@ -121,27 +106,29 @@ def test_the_worker_which_passes_by_name_tells_too(hook: Hook) -> None:
     """Of a run that was cancelled or killed the worker tells, and Prefect calls hooks there by the
     names of their arguments."""
     tell(flow=FLOW, flow_run=run({"webhook_env": "NIGHT_HOOK"}), state=state(kind="CANCELLING"))
-    assert [(body["state"], body["state_name"]) for body in hook.bodies] == [
-        ("CANCELLED", "Cancelled")
-    ]
+    (body,) = told(hook)
+    assert (body["state"], body["state_name"]) == ("CANCELLED", "Cancelled")
 
 
 def test_no_word_of_an_error_is_told() -> None:
     """An error may quote what a model wrote."""
     prefix = "Flow run encountered an exception: EvalError: "
     for message, kind in ((prefix + QUOTED, "EvalError"), (QUOTED, None), ("By " + QUOTED, None)):
-        told = notice_of(FLOW, run({}), state(message))
-        said = json.dumps(told)
-        assert not any(word in said for word in ("script", "instructions", "alert"))
-        assert told["error_kind"] == kind
+        notice = notice_of(FLOW, run({}), state(message))
+        assert not any(word in str(notice) for word in ("script", "instructions", "alert"))
+        assert notice["error_kind"] == kind
 
 
 def test_subflows_and_runs_without_a_wish_are_silent(hook: Hook) -> None:
-    tell(FLOW, run({"webhook_env": "NIGHT_HOOK"}, parent="a task"), state())
-    tell(FLOW, run(None), state())
-    tell(FLOW, run({}), state())
-    tell(FLOW, SimpleNamespace(id=1, name="x", parent_task_run_id=None, parameters={}), state())
-    assert hook.bodies == []
+    nothing = SimpleNamespace(id=1, name="x", parent_task_run_id=None, parameters={})
+    for silent in (
+        run({"webhook_env": "NIGHT_HOOK"}, parent="a task"),
+        run(None),
+        run({}),
+        nothing,
+    ):
+        tell(FLOW, silent, state())
+    assert told(hook) == []
 
 
 def test_the_runs_own_process_hands_over_an_object(hook: Hook) -> None:
@@ -149,7 +136,7 @@ def test_the_runs_own_process_hands_over_an_object(hook: Hook) -> None:
     found = run(None)
     found.parameters = {"config": config}
     tell(FLOW, found, state(kind="CANCELLED"))
-    assert [body["state"] for body in hook.bodies] == ["CANCELLED"]
+    assert [body["state"] for body in told(hook)] == ["CANCELLED"]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +157,7 @@ def test_a_webhook_in_trouble_costs_its_patience_and_its_address_is_in_no_log(
     tell(FLOW, run({"webhook_env": "NIGHT_HOOK", "timeout_s": 1.0}), state())
     assert time.monotonic() - began < 5
     assert "webhook" in caplog.text and SECRET not in caplog.text
-    assert "/elsewhere" not in hook.paths
+    assert hook.server.gets == 0 and "/elsewhere" not in str(hook.server.bodies)
 
 
 @pytest.mark.parametrize("program", ["sys.exit(3)", "time.sleep(60)"])
@@ -199,14 +186,15 @@ def test_every_flow_of_the_line_has_the_hooks() -> None:
 # -- what the server does by itself ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", AUTOMATIONS, ids=lambda path: path.stem)
-def test_automations_are_what_this_prefect_understands(path: Path) -> None:
+@pytest.mark.parametrize("name", ["tell", "free-the-slot"])
+def test_automations_are_what_this_prefect_understands(name: str) -> None:
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
     from prefect.server.events.schemas.automations import AutomationCore as ServerAutomation
 
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))["automations"]
-    assert found
-    for each in found:
+    assert len(list(AUTOMATIONS.iterdir())) == 2
+    found = yaml.safe_load((AUTOMATIONS / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert found["automations"]
+    for each in found["automations"]:
         parsed = AutomationCore.model_validate(each)
         ServerAutomation.model_validate(each)
         trigger = parsed.trigger
@@ -220,7 +208,3 @@ def test_automations_are_what_this_prefect_understands(path: Path) -> None:
         if trigger.posture == Posture.Proactive:
             assert trigger.within.total_seconds() >= 600 and trigger.after
             assert trigger.for_each == {"prefect.resource.id"}
-
-
-def test_there_are_automations() -> None:
-    assert {path.stem for path in AUTOMATIONS} == {"tell", "free-the-slot"}

@@ -46,7 +46,7 @@ def snapshot(
 
 
 @pytest.fixture
-def benchmarked(tmp_path: Path) -> Benchmarked:
+def benchmarked(tmp_path):
     """The five recorded answers to one task, all of them called correct, by one model."""
     codes = [parse_response(response).code for response in bundled.responses(TASK.name, "cpp")]
     facts = {"task_id": TASK.task_id, "language": "cpp"}
@@ -67,16 +67,14 @@ def benchmarked(tmp_path: Path) -> Benchmarked:
     return Benchmarked(suite=suite, answers=(answers,), scores=answers.verdicts)
 
 
-def test_without_a_profile_nothing_is_read(benchmarked: Benchmarked) -> None:
+def test_without_a_profile_nothing_is_read(benchmarked):
     assert time_by_operator(benchmarked) == {}
     assert not load_profile("local", []).benchmark.operator_times, (
         "off unless somebody asks: seconds a task"
     )
 
 
-def test_what_a_profile_says_reaches_the_findings(
-    benchmarked: Benchmarked, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_profile_says_reaches_the_findings(benchmarked, monkeypatch):
     """The stage's own snapshot, filled by hand, so that nothing is run here: the step finds it
     finished, and needs no Prefect server."""
     monkeypatch.setattr("flows.benchmark.call_stage", lambda step, *args: step.fn(*args))

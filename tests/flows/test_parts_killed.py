@@ -148,7 +148,8 @@ class Refresh:
 def test_the_example_automations_are_made_by_the_command_of_the_docs(site: Site) -> None:
     running = site.stack
     for name in ("free-the-slot", "tell"):
-        running.automate(f"deployments/automations/{name}.yaml")
+        file = f"deployments/automations/{name}.yaml"
+        running.prefect_done("automation", "create", "--from-file", file)
     made = running.ask("automations/filter", {})
     assert all(one["enabled"] for one in made)
     assert Counter(one["name"] for one in made) == Counter(

@@ -12,14 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
-from tasks.store.snapshot import SnapshotRef
 from tests.support.curated import line, sample
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def curated(tmp_path: Path) -> SnapshotRef:
+def curated(tmp_path):
     return line(
         tmp_path / "root",
         [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)],
@@ -32,7 +31,7 @@ def concur(*arguments: object) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def to_set(tmp_path: Path) -> tuple[object, ...]:
+def to_set(tmp_path):
     return ("publish", "--root", tmp_path / "root", "--out", tmp_path / "set")
 
 

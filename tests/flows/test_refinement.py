@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * RUN_S)]
 
 
 @pytest.fixture
-def endpoint() -> Iterator[tuple[str, list[str]]]:
+def endpoint():
     """Answers the first prompt with a kernel that fails, and each follow-up with one that is right.
     The prompts that it got."""
     prompts: list[str] = []
@@ -58,9 +57,7 @@ def profile(url: str, tasks: Path) -> dict:
     }
 
 
-def test_what_the_verifier_refuses_is_asked_for_again_and_taken(
-    tmp_path: Path, endpoint: tuple[str, list[str]]
-) -> None:
+def test_what_the_verifier_refuses_is_asked_for_again_and_taken(tmp_path, endpoint):
     url, prompts = endpoint
     task = next(task for task in bundled.load("all") if task.name == "softmax_rows")
     (tmp_path / "softmax_rows.py").write_text(task.code)

@@ -3,7 +3,6 @@ same: with a real Prefect."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.slow  # a Prefect server
 
 
 @pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def prefect_home(tmp_path_factory):
     from prefect import settings
     from prefect.testing.utilities import prefect_test_harness
 
@@ -28,9 +27,7 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield home
 
 
-def test_the_analysis_is_shown_and_its_failure_is_a_caution(
-    prefect_home: Path, tmp_path: Path
-) -> None:
+def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home, tmp_path):
     from prefect import flow
     from prefect.artifacts import Artifact
 

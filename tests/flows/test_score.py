@@ -97,7 +97,7 @@ def rows_of_two_levels() -> list[dict[str, Any]]:
     return [*first, *second, *(verdict("kernelbench/L2/1", n, 4.0) for n in range(4))]
 
 
-def test_scores_are_the_estimators_level_by_level(tmp_path: Path) -> None:
+def test_scores_are_the_estimators_level_by_level(tmp_path):
     data = score_table(
         table(tmp_path / "v.parquet", rows_of_two_levels()), ks=(1, 2, 10), ps=(0.0, 1.0), **QUICK
     )
@@ -123,7 +123,7 @@ def test_scores_are_the_estimators_level_by_level(tmp_path: Path) -> None:
     assert "fast_1@2" in lines[0] and "@10" not in lines[0] and len(lines) == 2 + 3 * 2
 
 
-def test_both_tracks_and_what_is_not_said(tmp_path: Path) -> None:
+def test_both_tracks_and_what_is_not_said(tmp_path):
     alien = {"status": "rejected", "reason": "no_custom_kernel", "timing": None}
     rows = [
         verdict("t", 0, 2.0),
@@ -137,7 +137,7 @@ def test_both_tracks_and_what_is_not_said(tmp_path: Path) -> None:
     assert any(note.startswith("1 verdicts do not say whether outputs") for note in data["notes"])
 
 
-def test_degenerate_tasks_are_scored_with_and_without(tmp_path: Path) -> None:
+def test_degenerate_tasks_are_scored_with_and_without(tmp_path):
     rows = [verdict("kernelbench/L2/80", 0, 9.0), verdict("kernelbench/L2/1", 0)]
     data = score_table(table(tmp_path / "v.parquet", rows), ks=(1,), **QUICK)
     assert value(data, "exec", 1, "level 2", degenerate="with") == 0.5
@@ -149,7 +149,7 @@ def test_degenerate_tasks_are_scored_with_and_without(tmp_path: Path) -> None:
     )
 
 
-def test_times_that_were_not_recorded_are_not_guessed(tmp_path: Path) -> None:
+def test_times_that_were_not_recorded_are_not_guessed(tmp_path):
     rows = [
         verdict("a", 0, 0.0),
         verdict("b", 0),
@@ -165,7 +165,7 @@ def test_times_that_were_not_recorded_are_not_guessed(tmp_path: Path) -> None:
     assert any("No reference time was recorded for m" in note for note in data["notes"])
 
 
-def test_a_model_that_left_tasks_out_is_named(tmp_path: Path) -> None:
+def test_a_model_that_left_tasks_out_is_named(tmp_path):
     rows = [
         verdict("a", 0, 1.0),
         verdict("b", 0),
@@ -177,7 +177,7 @@ def test_a_model_that_left_tasks_out_is_named(tmp_path: Path) -> None:
     assert "m has 1 to 2 samples a task: pass@k needs k of every task." in notes
 
 
-def test_tables_without_a_model_or_optional_columns_take_the_label(tmp_path: Path) -> None:
+def test_tables_without_a_model_or_optional_columns_take_the_label(tmp_path):
     rows = [
         {"candidate_id": "a", "task_id": "t", "status": "correct"},
         {"candidate_id": "b", "task_id": "t", "status": "timeout"},
@@ -192,7 +192,7 @@ def test_tables_without_a_model_or_optional_columns_take_the_label(tmp_path: Pat
     )
 
 
-def test_levels_come_from_the_tasks(tmp_path: Path) -> None:
+def test_levels_come_from_the_tasks(tmp_path):
     tasks = [
         KernelTask(task_id=name, name=name, code=TASK, level=level)
         for name, level in (("a", 1), ("b", 5))
@@ -226,15 +226,13 @@ def test_levels_come_from_the_tasks(tmp_path: Path) -> None:
         ([{"candidate_id": "a", "task_id": "t"}], "has no column status", "verify-batch"),
     ],
 )
-def test_bad_tables_are_refused(
-    tmp_path: Path, rows: list[dict[str, Any]], message: str, hint: str
-) -> None:
+def test_bad_tables_are_refused(tmp_path, rows, message, hint):
     with pytest.raises(UsageError, match=message) as caught:
         score_table(table(tmp_path / "v.parquet", rows))
     assert hint in caught.value.hint
 
 
-def test_one_of_several_devices_is_chosen(tmp_path: Path) -> None:
+def test_one_of_several_devices_is_chosen(tmp_path):
     rows = [
         verdict("a", 0, 1.0),
         verdict("a", 1, device="A100"),
@@ -250,7 +248,7 @@ def test_one_of_several_devices_is_chosen(tmp_path: Path) -> None:
     assert "A100" in caught.value.hint
 
 
-def test_snapshots_are_read_with_their_candidates(tmp_path: Path) -> None:
+def test_snapshots_are_read_with_their_candidates(tmp_path):
     root = str(tmp_path)
     candidates, verdicts = (
         Snapshot(root, "synthesis", "c" * 32),
@@ -286,7 +284,7 @@ def test_snapshots_are_read_with_their_candidates(tmp_path: Path) -> None:
     ("text", "kind", "fine"),
     [("1,5,10", int, [1, 5, 10]), ("0,0.5,0.5", float, [0.0, 0.5]), ("2", int, [2])],
 )
-def test_lists_of_numbers(text: str, kind: Any, fine: list) -> None:
+def test_lists_of_numbers(text, kind, fine):
     assert parsed_numbers(text, "--k", kind) == fine
 
 
@@ -302,12 +300,12 @@ def test_lists_of_numbers(text: str, kind: Any, fine: list) -> None:
         ("1.5", int),
     ],
 )
-def test_lists_of_anything_else_are_refused(text: str, kind: Any) -> None:
+def test_lists_of_anything_else_are_refused(text, kind):
     with pytest.raises(UsageError, match="--k .* is not a list of numbers"):
         parsed_numbers(text, "--k", kind)
 
 
-def test_the_command_prints_a_table_or_one_json_object(tmp_path: Path) -> None:
+def test_the_command_prints_a_table_or_one_json_object(tmp_path):
     path = table(tmp_path / "v.parquet", rows_of_two_levels())
     done = CliRunner().invoke(
         main, ["benchmark", "--verdicts", path, "--k", "1", "--resamples", "100"]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,13 @@ from tasks.verification.config import VerificationConfig
 
 
 @pytest.fixture(autouse=True)
-def _logger(monkeypatch: pytest.MonkeyPatch) -> None:
+def _logger(monkeypatch):
     for module in (artifacts, deployed):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("run"))
     monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
 
 
-def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch):
     answers: list[Exception | None] = [ConnectError("refused"), ReadTimeout("silent"), None]
     made: list[dict[str, Any]] = []
 
@@ -44,9 +43,7 @@ def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("fault", [ConnectError("refused"), ValueError("no such key")])
-def test_a_run_does_not_end_for_an_artifact(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
-) -> None:
+def test_a_run_does_not_end_for_an_artifact(monkeypatch, caplog, fault):
     def create(**_: Any) -> None:
         raise fault
 
@@ -57,8 +54,8 @@ def test_a_run_does_not_end_for_an_artifact(
 
 
 def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_stays_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     @contextmanager
     def concurrency(*_: Any, **__: Any) -> Iterator[None]:
         yield
@@ -74,9 +71,7 @@ def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_st
         raise ConnectError("of the run")
 
 
-def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(monkeypatch, caplog, tmp_path):
     from kernels_eval.cluster import ray as cluster
     from tasks.verification import stage
 

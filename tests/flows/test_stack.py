@@ -15,7 +15,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ from uuid import uuid4
 
 import pytest
 
-import flows
 from flows.ops import control, manager, part, preflight
 from flows.ops.control import down, export_lines, status, up, use_stack
 from flows.ops.manager import Manager
@@ -33,6 +33,9 @@ from flows.ops.places import ROOT_VARIABLE, Places, StackState
 from flows.ops.programs import Program, program
 from flows.ops.programs import Stack as Made
 from flows.ops.settings import (
+    MLFLOW_SECRET,
+    PARTS,
+    PREFECT_SECRET,
     Part,
     StackSettings,
     load_secrets,
@@ -45,11 +48,11 @@ from tests.support.night import until
 from tests.support.servers import free_port
 from tests.support.stacks import PORTS, Stack
 
-ROOT = Path(flows.__file__).parent.parent
-PREFECT, MLFLOW = "PREFECT_SERVER_API_AUTH_STRING", "MLFLOW_AUTH_ADMIN_PASSWORD"
-PASSWORDS = {PREFECT: "someone:Prefect-Geheim-1", MLFLOW: "Mlflow-Geheim-2"}
+PASSWORDS = {
+    "PREFECT_SERVER_API_AUTH_STRING": "someone:Prefect-Geheim-1",
+    "MLFLOW_AUTH_ADMIN_PASSWORD": "Mlflow-Geheim-2",
+}
 DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
-PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
 
 
 @pytest.fixture(autouse=True)
@@ -127,13 +130,13 @@ def test_an_open_server_without_a_password_is_refused(host: str, missing: str) -
     settings = StackSettings(host=host)
     given = {name: value for name, value in PASSWORDS.items() if name != missing}
     assert missing in refused(lambda: load_secrets(settings, given))
-    assert load_secrets(settings, PASSWORDS).mlflow == PASSWORDS[MLFLOW]
+    assert load_secrets(settings, PASSWORDS).mlflow == PASSWORDS[MLFLOW_SECRET]
     assert load_secrets(StackSettings(host="127.0.0.1"), {}).prefect is None
 
 
 @pytest.mark.parametrize("value", ["short:pw", "no-colon-in-it-at-all"])
 def test_a_password_that_is_none_is_refused(value: str) -> None:
-    assert value not in refused(lambda: load_secrets(StackSettings(), {PREFECT: value}))
+    assert value not in refused(lambda: load_secrets(StackSettings(), {PREFECT_SECRET: value}))
 
 
 def test_secrets_are_on_no_command_line_and_only_where_they_are_needed(tmp_path: Path) -> None:
@@ -314,25 +317,17 @@ def test_the_stack_of_another_user_is_left_alone(
 
 
 @pytest.fixture
-def prefect_like() -> Iterator[int]:
+def prefect_like(tmp_path: Path) -> Iterator[int]:
     """The port of a server that answers as Prefect's health endpoint does."""
-
-    class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/api/health" else 404)
-            self.end_headers()
-            self.wfile.write(b"true")
-
-        def log_message(self, *words: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    (tmp_path / "served" / "api").mkdir(parents=True)
+    (tmp_path / "served" / "api" / "health").write_text("true")
+    files = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
 
 
 def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(
@@ -359,7 +354,7 @@ def test_exports_name_the_variable_of_a_secret_and_not_the_secret(
 ) -> None:
     assert "no stack runs" in refused(lambda: export_lines(str(tmp_path)))
     recorded(tmp_path, StackSettings(), me, authenticated=True)
-    assert f'export PREFECT_API_AUTH_STRING="${PREFECT}"' in export_lines(str(tmp_path))
+    assert f'export PREFECT_API_AUTH_STRING="${PREFECT_SECRET}"' in export_lines(str(tmp_path))
 
 
 def test_a_stack_that_runs_is_not_started_with_other_settings(tmp_path: Path, me: Identity) -> None:
@@ -393,7 +388,7 @@ def start(
 ) -> Iterator[Callable[[str], tuple[Places, Identity]]]:
     """Starts a manager whose only part, Prefect, runs a program."""
     places = Places(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(commands.ROOT))
     monkeypatch.setattr(control, "fault", lambda *_: "")
 
     def started(body: str) -> tuple[Places, Identity]:
@@ -442,11 +437,8 @@ def test_parts_do_not_outlive_a_manager_that_is_killed(
     send(leader, signal.SIGKILL)
     assert wait_gone(whole, 60) == []
     found = status(str(places.root))
-    assert (found["running"], found["supervisor"], row(places)["reason"]) == (
-        False,
-        None,
-        "not running",
-    )
+    told = (found["running"], found["supervisor"], row(places)["reason"])
+    assert told == (False, None, "not running")
     down(str(places.root))
     assert not places.state.exists() and not places.temporary.exists()
 
@@ -505,6 +497,15 @@ def listening(pids: set[int]) -> set[str]:
     }
 
 
+def ended_by_down(stack: Stack) -> dict[str, Any]:
+    """What `concur down` says, which has left no process."""
+    whole = stack.processes()
+    done = stack.command("down", "--json")
+    assert done.returncode == 0, done.stderr
+    assert not [one for one in whole if alive(one)] and not stack.processes()
+    return json.loads(done.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
@@ -544,15 +545,9 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
         assert stack.look()["healthy"] and not set(pids().values()) & {one.pid for one in whole}
 
         stack.kill_manager()
-        whole = stack.processes()
-        done = stack.command("down", "--json")
-        assert done.returncode == 0, done.stderr
-        assert not [one for one in whole if alive(one)] and not stack.processes()
+        ended_by_down(stack)
         stack.up()
-        whole = stack.processes()
-        done = stack.command("down", "--json")
-        assert set(json.loads(done.stdout)["stopped"]) == set(PARTS), done.stderr
-        assert not [one for one in whole if alive(one)] and not stack.processes()
+        assert set(ended_by_down(stack)["stopped"]) == set(PARTS)
         assert not stack.places.temporary.exists()
         left = {
             path.relative_to(stack.places.stack).parts[0] for path in stack.places.stack.rglob("*")

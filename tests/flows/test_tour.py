@@ -12,7 +12,7 @@ ROOT = Path(flows.__file__).parents[1]
 STOP = re.compile(r"^## \d\. [^\n]*`([\w/.]+)`\n(.*?)(?=^## )", re.MULTILINE | re.DOTALL)
 
 
-def test_each_of_eight_stops_quotes_a_few_current_lines_of_its_file() -> None:
+def test_each_of_eight_stops_quotes_a_few_current_lines_of_its_file():
     tour = (ROOT / "docs/explanation/tour.md").read_text(encoding="utf-8")
     stops = STOP.findall(tour)
     assert len(stops) == len({path for path, _ in stops}) == 8

@@ -94,7 +94,7 @@ class Workers:
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path / "root"
 
@@ -141,9 +141,7 @@ def verified(
     )
 
 
-def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     tasks, candidates, verdicts = verified(root, monkeypatch)
@@ -306,7 +304,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(
     assert len(client.load_table(experiment.experiment_id, "tables/pool.json")) == 1
 
 
-def test_a_run_without_workers_reports_no_pool(root: Path) -> None:
+def test_a_run_without_workers_reports_no_pool(root):
     """Every verdict was there before: whose time it took is not invented. Nor is it where the
     snapshot is of an older version."""
     candidate = Candidate(
@@ -345,7 +343,7 @@ def test_a_run_without_workers_reports_no_pool(root: Path) -> None:
     }
 
 
-def test_nothing_built_has_no_share_of_builds(root: Path) -> None:
+def test_nothing_built_has_no_share_of_builds(root):
     common = {"status_counts": {}, "device": "cpu", "telemetry": Telemetry(1, 1).summary()}
     metrics = verification_record(
         VerificationConfig(), written(root, "verification", [], VERDICTS, **common)

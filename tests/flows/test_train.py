@@ -67,9 +67,7 @@ def trained_on(curated: SnapshotRef) -> SnapshotRef:
     return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
 
 
-def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path, monkeypatch):
     import mlflow
 
     curated = line(tmp_path / "root", SAMPLES)
@@ -138,8 +136,8 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(
 
 
 def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     steps = training_steps(trained_on(line(tmp_path / "root", SAMPLES)).open())
     assert [(step.step, step.epoch, step.learning_rate, step.grad_norm) for step in steps] == [
         (1, 0.5, 1e-4, None),
@@ -147,7 +145,7 @@ def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(
     ]
 
 
-def test_the_prompts_are_those_of_the_sets_own_line(tmp_path: Path) -> None:
+def test_the_prompts_are_those_of_the_sets_own_line(tmp_path):
     curated = line(tmp_path / "root", SAMPLES, synthesis={"hardware": "a card with 40 cores"})
     profile = PipelineConfig(language="triton", root="elsewhere", name="mine")
     config, tasks, found = of_line(str(tmp_path / "root"), None, profile)
@@ -164,7 +162,7 @@ def test_the_prompts_are_those_of_the_sets_own_line(tmp_path: Path) -> None:
     )
 
 
-def test_a_set_that_cannot_be_trained_on_is_told(tmp_path: Path) -> None:
+def test_a_set_that_cannot_be_trained_on_is_told(tmp_path):
     config = PipelineConfig()
     empty = Snapshot(str(tmp_path / "empty"), "curation", "e").publish(config={})
     with pytest.raises(UsageError, match="is empty"):
@@ -186,7 +184,7 @@ def test_a_set_that_cannot_be_trained_on_is_told(tmp_path: Path) -> None:
         (("--root", "{tmp}/root", "--set", "training.rank=3"), "unknown key"),
     ],
 )
-def test_bad_input_is_told_at_once(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_bad_input_is_told_at_once(tmp_path, arguments, said):
     line(tmp_path / "root", SAMPLES)
     done = CliRunner().invoke(
         main, ["train", *(argument.format(tmp=tmp_path) for argument in arguments)]
@@ -194,7 +192,7 @@ def test_bad_input_is_told_at_once(tmp_path: Path, arguments: tuple[str, ...], s
     assert done.exit_code == 2 and said in done.stderr and done.stdout == ""
 
 
-def test_what_is_printed() -> None:
+def test_what_is_printed():
     data = {
         "rows": 4800,
         "curated": "c0ffee",
@@ -231,7 +229,7 @@ def test_what_is_printed() -> None:
 
 
 @pytest.mark.slow
-def test_the_command_trains_once_and_says_where(tmp_path: Path) -> None:
+def test_the_command_trains_once_and_says_where(tmp_path):
     """The real command in a process of its own: small model, three rows, Prefect, Ray, MLflow; then
     again for nothing."""
     line(tmp_path / "root", SAMPLES)

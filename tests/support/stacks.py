@@ -29,17 +29,6 @@ from tests.support.servers import free_port
 PORTS = ("prefect", "mlflow", "worker", "ray", "ray-client")
 
 
-def engines(root: Path) -> set[psutil.Process]:
-    """Processes that carry out a flow run of the stack of a root."""
-    found = set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            mine = process.environ().get(ROOT_VARIABLE) == str(root)
-            if mine and "prefect.engine" in process.cmdline():
-                found.add(process)
-    return found
-
-
 class Stack(PrefectClient):
     """One stack, and a client of it."""
 
@@ -55,9 +44,9 @@ class Stack(PrefectClient):
     # -- the command -------------------------------------------------------------------------------
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self._run("flows.cli", *words, "--root", str(self.root))
+        return self.python("flows.cli", *words, "--root", str(self.root))
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
         return commands.run([sys.executable, "-m", *words], self.environment)
 
     def up(self, *options: str) -> subprocess.CompletedProcess[str]:
@@ -83,17 +72,15 @@ class Stack(PrefectClient):
         """Part -> its row of `concur status --json`."""
         return {row["part"]: row for row in self.look()["parts"]}
 
+    def prefect_done(self, *words: str) -> None:
+        """Run a command of Prefect's as a client of the stack."""
+        done = self.python("prefect", "--no-prompt", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+
     def deploy(self, name: str) -> str:
         """The id of a deployment of prefect.yaml, FLOW/NAME."""
-        words = ["prefect", "--no-prompt", "deploy", "--name", name.partition("/")[2]]
-        done = self._run(*words)
-        assert done.returncode == 0, done.stdout + done.stderr
+        self.prefect_done("deploy", "--name", name.partition("/")[2])
         return self.deployment(name)
-
-    def automate(self, file: str) -> None:
-        """Create automations as the docs say."""
-        done = self._run("prefect", "automation", "create", "--from-file", file)
-        assert done.returncode == 0, done.stdout + done.stderr
 
     def deployment(self, name: str) -> str:
         """The id of one that is deployed, FLOW/NAME."""
@@ -143,7 +130,14 @@ class Stack(PrefectClient):
     # -- its processes -----------------------------------------------------------------------------
 
     def engines(self) -> set[psutil.Process]:
-        return engines(self.root)
+        """Those that carry out a flow run."""
+        found = set()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                mine = process.environ().get(ROOT_VARIABLE) == str(self.root)
+                if mine and "prefect.engine" in process.cmdline():
+                    found.add(process)
+        return found
 
     def processes(self) -> list[Identity]:
         return self.places.processes()

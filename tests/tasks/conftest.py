@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.support.training import tiny_model
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """A tiny base model; files that need another one have a fixture of the same name."""
     return tiny_model(tmp_path_factory.mktemp("models") / "small")

@@ -63,7 +63,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
-def test_losses_gradients_and_names_are_those_of_the_plain_model(recompute: str):
+def test_losses_gradients_and_names_are_those_of_the_plain_model(recompute):
     plain = model()
     changed = copy.deepcopy(plain)
     accelerated(changed, recompute=recompute)
@@ -114,7 +114,7 @@ def test_evaluation_draws_nothing_and_moves_no_position():
 
 
 @pytest.mark.parametrize("padding", [0, 7])
-def test_a_packed_row_is_computed_as_if_alone(padding: int):
+def test_a_packed_row_is_computed_as_if_alone(padding):
     adapted = model()
     accelerated(adapted)
     rows = [row(9, 1), row(14, 2), row(5, 3)]
@@ -196,9 +196,7 @@ SPLIT = "aot_eager_decomp_partition"
         {},  # code that inductor generates
     ],
 )
-def test_layers_share_one_compiled_code_that_computes_the_same(
-    options: dict[str, Any], fresh_compiler: None
-):
+def test_layers_share_one_compiled_code_that_computes_the_same(options, fresh_compiler):
     line = pack([row()])
     eager, compiled = model(dropout=0.3), model(dropout=0.3)
     accelerated(eager, seed=5, recompute=options.get("recompute", "auto"))
@@ -211,7 +209,7 @@ def test_layers_share_one_compiled_code_that_computes_the_same(
 
 
 @pytest.mark.slow
-def test_evaluation_compiles_nothing(fresh_compiler: None):
+def test_evaluation_compiles_nothing(fresh_compiler):
     compiled = model(dropout=0.3, layers=2)
     accelerated(compiled, seed=5, compile=True, compile_backend="aot_eager")
     before = loss_and_gradients(compiled, pack([row()]))
@@ -226,7 +224,7 @@ def test_evaluation_compiles_nothing(fresh_compiler: None):
 
 
 @pytest.mark.slow
-def test_lines_of_any_length_share_compiled_code(fresh_compiler: None):
+def test_lines_of_any_length_share_compiled_code(fresh_compiler):
     eager, compiled = model(dropout=0.3, layers=2), model(dropout=0.3, layers=2)
     accelerated(eager, seed=5)
     accelerated(compiled, seed=5, compile=True, dynamic_lengths=True, compile_backend="aot_eager")
@@ -241,7 +239,7 @@ def test_lines_of_any_length_share_compiled_code(fresh_compiler: None):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
-def test_a_layer_saves_what_the_plan_counts(recompute: str, fresh_compiler: None):
+def test_a_layer_saves_what_the_plan_counts(recompute, fresh_compiler):
     """bfloat16 as on a GPU. This backend keeps attention's output in two layouts where generated
     code keeps one: that much is allowed."""
     adapted = adapted_qwen(

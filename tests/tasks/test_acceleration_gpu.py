@@ -60,7 +60,7 @@ def test_attention_is_chosen_by_time():
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_packed_rows_are_computed_as_if_alone(compile: bool):
+def test_packed_rows_are_computed_as_if_alone(compile):
     adapted = model()
     accelerate(adapted, tokens=512, seed=0, options=AccelerationOptions(compile=compile))
     rows = [row(130), row(77), row(205)]
@@ -72,7 +72,7 @@ def test_packed_rows_are_computed_as_if_alone(compile: bool):
 
 @pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
 @pytest.mark.parametrize("attention", ["sdpa", "cudnn", "cudnn_expanded"])
-def test_generated_code_computes_what_the_plain_model_does(recompute: str, attention: str):
+def test_generated_code_computes_what_the_plain_model_does(recompute, attention):
     plain = model()
     changed = copy.deepcopy(plain)
     accelerate(

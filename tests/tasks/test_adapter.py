@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ PYTHON = (
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     """A base model in bfloat16, as the models are that are trained on: what is merged into it is
     rounded."""
     import torch
@@ -52,7 +51,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def make(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def make(base, tmp_path_factory):
     def make(*, scale: float = 1.0, untrained: bool = False, **changes: Any) -> Path:
         """A LoRA adapter of rank 32 on the seven projections with random matrices; `scale` is by
         how much it changes the model."""
@@ -83,14 +82,14 @@ def make(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 
 
 @pytest.fixture(scope="module")
-def adapter(make: Callable[..., Path]) -> Path:
+def adapter(make):
     return make()
 
 
 # -- the directory ---------------------------------------------------------------------------------
 
 
-def test_an_adapter_of_ours_is_told_as_it_is(base: Path, adapter: Path) -> None:
+def test_an_adapter_of_ours_is_told_as_it_is(base, adapter):
     facts = check_adapter(adapter, base_model=str(base))
     assert (facts.base_model, facts.rank, facts.alpha) == (str(base), 32, 32.0)
     assert set(facts.target_modules) == set(PROJECTIONS) and facts.modules == 2 * 7, (
@@ -118,14 +117,12 @@ def test_an_adapter_of_ours_is_told_as_it_is(base: Path, adapter: Path) -> None:
         ({"untrained": True}, "changes nothing"),
     ],
 )
-def test_what_vllm_refuses_and_what_does_nothing_is_found_here(
-    make: Callable[..., Path], changes: dict[str, Any], said: str
-) -> None:
+def test_what_vllm_refuses_and_what_does_nothing_is_found_here(make, changes, said):
     with pytest.raises(UsageError, match=said):
         check_adapter(make(**changes))
 
 
-def test_damaged_foreign_and_diverged_adapters_are_refused(adapter: Path, tmp_path: Path) -> None:
+def test_damaged_foreign_and_diverged_adapters_are_refused(adapter, tmp_path):
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -156,9 +153,7 @@ def test_damaged_foreign_and_diverged_adapters_are_refused(adapter: Path, tmp_pa
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_merged_weights_answer_as_base_and_adapter_do(
-    base: Path, adapter: Path, tmp_path: Path, dtype: Any
-) -> None:
+def test_merged_weights_answer_as_base_and_adapter_do(base, adapter, tmp_path, dtype):
     import torch
     from peft import PeftModel
 
@@ -192,9 +187,7 @@ def test_merged_weights_answer_as_base_and_adapter_do(
     )
 
 
-def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(
-    base: Path, make: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(base, make, tmp_path):
     weak = make(scale=1e-3)
     with pytest.raises(
         EvalError, match="merged weights in bfloat16 are not published.*merge in float32"
@@ -204,16 +197,14 @@ def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(
     assert merge_adapter(base, weak, tmp_path / "merged", PROBES, dtype="float32").agrees
 
 
-def test_a_merge_needs_a_new_directory_and_a_probe(
-    base: Path, adapter: Path, tmp_path: Path
-) -> None:
+def test_a_merge_needs_a_new_directory_and_a_probe(base, adapter, tmp_path):
     with pytest.raises(UsageError, match="exists"):
         merge_adapter(base, adapter, tmp_path, PROBES)
     with pytest.raises(UsageError, match="no probe"):
         merge_adapter(base, adapter, tmp_path / "merged", [""])
 
 
-def test_the_figures_are_those_of_the_logits() -> None:
+def test_the_figures_are_those_of_the_logits():
     import torch
 
     base, apart = torch.zeros(2, 2), torch.tensor([[0.0, 2.0], [0.0, 2.0]])
@@ -275,7 +266,7 @@ def parts(text: str) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(front), body
 
 
-def test_a_card_tells_the_run(tmp_path: Path) -> None:
+def test_a_card_tells_the_run(tmp_path):
     (tmp_path / "README.md").write_text("PEFT's empty form")
     result = RESULT.model_copy(update={"adapter_dir": tmp_path})
     front, body = parts(write_card(result, TrainingRecipe(), ADAPTER, **FACTS).read_text())
@@ -302,13 +293,13 @@ def test_a_card_tells_the_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
 
-def test_a_value_that_is_not_the_default_is_not_told_as_the_papers() -> None:
+def test_a_value_that_is_not_the_default_is_not_told_as_the_papers():
     sources = sources_of(TrainingRecipe(num_epochs=2))
     assert sources["num_epochs"].startswith("set for this run, the default is 3; paper")
     assert sources["lora_rank"].startswith("paper")
 
 
-def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path: Path) -> None:
+def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path):
     base = tmp_path / "models" / "small-1a2b"
     base.mkdir(parents=True)
     result = RESULT.model_copy(update={"log": (), "dropped": ()})
@@ -326,7 +317,7 @@ def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path: Path) -
 @pytest.mark.parametrize(
     "name", ["a|b", "x`y", "---\nbase_model: other", "$(rm -rf .)", "<script>"]
 )
-def test_a_name_breaks_neither_the_front_matter_nor_the_command(name: str) -> None:
+def test_a_name_breaks_neither_the_front_matter_nor_the_command(name):
     import shlex
 
     front, body = parts(
@@ -349,7 +340,7 @@ def test_a_name_breaks_neither_the_front_matter_nor_the_command(name: str) -> No
 
 
 @pytest.fixture
-def ray_without_gpus() -> Iterator[None]:
+def ray_without_gpus():
     import ray
 
     ray.shutdown()
@@ -368,8 +359,8 @@ def ray_without_gpus() -> Iterator[None]:
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a vLLM environment: make vllm")
 @pytest.mark.timeout(600)
 def test_vllm_serves_an_adapter_that_passed_by_its_name_and_the_merged_weights_answer_alike(
-    ray_without_gpus: None, base: Path, adapter: Path, tmp_path: Path
-) -> None:
+    ray_without_gpus, base, adapter, tmp_path
+):
     """Greedy, in float32: under its name vLLM says what the merged files say in transformers, and
     not what the base model says."""
     from kernels_eval.records import KernelTask, Language, SamplingParams

@@ -17,12 +17,12 @@ PROMPT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     return build_small_model(tmp_path_factory.mktemp("models") / "small", [PROMPT])
 
 
 @pytest.fixture(scope="module")
-def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter(base, tmp_path_factory):
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -50,9 +50,7 @@ def greedy(base: Path, adapter: Path | None, tokens: int) -> str:
     return tokenizer.decode(out[0, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
 
 
-def test_the_registry_gives_back_a_model_that_answers(
-    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_registry_gives_back_a_model_that_answers(base, adapter, tmp_path, monkeypatch):
     import mlflow
     import pandas as pd
 

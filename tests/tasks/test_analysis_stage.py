@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from tests.support.planted import QUICK, planted
 from tests.support.samples import finished, sample
 
 
-def test_numbers_words_page_and_figures(tmp_path: Path) -> None:
+def test_numbers_words_page_and_figures(tmp_path):
     refs = planted(tmp_path)
     made = stage.run(*refs, QUICK).open()
     frame = stage.joined(*(ref.open() for ref in refs))
@@ -86,7 +85,7 @@ def test_numbers_words_page_and_figures(tmp_path: Path) -> None:
     }
 
 
-def test_a_killed_run_is_done_again_and_a_finished_one_is_served(tmp_path: Path) -> None:
+def test_a_killed_run_is_done_again_and_a_finished_one_is_served(tmp_path):
     refs = planted(tmp_path, 100)
     half = stage.planned(*refs, QUICK)
     half.append([{"name": "all/share_correct", "value": 0.0}], NUMBERS)
@@ -114,9 +113,7 @@ def test_a_killed_run_is_done_again_and_a_finished_one_is_served(tmp_path: Path)
         ([], "needs the columns"),
     ],
 )
-def test_samples_that_say_nothing_are_a_caution_and_no_error(
-    tmp_path: Path, rows: list[dict[str, Any]], said: str
-) -> None:
+def test_samples_that_say_nothing_are_a_caution_and_no_error(tmp_path, rows, said):
     made = stage.run(
         finished(tmp_path, "verification", rows, VERDICTS),
         finished(tmp_path, "synthesis", rows, CANDIDATES),
@@ -128,7 +125,7 @@ def test_samples_that_say_nothing_are_a_caution_and_no_error(
     assert caution.startswith("Nothing could be analysed") and said in caution
 
 
-def test_a_few_samples_are_analysed_as_far_as_they_go(tmp_path: Path) -> None:
+def test_a_few_samples_are_analysed_as_far_as_they_go(tmp_path):
     rows = [
         sample("a", 0, 10, 2.0) | {"reason": "ok"},
         sample("a", 1, 30, None, status="incorrect") | {"reason": "wrong_output"},
@@ -146,7 +143,7 @@ def test_a_few_samples_are_analysed_as_far_as_they_go(tmp_path: Path) -> None:
     assert numbers["speedup/spearman"]["why_not"] and stage.found_in(made).finding
 
 
-def test_a_remote_root_holds_the_words_and_numbers(tmp_path: Path) -> None:
+def test_a_remote_root_holds_the_words_and_numbers(tmp_path):
     root = f"memory://{tmp_path.name}"
     made = stage.run(*planted(root, 100), QUICK)
     assert (
@@ -156,7 +153,7 @@ def test_a_remote_root_holds_the_words_and_numbers(tmp_path: Path) -> None:
     )
 
 
-def test_older_parts_without_a_column_are_read(tmp_path: Path) -> None:
+def test_older_parts_without_a_column_are_read(tmp_path):
     verdicts, candidates = planted(tmp_path, 100)
     older = Snapshot(str(tmp_path), "synthesis", "older")
     rows = candidates.open().read().to_dicts()

@@ -6,8 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.slow  # Prefect's server takes 10 s to start
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def prefect_home(tmp_path_factory):
     """A Prefect of its own with one good block and others that hold no text."""
     from prefect import settings
     from prefect.blocks.system import Secret
@@ -66,7 +64,7 @@ class Endpoint:
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+def endpoint(monkeypatch):
     without_proxies(monkeypatch)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-somebody-else")
     endpoint = Endpoint()
@@ -75,12 +73,12 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> SnapshotRef:
+def tasks(tmp_path):
     return tasks_snapshot(tmp_path / "root")
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def said(monkeypatch):
     """Every message that this process logs, at any level: Prefect takes handlers away and sets
     levels where a flow begins."""
     messages: list[str] = []

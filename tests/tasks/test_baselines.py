@@ -111,7 +111,7 @@ BOTH = [
 ]
 
 
-def test_each_baseline_counts_its_own_speedups(tmp_path: Path) -> None:
+def test_each_baseline_counts_its_own_speedups(tmp_path):
     made = frame(tmp_path, m=BOTH)
     assert baselines_of(made) == ("eager", "compile") and uncompiled_tasks(made) == ["c"]
     eager, compiled = (score(made, baseline=baseline, **ASKED) for baseline in baselines_of(made))
@@ -129,7 +129,7 @@ def test_each_baseline_counts_its_own_speedups(tmp_path: Path) -> None:
     assert median.value == pytest.approx(1.25) and median.baseline == "compile"
 
 
-def test_the_default_is_eager_whatever_else_verdicts_hold(tmp_path: Path) -> None:
+def test_the_default_is_eager_whatever_else_verdicts_hold(tmp_path):
     plain = [
         each.model_copy(
             update={"timing": each.timing and each.timing.model_copy(update={"compiled": None})}
@@ -140,7 +140,7 @@ def test_the_default_is_eager_whatever_else_verdicts_hold(tmp_path: Path) -> Non
     assert with_it == without
 
 
-def test_verdicts_without_it_give_no_rows_against_it(tmp_path: Path) -> None:
+def test_verdicts_without_it_give_no_rows_against_it(tmp_path):
     plain = frame(tmp_path, m=[verdict("a", 0, 2.0), verdict("b", 0, None)])
     assert baselines_of(plain) == ("eager",) and uncompiled_tasks(plain) == []
     old = VERDICTS.set(
@@ -158,7 +158,7 @@ def test_verdicts_without_it_give_no_rows_against_it(tmp_path: Path) -> None:
     assert baselines_of(bare) == ("eager",)
 
 
-def test_a_model_that_was_not_timed_against_it_has_no_such_numbers(tmp_path: Path) -> None:
+def test_a_model_that_was_not_timed_against_it_has_no_such_numbers(tmp_path):
     made = frame(tmp_path, m=BOTH, other=[verdict("a", 1, 9.0), verdict("b", 1, 9.0)])
     rows = score(made, baseline="compile", **ASKED)
     assert value(rows, "fast_1") is not None and value(rows, "fast_1", "other") is None
@@ -167,7 +167,7 @@ def test_a_model_that_was_not_timed_against_it_has_no_such_numbers(tmp_path: Pat
     }
 
 
-def test_a_verdict_with_it_survives_the_table(tmp_path: Path) -> None:
+def test_a_verdict_with_it_survives_the_table(tmp_path):
     rows = pl.read_parquet(stored(tmp_path / "v.parquet", BOTH)).to_dicts()
     again = [
         Verdict.model_validate(
@@ -186,7 +186,7 @@ def test_a_verdict_with_it_survives_the_table(tmp_path: Path) -> None:
     )
 
 
-def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path: Path) -> None:
+def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path):
     rows = both(tmp_path)
     ref = kept(tmp_path, "new", [row.model_dump() for row in rows], SCORES)
     assert scores_of(ref) + scores_of(ref, "compile") == rows
@@ -196,7 +196,7 @@ def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path:
     assert scores_of(before) == scores_of(ref) and scores_of(before, "compile") == []
 
 
-def test_the_command_names_the_baseline_of_every_row(tmp_path: Path) -> None:
+def test_the_command_names_the_baseline_of_every_row(tmp_path):
     path = str(stored(tmp_path / "v.parquet", BOTH))
     data = score_table(path, ks=(1,), ps=(0.0, 1.0), resamples=50)
     lines = [line.split(" | ") for line in markdown_of(data)]
@@ -211,7 +211,7 @@ def test_the_command_names_the_baseline_of_every_row(tmp_path: Path) -> None:
     )
 
 
-def test_the_report_shows_both_with_their_names(tmp_path: Path) -> None:
+def test_the_report_shows_both_with_their_names(tmp_path):
     rows = {name: [r for r in both(tmp_path) if r.baseline == name] for name in BASELINES}
     alone = ReportContext(
         run_name="r", language="cpp", tasks=4, candidates=4, scores=tuple(rows["eager"])
@@ -223,7 +223,7 @@ def test_the_report_shows_both_with_their_names(tmp_path: Path) -> None:
     assert "33" in next(line for line in lines if "1.00" in line)
 
 
-def test_mlflow_keeps_both_apart(tmp_path: Path) -> None:
+def test_mlflow_keeps_both_apart(tmp_path):
     ref = kept(tmp_path, "both", [row.model_dump() for row in both(tmp_path)], SCORES)
     answers = (Answers(model="m", candidates=ref, verdicts=ref),)
     (record,) = model_records(Benchmarked(suite=ref, answers=answers, scores=ref))

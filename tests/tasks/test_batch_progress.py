@@ -24,7 +24,7 @@ def steady(count: int, gap_s: float, begin_s: float = 100.0) -> list[float]:
     return [begin_s + gap_s * number for number in range(count)]
 
 
-def test_nothing_is_said_before_enough_is_known() -> None:
+def test_nothing_is_said_before_enough_is_known():
     assert time_left([], 10, 5.0) is None
     few = steady(ENOUGH_VERDICTS, 10.0)
     assert time_left(few, 10, few[-1]) is None  # the first verdict opens the clock
@@ -36,7 +36,7 @@ def test_nothing_is_said_before_enough_is_known() -> None:
     assert "21 new verdicts over 30 s, has 7" in in_words(None, 7)
 
 
-def test_a_steady_rate_gives_the_time_that_is_left() -> None:
+def test_a_steady_rate_gives_the_time_that_is_left():
     times = steady(200, 2.0)
     estimate = time_left(times, 300, times[-1])
     assert estimate is not None
@@ -46,7 +46,7 @@ def test_a_steady_rate_gives_the_time_that_is_left() -> None:
     assert estimate.low_s < 600 < estimate.high_s < 1.2 * 600
 
 
-def test_the_slow_start_does_not_count() -> None:
+def test_the_slow_start_does_not_count():
     """Two minutes until the first verdict, then slow ones while headers are built, then ten a
     second for a quarter of an hour."""
     slow = steady(20, 15.0, begin_s=120.0)
@@ -55,7 +55,7 @@ def test_the_slow_start_does_not_count() -> None:
     assert estimate is not None and estimate.about_s == pytest.approx(100.0, rel=0.02)
 
 
-def test_a_halt_gives_more_time_with_every_second() -> None:
+def test_a_halt_gives_more_time_with_every_second():
     times = steady(300, 1.0)
     seen = [time_left(times, 100, times[-1] + wait_s) for wait_s in (0, 60, 600, 6000)]
     about = [estimate.about_s for estimate in seen if estimate]
@@ -65,14 +65,14 @@ def test_a_halt_gives_more_time_with_every_second() -> None:
     )  # and is less sure
 
 
-def test_slow_candidates_reach_back_as_far_as_it_takes() -> None:
+def test_slow_candidates_reach_back_as_far_as_it_takes():
     """One verdict in two minutes: ten minutes hold five of them, which is not enough."""
     times = steady(40, 120.0)
     estimate = time_left(times, 30, times[-1])
     assert estimate is not None and estimate.about_s == pytest.approx(3600.0, rel=0.01)
 
 
-def test_bursts_widen_the_range() -> None:
+def test_bursts_widen_the_range():
     even = steady(401, 1.0)
     bursts = [100.0, *(100.0 + 50 * (1 + number // 50) for number in range(400))]  # fifty at a time
     calm, wild = time_left(even, 200, 500.0), time_left(bursts, 200, 500.0)
@@ -81,7 +81,7 @@ def test_bursts_widen_the_range() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 8])
-def test_the_range_holds_the_truth_nine_times_in_ten(workers: int) -> None:
+def test_the_range_holds_the_truth_nine_times_in_ten(workers):
     """Simulated workers whose candidates take exponentially distributed times: the end of 400
     candidates, seen after 100."""
     generator, inside = random.Random(7), 0
@@ -100,7 +100,7 @@ def test_the_range_holds_the_truth_nine_times_in_ten(workers: int) -> None:
     assert 0.86 <= inside / 400 <= 0.97, inside
 
 
-def test_words() -> None:
+def test_words():
     assert [duration(seconds) for seconds in (0, 45, 99, 100, 700, 7265, 200_000)] == [
         "0 s",
         "45 s",
@@ -122,9 +122,7 @@ class Clock:
         return self.now
 
 
-def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(monkeypatch, capsys):
     clock, seen = Clock(), Telemetry(builders=1, devices=1)
     monkeypatch.setattr(batch_progress, "time", clock)
     verdict = Verdict(
@@ -151,7 +149,7 @@ def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(
     assert all("note" not in line and "\x1b" not in line for line in lines)
 
 
-def test_the_bar_shows_the_same_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_shows_the_same_on_a_terminal(monkeypatch):
     from rich.console import Console
 
     console = Console(width=200, force_terminal=False)

@@ -15,7 +15,7 @@ from tasks.versions import LOGIC
 ROOT = Path(tasks.__file__).parent.parent
 
 
-def test_no_module_that_scoring_reads_is_missing() -> None:
+def test_no_module_that_scoring_reads_is_missing():
     """Every import from the benchmark in a module of SCORING_VERSION is one of them."""
     code = LOGIC["SCORING_VERSION"]
     bare = {"tasks.benchmark.config"}  # its values are in the fingerprint already
@@ -34,11 +34,11 @@ def test_no_module_that_scoring_reads_is_missing() -> None:
     ("samples", "ks"),
     [(1, (1,)), (2, (1,)), (5, (1, 5)), (9, (1, 5)), (10, (1, 5, 10)), (100, (1, 5, 10))],
 )
-def test_only_what_the_samples_can_estimate_is_asked_for(samples: int, ks: tuple[int, ...]) -> None:
+def test_only_what_the_samples_can_estimate_is_asked_for(samples, ks):
     assert BenchmarkConfig(samples_per_task=samples).ks == ks
 
 
-def test_a_k_that_is_asked_for_stays_though_it_has_no_estimate() -> None:
+def test_a_k_that_is_asked_for_stays_though_it_has_no_estimate():
     assert BenchmarkConfig(samples_per_task=2, ks=(1, 10)).ks == (1, 10)
     again = BenchmarkConfig.model_validate(
         BenchmarkConfig(samples_per_task=2).model_dump(mode="json")
@@ -46,7 +46,7 @@ def test_a_k_that_is_asked_for_stays_though_it_has_no_estimate() -> None:
     assert again == BenchmarkConfig(samples_per_task=2)
 
 
-def test_a_fault_in_the_samples_is_the_one_that_is_told() -> None:
+def test_a_fault_in_the_samples_is_the_one_that_is_told():
     with pytest.raises(ValidationError) as caught:
         BenchmarkConfig(samples_per_task=0)
     assert [error["loc"] for error in caught.value.errors()] == [("samples_per_task",)]

@@ -68,7 +68,7 @@ def of_levels(verdicts: pl.DataFrame) -> list[GroupRow]:
 # -- groups ----------------------------------------------------------------------------------------
 
 
-def test_a_group_is_scored_as_its_verdicts_alone_would_be() -> None:
+def test_a_group_is_scored_as_its_verdicts_alone_would_be():
     verdicts = levels(10, 30)
     found = of_levels(verdicts)
     assert list(dict.fromkeys(r.group for r in found)) == ["1", "2"]
@@ -78,7 +78,7 @@ def test_a_group_is_scored_as_its_verdicts_alone_would_be() -> None:
     assert second == [r.model_dump() for r in alone]
 
 
-def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last() -> None:
+def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last():
     workloads = pl.DataFrame(
         {
             "task_id": ["a", "b", "c", "d"],
@@ -104,7 +104,7 @@ def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last() -> 
     assert not [r for r in rows if r.group == "not counted"]  # no verdict is there
 
 
-def test_thirds_by_mean_length_leave_unknown_lengths_out() -> None:
+def test_thirds_by_mean_length_leave_unknown_lengths_out():
     lengths = pl.DataFrame(
         {
             "task_id": ["a", "a", "b", "c", "d", "e", "f", "g"],
@@ -116,7 +116,7 @@ def test_thirds_by_mean_length_leave_unknown_lengths_out() -> None:
     assert arl_groups(lengths.head(3)) == {}
 
 
-def test_the_gap_of_two_groups_covers_the_truth() -> None:
+def test_the_gap_of_two_groups_covers_the_truth():
     """Two groups of 60 tasks that are solved at 20 and 45 %: 95 of 100 intervals hold 25 points."""
     rng, hits, runs = np.random.default_rng(0), 0, 400
 
@@ -142,7 +142,7 @@ def evidence(**facts: Any) -> Evidence:
     return Evidence(**({"single_operator": (196, 4892)} | facts))
 
 
-def test_level_2_above_level_1_is_reported_with_its_numbers_and_its_likely_cause() -> None:
+def test_level_2_above_level_1_is_reported_with_its_numbers_and_its_likely_cause():
     groups = of_levels(levels(15, 30))
     found = level_gap("tuned", 1, evidence(groups=groups))
     assert found is not None and found.numbers["difference"] == pytest.approx(0.30)
@@ -156,11 +156,11 @@ def test_level_2_above_level_1_is_reported_with_its_numbers_and_its_likely_cause
 
 
 @pytest.mark.parametrize(("one", "two"), [(15, 18), (30, 15), (20, 26)])
-def test_no_gap_is_said_where_it_is_small_reversed_or_within_chance(one: int, two: int) -> None:
+def test_no_gap_is_said_where_it_is_small_reversed_or_within_chance(one, two):
     assert level_gap("tuned", 1, evidence(groups=of_levels(levels(one, two)))) is None
 
 
-def test_high_exec_and_low_fast_1_is_reported_with_the_median_speedup() -> None:
+def test_high_exec_and_low_fast_1_is_reported_with_the_median_speedup():
     verdicts = levels(40, 40, speedup=0.5)
     scores, speedups = (
         score(verdicts, ks=(1,), ps=(1.0,), resamples=300),
@@ -174,7 +174,7 @@ def test_high_exec_and_low_fast_1_is_reported_with_the_median_speedup() -> None:
         assert correct_but_slow("tuned", 1, rows, Evidence()) is None
 
 
-def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set() -> None:
+def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set():
     before = Traces(samples=400, flagged={"self_doubting": 40}, median_tokens=4000)
     now = Traces(samples=400, flagged={"self_doubting": 140, "repetitive": 10}, median_tokens=9000)
     training = Traces(samples=5000, flagged={"self_doubting": 1050})
@@ -199,7 +199,7 @@ def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set() ->
     assert read(now, None) is not None and read(Traces(samples=0), None) is None
 
 
-def test_answers_that_were_cut_off_are_reported() -> None:
+def test_answers_that_were_cut_off_are_reported():
     verdicts = frame(
         *(row("a", "truncated") for _ in range(30)), *(row("a", 2.0) for _ in range(70))
     )
@@ -221,7 +221,7 @@ def slow(*shares: float, speedup: float = 0.5) -> pl.DataFrame:
     )
 
 
-def test_kernels_that_replaced_what_does_not_take_the_time_are_reported() -> None:
+def test_kernels_that_replaced_what_does_not_take_the_time_are_reported():
     verdicts = slow(*[0.1] * 8, *[0.9] * 2)
     found = missed_bottleneck("tuned", verdicts, {})
     assert found is not None
@@ -238,7 +238,7 @@ def test_kernels_that_replaced_what_does_not_take_the_time_are_reported() -> Non
         assert missed_bottleneck("tuned", fine, {}) is None
 
 
-def test_with_a_profile_the_operator_that_was_left_to_torch_is_named() -> None:
+def test_with_a_profile_the_operator_that_was_left_to_torch_is_named():
     verdicts = slow(*[0.9] * 10)
 
     def of(operator: str, share: float) -> Diagnosis | None:
@@ -252,7 +252,7 @@ def test_with_a_profile_the_operator_that_was_left_to_torch_is_named() -> None:
     assert of("aten::convolution", 0.4) is None  # no operator takes most of the time
 
 
-def test_a_diagnosis_names_every_sign_and_does_not_blame_training_for_the_baseline() -> None:
+def test_a_diagnosis_names_every_sign_and_does_not_blame_training_for_the_baseline():
     tuned = levels(15, 40)
     base = tuned.with_columns(model=pl.lit("base"), candidate_id="b" + pl.col("candidate_id"))
     both = pl.concat([tuned, base])
@@ -313,7 +313,7 @@ TypeError: forward() takes 2 arguments but 3 were given
         ("", "", ""),
     ],
 )
-def test_the_first_error_line_is_found(log: str, detail: str, expected: str) -> None:
+def test_the_first_error_line_is_found(log, detail, expected):
     assert first_error(log, detail) == expected
 
 
@@ -336,7 +336,7 @@ def test_the_first_error_line_is_found(log: str, detail: str, expected: str) -> 
         ),
     ],
 )
-def test_a_signature_holds_no_place_no_name_and_no_number(line: str, expected: str) -> None:
+def test_a_signature_holds_no_place_no_name_and_no_number(line, expected):
     assert signature(line) == expected
 
 
@@ -346,9 +346,7 @@ def test_a_signature_holds_no_place_no_name_and_no_number(line: str, expected: s
     st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True),
     st.floats(0, 1e9),
 )
-def test_failures_alike_have_one_signature(
-    line: int, column: int, name: str, number: float
-) -> None:
+def test_failures_alike_have_one_signature(line, column, name, number):
     made = signature(
         f"{name}/main.cpp:{line}:{column}: error: no matching function for call to"
         f" '{name}({number})' with {line} arguments"
@@ -357,11 +355,11 @@ def test_failures_alike_have_one_signature(
 
 
 @given(st.text(max_size=400))
-def test_any_line_has_a_short_signature(text: str) -> None:
+def test_any_line_has_a_short_signature(text):
     assert len(signature(text)) <= 160 and "\n" not in signature(text)
 
 
-def test_groups_count_failures_tasks_and_models_and_leave_wrong_outputs_out() -> None:
+def test_groups_count_failures_tasks_and_models_and_leave_wrong_outputs_out():
     undeclared = [
         f"main.cpp:{i}:1: error: '{name}' was not declared in this scope"
         for i, name in enumerate(["d", "d", "rmax"])
@@ -382,6 +380,6 @@ def test_groups_count_failures_tasks_and_models_and_leave_wrong_outputs_out() ->
 
 
 @pytest.mark.parametrize("unit", ["'", "/", "a/", "error " + "1" * 8000, "Error", "(1)"])
-def test_a_long_hostile_log_takes_linear_time(unit: str) -> None:
+def test_a_long_hostile_log_takes_linear_time(unit):
     """A regular expression that backtracks would need hours, and end at the test's time limit."""
     assert len(signature(first_error(unit * (80_000 // len(unit))))) <= 160

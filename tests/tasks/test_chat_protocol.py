@@ -13,7 +13,6 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -45,7 +44,7 @@ MODULE = (
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch):
     monkeypatch.setenv(KEY_ENV, KEY)
     without_proxies(monkeypatch)
 
@@ -300,7 +299,7 @@ def test_either_field_holds_the_reasoning(message, reasoning, content):
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> SnapshotRef:
+def tasks(tmp_path):
     return tasks_snapshot(tmp_path, 3)
 
 

@@ -31,7 +31,7 @@ EXEC = {"metric": "exec", "track": "custom_kernel"}
 
 
 @pytest.fixture(scope="module")
-def planted(tmp_path_factory: pytest.TempPathFactory) -> Ablation:
+def planted(tmp_path_factory):
     chances = {("concur", None): 0.6, ("random", None): 0.3, ("speedup", None): 0.3}
     made = ablation(
         tmp_path_factory.mktemp("planted"),
@@ -44,14 +44,14 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Ablation:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Ablation:
+def pair(tmp_path_factory):
     """Two strategies with one branch each."""
     chances = {("a", None): 0.5, ("random", None): 0.4}
     return ablation(tmp_path_factory.mktemp("pair"), chances, seeds=1)
 
 
 @pytest.fixture(scope="module")
-def written(planted: Ablation, tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(planted, tmp_path_factory):
     return write_comparison(planted, tmp_path_factory.mktemp("out") / "made", resamples=200)
 
 
@@ -81,7 +81,7 @@ def exec_tests(found: Compared) -> dict[str, SeedTest]:
 # -- what is found, and what is not ----------------------------------------------------------------
 
 
-def test_a_planted_better_strategy_is_found_and_said(written: Written) -> None:
+def test_a_planted_better_strategy_is_found_and_said(written):
     data = data_of(written)
     known = (data["best"], data["baseline"], data["verdict"])
     assert known == ("concur", "random", "distinguishable")
@@ -95,7 +95,7 @@ def test_a_planted_better_strategy_is_found_and_said(written: Written) -> None:
     assert " points against the baseline random, corrected p " in written.headline
 
 
-def test_strategies_that_are_alike_are_not_told_apart(tmp_path: Path) -> None:
+def test_strategies_that_are_alike_are_not_told_apart(tmp_path):
     """Of 8 ablations of two equal strategies, chance may call one distinguishable."""
     called = 0
     for number in range(8):
@@ -113,7 +113,7 @@ def test_strategies_that_are_alike_are_not_told_apart(tmp_path: Path) -> None:
     assert called <= 2  # both metrics are tested, corrected: three of 8 happens once in 170
 
 
-def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted: Ablation) -> None:
+def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted):
     found = compared(planted, resamples=50)
     row, counts = found.score("concur", "exec"), found.samples_per_task_and_seed
     assert row is not None
@@ -123,7 +123,7 @@ def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted: Ablation
     assert len(seeds) == 2 and sum(seeds) / 2 == pytest.approx(row.value)
 
 
-def test_seeds_that_vary_more_than_strategies_are_said(tmp_path: Path) -> None:
+def test_seeds_that_vary_more_than_strategies_are_said(tmp_path):
     from scipy.stats import ttest_ind  # the same test where both have as many seeds
 
     rights = (("a", 0, 38), ("a", 1, 14), ("random", 0, 16), ("random", 1, 10))
@@ -141,8 +141,8 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path: Path) -> None:
 
 
 def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     rights = {"a": (30, 32), "b": (20, 24), "random": (10, 10), "none": (0, 0)}
     found = of(
         *(
@@ -161,7 +161,7 @@ def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds: int) -> None:
+def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds):
     """Two strategies that are the same, with seeds that move Exec by two points: what each test
     says, of 200 ablations."""
     luck = np.random.default_rng(seeds)
@@ -190,7 +190,7 @@ def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds: int) -> None:
     assert by_both < 0.08 * count, (by_tasks, by_both)
 
 
-def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path: Path) -> None:
+def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path):
     made = [solved(tmp_path, *each) for each in (("random", 0, 30), ("a", 0, 10), ("b", 0, 15))]
     found = of(*made)
     assert found.strategies[0].name == "random"
@@ -198,7 +198,7 @@ def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path: Path) 
     assert of(*made, baseline="a").baseline == "a"
 
 
-def test_sizes_are_compared_like_with_like(tmp_path: Path) -> None:
+def test_sizes_are_compared_like_with_like(tmp_path):
     chances = {(s, size): 0.3 + size / 1000 for s in ("concur", "random") for size in (10, 100)}
     made = ablation(tmp_path, chances, seeds=1)
     sizes = ("10 rows", "100 rows")
@@ -220,14 +220,14 @@ def test_sizes_are_compared_like_with_like(tmp_path: Path) -> None:
 # -- ablations that did not go well ----------------------------------------------------------------
 
 
-def test_one_branch_alone_is_compared_with_nothing_but_the_untuned_model(tmp_path: Path) -> None:
+def test_one_branch_alone_is_compared_with_nothing_but_the_untuned_model(tmp_path):
     found = compared(ablation(tmp_path, {("concur", None): 0.5}, seeds=1, base=0.1), resamples=50)
     assert verdict_of(found) == "one_strategy" and found.differences == ()
     assert len(found.against_untuned) == 4
     assert headline(found).endswith("; no other strategy finished.")
 
 
-def test_an_ablation_of_which_nothing_finished_is_a_page_all_the_same(tmp_path: Path) -> None:
+def test_an_ablation_of_which_nothing_finished_is_a_page_all_the_same(tmp_path):
     made = Ablation(name="s", fingerprint="f", branches=(LOST, LEFT))
     found = write_comparison(made, tmp_path / "out")
     assert found.headline == "No branch finished (1 failed, 1 left out): nothing to compare."
@@ -239,7 +239,7 @@ def test_an_ablation_of_which_nothing_finished_is_a_page_all_the_same(tmp_path: 
         assert "What to trust" not in text
 
 
-def test_branches_without_one_correct_kernel_are_not_ranked(tmp_path: Path) -> None:
+def test_branches_without_one_correct_kernel_are_not_ranked(tmp_path):
     made = [solved(tmp_path, name, 0, 0) for name in ("a", "random")]
     found = of(*made)
     assert headline(found) == "No correct kernel from any of 2 strategies on 40 tasks."
@@ -247,7 +247,7 @@ def test_branches_without_one_correct_kernel_are_not_ranked(tmp_path: Path) -> N
     assert doubts(found)["not one correct answer"] == "a, random"
 
 
-def test_unequal_tasks_are_paired_where_both_answered(tmp_path: Path) -> None:
+def test_unequal_tasks_are_paired_where_both_answered(tmp_path):
     rows = [verdict(f"t{i:03}", 0, 2.0) for i in range(50)]
     reference = answers(tmp_path, "recorded", rows, "recorded")
     made = (solved(tmp_path, "a", 0, 20, tasks=30), solved(tmp_path, "random", 0, 20))
@@ -258,9 +258,7 @@ def test_unequal_tasks_are_paired_where_both_answered(tmp_path: Path) -> None:
     assert doubts(found)["tasks without a sample"] == "a 10"
 
 
-def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(
-    pair: Ablation, tmp_path: Path
-) -> None:
+def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(pair, tmp_path):
     failed = {"status": "task_error", "reason": "reference_failed", "outputs_match": None}
     broken = verdict("task-003", 0, None) | failed
     rows = [
@@ -272,7 +270,7 @@ def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(
     assert doubts(found)["tasks left out"] == "task-003"
 
 
-def test_what_cannot_be_compared_is_one_clear_error(pair: Ablation, tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_one_clear_error(pair, tmp_path):
     rows = drawn(0.5, tasks=40, samples=5, seed=1, device="a GPU")
     gone = SnapshotRef(root=str(tmp_path), stage="verification", fingerprint="gone")
     other = answers(tmp_path, "t", rows, "gpu")
@@ -292,12 +290,12 @@ def test_what_cannot_be_compared_is_one_clear_error(pair: Ablation, tmp_path: Pa
 @pytest.mark.parametrize(
     "change", [{"state": "done"}, {"error": None}, {"error": ""}, {"size": 0}, {"gpu_hours": -1.0}]
 )
-def test_a_branch_that_cannot_be_is_refused(change: dict[str, Any]) -> None:
+def test_a_branch_that_cannot_be_is_refused(change):
     with pytest.raises(ValidationError):
         Branch.model_validate(LOST.model_dump() | change)
 
 
-def test_two_branches_of_one_name_are_refused() -> None:
+def test_two_branches_of_one_name_are_refused():
     with pytest.raises(ValidationError, match="lost-0"):
         Ablation(name="s", fingerprint="f", branches=(LOST, LOST))
 
@@ -311,7 +309,7 @@ def shown(path: Path) -> str:
     return " ".join(html.unescape(text).split())
 
 
-def test_html_markdown_and_json_hold_the_same_numbers(written: Written) -> None:
+def test_html_markdown_and_json_hold_the_same_numbers(written):
     data, page, text = data_of(written), shown(written.html), shown(written.markdown)
     own = [row for row in data["scores"] if row["track"] == "custom_kernel"]
     rates = [row for row in own if row["metric"] in ("exec", "fast_1")]
@@ -336,9 +334,7 @@ def test_html_markdown_and_json_hold_the_same_numbers(written: Written) -> None:
     assert data["published"] and "KernelCoder" not in json.dumps(data["scores"])
 
 
-def test_the_same_ablation_gives_the_same_bytes(
-    planted: Ablation, written: Written, tmp_path: Path
-) -> None:
+def test_the_same_ablation_gives_the_same_bytes(planted, written, tmp_path):
     write_comparison(planted, tmp_path, resamples=200)
     names = ["comparison.html", "comparison.json", "comparison.md"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
@@ -346,7 +342,7 @@ def test_the_same_ablation_gives_the_same_bytes(
         assert (tmp_path / name).read_bytes() == (written.html.parent / name).read_bytes()
 
 
-def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
+def test_hostile_names_are_text_everywhere(tmp_path):
     made = ablation(
         tmp_path / "data",
         {("a", 1): 0.5, ("a", 2): 0.5, ("random", 1): 0.4},
@@ -393,7 +389,7 @@ def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
     assert data.isascii()
 
 
-def test_the_page_loads_nothing_and_has_a_figure_for_small_screens(written: Written) -> None:
+def test_the_page_loads_nothing_and_has_a_figure_for_small_screens(written):
     page = Page(written.html.read_text())
     sources = [
         found[name] or "" for _, found in page.tags for name in ("src", "srcset") if name in found

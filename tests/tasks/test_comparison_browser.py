@@ -4,7 +4,6 @@ from elsewhere."""
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.support.ablations import ablation
 pytestmark = pytest.mark.browser
 
 
-def test_the_page_fits_every_screen_and_asks_for_nothing(tmp_path: Path) -> None:
+def test_the_page_fits_every_screen_and_asks_for_nothing(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:

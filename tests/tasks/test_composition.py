@@ -4,7 +4,6 @@ read them."""
 from __future__ import annotations
 
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ CORRECT = frame(*(row for row in ROWS if row["status"] == "correct"))
 FAMILIES = task_families(frame(*ROWS))
 
 
-def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown() -> None:
+def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown():
     verdicts = frame(*ROWS)
     found = status_by_family(verdicts, FAMILIES)
     assert [(row.family, row.tasks, row.candidates, row.counts) for row in found] == [
@@ -77,11 +76,11 @@ def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown() -
         ("", "unknown"),
     ],
 )
-def test_the_leading_family_is_what_a_kernel_mostly_computes(families: str, leading: str) -> None:
+def test_the_leading_family_is_what_a_kernel_mostly_computes(families, leading):
     assert leading_family(families.split()) == leading
 
 
-def test_what_a_set_holds() -> None:
+def test_what_a_set_holds():
     found = composition("mine", CORRECT, FAMILIES)
     assert (found.samples, found.tasks, found.single_operator, found.fusion) == (5, 3, 1, 4)
     assert found.families == {"matmul": 3, "activation": 1, "unknown": 1}
@@ -110,8 +109,8 @@ def test_what_a_set_holds() -> None:
     )
 )
 def test_intersections_are_a_partition_that_gives_every_set_back(
-    sets: dict[str, frozenset[str]],
-) -> None:
+    sets,
+):
     found = overlap(sets)
     assert (
         sum(each.samples for each in found.intersections)
@@ -133,7 +132,7 @@ def test_intersections_are_a_partition_that_gives_every_set_back(
         assert (pair.jaccard == 1) == (sets[pair.first] == sets[pair.second] != frozenset())
 
 
-def test_the_tables_name_sets_that_are_the_same_and_what_they_share() -> None:
+def test_the_tables_name_sets_that_are_the_same_and_what_they_share():
     parts = {"one": CORRECT.head(2), "two": CORRECT.head(4), "again": CORRECT.head(2)}
     held = [composition(name, rows, FAMILIES) for name, rows in parts.items()]
     shared = overlap({name: rows["candidate_id"] for name, rows in parts.items()})
@@ -176,7 +175,7 @@ def many(sets: int = 12, tasks: int = 30) -> Figures:
     return figures
 
 
-def test_every_figure_reads_on_white_and_on_black_and_says_its_n(tmp_path: Path) -> None:
+def test_every_figure_reads_on_white_and_on_black_and_says_its_n(tmp_path):
     figures = many(6, 16).drawn()
     for drawn in figures:
         assert_readable(drawn, tmp_path)
@@ -232,7 +231,7 @@ def paper_scale() -> list[Drawn]:
 
 
 @pytest.mark.parametrize("what", [(12, 16), (1, 10), (16, 8), None], ids=str)
-def test_no_letters_lie_over_others_or_leave_the_picture(what: tuple[int, int] | None) -> None:
+def test_no_letters_lie_over_others_or_leave_the_picture(what):
     for drawn in many(*what).drawn() if what else paper_scale():
         boxes = boxes_of(drawn)
         assert len(boxes) > 5
@@ -273,7 +272,7 @@ def lab(colour: str, seen: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("reader", AS_SEEN)
-def test_kinds_are_told_apart_by_every_reader(reader: str) -> None:
+def test_kinds_are_told_apart_by_every_reader(reader):
     """By a colour that stays another for colour-blind readers, or by the hatch."""
     families = {f"family {number}": look for number, look in enumerate((*FAMILY_LOOKS, LOOKS[7]))}
     for looks in ({**STATUS_LOOKS, "another status": OTHER}, families):
@@ -284,7 +283,7 @@ def test_kinds_are_told_apart_by_every_reader(reader: str) -> None:
             assert a.hatch != b.hatch or apart > TOLD_APART, (first, second, apart)
 
 
-def test_every_status_has_a_look_of_its_own() -> None:
+def test_every_status_has_a_look_of_its_own():
     assert (
         set(STATUS_LOOKS) == set(STATUSES)
         and len(set(STATUS_LOOKS.values()) | {OTHER}) == len(STATUSES) + 1
@@ -292,7 +291,7 @@ def test_every_status_has_a_look_of_its_own() -> None:
     assert all(isinstance(look, Look) for look in STATUS_LOOKS.values())
 
 
-def test_figures_of_little_or_nothing() -> None:
+def test_figures_of_little_or_nothing():
     figures = Figures(frame(sample("t", 0, 10, None, status="no_code", ops=[])))
     (drawn,) = figures.drawn()
     assert drawn.name == "status-by-family" and "1 no_code" in drawn.alt
@@ -304,14 +303,14 @@ def test_figures_of_little_or_nothing() -> None:
     assert status_figure(figures.statuses).alt == drawn.alt
 
 
-def test_the_same_sets_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_sets_give_the_same_bytes(tmp_path):
     figures = many(3, 8)
     written = [figures.write(tmp_path / name) for name in ("first", "second")]
     first, second = ({path.name: path.read_bytes() for path in paths} for paths in written)
     assert first == second and len(first) == 7
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         many(1, 10).write(tmp_path / "file")

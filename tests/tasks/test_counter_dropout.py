@@ -54,7 +54,7 @@ def test_modules_steps_and_seeds_are_independent():
 
 
 @pytest.mark.parametrize("offset", [1, 2, 3, 32, COLUMNS, 2 * COLUMNS, COLUMNS + 1])
-def test_neighbours_are_independent(offset: int):
+def test_neighbours_are_independent(offset):
     flat = masks(8).flatten(1)
     assert_independent(flat[:, :-offset], flat[:, offset:])
 
@@ -87,7 +87,7 @@ def test_an_update_of_the_keys_moves_no_tensor():
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1])
-def test_a_rate_out_of_range_is_refused(rate: float):
+def test_a_rate_out_of_range_is_refused(rate):
     with pytest.raises(ValueError, match="between 0 and 1"):
         CounterDropout(rate, torch.device("cpu"))
 

@@ -3,8 +3,6 @@ arbitrary ones."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
@@ -59,12 +57,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_rule_by_hand(name: str) -> None:
+def test_the_rule_by_hand(name):
     rows, expected = CASES[name]
     assert listed(*samples(rows)) == expected
 
 
-def test_quota_is_a_count_or_a_share() -> None:
+def test_quota_is_a_count_or_a_share():
     rows = [sample(f"f{i}", 0, 100, 1.1) for i in range(6)]
     for i in range(9):
         rows += samples(f"s{i}-0 100 1.0 single; s{i}-1 200 2.0 single")
@@ -72,7 +70,7 @@ def test_quota_is_a_count_or_a_share() -> None:
         assert listed(*rows, single_operator_quota=quota).count("single_operator") == added
 
 
-def test_the_strict_bound_refuses_a_winner_without_crowning_another() -> None:
+def test_the_strict_bound_refuses_a_winner_without_crowning_another():
     rows = samples("a-0 100 2.0 lower=0.8; a-1 200 1.5 lower=1.4; b-0 100 9.0 lower=1.0")
     assert listed(*rows, require_speedup_lower_above=1.0) == ""
     assert listed(*rows) == "a-0 concise_and_fast; b-0 concise_and_fast"
@@ -88,12 +86,12 @@ def test_the_strict_bound_refuses_a_winner_without_crowning_another() -> None:
         ),
     ],
 )
-def test_missing_lengths_name_the_generator_and_the_fix(rows: str, said: str) -> None:
+def test_missing_lengths_name_the_generator_and_the_fix(rows, said):
     with pytest.raises(UsageError, match=said):
         listed(*samples(rows))
 
 
-def test_rows_come_through_unchanged() -> None:
+def test_rows_come_through_unchanged():
     rows = frame(sample("a", 0, 10, 2.0))
     assert curate(rows, CurationConfig()).drop("criterion").equals(rows)
 
@@ -107,12 +105,12 @@ def test_rows_come_through_unchanged() -> None:
         {"strategy": "best"},
     ],
 )
-def test_config_refuses_what_means_nothing(bad: dict[str, Any]) -> None:
+def test_config_refuses_what_means_nothing(bad):
     with pytest.raises(ValidationError):
         CurationConfig(**bad)
 
 
-def test_config_survives_json() -> None:
+def test_config_survives_json():
     for quota in (0.25, 3):
         config = CurationConfig(single_operator_quota=quota)
         assert CurationConfig.model_validate_json(config.model_dump_json()) == config
@@ -134,11 +132,11 @@ def test_config_survives_json() -> None:
         ([], "fusion"),
     ],
 )
-def test_operator_kind(operators: list[str], kind: str) -> None:
+def test_operator_kind(operators, kind):
     assert operator_kind(operators) == kind
 
 
-def test_operator_kind_on_what_verification_really_records() -> None:
+def test_operator_kind_on_what_verification_really_records():
     """A layer is one operator whatever torch takes it apart into, views around it do not count; a
     layer and an activation are two."""
     import torch

@@ -42,7 +42,7 @@ def rows(tasks: int = 30) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("strategy", ["concur", "shuffled_reasoning", "random"])
-def test_every_row_of_a_training_set(tmp_path: Path, strategy: Any) -> None:
+def test_every_row_of_a_training_set(tmp_path, strategy):
     samples = rows()
     config = CurationConfig(strategy=strategy)
     made = stage.run(*line_of(tmp_path, samples), config).open()
@@ -77,7 +77,7 @@ def test_every_row_of_a_training_set(tmp_path: Path, strategy: Any) -> None:
         )
 
 
-def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path):
     refs = line_of(tmp_path, rows())
     config = CurationConfig()
     half = stage.planned(*refs, config)
@@ -91,13 +91,13 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path: Path) -> No
     assert stage.run(*refs, config) == made.ref and made.parts() == before
 
 
-def test_strategies_lie_side_by_side(tmp_path: Path) -> None:
+def test_strategies_lie_side_by_side(tmp_path):
     refs = line_of(tmp_path, rows())
     names = ("concur", "min_length", "random")
     assert len({stage.run(*refs, CurationConfig(strategy=name)).fingerprint for name in names}) == 3
 
 
-def test_deciding_reads_no_text(tmp_path: Path) -> None:
+def test_deciding_reads_no_text(tmp_path):
     verdicts, candidates, _ = line_of(tmp_path, rows())
     read = deciding(verdicts.open(), candidates.open())
     assert read.height == 90 and not {"response", "reasoning", "answer", "code", "log_tail"} & set(
@@ -112,8 +112,8 @@ def workloads(root: Path, operators: dict[str, list[str] | None]) -> SnapshotRef
 
 
 def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_counted(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     samples = [
         sample("a", 0, 10, 2.0, ops=SINGLE),
         sample("b", 0, 10, 2.0, ops=[]),
@@ -138,8 +138,8 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
 
 
 def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     _, candidates, tasks = line_of(tmp_path, rows(4))
     older = Snapshot(str(tmp_path), "verification", "older")
     older.append(rows(4), VERDICTS.remove(VERDICTS.get_field_index("reference_operators")))
@@ -156,7 +156,7 @@ def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_re
     assert set(made.read()["operator_kind"]) == {"single_operator"}
 
 
-def test_nothing_taken_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     wrong = [sample("a", 0, 10, None, status="incorrect")]
     with pytest.raises(UsageError, match="took none of 1 candidates .0 correct"):
         stage.run(*line_of(tmp_path / "wrong", wrong), CurationConfig())
@@ -172,7 +172,7 @@ def test_nothing_taken_is_an_error_that_says_why(tmp_path: Path) -> None:
     ].to_list() == ["a-1"]
 
 
-def test_a_configuration_of_an_older_version_still_loads() -> None:
+def test_a_configuration_of_an_older_version_still_loads():
     older = {
         "min_speedup": 5.0,
         "require_speedup_lower_above": None,

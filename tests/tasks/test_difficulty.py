@@ -55,7 +55,7 @@ def execs(found: Difficulty) -> list[float]:
     return [group.exec.value or 0.0 for group in found.tertiles.groups]
 
 
-def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup() -> None:
+def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup():
     found = difficulty(planted(600, seed=0, harder=1.0))
     assert found.tertiles is not None and found.split_half is not None
     assert [group.name for group in found.tertiles.groups] == ["easy", "medium", "hard"]
@@ -75,7 +75,7 @@ def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup() -> None:
     assert "falls with every step, with 95 % confidence" in found.finding[0]
 
 
-def test_lengths_without_difficulty_are_not_taken_for_it() -> None:
+def test_lengths_without_difficulty_are_not_taken_for_it():
     random, said = np.random.default_rng(0), []
     for _ in range(200):
         tasks = pl.DataFrame(
@@ -93,7 +93,7 @@ def test_lengths_without_difficulty_are_not_taken_for_it() -> None:
     assert said.count("refuted") <= 10 and said.count("falls") == 0
 
 
-def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples() -> None:
+def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples():
     """All tasks are equally hard; wrong samples are longer. ARL then counts failures, and only a
     split by samples shows it."""
     found = difficulty(planted(600, seed=2, harder=0.0, wrong_longer=3000.0))
@@ -103,13 +103,13 @@ def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples
     assert all(step.lower < 0 < step.upper for step in found.split_half.steps)
 
 
-def test_a_rise_beyond_doubt_refutes() -> None:
+def test_a_rise_beyond_doubt_refutes():
     found = difficulty(planted(600, seed=3, harder=-1.0))
     assert found.tertiles is not None and found.tertiles.exec_monotone == "refuted"
     assert "does not fall monotonically" in found.finding[0]
 
 
-def test_two_generators_that_share_difficulty_agree_and_others_do_not() -> None:
+def test_two_generators_that_share_difficulty_agree_and_others_do_not():
     first = planted(600, seed=4, harder=1.0, name="first")
     same = difficulty(first, planted(600, seed=5, harder=1.0, name="second")).agreement
     other = difficulty(first, planted(600, seed=5, harder=0.0, name="second")).agreement
@@ -124,7 +124,7 @@ def test_two_generators_that_share_difficulty_agree_and_others_do_not() -> None:
     assert other.crossed is not None and other.crossed.exec_monotone != "falls"
 
 
-def test_a_frame_of_two_generators_is_divided() -> None:
+def test_a_frame_of_two_generators_is_divided():
     first, second = (
         planted(60, seed=4, harder=1.0, name="first"),
         planted(60, seed=5, harder=1.0, name="second", samples=4),
@@ -133,7 +133,7 @@ def test_a_frame_of_two_generators_is_divided() -> None:
     assert together == difficulty(first, second)
 
 
-def test_generators_without_a_common_task_cannot_agree() -> None:
+def test_generators_without_a_common_task_cannot_agree():
     first, second = planted(30, seed=4, harder=1.0), planted(30, seed=5, harder=1.0, name="h")
     found = difficulty(first, second.with_columns(task_id="other/" + pl.col("task_id")))
     both = found.agreement
@@ -141,7 +141,7 @@ def test_generators_without_a_common_task_cannot_agree() -> None:
     assert "0 tasks are shared" in both.spearman.why_not
 
 
-def test_groups_by_hand() -> None:
+def test_groups_by_hand():
     frame = pl.DataFrame(
         {
             "task_id": ["a", "a", "b", "b", "c", "c"],
@@ -166,7 +166,7 @@ def test_groups_by_hand() -> None:
     assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
 
 
-def test_equal_arls_are_divided_the_same_way_whatever_the_order() -> None:
+def test_equal_arls_are_divided_the_same_way_whatever_the_order():
     tasks = pl.DataFrame(
         {
             "task": range(9),
@@ -195,19 +195,19 @@ SURE = (1, 0.5, 1.5)
         ((1, None, None), "unsayable"),
     ],
 )
-def test_the_words_for_steps(second: tuple[float, float | None, float | None], said: str) -> None:
+def test_the_words_for_steps(second, said):
     steps = [Estimate(value=v, lower=lower, upper=upper) for v, lower, upper in (SURE, second)]
     assert monotone(steps) == said
 
 
-def test_bad_frames_are_usage_errors() -> None:
+def test_bad_frames_are_usage_errors():
     with pytest.raises(UsageError, match="task_id"):
         difficulty(planted(5, seed=0, harder=1.0).drop("task_id"))
     with pytest.raises(UsageError, match="status"):
         difficulty(planted(5, seed=0, harder=1.0), planted(5, seed=0, harder=1.0).drop("status"))
 
 
-def test_the_words_on_speedup_follow_the_means_that_they_show() -> None:
+def test_the_words_on_speedup_follow_the_means_that_they_show():
     """Tasks differ in how many of their samples are timed: the mean over samples rises where that
     over tasks falls."""
     rows = []

@@ -29,7 +29,7 @@ ROWS = samples(
 ROWS[5]["reason"] = "wrong_output"
 
 
-def test_not_the_shortest_not_the_fastest_not_fast_enough_and_no_single_operator() -> None:
+def test_not_the_shortest_not_the_fastest_not_fast_enough_and_no_single_operator():
     said = why("a-0", *ROWS)
     assert (said.taken, said.criterion, said.strategy, said.task_id) == (False, None, "concur", "a")
     assert said.reasons == (
@@ -42,7 +42,7 @@ def test_not_the_shortest_not_the_fastest_not_fast_enough_and_no_single_operator
     )
 
 
-def test_what_was_taken_says_by_what() -> None:
+def test_what_was_taken_says_by_what():
     said = why("a-2", *ROWS)
     assert (
         said.criterion == "high_speedup"
@@ -59,7 +59,7 @@ def test_what_was_taken_says_by_what() -> None:
     )
 
 
-def test_a_tie_names_who_was_taken() -> None:
+def test_a_tie_names_who_was_taken():
     assert why("b-0", *ROWS).taken
     said = why("b-1", *ROWS)
     assert said.reasons[0].endswith(
@@ -68,7 +68,7 @@ def test_a_tie_names_who_was_taken() -> None:
     )
 
 
-def test_what_is_not_eligible() -> None:
+def test_what_is_not_eligible():
     assert why("b-2", *ROWS).reasons == (
         "status incorrect/wrong_output: only correct samples are taken",
     )
@@ -78,7 +78,7 @@ def test_what_is_not_eligible() -> None:
     assert why("d-0", *ROWS, sample("d", 0, 0, 2.0)).reasons == ("it has no reasoning to train on",)
 
 
-def test_strict_demands_come_first() -> None:
+def test_strict_demands_come_first():
     said = why("b-0", *ROWS, require_speedup_lower_above=1.9)
     assert (
         said.reasons[0]
@@ -88,7 +88,7 @@ def test_strict_demands_come_first() -> None:
     assert "names no custom kernel" in why("b-0", *ROWS, require_custom_kernel=True).reasons[0]
 
 
-def test_the_quota_and_the_turn() -> None:
+def test_the_quota_and_the_turn():
     rows = samples(
         """f-0 100 2.0; s1-0 100 1.0 single; s1-1 200 2.0 single
         s2-0 100 1.0 single; s2-1 200 2.0 single"""
@@ -103,7 +103,7 @@ def test_the_quota_and_the_turn() -> None:
     )
 
 
-def test_intervals_that_overlap_or_not() -> None:
+def test_intervals_that_overlap_or_not():
     for rows, taken, words in (
         ("a-0 100 1.97; a-1 200 2.0", True, "overlap"),
         ("a-0 100 1.0; a-1 200 2.0", False, "do not overlap"),
@@ -112,7 +112,7 @@ def test_intervals_that_overlap_or_not() -> None:
         assert said.taken == taken and f"their 95 % intervals {words}" in said.reasons[0]
 
 
-def test_baselines_say_the_place_in_the_task_and_in_the_order() -> None:
+def test_baselines_say_the_place_in_the_task_and_in_the_order():
     said = why("a-0", *ROWS, strategy="min_length", size=2)
     assert said.reasons == (
         "reasoning 5,120 tokens: number 2 of its task's 3 in the order of the rule",
@@ -133,7 +133,7 @@ def test_baselines_say_the_place_in_the_task_and_in_the_order() -> None:
     assert why("d-0", *ROWS, untimed, strategy="speedup", size=9).reasons == ("it was not timed",)
 
 
-def test_thinning_and_moved_reasoning_are_told() -> None:
+def test_thinning_and_moved_reasoning_are_told():
     whole = curate(frame(*ROWS), CurationConfig())["candidate_id"].to_list()
     kept = curate(frame(*ROWS), CurationConfig(size=1))["candidate_id"].to_list()
     left, *_ = [name for name in whole if name not in kept]
@@ -147,12 +147,12 @@ def test_thinning_and_moved_reasoning_are_told() -> None:
         assert said.reasons[-1] == f"its row holds the reasoning of {row['reasoning_from']}"
 
 
-def test_a_candidate_that_is_not_there() -> None:
+def test_a_candidate_that_is_not_there():
     with pytest.raises(UsageError, match="no candidate 'zzz' among 9 rows"):
         why("zzz", *ROWS)
 
 
-def test_an_explanation_is_frozen() -> None:
+def test_an_explanation_is_frozen():
     with pytest.raises(ValidationError):
         why("a-0", *ROWS).taken = True  # type: ignore[misc]
 
@@ -164,9 +164,7 @@ def test_an_explanation_is_frozen() -> None:
     bound=st.sampled_from([None, 0.9]),
 )
 @settings(max_examples=5, deadline=None)
-def test_every_candidate_can_be_asked_and_the_answer_is_the_rules(
-    strategy: Any, rows: list[dict[str, Any]], size: int | None, bound: float | None
-) -> None:
+def test_every_candidate_can_be_asked_and_the_answer_is_the_rules(strategy, rows, size, bound):
     config = CurationConfig(strategy=strategy, size=size, require_speedup_lower_above=bound)
     table = frame(*rows)
     try:
@@ -182,5 +180,5 @@ def test_every_candidate_can_be_asked_and_the_answer_is_the_rules(
         assert said.reasons and all(said.reasons)
 
 
-def test_every_rule_has_its_checks() -> None:
+def test_every_rule_has_its_checks():
     assert set(CHECKS) == set(RULES) and not set(CHECKS) & set(BASELINES)

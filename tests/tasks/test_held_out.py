@@ -43,9 +43,7 @@ def chosen(names: list[str], config: EvaluationConfig) -> set[str] | None:
 
 
 @given(names=NAMES, config=CONFIGS)
-def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(
-    names: list[str], config: EvaluationConfig
-) -> None:
+def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names, config):
     rows = [{"task_id": name, "row": index} for index, name in enumerate(names)]
     if (held := chosen(names, config)) is None:
         with pytest.raises(UsageError, match="nothing is left"):
@@ -62,18 +60,14 @@ def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(
 
 
 @given(names=NAMES, config=CONFIGS, shuffled=st.randoms(use_true_random=False))
-def test_order_and_repeats_do_not_matter(
-    names: list[str], config: EvaluationConfig, shuffled: Any
-) -> None:
+def test_order_and_repeats_do_not_matter(names, config, shuffled):
     other = names + names[: len(names) // 2]
     shuffled.shuffle(other)
     assert chosen(other, config) == chosen(names, config)
 
 
 @given(names=NAMES, more=NAMES, share=st.floats(0, 0.6), seed=st.integers(0, 3))
-def test_more_tasks_move_none_across(
-    names: list[str], more: list[str], share: float, seed: int
-) -> None:
+def test_more_tasks_move_none_across(names, more, share, seed):
     config = EvaluationConfig(share=share, min_tasks=1, seed=seed)
     before, after = chosen(names, config), chosen(names + more, config)
     if before is not None and after is not None:
@@ -85,7 +79,7 @@ def test_more_tasks_move_none_across(
     count=st.integers(0, 39),
     seed=st.integers(0, 3),
 )
-def test_a_number_of_tasks_is_that_number(names: set[str], count: int, seed: int) -> None:
+def test_a_number_of_tasks_is_that_number(names, count, seed):
     count = min(count, len(names) - 1)
     assert len(held_out_tasks(names, EvaluationConfig(tasks=count, seed=seed))) == count
 
@@ -95,14 +89,12 @@ def test_a_number_of_tasks_is_that_number(names: set[str], count: int, seed: int
     share=st.floats(0.01, 0.6),
     seed=st.integers(0, 3),
 )
-def test_the_held_out_tasks_are_those_of_the_published_split(
-    names: set[str], share: float, seed: int
-) -> None:
+def test_the_held_out_tasks_are_those_of_the_published_split(names, share, seed):
     held = chosen(sorted(names), EvaluationConfig(share=share, min_tasks=1, seed=seed))
     assert held is None or held == {name for name in names if split_of(name, seed, share) == TEST}
 
 
-def test_a_share_is_about_that_share_and_of_a_small_set_nothing() -> None:
+def test_a_share_is_about_that_share_and_of_a_small_set_nothing():
     names = [f"kernelbook/{number}" for number in range(4000)]
     assert 60 <= len(held_out_tasks(names, EvaluationConfig())) <= 100, "2 % of 4,000 tasks"
     assert held_out_tasks(names[:19], EvaluationConfig(share=0.5)) == set()
@@ -132,7 +124,7 @@ def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def examples(base: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def examples(base):
     """To train on, and held out."""
     found = to_prompt_completion(rows(9), load_tokenizer(base))
     return found[:6], found[6:]
@@ -142,7 +134,7 @@ Train = Callable[..., Any]
 
 
 @pytest.fixture
-def evaluated(base: Path, examples: tuple[list[dict[str, Any]], list[dict[str, Any]]]) -> Train:
+def evaluated(base, examples):
     """Train, with dropout and a checkpoint each epoch, and evaluate on the held-out examples.
     Returns the trainer."""
 
@@ -208,11 +200,11 @@ def by_hand(model: Any, examples: list[dict[str, Any]], tokenizer: Any) -> float
 
 
 def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_after_each_epoch(
-    base: Path,
-    examples: tuple[list[dict[str, Any]], list[dict[str, Any]]],
-    evaluated: Train,
-    tmp_path: Path,
-) -> None:
+    base,
+    examples,
+    evaluated,
+    tmp_path,
+):
     import torch
     from peft import PeftModel
 
@@ -234,8 +226,8 @@ def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_aft
 
 
 def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_same(
-    evaluated: Train, tmp_path: Path
-) -> None:
+    evaluated, tmp_path
+):
     import torch
     from transformers import TrainerCallback
 
@@ -290,15 +282,13 @@ def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_sa
         ((), 1, False),
     ],
 )
-def test_patience_counts_epochs_without_a_new_lowest_loss(
-    losses: tuple[float, ...], patience: int | None, stops: bool
-) -> None:
+def test_patience_counts_epochs_without_a_new_lowest_loss(losses, patience, stops):
     assert stopped(losses, patience) is stops
 
 
 def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_so(
-    base: Path, evaluated: Train, tmp_path: Path
-) -> None:
+    base, evaluated, tmp_path
+):
     # what training makes likelier comes at the expense of signs that it never sees
     row = {"candidate_id": "c", "prompt": "Task t", "reasoning": "%@! ?" * 40, "answer": "%@!"}
     held_out = to_prompt_completion([row], load_tokenizer(base))
@@ -316,7 +306,7 @@ def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_
 # -- the log ---------------------------------------------------------------------------------------
 
 
-def test_the_log_has_the_loss_in_the_rows_of_its_steps_and_a_row_before_the_first_step() -> None:
+def test_the_log_has_the_loss_in_the_rows_of_its_steps_and_a_row_before_the_first_step():
     steps = [{"step": step, "epoch": step / 2, "loss": 3.0 - step} for step in (1, 2)]
     measured = [{"step": 0, "epoch": 0, "eval_loss": 4.0}, {"step": 2, "epoch": 1, "eval_loss": 3}]
     twice = {"step": 2, "epoch": 1, "eval_loss": 9.0}

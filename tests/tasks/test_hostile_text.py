@@ -69,7 +69,7 @@ def acts(page: str) -> list[str]:
     )
 
 
-def test_the_payloads_act_where_nothing_is_escaped() -> None:
+def test_the_payloads_act_where_nothing_is_escaped():
     """Otherwise the other tests could not fail."""
     found = acts(rendered(LINES))
     assert {"script", "img", "svg", "iframe", "details", "a"} <= set(found) and any(
@@ -126,13 +126,13 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nothing_that_a_stranger_wrote_is_markup(place: str) -> None:
+def test_nothing_that_a_stranger_wrote_is_markup(place):
     page = rendered(PLACES[place]())
     assert acts(page) == []
     assert ("onerror" in page and "title" in page) or place.endswith("strategy")  # it is shown
 
 
-def test_the_report_holds_no_markup_of_strangers() -> None:
+def test_the_report_holds_no_markup_of_strangers():
     from tasks.benchmark.report.files import build_report, to_markdown
     from tests.support.hostile_report import hostile_report
 

@@ -20,7 +20,7 @@ from tasks.benchmark.metrics import (
 @given(
     st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n)))
 )
-def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case: tuple[int, int, int]) -> None:
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case):
     n, c, k = case
     subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
     assert pass_at_k(n, c, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
@@ -31,7 +31,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(case: tuple[int, int, int
         lambda n: st.tuples(st.just(n), st.integers(0, n - 1), st.integers(1, n - 1))
     )
 )
-def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case: tuple[int, int, int]) -> None:
+def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case):
     n, c, k = case
     here = pass_at_k(n, c, k)
     assert 0.0 <= here <= 1.0
@@ -41,7 +41,7 @@ def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case: tuple[int, 
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (0, 0, 1), (5, 6, 1), (5, -1, 1), (5, 2, 0)])
-def test_pass_at_k_refuses_what_has_no_unbiased_estimate(n: int, c: int, k: int) -> None:
+def test_pass_at_k_refuses_what_has_no_unbiased_estimate(n, c, k):
     with pytest.raises(ValueError):
         pass_at_k(n, c, k)
 
@@ -50,9 +50,7 @@ def test_pass_at_k_refuses_what_has_no_unbiased_estimate(n: int, c: int, k: int)
     st.lists(st.floats(0, 1, allow_subnormal=False), min_size=2, max_size=12), st.integers(0, 2**31)
 )
 @settings(max_examples=40)
-def test_bootstrap_is_deterministic_and_stays_within_the_data(
-    values: list[float], seed: int
-) -> None:
+def test_bootstrap_is_deterministic_and_stays_within_the_data(values, seed):
     first = bootstrap_interval(values, mean, seed=seed, resamples=100)
     assert first == bootstrap_interval(values, mean, seed=seed, resamples=100)
     if first is None:
@@ -61,7 +59,7 @@ def test_bootstrap_is_deterministic_and_stays_within_the_data(
         assert min(values) - 1e-12 <= first[0] <= first[1] <= max(values) + 1e-12
 
 
-def test_bootstrap_narrows_with_tasks_and_widens_with_the_level() -> None:
+def test_bootstrap_narrows_with_tasks_and_widens_with_the_level():
     few, many = [0.0, 1.0, 0.0, 1.0], [0.0, 1.0] * 100
 
     def width(values: list[float], level: float = 0.95) -> float:
@@ -74,7 +72,7 @@ def test_bootstrap_narrows_with_tasks_and_widens_with_the_level() -> None:
     assert width(many, 0.99) > width(many, 0.8)
 
 
-def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_bootstrap_covers_the_truth_about_as_often_as_it_says():
     rng, hits = np.random.default_rng(0), 0
     for trial in range(120):
         drawn = rng.normal(0.4, 0.2, size=40)
@@ -83,13 +81,13 @@ def test_bootstrap_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.86 <= hits / 120 <= 1.0
 
 
-def test_bootstrap_resamples_whole_tasks_not_samples() -> None:
+def test_bootstrap_resamples_whole_tasks_not_samples():
     """Two tasks, each all right or all wrong: 1000 samples in them do not make the answer more
     certain."""
     assert bootstrap_interval([0.0, 1.0], mean, seed=0) == (0.0, 1.0)
 
 
-def test_bootstrap_claims_nothing_where_it_knows_nothing() -> None:
+def test_bootstrap_claims_nothing_where_it_knows_nothing():
     assert bootstrap_interval([0.5], mean, seed=0) is None
     assert bootstrap_interval([0.0, 0.0, 0.0], mean, seed=0) is None
     assert bootstrap_interval([[0.0, 0.0], [1.0, 2.0]], lambda rows: None, seed=0) is None
@@ -100,7 +98,7 @@ def test_bootstrap_claims_nothing_where_it_knows_nothing() -> None:
 
 
 @given(st.integers(1, 300).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_wilson_holds_the_rate_and_mirrors(case: tuple[int, int]) -> None:
+def test_wilson_holds_the_rate_and_mirrors(case):
     successes, trials = case
     lower, upper = wilson_interval(successes, trials)
     assert 0.0 <= lower <= successes / trials <= upper <= 1.0
@@ -108,7 +106,7 @@ def test_wilson_holds_the_rate_and_mirrors(case: tuple[int, int]) -> None:
     assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((lower, upper), abs=1e-9)
 
 
-def test_wilson_against_published_values_and_edges() -> None:
+def test_wilson_against_published_values_and_edges():
     # Newcombe 1998, Statistics in Medicine 17:857, table I, method 3
     assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)

@@ -12,7 +12,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ class Home:
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def database(tmp_path_factory):
     """An MLflow database with its tables and nothing else: making one takes seconds, copying one
     does not."""
     from mlflow.tracking import MlflowClient
@@ -144,12 +143,12 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.fixture
-def home(tmp_path: Path, database: bytes) -> Home:
+def home(tmp_path, database):
     (tmp_path / "mlflow.db").write_bytes(database)
     return Home(tmp_path)
 
 
-def test_everything_of_a_run_reads_back(home: Home) -> None:
+def test_everything_of_a_run_reads_back(home):
     run_id = home.log(home.record())
     run = home.client.get_run(run_id)
     assert run.info.status == "FINISHED" and run.info.run_name == "local refresh"
@@ -180,7 +179,7 @@ def test_everything_of_a_run_reads_back(home: Home) -> None:
     assert children["benchmark tuned"].data.metrics == {"exec_at_1": 0.0, "fast_1_at_1": 0.0}
 
 
-def test_artifacts_lie_under_the_given_root(home: Home) -> None:
+def test_artifacts_lie_under_the_given_root(home):
     run_id = home.log(home.record())
     files = {
         str(path.relative_to(home.artifacts))
@@ -200,9 +199,7 @@ def test_artifacts_lie_under_the_given_root(home: Home) -> None:
     }
 
 
-def test_a_table_reads_back_and_a_replay_does_not_lengthen_it(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_reads_back_and_a_replay_does_not_lengthen_it(home, monkeypatch):
     rows = [
         {"phase": "load", "candidates": 3, "median_s": 1.5},
         {"phase": "timing", "candidates": 0, "median_s": None},
@@ -226,7 +223,7 @@ def test_a_table_reads_back_and_a_replay_does_not_lengthen_it(
     assert found["median_s"][0] == 1.5 and math.isnan(found["median_s"][1])
 
 
-def test_dataset_inputs_are_of_the_run_or_of_the_stage_that_read_them(home: Home) -> None:
+def test_dataset_inputs_are_of_the_run_or_of_the_stage_that_read_them(home):
     import mlflow.data
 
     run_id = home.log(home.record())
@@ -253,7 +250,7 @@ def test_dataset_inputs_are_of_the_run_or_of_the_stage_that_read_them(home: Home
     assert json.loads(entry.dataset.profile)["num_rows"] == 3
 
 
-def test_the_registered_version_is_the_adapter(home: Home) -> None:
+def test_the_registered_version_is_the_adapter(home):
     import mlflow.artifacts
 
     run_id = home.log(home.record())
@@ -275,7 +272,7 @@ def test_the_registered_version_is_the_adapter(home: Home) -> None:
     assert Path(weights).read_bytes() == b"weights"
 
 
-def test_a_second_call_writes_nothing(home: Home) -> None:
+def test_a_second_call_writes_nothing(home):
     record = home.record()
     first = home.log(record)
     before = [(run.info.run_id, run.info.end_time, run.data.to_dictionary()) for run in home.runs()]
@@ -287,7 +284,7 @@ def test_a_second_call_writes_nothing(home: Home) -> None:
     assert len(home.client.search_model_versions("name = 'concur-adapter'")) == 1
 
 
-def test_another_fingerprint_is_another_run_and_a_deleted_run_is_written_again(home: Home) -> None:
+def test_another_fingerprint_is_another_run_and_a_deleted_run_is_written_again(home):
     first = home.log(home.record())
     other = home.log(home.record("another"))
     assert home.parents() == {first: "FINISHED", other: "FINISHED"}
@@ -297,7 +294,7 @@ def test_another_fingerprint_is_another_run_and_a_deleted_run_is_written_again(h
     assert home.parents() == {second: "FINISHED", other: "FINISHED"}
 
 
-def test_a_deleted_version_does_not_come_back(home: Home) -> None:
+def test_a_deleted_version_does_not_come_back(home):
     run_id = home.log(home.record())
     home.client.delete_model_version("concur-adapter", "1")
     assert home.log(home.record()) == run_id
@@ -341,7 +338,7 @@ def _killed_at(call: str, home: Home, record: RunRecord) -> None:
     )
 
 
-def test_what_a_killed_process_left_is_written_anew_and_deleted(home: Home) -> None:
+def test_what_a_killed_process_left_is_written_anew_and_deleted(home):
     record = home.record()
     _killed_at(
         "log_artifact", home, record
@@ -358,9 +355,7 @@ def test_what_a_killed_process_left_is_written_anew_and_deleted(home: Home) -> N
     assert home.log(record) == new
 
 
-def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(home, monkeypatch):
     _killed_at("log_artifact", home, home.record())
     (left,) = home.parents()
     other = home.log(home.record("another"))
@@ -372,9 +367,7 @@ def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(
 
 
 @pytest.mark.parametrize("call", ["create_model_version", "set_tag"])
-def test_a_process_killed_before_or_after_registration_registers_once(
-    home: Home, call: str
-) -> None:
+def test_a_process_killed_before_or_after_registration_registers_once(home, call):
     record = home.record()
     _killed_at(call, home, record)
     (left,) = home.parents()
@@ -386,7 +379,7 @@ def test_a_process_killed_before_or_after_registration_registers_once(
     assert home.client.get_run(left).data.tags[VERSION_TAG] == "concur-adapter/1"
 
 
-def test_a_failing_write_is_marked_failed_and_raised(home: Home) -> None:
+def test_a_failing_write_is_marked_failed_and_raised(home):
     home.log(home.record("first"))
     home.artifacts.rename(home.path / "elsewhere")
     home.artifacts.write_text("a file where the artifact root was")
@@ -402,7 +395,7 @@ def test_a_failing_write_is_marked_failed_and_raised(home: Home) -> None:
 @pytest.mark.parametrize(
     "broken", ["artifact", "stage artifact", "adapter", "dataset", "stage dataset"]
 )
-def test_a_missing_path_is_named_before_anything_is_written(home: Home, broken: str) -> None:
+def test_a_missing_path_is_named_before_anything_is_written(home, broken):
     missing = home.path / "not there"
     changes: dict[str, dict[str, Any]] = {
         "artifact": {"artifacts": (missing,)},
@@ -418,7 +411,7 @@ def test_a_missing_path_is_named_before_anything_is_written(home: Home, broken: 
     assert home.runs() == []
 
 
-def test_hostile_and_huge_values_fit(home: Home) -> None:
+def test_hostile_and_huge_values_fit(home):
     params = {f"key {index}": "x" for index in range(230)}
     params |= {
         "long": "é" * 7000,
@@ -456,7 +449,7 @@ def test_hostile_and_huge_values_fit(home: Home) -> None:
 
 
 @given(st.lists(st.text(max_size=400), min_size=1, unique=True))
-def test_every_name_becomes_a_legal_and_distinct_key(names: list[str]) -> None:
+def test_every_name_becomes_a_legal_and_distinct_key(names):
     from mlflow.utils.validation import _validate_param, _validate_tag
 
     keys = [writing.key_of(name) for name in names]
@@ -465,7 +458,7 @@ def test_every_name_becomes_a_legal_and_distinct_key(names: list[str]) -> None:
         assert _validate_param(key, "value").key == key and _validate_tag(key, "value").key == key
 
 
-def test_a_batch_of_the_longest_values_stays_under_the_servers_limit() -> None:
+def test_a_batch_of_the_longest_values_stays_under_the_servers_limit():
     from mlflow.utils import validation
 
     assert (writing.PARAM_LENGTH, writing.TAG_LENGTH) == (
@@ -477,7 +470,7 @@ def test_a_batch_of_the_longest_values_stays_under_the_servers_limit() -> None:
     assert len(worst) < validation.MAX_BATCH_LOG_REQUEST_SIZE
 
 
-def test_flatten() -> None:
+def test_flatten():
     class Inner(BaseModel):
         path: Path = Path("a/b")
         empty: dict[str, int] = {}
@@ -516,14 +509,12 @@ def test_flatten() -> None:
         {"unknown": 1},
     ],
 )
-def test_illegal_records_cannot_be_built(home: Home, changes: dict[str, Any]) -> None:
+def test_illegal_records_cannot_be_built(home, changes):
     with pytest.raises(ValidationError):
         home.record(**changes)
 
 
-def test_without_an_artifact_root_artifacts_lie_beside_the_database(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_artifact_root_artifacts_lie_beside_the_database(home, monkeypatch):
     elsewhere = home.path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -532,7 +523,7 @@ def test_without_an_artifact_root_artifacts_lie_beside_the_database(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_database_server_needs_an_artifact_root_and_its_password_stays_secret(home: Home) -> None:
+def test_a_database_server_needs_an_artifact_root_and_its_password_stays_secret(home):
     with pytest.raises(UsageError, match="artifact root") as caught:
         log_run(
             home.record(), Destination("postgresql://me:secret@127.0.0.1/mlflow", None, "refresh")
@@ -540,7 +531,7 @@ def test_a_database_server_needs_an_artifact_root_and_its_password_stays_secret(
     assert "secret" not in str(caught.value)
 
 
-def test_a_file_that_is_no_database_fails_at_once(home: Home) -> None:
+def test_a_file_that_is_no_database_fails_at_once(home):
     (home.path / "mlflow.db").write_text("this is not SQLite " * 100)
     started = time.monotonic()
     with pytest.raises(EvalError, match="cannot open the tracking database"):
@@ -548,7 +539,7 @@ def test_a_file_that_is_no_database_fails_at_once(home: Home) -> None:
     assert time.monotonic() - started < 30  # MLflow's own retries: 100 s
 
 
-def test_a_deleted_experiment_is_named(home: Home) -> None:
+def test_a_deleted_experiment_is_named(home):
     home.log(home.record())
     home.client.delete_experiment(home.client.get_experiment_by_name("refresh").experiment_id)
     with pytest.raises(UsageError, match="restore"):
@@ -556,7 +547,7 @@ def test_a_deleted_experiment_is_named(home: Home) -> None:
 
 
 @pytest.fixture
-def silent_server() -> Iterator[str]:
+def silent_server():
     """Takes connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -564,9 +555,7 @@ def silent_server() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def test_a_server_that_never_answers_is_an_error_soon(
-    home: Home, silent_server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers_is_an_error_soon(home, silent_server, monkeypatch):
     from mlflow.exceptions import MlflowException
 
     monkeypatch.setattr(connection, "HTTP_TIMEOUT_S", 1)
@@ -579,7 +568,7 @@ def test_a_server_that_never_answers_is_an_error_soon(
 
 
 @pytest.fixture
-def once_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def once_away(monkeypatch):
     """A tracking server that drops its first two connections, and then knows no experiment."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
@@ -607,7 +596,7 @@ def once_away(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away: str) -> None:
+def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away):
     told: list[str] = []
 
     def write() -> int:
@@ -618,9 +607,7 @@ def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away: str) -
     assert len(told) == 1 and once_away in told[0]
 
 
-def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(
-    once_away: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(once_away, monkeypatch):
     from mlflow.exceptions import RestException
 
     calls: list[Exception] = []
@@ -640,7 +627,7 @@ def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(
     assert len(calls) == 3
 
 
-def test_what_the_user_set_in_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_set_in_the_environment_wins(monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     with connection.bounded_and_quiet():
@@ -652,7 +639,7 @@ def test_what_the_user_set_in_the_environment_wins(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path: Path) -> None:
+def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path):
     """No template here: the database does not exist, nor does its directory, and MLflow is imported
     for the first time."""
     script = f"""

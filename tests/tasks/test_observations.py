@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,11 +60,11 @@ def outcome(right: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def planted() -> list[Observations]:
+def planted():
     return [observe(planted_frame(5000, seed), QUICK) for seed in SEEDS]
 
 
-def test_a_planted_effect_comes_back_within_its_intervals(planted: list[Observations]) -> None:
+def test_a_planted_effect_comes_back_within_its_intervals(planted):
     truth = PLANTED_ODDS ** (QUICK.unit_tokens / PLANTED_SD_TOKENS)
     inner = [found.everything.within for found in planted]
     # 95 % intervals of five seeds: fixed data, so this is a fact about them and not a chance
@@ -77,8 +75,8 @@ def test_a_planted_effect_comes_back_within_its_intervals(planted: list[Observat
 
 
 def test_a_planted_zero_correlation_with_speedup_is_not_claimed(
-    planted: list[Observations],
-) -> None:
+    planted,
+):
     for name, truth in {"spearman": 0.0, "pearson": 0.0, "within": 1.0}.items():
         assert sum(inside(truth, getattr(found.speedup, name)) for found in planted) >= 4
     assert {speed_verdict(found.speedup.spearman) for found in planted} == {"none"}
@@ -89,7 +87,7 @@ def test_a_planted_zero_correlation_with_speedup_is_not_claimed(
     )
 
 
-def test_no_effect_within_tasks_is_not_claimed_although_pooled_data_show_one() -> None:
+def test_no_effect_within_tasks_is_not_claimed_although_pooled_data_show_one():
     found = [observe(planted_frame(5000, seed, odds=1.0), QUICK) for seed in SEEDS]
     assert all(each.everything.pooled.upper < 0.95 for each in found)  # hard tasks: long and wrong
     open_ones = [each for each in found if direction(each.everything.within) == "open"]
@@ -98,7 +96,7 @@ def test_no_effect_within_tasks_is_not_claimed_although_pooled_data_show_one() -
     assert {claim(each) for each in open_ones} == {said}
 
 
-def test_simpsons_paradox_is_decided_within_tasks() -> None:
+def test_simpsons_paradox_is_decided_within_tasks():
     """Between tasks longer is better (easy tasks invite long reasoning), within each task shorter
     is."""
     random, made = np.random.default_rng(7), []
@@ -115,12 +113,12 @@ def test_simpsons_paradox_is_decided_within_tasks() -> None:
     assert claim(found)[0] == "supports" and "opposite sign" in notes(found)
 
 
-def test_an_effect_against_the_paper_is_said_to_be_one() -> None:
+def test_an_effect_against_the_paper_is_said_to_be_one():
     found = observe(planted_frame(5000, 0, odds=1 / PLANTED_ODDS), QUICK)
     assert claim(found) == ("contradicts", "within tasks")
 
 
-def test_truncation_alone_is_recognised_as_such() -> None:
+def test_truncation_alone_is_recognised_as_such():
     """Nothing but the limit makes samples wrong: with truncated samples there is an effect of
     length, without them none."""
     random = np.random.default_rng(3)
@@ -137,7 +135,7 @@ def test_truncation_alone_is_recognised_as_such() -> None:
     assert claim(found) == ("supports", "only as long as samples that were cut off count")
 
 
-def test_a_peak_between_short_and_long_is_not_called_a_slope() -> None:
+def test_a_peak_between_short_and_long_is_not_called_a_slope():
     samples = [
         (f"t{n % 100}", outcome((3000 < length < 6000) == (n % 10 > 0)), length, None)
         for n, length in enumerate(np.linspace(100, 9000, 2000).astype(int).tolist())
@@ -149,7 +147,7 @@ def test_a_peak_between_short_and_long_is_not_called_a_slope() -> None:
     assert "explores and does not test" in notes(found) and "not monotone" in notes(found)
 
 
-def test_bins_are_the_papers_and_their_intervals_wilsons() -> None:
+def test_bins_are_the_papers_and_their_intervals_wilsons():
     """Wilson's interval of 8 of 10 is 0.4902 to 0.9433 (worked out by hand from Wilson 1927), and
     elsewhere it is statsmodels'."""
     samples = [("t", outcome(n < 8), 300, None) for n in range(10)]
@@ -167,7 +165,7 @@ def test_bins_are_the_papers_and_their_intervals_wilsons() -> None:
         assert bounds == pytest.approx(expected)
 
 
-def test_the_permutation_test_agrees_with_every_permutation() -> None:
+def test_the_permutation_test_agrees_with_every_permutation():
     """Three tasks of three samples with one correct each: 27 orders, of which those as extreme as
     the observed one can be counted."""
     lengths, codes = np.array([1.0, 2, 4, 1, 3, 9, 2, 5, 6]), np.repeat(np.arange(3), 3)
@@ -179,7 +177,7 @@ def test_the_permutation_test_agrees_with_every_permutation() -> None:
     assert found == pytest.approx(exact, abs=0.01)
 
 
-def test_tasks_of_many_samples_are_shuffled_to_the_same_p() -> None:
+def test_tasks_of_many_samples_are_shuffled_to_the_same_p():
     random = np.random.default_rng(5)
     x = random.normal(size=20)
     x -= x.mean()
@@ -190,14 +188,14 @@ def test_tasks_of_many_samples_are_shuffled_to_the_same_p() -> None:
     assert p == pytest.approx(np.mean(np.abs(draws) >= abs(x[right].sum())), abs=0.04)
 
 
-def test_the_chance_of_being_longer_by_hand() -> None:
+def test_the_chance_of_being_longer_by_hand():
     tokens, correct = np.array([1.0, 2, 3, 3, 5]), np.array([True, True, True, False, False])
     pairs = [(wrong > good) + 0.5 * (wrong == good) for wrong in (3, 5) for good in (1, 2, 3)]
     found = longer_if_incorrect(tokens, correct, np.arange(5), seed=0)
     assert found.value == pytest.approx(np.mean(pairs))
 
 
-def test_intervals_widen_when_samples_repeat_within_tasks() -> None:
+def test_intervals_widen_when_samples_repeat_within_tasks():
     """Four copies of every sample are no more evidence: an interval over tasks knows, one over
     samples would halve."""
     x, y = np.random.default_rng(2).normal(size=(2, 200))
@@ -234,9 +232,7 @@ def test_intervals_widen_when_samples_repeat_within_tasks() -> None:
         ),
     ],
 )
-def test_a_frame_that_cannot_be_used_is_one_clear_error(
-    change: Callable[[pl.DataFrame], pl.DataFrame], said: str
-) -> None:
+def test_a_frame_that_cannot_be_used_is_one_clear_error(change, said):
     frame = change(planted_frame(50, 0))
     for analyse in (observe, difficulty):
         with pytest.raises(UsageError, match=said):
@@ -271,7 +267,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_whatever_cannot_be_said_is_said_so_and_never_a_crash(name: str) -> None:
+def test_whatever_cannot_be_said_is_said_so_and_never_a_crash(name):
     changes, kind = CASES[name]
     frame = planted_frame(200, 1).with_columns(
         **{name: value for name, value in changes.items() if value is not None}
@@ -300,7 +296,7 @@ def test_whatever_cannot_be_said_is_said_so_and_never_a_crash(name: str) -> None
         assert found.truncated is None and "No column states which samples" in found.cautions[0]
 
 
-def test_rows_left_out_are_counted_by_reason() -> None:
+def test_rows_left_out_are_counted_by_reason():
     frame = rows(
         ("t", "correct", 10, 1.0),
         ("t", "incorrect", 20, None),
@@ -320,8 +316,8 @@ def test_rows_left_out_are_counted_by_reason() -> None:
 
 
 def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     import matplotlib
 
     frame, before = planted_frame(500, 0), dict(matplotlib.rcParams)
@@ -333,19 +329,19 @@ def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(
     assert dict(matplotlib.rcParams) == before
 
 
-def test_figures_read_on_white_and_on_black(tmp_path: Path) -> None:
+def test_figures_read_on_white_and_on_black(tmp_path):
     frame = planted_frame(500, 0)
     for drawn in all_figures(observe(frame, QUICK), difficulty(frame)):
         assert_readable(drawn, tmp_path)
 
 
-def test_names_from_the_data_are_text_in_the_page() -> None:
+def test_names_from_the_data_are_text_in_the_page():
     frame = planted_frame(100, 0).with_columns(generator=pl.lit("<script>|[x](y)`\nz"))
     text = markdown(observe(frame, QUICK), difficulty(frame))
     assert "<script>" not in text and "&#60;script&#62;&#124;&#91;x&#93;(y)&#96; z" in text
 
 
-def test_the_json_holds_every_figure(planted: list[Observations]) -> None:
+def test_the_json_holds_every_figure(planted):
     found, divided = planted[0], difficulty(planted_frame(500, 0))
     data = json.loads(json.dumps(as_json(found, divided), allow_nan=False))["observations"]
     ratio = data["everything"]["within"]["odds_ratio"]
@@ -354,14 +350,14 @@ def test_the_json_holds_every_figure(planted: list[Observations]) -> None:
     assert Observations.model_validate(data) == found
 
 
-def test_order_of_rows_does_not_matter() -> None:
+def test_order_of_rows_does_not_matter():
     frame = planted_frame(300, 0)
     shuffled = frame.sample(fraction=1.0, shuffle=True, seed=1)
     assert observe(frame, QUICK) == observe(shuffled, QUICK)
     assert difficulty(frame) == difficulty(shuffled)
 
 
-def test_speeds_that_compare_within_tasks_only_are_not_pooled() -> None:
+def test_speeds_that_compare_within_tasks_only_are_not_pooled():
     random, samples = np.random.default_rng(4), []
     for task in range(80):
         for deviation in random.normal(size=5):

@@ -95,7 +95,7 @@ def adapter(made: Any) -> dict[str, torch.Tensor]:
     }
 
 
-def test_one_step_over_packed_rows_is_one_step_over_the_rows_alone(tmp_path: Path):
+def test_one_step_over_packed_rows_is_one_step_over_the_rows_alone(tmp_path):
     """Plain gradient descent over one whole epoch as one optimiser step: the change of every weight
     is the gradient."""
     changed = {}
@@ -127,9 +127,7 @@ def seen(made: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])  # with 4 the last step of an epoch is short
-def test_plans_are_followed_and_a_resumed_run_ends_as_an_uninterrupted_one(
-    tmp_path: Path, accumulation: int
-):
+def test_plans_are_followed_and_a_resumed_run_ends_as_an_uninterrupted_one(tmp_path, accumulation):
     whole = trainer(tmp_path / "whole", accumulation=accumulation, dropout=0.2)
     lines = seen(whole)
     whole.train()
@@ -147,7 +145,7 @@ def test_plans_are_followed_and_a_resumed_run_ends_as_an_uninterrupted_one(
     ]
 
 
-def test_evaluation_rows_keep_their_collator_and_their_loss(tmp_path: Path):
+def test_evaluation_rows_keep_their_collator_and_their_loss(tmp_path):
     made = trainer(tmp_path, accumulation=1, epochs=1)
     held_out = Dataset.from_list(rows()[:3])
     packed = made.evaluate(held_out)["eval_loss"]
@@ -173,7 +171,7 @@ def test_a_line_of_one_row_needs_no_bounds():
     )
 
 
-def test_what_does_not_fit_is_refused(tmp_path: Path):
+def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(ValueError, match="3 tokens do not make a line of 2"):
         pack([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}], padded_tokens=2)
     made = trainer(tmp_path, accumulation=1, packed=False)

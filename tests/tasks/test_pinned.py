@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import datasets
 import httpx
@@ -45,7 +44,7 @@ ROWS = [
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hub, "DEADLINE_S", 0.05)
     monkeypatch.setattr("tasks.retry.INTERVAL_S", 0.02)
@@ -76,7 +75,7 @@ class Hub:
 
 
 @pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Hub:
+def answers(monkeypatch):
     return Hub(monkeypatch)
 
 

@@ -4,7 +4,6 @@ Prefect."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,13 +54,13 @@ def fill(root: str, value: int) -> SnapshotRef:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_called_yet() -> None:
+def _nothing_called_yet():
     CALLS.clear()
     FAULTS.clear()
 
 
 @pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def prefect_home(tmp_path_factory):
     """A Prefect of its own: server, database and stored results end with this file."""
     from prefect import settings
     from prefect.testing.utilities import prefect_test_harness

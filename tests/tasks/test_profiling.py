@@ -3,9 +3,6 @@ one row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from kernels_eval.records import KernelTask
@@ -32,19 +29,19 @@ def broken(name: str, forward: str) -> KernelTask:
 
 
 @pytest.fixture(scope="module")
-def profiler() -> Iterator[Profiler]:
+def profiler():
     with Profiler("cpu", CONFIG) as made:
         yield made
 
 
-def test_one_operator_takes_all_the_time(profiler: Profiler) -> None:
+def test_one_operator_takes_all_the_time(profiler):
     found = profiler.profile(BUNDLED["matrix_multiply"])
     assert found.problem is None and found.clock == "cpu"
     assert found.operators[0].name == "matmul" and found.operators[0].calls == 1
     assert found.shares["matmul"] > 0.95 and sum(found.shares.values()) == pytest.approx(1.0)
 
 
-def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler: Profiler) -> None:
+def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler):
     """`linear` is an addmm below torch's surface, and has its time; a large product outweighs its
     activation."""
     found = profiler.profile(BUNDLED["linear_gelu"])
@@ -60,9 +57,7 @@ def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler: Profil
         ("while True: pass", "no answer"),
     ],
 )
-def test_a_reference_that_misbehaves_costs_its_own_row(
-    profiler: Profiler, forward: str, said: str
-) -> None:
+def test_a_reference_that_misbehaves_costs_its_own_row(profiler, forward, said):
     hurried = Profiler(
         "cpu", CONFIG.model_copy(update={"timeout_s": 3.0 if "while" in forward else 30.0})
     )
@@ -71,9 +66,7 @@ def test_a_reference_that_misbehaves_costs_its_own_row(
     assert found.problem is not None and said in found.problem and found.shares == {}
 
 
-def test_the_stage_keeps_a_row_a_task_and_profiles_a_program_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_stage_keeps_a_row_a_task_and_profiles_a_program_once(tmp_path, monkeypatch):
     twin = BUNDLED["softmax_rows"].model_copy(update={"task_id": "user/twin", "name": "twin"})
     tasks = keep(
         [BUNDLED["softmax_rows"], twin, broken("bad", "raise ValueError('no')")], str(tmp_path), {}

@@ -15,13 +15,13 @@ from tests.support import protocol_lock
 LOGIC = "LIMIT = 3\n\n\ndef holds(x: int) -> bool:\n    '''Says so.'''\n    return x > LIMIT\n"
 
 
-def test_the_code_is_the_locked_code() -> None:
+def test_the_code_is_the_locked_code():
     found = protocol_lock.changes(protocol_lock.read_lock(), protocol_lock.current())
     if found:
         pytest.fail(protocol_lock.INSTRUCTION.format(changes="\n".join(map(str, found))))
 
 
-def test_every_constant_has_code_that_exists_and_every_stage_has_constants() -> None:
+def test_every_constant_has_code_that_exists_and_every_stage_has_constants():
     constants = {name for name in vars(versions) if name.endswith("_VERSION")}
     assert constants | {"PROTOCOL_VERSION"} == set(versions.LOGIC)
     assert {name for names in versions.STAGES.values() for name in names} <= set(versions.LOGIC)
@@ -30,7 +30,7 @@ def test_every_constant_has_code_that_exists_and_every_stage_has_constants() -> 
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def code(tmp_path, monkeypatch):
     """A locked checkout of one package; returns its one module."""
     monkeypatch.syspath_prepend(tmp_path)
     package = tmp_path / "locked_package"
@@ -48,9 +48,7 @@ def run(code: Path, *arguments: str) -> int:
     return protocol_lock.main(list(arguments), code.parents[1] / "lock.json")
 
 
-def test_an_edit_is_confirmed_or_the_version_raised(
-    code: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_edit_is_confirmed_or_the_version_raised(code, capsys, monkeypatch):
     code.write_text(LOGIC.replace("Says so.", "Says so, better.") + "# why\n")
     assert run(code) == 0, "docstrings and comments do not count"
     code.write_text(LOGIC.replace("x >", "x >="))
@@ -70,7 +68,7 @@ def test_an_edit_is_confirmed_or_the_version_raised(
     assert run(code, "--raised") == run(code) == 0
 
 
-def test_a_moved_file_is_no_change_and_a_removed_one_is(code: Path) -> None:
+def test_a_moved_file_is_no_change_and_a_removed_one_is(code):
     inner = code.parent / "inner"
     inner.mkdir()
     (inner / "rule.py").write_text(code.read_text())
@@ -80,7 +78,7 @@ def test_a_moved_file_is_no_change_and_a_removed_one_is(code: Path) -> None:
     assert run(code) == 1
 
 
-def test_headers_count_by_their_bytes(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_count_by_their_bytes(code, monkeypatch):
     headers = code.parent / "headers"
     headers.mkdir()
     (headers / "lite.h").write_text("int x;")

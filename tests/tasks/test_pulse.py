@@ -6,7 +6,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 
 import pytest
@@ -19,13 +18,13 @@ from tests.support.requests import make_request
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(pulse, "EVERY_S", 0.1)
     monkeypatch.setattr(pulse, "PATIENCE_S", 0.3)
 
 
 @pytest.fixture
-def black_hole() -> Iterator[str]:
+def black_hole():
     """Takes every connection and says nothing."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -26,7 +26,7 @@ DERIVED = ("reasoning", "answer", "code", "parse_reason", "reasoning_tokens")
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> SnapshotRef:
+def tasks(tmp_path):
     return tasks_snapshot(tmp_path)
 
 

@@ -58,7 +58,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers():
 
 
 @given(st.integers(256, 36_000), st.integers(256, 36_000))
-def test_more_tokens_never_keep_more(first: int, second: int):
+def test_more_tokens_never_keep_more(first, second):
     fewer, more = sorted((first, second))
     rank = {"layer": 0, "mlp": 1, "keep": 2}
     levels = [[rank[level] for level in plan(tokens).levels()] for tokens in (fewer, more)]
@@ -66,7 +66,7 @@ def test_more_tokens_never_keep_more(first: int, second: int):
 
 
 @given(st.integers(110, 300), st.integers(110, 300))
-def test_more_memory_never_recomputes_more(first: int, second: int):
+def test_more_memory_never_recomputes_more(first, second):
     smaller, larger = sorted((first, second))
     less, more = (plan(8192, gigabytes * 10**9) for gigabytes in (smaller, larger))
     assert (more.keep, more.mlp + more.keep) >= (less.keep, less.mlp + less.keep)

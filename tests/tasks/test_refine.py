@@ -480,7 +480,7 @@ def refined(
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
+def model(monkeypatch):
     fake = FakeModel(first_answer)
     monkeypatch.setattr(stage, "make_sampler", lambda *_: fake)
     return fake

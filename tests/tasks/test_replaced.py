@@ -100,7 +100,7 @@ def called(forward: str, **parts: str) -> frozenset[str]:
         ("return gelu(x)", {"extra": "from torch.nn.functional import gelu"}, {"gelu"}),
     ],
 )
-def test_what_is_still_left_to_torch(forward: str, parts: dict[str, str], keys: set[str]) -> None:
+def test_what_is_still_left_to_torch(forward, parts, keys):
     assert called(forward, **parts) == keys
 
 
@@ -113,11 +113,11 @@ def test_what_is_still_left_to_torch(forward: str, parts: dict[str, str], keys: 
         ("relu gelu softmax log_softmax layer_norm group_norm", 6),
     ],
 )
-def test_names_of_one_operator_are_one(names: str, count: int) -> None:
+def test_names_of_one_operator_are_one(names, count):
     assert len({operator_key(name) for name in names.split()}) == count
 
 
-def test_shares_of_what_is_gone() -> None:
+def test_shares_of_what_is_gone():
     shares = {"linear": 0.7, "gelu": 0.2, "view": 0.1}
     # a view is not there to be replaced
     gone = called("return ext.softmax(x)")
@@ -129,11 +129,11 @@ def test_shares_of_what_is_gone() -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "class ModelNew(", "class Other: pass", "x = 1\0"])
-def test_what_cannot_be_read_is_none(bad: str) -> None:
+def test_what_cannot_be_read_is_none(bad):
     assert called_operators(bad) is None
 
 
-def test_calls_in_a_circle_end() -> None:
+def test_calls_in_a_circle_end():
     assert called(
         "return a(x)", extra="def a(x):\n    return b(x).exp()\ndef b(x):\n    return a(x)"
     ) == {"exp"}
@@ -153,7 +153,7 @@ SPENT = {
 }
 
 
-def test_recorded_answers_that_fuse_and_one_that_falls_back() -> None:
+def test_recorded_answers_that_fuse_and_one_that_falls_back():
     """Answer 2 calls its own kernel for some widths and torch for the others: read as kept, since
     who reads cannot know which."""
     spent = SPENT["bundled/group_norm_swish"]
@@ -173,7 +173,7 @@ def verdicts(*answers: tuple[str, int, str]) -> pl.DataFrame:
     )
 
 
-def test_the_sentence_holds_its_numbers() -> None:
+def test_the_sentence_holds_its_numbers():
     answers = [("group_norm_swish", n, "correct") for n in range(5)] + [
         ("linear_gelu", n, "correct") for n in (1, 2, 4)
     ]
@@ -187,7 +187,7 @@ def test_the_sentence_holds_its_numbers() -> None:
     assert found.numbers["answers_count"] == 8 and "Read from the source" in found.sentence
 
 
-def test_too_few_answers_or_no_profile_say_nothing() -> None:
+def test_too_few_answers_or_no_profile_say_nothing():
     few = verdicts(*(("linear_gelu", n, "correct") for n in (1, 2, 4)))
     assert replaced("m", few, SPENT) is None
     many = verdicts(*(("group_norm_swish", n, "correct") for n in range(5)))

@@ -170,7 +170,7 @@ Three tasks only.
 # -- what it says ----------------------------------------------------------------------------------
 
 
-def test_the_summary_is_the_run_in_rows() -> None:
+def test_the_summary_is_the_run_in_rows():
     rows = dict(summary_table(context()))
     assert (rows["tasks"], rows["candidates"], rows["curated samples"]) == ("3", "6", "1")
     assert rows["status correct"] == "2 (33.3 %)" and rows["status compile_error"] == "2 (33.3 %)"
@@ -184,7 +184,7 @@ def test_the_summary_is_the_run_in_rows() -> None:
     )
 
 
-def test_the_headline_tells_the_outcome() -> None:
+def test_the_headline_tells_the_outcome():
     line = headline(context())
     assert "Of 6 candidates on 3 tasks, 2 proved correct" in line
     assert "2.750 to 1.750" in line
@@ -192,14 +192,14 @@ def test_the_headline_tells_the_outcome() -> None:
 
 
 @pytest.mark.parametrize("render", [build_report, to_markdown])
-def test_page_and_markdown_hold_the_same_facts(render: Any) -> None:
+def test_page_and_markdown_hold_the_same_facts(render):
     text = render(context())
     shown = Page(text).words if text.startswith("<!doctype") else text
     shown = html.unescape(shown)
     assert [fact for fact in SAID.strip().splitlines() if fact not in shown] == []
 
 
-def test_a_run_without_training_or_benchmark_says_so() -> None:
+def test_a_run_without_training_or_benchmark_says_so():
     bare = ReportContext(run_name="r", language="cuda", tasks=0, candidates=0)
     assert ("training loss, first to last epoch", "not trained") in summary_table(bare)
     assert "No benchmark was run." in Page(build_report(bare)).words
@@ -208,7 +208,7 @@ def test_a_run_without_training_or_benchmark_says_so() -> None:
     assert "Reasoning length: findings" not in to_markdown(bare)
 
 
-def test_what_not_to_trust_follows_from_the_data() -> None:
+def test_what_not_to_trust_follows_from_the_data():
     def caveats(**changes: Any) -> dict[str, str]:
         rows = json.loads(to_json(context(**changes)))["caveats"]
         return {row["what"]: row["value"] for row in rows}
@@ -228,7 +228,7 @@ def test_what_not_to_trust_follows_from_the_data() -> None:
     assert caveats(scores=scores)["tasks without a sample"] == "tuned 3"
 
 
-def test_loss_compares_epochs_and_falls_back_to_steps() -> None:
+def test_loss_compares_epochs_and_falls_back_to_steps():
     assert context().losses == (2.75, 1.75)
     assert context(
         history=[TrainingStep(step=1, loss=2.0), TrainingStep(step=2, loss=1.0)]
@@ -241,7 +241,7 @@ def words(**changes: Any) -> str:
     return html.unescape(to_markdown(context(**changes)))
 
 
-def test_what_to_look_at_holds_signatures_and_typical_errors() -> None:
+def test_what_to_look_at_holds_signatures_and_typical_errors():
     held_out = pl.DataFrame(
         [verdict("tuned", f"h{i}", 0.5, number=n) for i in range(40) for n in range(2)]
     )
@@ -261,7 +261,7 @@ def test_what_to_look_at_holds_signatures_and_typical_errors() -> None:
     assert "What to look at" not in words(diagnosis=(), errors=())
 
 
-def test_scores_are_broken_down_spread_out_and_counted_by_other_rules() -> None:
+def test_scores_are_broken_down_spread_out_and_counted_by_other_rules():
     said = words()
     assert "| level | tasks | recorded Exec@1 | recorded fast_1@1 | base Exec@1 |" in said
     assert "| 1 | 2 | 50.0 % (0.0 to 100.0) |" in said and "| 2 | 2 | 100.0 %" in said
@@ -275,7 +275,7 @@ def test_scores_are_broken_down_spread_out_and_counted_by_other_rules() -> None:
     assert "By level" not in words(breakdowns=()) and "other rules" not in words(variants=())
 
 
-def test_families_and_thirds_are_tables_of_their_own() -> None:
+def test_families_and_thirds_are_tables_of_their_own():
     held_out = pl.DataFrame(HELD_OUT)
     families = {f"family_{i}": [f"h{i % 4}"] for i in range(20)}
     rows = score_groups(
@@ -304,21 +304,21 @@ def test_families_and_thirds_are_tables_of_their_own() -> None:
     )
 
 
-def test_differences_have_their_p_and_a_corrected_one() -> None:
+def test_differences_have_their_p_and_a_corrected_one():
     alone, together = words(), words(comparisons=compare_all(pl.DataFrame(HELD_OUT), resamples=100))
     assert "| recorded minus base | custom kernel | Exec@1 | 4 | +75.0" in alone
     assert "| 0.250 | 0.500 |" in alone  # 2 of 8 sign patterns, two metrics
     assert "| 1.000 |" not in alone and "| 1.000 | 1.000 |" in together
 
 
-def test_published_results_stand_apart_and_are_marked() -> None:
+def test_published_results_stand_apart_and_are_marked():
     page = build_report(context())
     ours, theirs = page.split("Published results of others")
     assert "KernelCoder" not in ours and "not comparable" in theirs
     assert "KernelCoder" not in json.dumps(json.loads(to_json(context()))["scores"])
 
 
-def test_examples_are_the_fastest_then_one_of_each_reason_commonest_first() -> None:
+def test_examples_are_the_fastest_then_one_of_each_reason_commonest_first():
     chosen = examples_of(pl.DataFrame(LINE), NAMES)
     assert [example.reason for example in chosen] == [
         "ok",
@@ -329,7 +329,7 @@ def test_examples_are_the_fastest_then_one_of_each_reason_commonest_first() -> N
     assert chosen[0].speedup == 3.5 and chosen[0].task_name == "1_Square_matmul"
 
 
-def test_points_carry_timing_only_where_there_is_one() -> None:
+def test_points_carry_timing_only_where_there_is_one():
     points = points_of(pl.DataFrame(LINE), {})
     assert [point.speedup for point in points] == [3.5, 0.8, None, None, None, None]
     assert points[0].lower == pytest.approx(3.15) and points[0].task_name == "t1"
@@ -338,7 +338,7 @@ def test_points_carry_timing_only_where_there_is_one() -> None:
 # -- strangers' text stays text --------------------------------------------------------------------
 
 
-def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
+def test_hostile_text_adds_no_tag_and_no_attribute():
     page = Page(build_report(hostile()))
     assert page.open == []
     tags = "html head meta title style body h1 h2 p ul li div details summary pre"
@@ -349,7 +349,7 @@ def test_hostile_text_adds_no_tag_and_no_attribute() -> None:
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
 
 
-def test_hostile_text_cannot_act_in_figures() -> None:
+def test_hostile_text_cannot_act_in_figures():
     for root in svgs(Page(build_report(hostile()))):
         assert not {"script", "img", "image", "foreignObject", "a"} & {
             element.tag.split("}")[-1] for element in root.iter()
@@ -364,7 +364,7 @@ def test_hostile_text_cannot_act_in_figures() -> None:
     assert "<script>" in labels
 
 
-def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
+def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is():
     point = CandidatePoint(
         task_name="$\\frac{$ and $x_1$",
         status="$\\sqrt$",
@@ -377,7 +377,7 @@ def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("render", [build_report, to_markdown, to_json])
-def test_no_control_or_invisible_character_survives(render: Any) -> None:
+def test_no_control_or_invisible_character_survives(render):
     text = render(hostile())
     assert not re.search(
         "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]", text
@@ -385,12 +385,12 @@ def test_no_control_or_invisible_character_survives(render: Any) -> None:
     assert "x1b" in text or "u001b" in text
 
 
-def test_the_terminal_gets_no_control_characters_either() -> None:
+def test_the_terminal_gets_no_control_characters_either():
     for name, value in summary_table(hostile()):
         assert (name + value).isprintable()
 
 
-def test_hostile_text_is_no_markdown() -> None:
+def test_hostile_text_is_no_markdown():
     lines = to_markdown(hostile()).split("\n")
     prose = [line for line in lines if not line.startswith("    ")]
     assert not [line for line in prose if re.search(r"[<`\[]|://|www\.", line)]
@@ -404,7 +404,7 @@ def test_hostile_text_is_no_markdown() -> None:
         assert {line.count("|") for line in (header, *body)} == {rule.count("|")}, header
 
 
-def test_code_in_markdown_cannot_leave_its_block() -> None:
+def test_code_in_markdown_cannot_leave_its_block():
     text = to_markdown(
         context(
             examples=[
@@ -418,7 +418,7 @@ def test_code_in_markdown_cannot_leave_its_block() -> None:
     assert len(block) == 4 and all(line.startswith("    ") for line in block)
 
 
-def test_clean_shows_what_would_act() -> None:
+def test_clean_shows_what_would_act():
     assert clean("a\x1b[2J\u202eb\u200b") == "a\\x1b[2J\\u202eb\\u200b"
     assert clean("a\r\nb\n\tc") == "a\nb\n\tc"
     assert clean("a\r\nb", one_line=True) == "a b"
@@ -426,7 +426,7 @@ def test_clean_shows_what_would_act() -> None:
     assert clean("Ωmega ≥ 1") == "Ωmega ≥ 1"
 
 
-def test_passwords_in_urls_are_masked_everywhere() -> None:
+def test_passwords_in_urls_are_masked_everywhere():
     made = context(
         config={
             "tracking": {"uri": "postgresql://user:s3cret@db/mlflow"},
@@ -442,7 +442,7 @@ def test_passwords_in_urls_are_masked_everywhere() -> None:
 # -- the page stands alone -------------------------------------------------------------------------
 
 
-def test_the_page_loads_nothing() -> None:
+def test_the_page_loads_nothing():
     page = Page(build_report(context()))
     sources = [found["src"] or "" for tag, found in page.tags if tag == "img"]
     assert len(sources) == 3 and all(
@@ -464,7 +464,7 @@ def test_the_page_loads_nothing() -> None:
             )
 
 
-def test_figures_follow_the_colour_scheme() -> None:
+def test_figures_follow_the_colour_scheme():
     drawn = figures(context())
     assert set(drawn) == {"training_loss", "reasoning_length", "speedup"}
     for svg in drawn.values():
@@ -473,7 +473,7 @@ def test_figures_follow_the_colour_scheme() -> None:
     assert "prefers-color-scheme:dark" in build_report(context())
 
 
-def test_every_figure_has_its_data() -> None:
+def test_every_figure_has_its_data():
     marks = {name: svg.count("<use ") for name, svg in figures(context()).items()}
     assert marks["training_loss"] >= 4 and marks["reasoning_length"] >= 6
     assert "1_Square_matmul" in figures(context())["speedup"]
@@ -486,7 +486,7 @@ def test_every_figure_has_its_data() -> None:
     assert "tokenizer was not given" in Page(build_report(without)).words
 
 
-def test_a_large_run_stays_under_the_size_and_says_what_was_cut() -> None:
+def test_a_large_run_stays_under_the_size_and_says_what_was_cut():
     known: dict[str, Any] = {"reason": "ok", "lower": 1.0, "upper": 2.0}
     points = [
         CandidatePoint(
@@ -507,13 +507,13 @@ def test_a_large_run_stays_under_the_size_and_says_what_was_cut() -> None:
         assert cut in words
 
 
-def test_the_same_context_gives_the_same_bytes() -> None:
+def test_the_same_context_gives_the_same_bytes():
     made = context()
     assert build_report(made) == build_report(made)
     assert to_markdown(made) == to_markdown(made) and to_json(made) == to_json(made)
 
 
-def test_json_is_plain_and_complete() -> None:
+def test_json_is_plain_and_complete():
     made = context(history=[TrainingStep(step=1, loss=math.nan), TrainingStep(step=2, loss=1.5)])
     data = json.loads(to_json(made), parse_constant=lambda name: pytest.fail(name))
     assert data["history"][0]["loss"] is None

@@ -67,7 +67,7 @@ def answered(
 
 
 @pytest.fixture
-def benchmarked(tmp_path: Path) -> Benchmarked:
+def benchmarked(tmp_path):
     """The tuned model fails on what the base model thinks long about; the tuned one's own lengths
     say the opposite."""
     suite = written(
@@ -113,8 +113,8 @@ def groups_of(made: Benchmarked) -> tuple[list[Any], str]:
 
 
 def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(
-    benchmarked: Benchmarked,
-) -> None:
+    benchmarked,
+):
     rows, whose = groups_of(benchmarked)
     assert whose == "base"
     assert values(rows, "arl_third", "tuned") == {"short": 1.0, "middle": 0.0, "long": 0.0}
@@ -131,8 +131,8 @@ def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(
 
 
 def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(
-    benchmarked: Benchmarked, tmp_path: Path
-) -> None:
+    benchmarked, tmp_path
+):
     recorded = answered(tmp_path, "recorded", tokens=lambda i: 50 - i)
     assert thirds_of((*benchmarked.answers, recorded))[0] == "recorded"
     few = answered(tmp_path, "recorded-few", tokens=lambda i: 5 if i < 8 else None).model_copy(
@@ -148,7 +148,7 @@ def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(
     assert whose == "" and {row.by for row in rows} == {"level"}
 
 
-def test_outputs_are_read_for_flags_and_lengths(benchmarked: Benchmarked) -> None:
+def test_outputs_are_read_for_flags_and_lengths(benchmarked):
     base, tuned = (
         traces_of(each.candidates, lambda texts: flagged(texts, QualityConfig()))
         for each in benchmarked.answers
@@ -161,7 +161,7 @@ def test_outputs_are_read_for_flags_and_lengths(benchmarked: Benchmarked) -> Non
     assert base.flagged == dict.fromkeys(tuned.flagged, 0) and base.median_tokens == 105.5
 
 
-def test_the_training_set_says_what_it_holds(tmp_path: Path) -> None:
+def test_the_training_set_says_what_it_holds(tmp_path):
     kinds = ("single_operator", "fusion", "fusion", "fusion")
     rows = [
         {"candidate_id": f"c{i}", "reasoning_tokens": 10 * i, "operator_kind": kind}
@@ -178,7 +178,7 @@ def test_the_training_set_says_what_it_holds(tmp_path: Path) -> None:
     assert training_traces(bare) is None and single_operators(bare) is None
 
 
-def test_a_frame_of_answers_says_where_kernels_spent_their_time(benchmarked: Benchmarked) -> None:
+def test_a_frame_of_answers_says_where_kernels_spent_their_time(benchmarked):
     frame = answers_frame(list(benchmarked.answers))
     assert {"custom_kernel_time_share", "library_calls"} <= set(frame.columns) and frame[
         "model"

@@ -3,8 +3,6 @@ ahead than answers are taken."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kernels_eval.records import Language
@@ -18,7 +16,7 @@ from tests.support.requests import tasks_snapshot
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> SnapshotRef:
+def tasks(tmp_path):
     return tasks_snapshot(tmp_path, 3)
 
 

@@ -32,7 +32,7 @@ def asked(service: Service, log: list[str], deadline_s: float = 600.0) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pause(monkeypatch):
     monkeypatch.setattr(retry, "INTERVAL_S", 0.0)
 
 

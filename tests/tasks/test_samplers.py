@@ -158,7 +158,7 @@ def test_responses_file_names_what_is_wrong_with_the_file(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def key(monkeypatch: pytest.MonkeyPatch) -> None:
+def key(monkeypatch):
     monkeypatch.setenv(KEY_ENV, KEY)
     without_proxies(monkeypatch)
 

@@ -47,7 +47,7 @@ OLD_CANDIDATES = pa.schema(
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> SnapshotRef:
+def tasks(tmp_path):
     snapshot = Snapshot(str(tmp_path), "tasks", "one")
     snapshot.append([TASK.model_dump(mode="json")], TASKS)
     return snapshot.publish(config={}, rows=1).ref

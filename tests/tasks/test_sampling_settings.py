@@ -3,7 +3,6 @@ ourselves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ class Endpoint:
 
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+def endpoint(monkeypatch):
     without_proxies(monkeypatch)
     endpoint = Endpoint()
     with serving(endpoint.answer) as server:

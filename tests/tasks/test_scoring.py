@@ -31,7 +31,7 @@ def scored(*rows: dict[str, Any], ks: tuple[int, ...] = (1,)) -> list[ScoreRow]:
     return score(frame(*rows), ks=ks, ps=PS)
 
 
-def test_scores_by_hand() -> None:
+def test_scores_by_hand():
     scores = scored(
         *outcomes("m", a=(3.0, 0.4, WRONG, WRONG), b=(1.2, WRONG, WRONG, WRONG)), ks=(1, 2)
     )
@@ -51,7 +51,7 @@ def test_scores_by_hand() -> None:
     assert {(each.tasks, each.samples) for each in scores} == {(2, 8)}
 
 
-def test_the_first_track_takes_right_outputs_without_a_custom_kernel() -> None:
+def test_the_first_track_takes_right_outputs_without_a_custom_kernel():
     cheats = [row("m", "a", CHEAT, outputs_match=match) for match in (True, False, None)]
     forbidden = row("m", "a", "forbidden_call", outputs_match=True)
     scores = scored(*cheats, row("m", "a", 2.0), forbidden)
@@ -62,7 +62,7 @@ def test_the_first_track_takes_right_outputs_without_a_custom_kernel() -> None:
     assert find(scores, *GEOMETRIC).value == pytest.approx(2.0)
 
 
-def test_tracks_agree_with_the_verdicts_own_properties() -> None:
+def test_tracks_agree_with_the_verdicts_own_properties():
     timing = {"reference_ms": 0.7, "candidate_ms": 1.0, "speedup": 0.7, "speedup_lower": 0.7}
     timing |= {"speedup_upper": 0.7, "pairs": 1, "calls_per_sample": 1, "clock_bound_ms": 1.0}
     found: list[dict[str, Any]] = [
@@ -82,12 +82,12 @@ def test_tracks_agree_with_the_verdicts_own_properties() -> None:
     assert own(scores, "fast_0.5").value == sum(v.speedup > 0.5 for v in verdicts) / 4
 
 
-def test_k_beyond_the_samples_is_reported_as_none_never_invented() -> None:
+def test_k_beyond_the_samples_is_reported_as_none_never_invented():
     found = own(scored(*outcomes("m", a=[2.0] * 5, b=[2.0] * 4), ks=(1, 5)), "exec", 5)
     assert (found.value, found.lower, found.upper, found.interval) == (None, None, None, None)
 
 
-def test_zeros_are_zero_with_an_interval_that_admits_ignorance() -> None:
+def test_zeros_are_zero_with_an_interval_that_admits_ignorance():
     scores = scored(*outcomes("m", **dict.fromkeys("abcd", [WRONG] * 5)), ks=(1, 5))
     found = own(scores, "fast_1", 5)
     assert (found.value, found.lower, found.interval) == (0.0, 0.0, "wilson")
@@ -96,14 +96,14 @@ def test_zeros_are_zero_with_an_interval_that_admits_ignorance() -> None:
     assert own(scores, *GEOMETRIC).value is None
 
 
-def test_one_task_does_not_bound_a_speedup_and_barely_bounds_a_rate() -> None:
+def test_one_task_does_not_bound_a_speedup_and_barely_bounds_a_rate():
     found = own(scored(*outcomes("m", a=(2.0, 3.0), b=(WRONG,))), *GEOMETRIC)
     assert found.value == pytest.approx(6**0.5) and found.lower is None
     alone = own(scored(row("m", "a", 2.0)), "exec")
     assert alone.value == 1.0 and alone.lower is not None and alone.lower < 0.25
 
 
-def test_a_broken_task_counts_against_nobody() -> None:
+def test_a_broken_task_counts_against_nobody():
     rows = outcomes("m", a=(2.0,), bad=(BROKEN,)) + outcomes("n", a=(WRONG,), bad=("truncated",))
     scores = scored(*rows)
     assert excluded_tasks(frame(*rows)) == ["bad"]
@@ -111,7 +111,7 @@ def test_a_broken_task_counts_against_nobody() -> None:
     assert (first.value, first.tasks, second.value, second.samples) == (1.0, 1, 0.0, 1)
 
 
-def test_a_model_with_nothing_to_score_has_none_everywhere() -> None:
+def test_a_model_with_nothing_to_score_has_none_everywhere():
     scores = scored(row("m", "bad", BROKEN))
     assert len(scores) == 2 * (1 + len(PS) + 1)
     assert all(each.value is None and each.lower is None and each.tasks == 0 for each in scores)
@@ -122,7 +122,7 @@ OUTCOMES = st.tuples(st.sampled_from("abc"), st.sampled_from([WRONG, CHEAT, 0.3,
 
 @given(st.lists(OUTCOMES, min_size=1, max_size=12), st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_rates_are_bounded_ordered_and_repeatable(found: list[tuple[str, Any]], seed: int) -> None:
+def test_rates_are_bounded_ordered_and_repeatable(found, seed):
     read = frame(*(row("m", task, outcome, outputs_match=True) for task, outcome in found))
     scores = score(read, ks=(1, 2), ps=PS, seed=seed, resamples=100)
     assert scores == score(read, ks=(1, 2), ps=PS, seed=seed, resamples=100)
@@ -138,7 +138,7 @@ def test_rates_are_bounded_ordered_and_repeatable(found: list[tuple[str, Any]], 
             assert each.value - 1e-12 <= (each.upper or 0.0) <= 1 + 1e-12
 
 
-def test_comparison_pairs_tasks() -> None:
+def test_comparison_pairs_tasks():
     """Both models find task a easy and b hard; only the pairing shows that one is better on
     each."""
     rows = outcomes("base", a=(2.0, 2.0, WRONG, WRONG), b=[WRONG] * 4)
@@ -150,7 +150,7 @@ def test_comparison_pairs_tasks() -> None:
     assert {each.k for each in found} == {1}
 
 
-def test_comparison_uses_shared_tasks_and_does_not_call_a_constant_difference_certain() -> None:
+def test_comparison_uses_shared_tasks_and_does_not_call_a_constant_difference_certain():
     made = frame(*outcomes("base", a=(WRONG,), only=(2.0,)), row("tuned", "a", 2.0))
     pair = compare_all(made, pairs=[("base", "tuned")])[0]
     assert (pair.difference, pair.tasks, pair.lower) == (1.0, 1, None)
@@ -158,12 +158,12 @@ def test_comparison_uses_shared_tasks_and_does_not_call_a_constant_difference_ce
         compare_all(made, pairs=[("base", "nobody")])
 
 
-def test_a_frame_without_models_is_refused() -> None:
+def test_a_frame_without_models_is_refused():
     with pytest.raises(UsageError, match="model"):
         score(frame(row("m", "a", 1.0)).drop("model"), ks=(1,), ps=PS)
 
 
-def test_published_rows_are_shares_with_a_source_and_a_mark() -> None:
+def test_published_rows_are_shares_with_a_source_and_a_mark():
     keys = [(each["model"], each["level"], each["metric"], each["k"]) for each in PUBLISHED]
     assert len(keys) == len(set(keys)) == 25
     assert all(0 < each["value"] < 1 and "2510.07356" in each["source"] for each in PUBLISHED)

@@ -60,7 +60,7 @@ RESULTS = st.integers(1, 6).flatmap(
 
 @given(RESULTS)
 @settings(max_examples=60, deadline=None)
-def test_scores_are_kernelbenchs_to_the_last_digit(results: list[list[tuple[bool, float]]]) -> None:
+def test_scores_are_kernelbenchs_to_the_last_digit(results):
     rows = [
         row("m", f"t{i}", speed if right else FAILED)
         for i, samples in enumerate(results)
@@ -87,7 +87,7 @@ def test_scores_are_kernelbenchs_to_the_last_digit(results: list[list[tuple[bool
         assert value(alone, f"fast_{p:g}") == expected
 
 
-def test_the_defaults_are_the_thresholds_and_ks_of_the_plan() -> None:
+def test_the_defaults_are_the_thresholds_and_ks_of_the_plan():
     assert BenchmarkConfig().ps == (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
     assert BenchmarkConfig(samples_per_task=10).ks == (1, 5, 10)
     assert {"fast_0.8", "fast_1.2"} <= {
@@ -128,9 +128,7 @@ KERNEL = {"custom_kernels": ["k"]}
         pytest.param(2.0, close(False, False), "100", "100", id="outside an absolute tolerance"),
     ],
 )
-def test_rules_part_where_the_harnesses_do(
-    outcome: Any, facts: dict[str, Any], any_by_rule: str, custom_by_rule: str
-) -> None:
+def test_rules_part_where_the_harnesses_do(outcome, facts, any_by_rule, custom_by_rule):
     made = frame(row("m", "a", outcome, **facts), row("m", "b", FAILED))
     for rule, right, custom in zip(RULES, any_by_rule, custom_by_rule, strict=True):
         scores = score(made, ks=(1,), ps=(), rule=rule)
@@ -139,7 +137,7 @@ def test_rules_part_where_the_harnesses_do(
         assert {r.rule for r in scores} == {rule}
 
 
-def test_a_tolerance_that_was_not_recorded_is_asked_for() -> None:
+def test_a_tolerance_that_was_not_recorded_is_asked_for():
     with pytest.raises(UsageError, match="correctness, custom_kernels"):
         score(
             frame(row("m", "a", 1.0)).drop("correctness", "custom_kernels"),
@@ -149,7 +147,7 @@ def test_a_tolerance_that_was_not_recorded_is_asked_for() -> None:
         )
 
 
-def test_degenerate_tasks_count_where_asked_and_broken_ones_never() -> None:
+def test_degenerate_tasks_count_where_asked_and_broken_ones_never():
     flat = ("degenerate_task", "no_code_block")
     made = frame(*outcomes("m", a=(2.0,), flat=flat, bad=("reference_failed",)))
     assert excluded_tasks(made) == ["bad", "flat"]
@@ -161,7 +159,7 @@ def test_degenerate_tasks_count_where_asked_and_broken_ones_never() -> None:
     assert {r.degenerate_counted for r in with_them} == {True}
 
 
-def test_variants_are_labelled_and_leave_out_what_is_not_recorded() -> None:
+def test_variants_are_labelled_and_leave_out_what_is_not_recorded():
     made = frame(*outcomes("m", a=(2.0,), b=(FAILED,), flat=("degenerate_task",)))
     rows = execs(variants(made, ks=(1,)))
     assert {(r.rule, r.degenerate_counted, r.interval) for r in rows} == {
@@ -176,7 +174,7 @@ def test_variants_are_labelled_and_leave_out_what_is_not_recorded() -> None:
 # -- the spread of speedups ------------------------------------------------------------------------
 
 
-def test_quantiles_are_numpys_over_all_correct_samples_with_intervals_over_tasks() -> None:
+def test_quantiles_are_numpys_over_all_correct_samples_with_intervals_over_tasks():
     speeds = {f"t{i}": [0.2 * (i + 1), 0.5 + i] for i in range(12)}
     made = frame(*outcomes("m", **speeds), row("m", "t0", FAILED))
     rows = [r for r in distribution(made, resamples=300) if r.track == "custom_kernel"]
@@ -188,7 +186,7 @@ def test_quantiles_are_numpys_over_all_correct_samples_with_intervals_over_tasks
     assert {(r.tasks, r.samples) for r in rows} == {(12, 24)}
 
 
-def test_one_task_or_none_gives_no_interval_or_no_number() -> None:
+def test_one_task_or_none_gives_no_interval_or_no_number():
     failed = row("m", "b", FAILED)
     lone, none = (
         find(distribution(frame(*rows), quantiles=(0.5,)), "speedup_q0.5", None)
@@ -213,7 +211,7 @@ def three_models() -> pl.DataFrame:
     )
 
 
-def test_all_pairs_are_compared_and_corrected_together() -> None:
+def test_all_pairs_are_compared_and_corrected_together():
     rows = [r for r in compare_all(three_models(), resamples=300) if r.track == "custom_kernel"]
     found = {(r.baseline, r.model): r for r in rows if r.metric == "exec"}
     assert set(found) == {("base", "same"), ("base", "good"), ("same", "good")}
@@ -225,13 +223,13 @@ def test_all_pairs_are_compared_and_corrected_together() -> None:
     assert better.p_holm == pytest.approx(6 * min(r.p or 1 for r in rows))
 
 
-def test_holm_by_hand() -> None:
+def test_holm_by_hand():
     """Sorted: 0.01 x 4, 0.02 x 3, 0.03 x 2, 0.5 x 1, each at least the one before."""
     assert holm([0.03, 0.01, None, 0.5, 0.02]) == pytest.approx([0.06, 0.04, None, 0.5, 0.06])
     assert holm([]) == [] and holm([None]) == [None]
 
 
-def test_a_pair_has_the_p_of_its_tasks() -> None:
+def test_a_pair_has_the_p_of_its_tasks():
     tasks = [f"t{i}" for i in range(6)]
     rows = [row(m, t, o) for m, o in (("base", FAILED), ("tuned", 2.0)) for t in tasks]
     found = compare_all(frame(*rows), ps=())
@@ -241,7 +239,7 @@ def test_a_pair_has_the_p_of_its_tasks() -> None:
 # -- bad input -------------------------------------------------------------------------------------
 
 
-def test_a_candidate_that_is_there_twice_is_refused_and_in_two_models_is_not() -> None:
+def test_a_candidate_that_is_there_twice_is_refused_and_in_two_models_is_not():
     same = {"outcome": 2.0, "candidate_id": "x"}
     twice = frame(row("m", "a", **same), row("m", "a", **same), row("m", "b", 2.0))
     with pytest.raises(UsageError, match=r"such as 'x' of model 'm' \(2 times\)") as caught:
@@ -253,7 +251,7 @@ def test_a_candidate_that_is_there_twice_is_refused_and_in_two_models_is_not() -
 @pytest.mark.parametrize(
     "act", [lambda f: score(f, ks=(1,), ps=()), lambda f: compare_all(f), lambda f: distribution(f)]
 )
-def test_verdicts_of_two_devices_are_refused_with_a_way_out(act: Any) -> None:
+def test_verdicts_of_two_devices_are_refused_with_a_way_out(act):
     mixed = frame(
         row("m", "a", 2.0, device="GPU A"),
         row("n", "a", 2.0, device="GPU B"),
@@ -266,13 +264,13 @@ def test_verdicts_of_two_devices_are_refused_with_a_way_out(act: Any) -> None:
     assert "each verification snapshot by itself" in str(caught.value.hint)
 
 
-def test_verdicts_that_never_reached_a_device_mix_with_any() -> None:
+def test_verdicts_that_never_reached_a_device_mix_with_any():
     nowhere = [row("m", "a", "build_failed", device=device) for device in ("", None)]
     scores = score(frame(row("m", "a", 2.0), *nowhere), ks=(1,), ps=())
     assert value(scores, "exec") == pytest.approx(1 / 3)
 
 
-def test_a_model_without_samples_on_some_tasks_says_how_many_are_missing() -> None:
+def test_a_model_without_samples_on_some_tasks_says_how_many_are_missing():
     made = frame(*outcomes("m", a=(2.0,), b=(FAILED,)), row("n", "a", 2.0))
     scores = execs(score(made, ks=(1,), ps=()))
     found = {r.model: (r.value, r.tasks, r.missing) for r in scores}
@@ -281,7 +279,7 @@ def test_a_model_without_samples_on_some_tasks_says_how_many_are_missing() -> No
     assert (paired.tasks, paired.difference) == (1, 0.0)
 
 
-def test_unequal_counts_are_estimated_up_to_the_smallest_and_say_why_not_beyond() -> None:
+def test_unequal_counts_are_estimated_up_to_the_smallest_and_say_why_not_beyond():
     made = frame(*outcomes("m", a=[2.0] * 5, b=[FAILED] * 3, c=[2.0]))
     one, three = execs(score(made, ks=(1, 3), ps=()))
     assert one.value == pytest.approx(2 / 3) and one.why_not == "" and three.value is None

@@ -26,7 +26,7 @@ SERVER = ServerConfig(command=sys.executable)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     """Two models whose tokenizers count differently."""
     root = tmp_path_factory.mktemp("models")
     config = SmallModelConfig(vocab_size=512)
@@ -37,7 +37,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def cached(models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cached(models, tmp_path, monkeypatch):
     """A hub cache that holds a snapshot of org/tiles, and nothing else to ask."""
     place = tmp_path / "hub" / "models--org--tiles"
     (place / "refs").mkdir(parents=True)

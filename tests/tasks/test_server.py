@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -83,7 +82,7 @@ class Fake:
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Iterator[Fake]:
+def fake(tmp_path):
     fake = Fake(tmp_path / "fake")
     yield fake
     try:
@@ -94,14 +93,14 @@ def fake(tmp_path: Path) -> Iterator[Fake]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """What the driver looks at twice a second is looked at ten times: these tests wait for it some
     forty times."""
     monkeypatch.setattr(server_module, "RENEW_S", 0.1)
 
 
 @pytest.fixture(scope="module")
-def four_gpus() -> Iterator[None]:
+def four_gpus():
     """A Ray that believes in four GPUs: it hands out their numbers, and that is all the stand-in
     asks of them."""
     import ray

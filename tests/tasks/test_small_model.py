@@ -3,8 +3,6 @@ says how it ended."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 
@@ -49,7 +47,7 @@ TRICKY = [
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory):
     return build_small_model(tmp_path_factory.mktemp("models") / "small", TEXTS, CONFIG)
 
 

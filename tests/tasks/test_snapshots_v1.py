@@ -32,7 +32,7 @@ KEPT = (
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> str:
+def root(tmp_path):
     return str(shutil.copytree(WRITTEN, tmp_path / "root"))
 
 

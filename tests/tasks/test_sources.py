@@ -526,7 +526,7 @@ def test_what_counts_as_a_hub_id(location, is_id):
 
 
 @pytest.fixture(autouse=True)
-def _no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_copies(tmp_path, monkeypatch):
     """Copies of what the stand-in gives (tasks.sources.pinned) go nowhere near the user's."""
     monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "no-copies"))
 

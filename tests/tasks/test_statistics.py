@@ -67,9 +67,7 @@ KINDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "tasks", "samples", "k", "a", "b"), KINDS)
-def test_intervals_cover_the_truth_in_93_to_97_of_100_benchmarks(
-    kind: str, tasks: int, samples: int, k: int, a: float, b: float
-) -> None:
+def test_intervals_cover_the_truth_in_93_to_97_of_100_benchmarks(kind, tasks, samples, k, a, b):
     assert (
         0.93
         <= coverage(kind, tasks=tasks, samples=samples, k=k, a=a, b=b, runs=2000, resamples=1000)
@@ -78,7 +76,7 @@ def test_intervals_cover_the_truth_in_93_to_97_of_100_benchmarks(
 
 
 @pytest.mark.parametrize("kind", ["tasks", "both"])
-def test_coverage_in_short(kind: str) -> None:
+def test_coverage_in_short(kind):
     """300 runs have a standard deviation of 1.3 points: an interval that is a fifth too narrow (88
     %) or half too wide (99.7 %) fails."""
     assert (
@@ -88,7 +86,7 @@ def test_coverage_in_short(kind: str) -> None:
     )
 
 
-def test_plain_percentiles_of_ten_tasks_would_not_do() -> None:
+def test_plain_percentiles_of_ten_tasks_would_not_do():
     """The reason for expanded percentiles, on the same benchmarks: these miss the truth twice as
     often as they may."""
     rng, wanted, plain, expanded = np.random.default_rng(2), truth(1, 0.5, 1.0), 0, 0
@@ -103,7 +101,7 @@ def test_plain_percentiles_of_ten_tasks_would_not_do() -> None:
     assert plain / 400 < 0.925 < expanded / 400 <= 0.975
 
 
-def test_the_expanded_tail_tends_to_the_plain_one_and_leaves_one_task_alone() -> None:
+def test_the_expanded_tail_tends_to_the_plain_one_and_leaves_one_task_alone():
     assert expanded_tail(10**6) == pytest.approx(0.025, rel=1e-3)
     assert expanded_tail(1) == pytest.approx(0.025)
     assert [expanded_tail(n) for n in (2, 5, 20, 100)] == sorted(
@@ -120,7 +118,7 @@ def test_the_expanded_tail_tends_to_the_plain_one_and_leaves_one_task_alone() ->
     )
 
 
-def test_the_bootstrap_agrees_with_scipys() -> None:
+def test_the_bootstrap_agrees_with_scipys():
     """scipy has plain percentiles: with so many tasks that the expansion is below 1 %, the two are
     the same within Monte Carlo error."""
     from scipy.stats import bootstrap
@@ -145,7 +143,7 @@ def width(interval: tuple[float, float] | None) -> float:
     return interval[1] - interval[0]
 
 
-def test_drawing_samples_too_widens_and_with_one_sample_a_task_changes_nothing() -> None:
+def test_drawing_samples_too_widens_and_with_one_sample_a_task_changes_nothing():
     passed = benchmark(np.random.default_rng(5), 60, 4, 2.0, 3.0)
     tasks_only = width(bootstrap_interval(passed / 4, mean, resamples=4000))
     both = width(hierarchical_interval(passed, [4] * 60, 1, resamples=4000))
@@ -157,7 +155,7 @@ def test_drawing_samples_too_widens_and_with_one_sample_a_task_changes_nothing()
 
 
 @pytest.mark.parametrize("k", [1, 5, 10])
-def test_the_hierarchical_interval_holds_its_estimate_also_where_k_is_all_samples(k: int) -> None:
+def test_the_hierarchical_interval_holds_its_estimate_also_where_k_is_all_samples(k):
     """Without moving the resamples, pass@10 of tasks with 1 right of 10 would be drawn as 65 %,
     below any interval that holds 100 %."""
     passed = [1, 0] * 30
@@ -167,9 +165,7 @@ def test_the_hierarchical_interval_holds_its_estimate_also_where_k_is_all_sample
     assert (interval.lower + interval.upper) / 2 == pytest.approx(estimate, abs=0.03)
 
 
-def test_the_hierarchical_interval_takes_unequal_counts_and_refuses_what_it_cannot_estimate() -> (
-    None
-):
+def test_the_hierarchical_interval_takes_unequal_counts_and_refuses_what_it_cannot_estimate():
     assert hierarchical_interval([1, 2, 0], [4, 8, 6], 2) is not None
     assert hierarchical_interval([4, 8], [4, 8], 2) is None  # all right: no resample differs
     with pytest.raises(ValueError, match="pass@5"):
@@ -189,7 +185,7 @@ DIFFERENCES = st.lists(
 
 @given(DIFFERENCES)
 @settings(max_examples=60)
-def test_exact_p_is_the_share_of_all_sign_patterns(differences: list[float]) -> None:
+def test_exact_p_is_the_share_of_all_sign_patterns(differences):
     sums = [
         abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
         for signs in itertools.product((-1, 1), repeat=len(differences))
@@ -201,7 +197,7 @@ def test_exact_p_is_the_share_of_all_sign_patterns(differences: list[float]) -> 
 
 
 @pytest.mark.parametrize("tasks", [6, 13, 80])
-def test_p_agrees_with_scipys_permutation_test(tasks: int) -> None:
+def test_p_agrees_with_scipys_permutation_test(tasks):
     from scipy.stats import permutation_test
 
     differences = np.random.default_rng(tasks).choice([-0.4, -0.2, 0.1, 0.3, 0.6], tasks)
@@ -217,7 +213,7 @@ def test_p_agrees_with_scipys_permutation_test(tasks: int) -> None:
     assert sign_flip_p(differences) == pytest.approx(theirs.pvalue, abs=close)
 
 
-def test_p_of_nothing_is_one_and_of_everything_is_small_but_never_zero() -> None:
+def test_p_of_nothing_is_one_and_of_everything_is_small_but_never_zero():
     assert sign_flip_p([0.0] * 10) == 1.0
     assert sign_flip_p([0.3 - 0.1 * 3] * 20 + [0.1 + 0.2 - 0.3] * 20) == 1.0  # rounding has no sign
     assert sign_flip_p([0.5] * 5) == 2 / 2**5
@@ -240,18 +236,18 @@ def rejections(tasks: int, gain: float, runs: int, samples: int = 5) -> float:
     return found / runs
 
 
-def test_size_and_power_in_short() -> None:
+def test_size_and_power_in_short():
     assert rejections(30, 0.0, 400) <= 0.085
     assert rejections(30, 0.35, 100) >= 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tasks", [10, 100])
-def test_equal_models_are_called_different_in_at_most_5_of_100_pairs(tasks: int) -> None:
+def test_equal_models_are_called_different_in_at_most_5_of_100_pairs(tasks):
     assert rejections(tasks, 0.0, 3000) <= 0.06  # 5 % and 2.5 standard deviations
 
 
 @pytest.mark.slow
-def test_power_grows_with_tasks_and_with_the_difference() -> None:
+def test_power_grows_with_tasks_and_with_the_difference():
     found = [rejections(tasks, gain, 500) for tasks, gain in ((20, 0.1), (100, 0.1), (100, 0.2))]
     assert found[0] < found[1] < found[2] and found[2] > 0.95

@@ -81,9 +81,7 @@ def oracle(
 
 @given(any_samples(), st.sampled_from([0.25, 0.5, 0.7]), st.sampled_from([0.5, 5.0, 7.0]))
 @settings(max_examples=100, deadline=None)
-def test_concur_is_the_rule_written_down_a_second_time(
-    rows: list[dict[str, Any]], quota: float, min_speedup: float
-) -> None:
+def test_concur_is_the_rule_written_down_a_second_time(rows, quota, min_speedup):
     expected = oracle(rows, min_speedup, Fraction(str(quota)))
     assert taken(*rows, single_operator_quota=quota, min_speedup=min_speedup) == expected
 
@@ -93,9 +91,7 @@ def test_concur_is_the_rule_written_down_a_second_time(
     st.integers(0, 60),
     st.one_of(st.integers(0, 30), st.sampled_from([0.1, 0.25, 0.3, 0.5, 0.7, 0.9])),
 )
-def test_the_quota_in_closed_form_is_the_loop_it_stands_for(
-    total: int, singles: int, quota: float | int
-) -> None:
+def test_the_quota_in_closed_form_is_the_loop_it_stands_for(total, singles, quota):
     singles = min(singles, total)
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
     added = 0
@@ -104,7 +100,7 @@ def test_the_quota_in_closed_form_is_the_loop_it_stands_for(
     assert single_operators_wanted(total, singles, quota) == added
 
 
-def test_equal_within_the_interval() -> None:
+def test_equal_within_the_interval():
     """The shortest is 3 % slower, well within its interval: by the median it loses, by the interval
     it is as fast as the fastest."""
     rows = samples("a-0 100 1.97; a-1 200 2.0; b-0 100 1.0; b-1 200 2.0")
@@ -114,7 +110,7 @@ def test_equal_within_the_interval() -> None:
     assert listed(*touching, equal_speedups="interval") == "c-0 concise_and_fast"
 
 
-def test_a_speedup_without_bounds_is_its_own_interval() -> None:
+def test_a_speedup_without_bounds_is_its_own_interval():
     rows = samples("a-0 100 1.97; a-1 200 2.0")
     for row in rows:
         row["timing"] |= {"speedup_lower": None, "speedup_upper": None}
@@ -123,14 +119,14 @@ def test_a_speedup_without_bounds_is_its_own_interval() -> None:
 
 
 @pytest.mark.parametrize("speedup", [float("nan"), float("inf"), float("-inf"), -2.0, 0.0])
-def test_a_speedup_that_is_no_ratio_counts_as_not_timed(speedup: float) -> None:
+def test_a_speedup_that_is_no_ratio_counts_as_not_timed(speedup):
     rows = [sample("a", 0, 100, speedup), sample("a", 1, 200, 2.0), sample("b", 0, 100, speedup)]
     assert taken(*rows) == []
     assert ids(rows, strategy="speedup", size=9) == ["a-1"]
     assert ids(rows, strategy="min_length", size=9, max_per_task=None)[2:] == ["a-1"]
 
 
-def test_a_custom_kernel_can_be_demanded_and_crowns_no_other() -> None:
+def test_a_custom_kernel_can_be_demanded_and_crowns_no_other():
     rows = samples("a-0 100 3.0; a-1 200 2.0; b-0 100 3.0")
     rows[1] |= {"custom_kernels": ["add"]}
     rows[2] |= {"custom_kernels": ["add"]}
@@ -141,7 +137,7 @@ def test_a_custom_kernel_can_be_demanded_and_crowns_no_other() -> None:
     assert ids(rows, require_custom_kernel=True) == []
 
 
-def test_answers_to_follow_ups_wait_to_be_asked_for() -> None:
+def test_answers_to_follow_ups_wait_to_be_asked_for():
     rows = samples("a-0 100 2.0; a-1 50 3.0; b-0 10 1.5")
     rows[1] |= {"turn": 2, "parent": "a-0"}
     rows[2] |= {"turn": None}  # an older snapshot
@@ -171,7 +167,7 @@ def many(seed: int = 1, tasks: int = 60) -> list[dict[str, Any]]:
     ]
 
 
-def test_without_conciseness_takes_the_fastest_and_reads_no_length() -> None:
+def test_without_conciseness_takes_the_fastest_and_reads_no_length():
     rows = many()
     config = {"strategy": "concur_without_conciseness", "min_speedup": 3.0}
     before = taken(*rows, **config)
@@ -189,7 +185,7 @@ def test_without_conciseness_takes_the_fastest_and_reads_no_length() -> None:
     assert taken(*longer, **config) == before
 
 
-def test_without_speedup_takes_the_shortest_and_reads_no_speedup() -> None:
+def test_without_speedup_takes_the_shortest_and_reads_no_speedup():
     rows = many()
     before = taken(*rows, strategy="concur_without_speedup", min_speedup=5.0)
     assert {name for _, name in before} == {"shortest", "single_operator"}
@@ -201,7 +197,7 @@ def test_without_speedup_takes_the_shortest_and_reads_no_speedup() -> None:
     assert len(before) == len(ids(rows)) and len({name[:4] for name in short}) == len(short)
 
 
-def test_without_balance_adds_as_many_of_any_kind() -> None:
+def test_without_balance_adds_as_many_of_any_kind():
     rows = many()
     plain, control = taken(*rows), taken(*rows, strategy="concur_without_balance")
     assert [pair for pair in plain if pair[1] != "single_operator"] == [
@@ -212,7 +208,7 @@ def test_without_balance_adds_as_many_of_any_kind() -> None:
     assert sum(name in singles for name, _ in plain) > sum(name in singles for name, _ in control)
 
 
-def test_shuffled_reasoning_moves_every_trace_to_another_task() -> None:
+def test_shuffled_reasoning_moves_every_trace_to_another_task():
     rows = frame(*many())
     plain, moved = (
         curate(rows, CurationConfig()),
@@ -235,7 +231,7 @@ def test_shuffled_reasoning_moves_every_trace_to_another_task() -> None:
     ].equals(moved["reasoning_from"])
 
 
-def test_reasoning_cannot_be_moved_within_one_task_only() -> None:
+def test_reasoning_cannot_be_moved_within_one_task_only():
     rows, moved = samples("a-0 100 9; a-1 101 8; a-2 102 7; b-0 10 2"), "shuffled_reasoning"
     for few, said in ((rows[:1], "1 of 1"), (rows, "3 of 4")):
         with pytest.raises(UsageError, match=f"{said} samples are of one task"):
@@ -259,7 +255,7 @@ def test_reasoning_cannot_be_moved_within_one_task_only() -> None:
         ({"strategy": "random", "size": 9, "max_per_task": None}, 5),
     ],
 )
-def test_each_baseline_by_hand(config: dict[str, Any], expected: str | int) -> None:
+def test_each_baseline_by_hand(config, expected):
     found = ids(
         samples(
             """a-0 100 1.0; a-1 400 4.0; b-0 200 3.0; b-1 300 0.5
@@ -270,7 +266,7 @@ def test_each_baseline_by_hand(config: dict[str, Any], expected: str | int) -> N
     assert expected == (len(found) if isinstance(expected, int) else " ".join(found))
 
 
-def test_without_a_size_a_baseline_takes_as_many_as_concur() -> None:
+def test_without_a_size_a_baseline_takes_as_many_as_concur():
     rows = many(tasks=200)
     size = len(ids(rows))
     for strategy in STRATEGY_NAMES:
@@ -280,7 +276,7 @@ def test_without_a_size_a_baseline_takes_as_many_as_concur() -> None:
     assert len(ids(rows, strategy="random", max_per_task=None)) == size
 
 
-def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short() -> None:
+def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short():
     rows = many()  # 20 single-operator tasks, 40 fusions
 
     def kinds(**config: Any) -> tuple[int, int]:
@@ -300,7 +296,7 @@ def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short(
     assert kinds(strategy="min_length", size=30) != (15, 15)
 
 
-def test_balance_keeps_the_order_within_each_kind() -> None:
+def test_balance_keeps_the_order_within_each_kind():
     rows = pl.DataFrame(
         {"name": list("abcdef"), "_single": [True, True, True, False, False, False]}
     )
@@ -308,7 +304,7 @@ def test_balance_keeps_the_order_within_each_kind() -> None:
     assert balanced(rows.filter("_single"), 2, 0.5)["name"].to_list() == ["a", "b"]
 
 
-def test_ties_of_a_baseline_are_drawn_not_decided_by_another_criterion() -> None:
+def test_ties_of_a_baseline_are_drawn_not_decided_by_another_criterion():
     rows = [sample(f"t{task}", 0, 100, float(task + 1)) for task in range(40)]
     first = {seed: set(ids(rows, strategy="min_length", size=10, seed=seed)) for seed in range(3)}
     assert len(set(map(frozenset, first.values()))) == 3
@@ -319,7 +315,7 @@ def test_ties_of_a_baseline_are_drawn_not_decided_by_another_criterion() -> None
     )
 
 
-def test_the_draw_is_the_same_everywhere() -> None:
+def test_the_draw_is_the_same_everywhere():
     """Known numbers: a set must not depend on the version of a library, nor on the machine."""
     assert draw_numbers(pl.Series(["a-0"]), 7).tolist() == [4226593054536099271]
     mask = 2**64 - 1
@@ -338,7 +334,7 @@ def test_the_draw_is_the_same_everywhere() -> None:
         assert found == state
 
 
-def test_random_draws_every_sample_alike() -> None:
+def test_random_draws_every_sample_alike():
     """1,000 draws of 10 of 20: each sample is in about half of them (binomial, six standard
     deviations)."""
     rows = [sample(f"t{task:02d}", 0, 100, 1.0) for task in range(20)]
@@ -370,9 +366,7 @@ def curated(rows: list[dict[str, Any]], config: CurationConfig) -> pl.DataFrame 
     order=st.randoms(),
 )
 @QUIET
-def test_laws_of_every_strategy(
-    strategy: Any, rows: list[dict[str, Any]], size: int | None, seed: int, order: random.Random
-) -> None:
+def test_laws_of_every_strategy(strategy, rows, size, seed, order):
     config = CurationConfig(strategy=strategy, size=size, seed=seed)
     result = curated(rows, config)
     mixed = rows + rows
@@ -410,9 +404,7 @@ def test_laws_of_every_strategy(
 @EACH
 @given(rows=any_samples(), seed=st.integers(0, 3))
 @settings(max_examples=6, deadline=None)
-def test_a_smaller_set_is_part_of_a_larger_one(
-    strategy: Any, rows: list[dict[str, Any]], seed: int
-) -> None:
+def test_a_smaller_set_is_part_of_a_larger_one(strategy, rows, seed):
     if strategy == "shuffled_reasoning":
         strategy = "concur"  # its samples are concur's
     sets = [set(ids(rows, strategy=strategy, seed=seed, size=size)) for size in (1, 2, 5, 8)]
@@ -426,7 +418,7 @@ def test_a_smaller_set_is_part_of_a_larger_one(
 
 @given(rows=any_samples(), size=st.integers(1, 12))
 @QUIET
-def test_thinning_keeps_the_mixture_of_criteria(rows: list[dict[str, Any]], size: int) -> None:
+def test_thinning_keeps_the_mixture_of_criteria(rows, size):
     whole, thin = taken(*rows), taken(*rows, size=size)
     assert [pair for pair in whole if pair in thin] == thin and len(thin) == min(size, len(whole))
     for criterion in {name for _, name in whole}:
@@ -434,7 +426,7 @@ def test_thinning_keeps_the_mixture_of_criteria(rows: list[dict[str, Any]], size
         assert abs(sum(name == criterion for _, name in thin) - share * len(thin)) <= 1.5
 
 
-def test_every_strategy_has_a_rule() -> None:
+def test_every_strategy_has_a_rule():
     assert set(RULES) | set(BASELINES) == set(STRATEGY_NAMES) and not set(RULES) & set(BASELINES)
 
 
@@ -442,7 +434,7 @@ def test_every_strategy_has_a_rule() -> None:
 
 
 @EACH
-def test_no_correct_candidate_gives_an_empty_frame(strategy: Any) -> None:
+def test_no_correct_candidate_gives_an_empty_frame(strategy):
     rows = frame(sample("a", 0, 10, None, status="incorrect"))
     result = curate(rows, CurationConfig(strategy=strategy))
     assert result.is_empty() and result.columns[: rows.width + 1] == [*rows.columns, "criterion"]
@@ -450,7 +442,7 @@ def test_no_correct_candidate_gives_an_empty_frame(strategy: Any) -> None:
 
 
 @EACH
-def test_one_task_only(strategy: Any) -> None:
+def test_one_task_only(strategy):
     rows = [sample("a", index, 100 + index, 3.0 - index) for index in range(3)]
     if strategy == "shuffled_reasoning":
         with pytest.raises(UsageError, match="one task"):
@@ -460,20 +452,20 @@ def test_one_task_only(strategy: Any) -> None:
 
 
 @EACH
-def test_missing_columns_are_named(strategy: Any) -> None:
+def test_missing_columns_are_named(strategy):
     rows = frame(sample("a", 0, 10, 2.0)).drop("timing", "sample_index")
     with pytest.raises(UsageError, match="needs the columns timing, sample_index"):
         curate(rows, CurationConfig(strategy=strategy))
 
 
-def test_a_demand_needs_its_column() -> None:
+def test_a_demand_needs_its_column():
     rows = frame(sample("a", 0, 10, 2.0)).drop("custom_kernels")
     assert curate(rows, CurationConfig()).height == 1
     with pytest.raises(UsageError, match="custom_kernels"):
         curate(rows, CurationConfig(require_custom_kernel=True))
 
 
-def test_verdicts_of_several_schema_versions_are_refused() -> None:
+def test_verdicts_of_several_schema_versions_are_refused():
     rows = [
         sample("a", 0, 10, 2.0) | {"schema_version": 1},
         sample("b", 0, 10, 2.0) | {"schema_version": 2},
@@ -485,14 +477,14 @@ def test_verdicts_of_several_schema_versions_are_refused() -> None:
         taken(newer)
 
 
-def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not() -> None:
+def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not():
     rows = frame(sample("a", 0, 10, 2.0))
     with pytest.raises(UsageError, match="timing is no struct"):
         curate(rows.with_columns(pl.lit(2.0).alias("timing")), CurationConfig())
     assert curate(rows.with_columns(pl.lit(None).alias("timing")), CurationConfig()).is_empty()
 
 
-def test_the_pool_makes_few_columns_of_wide_rows() -> None:
+def test_the_pool_makes_few_columns_of_wide_rows():
     pool = eligible_samples(frame(sample("a", 0, 10, 2.0)))
     names = {name for name in pool.columns if not name.startswith("_")}
     assert (

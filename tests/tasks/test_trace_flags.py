@@ -38,7 +38,7 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def read(monkeypatch):
     """Every text that is measured."""
     texts: list[str] = []
     true = flags.quality
@@ -48,9 +48,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def test_correct_samples_are_flagged_and_counted(
-    tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_correct_samples_are_flagged_and_counted(tmp_path, read, monkeypatch):
     monkeypatch.setattr(flags, "BATCH_TEXTS", 2)
     verdicts, candidates, _ = line_of(tmp_path, rows())
     made = flags.run(verdicts, candidates, QualityConfig()).open()
@@ -73,7 +71,7 @@ def test_correct_samples_are_flagged_and_counted(
     )
 
 
-def test_what_was_measured_once_is_not_read_again(tmp_path: Path, read: list[str]) -> None:
+def test_what_was_measured_once_is_not_read_again(tmp_path, read):
     verdicts, candidates, _ = line_of(tmp_path, rows())
     half = flags.planned(verdicts, candidates, QualityConfig())
     first = flags.run(verdicts, candidates, QualityConfig()).open()
@@ -91,7 +89,7 @@ def test_what_was_measured_once_is_not_read_again(tmp_path: Path, read: list[str
     assert len(read) == 13 and third.manifest["flag_counts"]["ends_in_loop"] == 0
 
 
-def test_a_killed_run_goes_on(tmp_path: Path, read: list[str]) -> None:
+def test_a_killed_run_goes_on(tmp_path, read):
     verdicts, candidates, _ = line_of(tmp_path, rows())
     whole = flags.run(verdicts, candidates, QualityConfig()).open()
     kept = whole.read().head(4).to_dicts()
@@ -119,7 +117,7 @@ def flagged(samples: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("strategy", STRATEGY_NAMES)
-def test_every_strategy_takes_as_if_flagged_samples_had_not_been_drawn(strategy: Any) -> None:
+def test_every_strategy_takes_as_if_flagged_samples_had_not_been_drawn(strategy):
     table, excluded = flagged(rows()), ("ends_in_loop", "truncated")
     config = CurationConfig(strategy=strategy, exclude_flags=excluded, max_per_task=None)
     if strategy == "shuffled_reasoning":
@@ -132,7 +130,7 @@ def test_every_strategy_takes_as_if_flagged_samples_had_not_been_drawn(strategy:
     assert "a-0" in curate(table, CurationConfig(strategy="min_length"))["candidate_id"]
 
 
-def test_explain_names_the_flag() -> None:
+def test_explain_names_the_flag():
     table = flagged(rows())
     config = CurationConfig(exclude_flags=("truncated", "ends_in_loop", "repetitive"))
     said = explain(table, config, "a-0")
@@ -144,7 +142,7 @@ def test_explain_names_the_flag() -> None:
     assert "status incorrect" in explain(table, config, "a-9").reasons[0]
 
 
-def test_flags_are_names_that_are_known_and_unknown_traces_are_refused() -> None:
+def test_flags_are_names_that_are_known_and_unknown_traces_are_refused():
     with pytest.raises(ValidationError, match="repetitive"):
         CurationConfig(exclude_flags=("repetition",))
     config = CurationConfig(exclude_flags=("truncated",))
@@ -157,7 +155,7 @@ def test_flags_are_names_that_are_known_and_unknown_traces_are_refused() -> None
         curate(table, config)
 
 
-def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path: Path) -> None:
+def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path):
     verdicts, candidates, tasks = line_of(tmp_path, rows())
     measured = flags.run(verdicts, candidates, QualityConfig())
     config = CurationConfig(strategy="random", size=9, max_per_task=None)
@@ -185,13 +183,13 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
         stage.run(*only, strict, None, flags.run(*only[:2], QualityConfig()))
 
 
-def test_a_configuration_without_the_key_is_what_it_was_before_there_was_one() -> None:
+def test_a_configuration_without_the_key_is_what_it_was_before_there_was_one():
     older = CurationConfig().model_dump(mode="json", exclude={"exclude_flags"})
     assert stable_hash(CurationConfig().identity) == stable_hash(older)
     assert CurationConfig(exclude_flags=("truncated",)).identity["exclude_flags"] == ["truncated"]
 
 
-def test_deciding_reads_flags_and_no_text(tmp_path: Path) -> None:
+def test_deciding_reads_flags_and_no_text(tmp_path):
     verdicts, candidates, _ = line_of(tmp_path, rows())
     measured = flags.run(verdicts, candidates, QualityConfig()).open()
     table = deciding(verdicts.open(), candidates.open(), None, measured)

@@ -4,8 +4,6 @@ the adapter on disk does something."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,6 @@ from tasks.training.formatting import (
 )
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
-from tasks.training.result import TrainingResult
 from tasks.training.trainer import LoraTrainer, train
 from tests.support.training import (
     REASONING,
@@ -34,23 +31,19 @@ RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3)
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
+def rows():
     return [row(index) for index in range(6)]
 
 
 @pytest.fixture(scope="module")
-def trained(
-    base: Path, rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory
-) -> TrainingResult:
+def trained(base, rows, tmp_path_factory):
     return train(rows, RECIPE, base, tmp_path_factory.mktemp("run"))
 
 
 # -- formatting and labels -------------------------------------------------------------------------
 
 
-def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
-    base: Path, tmp_path: Path
-) -> None:
+def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(base, tmp_path):
     tokenizer = load_tokenizer(base)
     examples = to_prompt_completion([row(0), row(1, answer="short")], tokenizer)
     trainer = LoraTrainer(RECIPE.resolve(gpu=False), base, tmp_path, tokenizer, examples)
@@ -72,9 +65,7 @@ def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(
     ), "one row was padded"
 
 
-def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training(base, tmp_path):
     tokenizer = load_tokenizer(base)
     (example,) = to_prompt_completion([row(0)], tokenizer)
     assert len(tokenizer("\n\n")["input_ids"]) == 1, "the merge that this test is about"
@@ -85,7 +76,7 @@ def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training
         trainer.check_labels()
 
 
-def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path) -> None:
+def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
     tokenizer = load_tokenizer(base)
     bad = [
         row(1, reasoning=REASONING * 50),
@@ -121,9 +112,7 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base: Path)
 # -- training --------------------------------------------------------------------------------------
 
 
-def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(
-    trained: TrainingResult, base: Path
-) -> None:
+def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(trained, base):
     assert (
         trained.steps == len(trained.history) == 9 and trained.rows == 6 and trained.dropped == ()
     )
@@ -141,28 +130,26 @@ def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(
     assert modules == 2 * 7, "seven projections in each of two layers"
 
 
-def test_tokens_are_those_of_all_epochs(
-    trained: TrainingResult, base: Path, rows: list[dict[str, Any]]
-) -> None:
+def test_tokens_are_those_of_all_epochs(trained, base, rows):
     examples = to_prompt_completion(rows, load_tokenizer(base))
     assert trained.tokens == 3 * sum(
         example["prompt_tokens"] + example["completion_tokens"] for example in examples
     )
 
 
-def test_the_first_and_last_epoch_are_averaged_whole(trained: TrainingResult) -> None:
+def test_the_first_and_last_epoch_are_averaged_whole(trained):
     losses = [entry["loss"] for entry in trained.history]
     assert trained.loss_first == pytest.approx(sum(losses[:3]) / 3)
     assert trained.loss_last == pytest.approx(sum(losses[6:]) / 3)
 
 
 def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_same_adapter(
-    trained: TrainingResult,
-    base: Path,
-    rows: list[dict[str, Any]],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    trained,
+    base,
+    rows,
+    tmp_path,
+    capfd,
+):
     def stop_in_the_second_epoch(entry: dict[str, float]) -> None:
         if entry["step"] == 5:
             raise ConnectionError("power cut")
@@ -189,9 +176,7 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     assert capfd.readouterr().out == "", "stdout belongs to the caller"
 
 
-def test_checkpoints_of_another_run_are_refused_and_kept(
-    base: Path, rows: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_checkpoints_of_another_run_are_refused_and_kept(base, rows, tmp_path):
     one_epoch = RECIPE.model_copy(update={"num_epochs": 1})
     train(rows, one_epoch, base, tmp_path)
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
@@ -213,7 +198,7 @@ def test_checkpoints_of_another_run_are_refused_and_kept(
     )
 
 
-def test_a_real_failure_of_the_cpu_allocator_is_recognised() -> None:
+def test_a_real_failure_of_the_cpu_allocator_is_recognised():
     import torch
 
     with pytest.raises(RuntimeError) as caught:
@@ -222,13 +207,13 @@ def test_a_real_failure_of_the_cpu_allocator_is_recognised() -> None:
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
 
 
-def test_a_missing_base_model_is_a_usage_error(rows: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_a_missing_base_model_is_a_usage_error(rows, tmp_path):
     with pytest.raises(UsageError, match="cannot load"):
         train(rows, RECIPE, tmp_path / "nowhere", tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
-def ray_here() -> Any:
+def ray_here():
     import ray
 
     ray.init(num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
@@ -238,12 +223,12 @@ def ray_here() -> Any:
 
 @pytest.mark.slow
 def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
-    ray_here: Any,
-    trained: TrainingResult,
-    base: Path,
-    rows: list[dict[str, Any]],
-    tmp_path: Path,
-) -> None:
+    ray_here,
+    trained,
+    base,
+    rows,
+    tmp_path,
+):
     seen: list[tuple[float, bool]] = []
     result = train_on_ray(
         rows,

@@ -24,7 +24,7 @@ def told(error: Exception, **recipe: object) -> str:
     return str(answer)
 
 
-def test_out_of_memory_gives_the_numbers_and_three_ways_out() -> None:
+def test_out_of_memory_gives_the_numbers_and_three_ways_out():
     import torch
 
     message = told(
@@ -46,7 +46,7 @@ def test_out_of_memory_gives_the_numbers_and_three_ways_out() -> None:
     assert "fsdp2 with workers 2" in ways[2]
 
 
-def test_what_is_done_already_is_no_way_out() -> None:
+def test_what_is_done_already_is_no_way_out():
     message = told(MemoryError(), gradient_checkpointing=True, workers=8, parallelism="fsdp2")
     assert "parallelism fsdp2 over 8" in message and "gradient checkpointing on" in message
     ways = message.partition("three ways out: ")[2].split("; ")
@@ -55,7 +55,7 @@ def test_what_is_done_already_is_no_way_out() -> None:
     assert ways[2].startswith("a smaller base_model")
 
 
-def test_a_length_that_all_rows_have_is_undercut() -> None:
+def test_a_length_that_all_rows_have_is_undercut():
     same = [{"prompt_tokens": 1, "completion_tokens": 9}] * 5
     recipe = TrainingRecipe(gradient_checkpointing=True, parallelism="ddp", workers=2).resolve(
         gpu=False
@@ -73,7 +73,7 @@ def test_a_length_that_all_rows_have_is_undercut() -> None:
         "NCCL error in: ProcessGroupNCCL.cpp:94, Last error:\nCuda failure 2 'out of memory'",
     ],
 )
-def test_memory_that_a_library_did_not_get_is_recognised_below_other_errors(words: str) -> None:
+def test_memory_that_a_library_did_not_get_is_recognised_below_other_errors(words):
     try:
         try:
             raise RuntimeError(words)
@@ -83,7 +83,7 @@ def test_memory_that_a_library_did_not_get_is_recognised_below_other_errors(word
         assert is_out_of_memory(error)
 
 
-def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path: Path) -> None:
+def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path):
     answer = explain(
         ConnectionError("power cut\nmore"), TrainingRecipe(), EXAMPLES, "cpu", tmp_path
     )
@@ -102,14 +102,14 @@ def refused(base: Path, out: Path, rows: list[dict[str, Any]], **recipe: Any) ->
     return str(caught.value)
 
 
-def test_an_empty_set_is_refused(base: Path, tmp_path: Path) -> None:
+def test_an_empty_set_is_refused(base, tmp_path):
     assert (
         refused(base, tmp_path, [])
         == "no row is left to train on (of 0): the set is empty (curate at least one row)"
     )
 
 
-def test_rows_over_the_limit_are_refused_by_name_and_length(base: Path, tmp_path: Path) -> None:
+def test_rows_over_the_limit_are_refused_by_name_and_length(base, tmp_path):
     message = refused(
         base,
         tmp_path,
@@ -123,9 +123,7 @@ def test_rows_over_the_limit_are_refused_by_name_and_length(base: Path, tmp_path
     )
 
 
-def test_a_base_model_without_the_projections_is_refused_even_where_it_has_some(
-    base: Path, tmp_path: Path
-) -> None:
+def test_a_base_model_without_the_projections_is_refused_even_where_it_has_some(base, tmp_path):
     """PEFT trains those that match and says nothing of the others."""
     message = refused(
         base, tmp_path, [row(0)], target_modules=("q_proj", "v_proj", "c_fc", "query_key_value")

@@ -53,7 +53,7 @@ TEMPLATES = pytest.mark.parametrize("template", [QWQ, QWEN3], ids=["qwq", "qwen3
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory):
     config = SmallModelConfig(
         vocab_size=600,
         hidden_size=16,
@@ -108,9 +108,7 @@ class Parrot:
 
 
 @TEMPLATES
-def test_what_is_trained_on_comes_back_through_sampling_and_parsing(
-    base: Path, template: str
-) -> None:
+def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, template):
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
     mask = label_mask(example, tokenizer)
@@ -142,8 +140,8 @@ def test_what_is_trained_on_comes_back_through_sampling_and_parsing(
 
 @TEMPLATES
 def test_the_whole_reasoning_and_one_end_token_carry_loss_and_no_token_of_the_prompt_does(
-    base: Path, template: str
-) -> None:
+    base, template
+):
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
     mask = label_mask(example, tokenizer)
@@ -168,9 +166,7 @@ def test_the_whole_reasoning_and_one_end_token_carry_loss_and_no_token_of_the_pr
 
 
 @TEMPLATES
-def test_a_template_that_strips_the_reasoning_of_its_history_does_not_touch_ours(
-    base: Path, template: str
-) -> None:
+def test_a_template_that_strips_the_reasoning_of_its_history_does_not_touch_ours(base, template):
     tokenizer = tokenizer_with(base, template)
     turns = [
         {"role": "user", "content": PROMPT},
@@ -182,7 +178,7 @@ def test_a_template_that_strips_the_reasoning_of_its_history_does_not_touch_ours
     assert REASONING in example_of(tokenizer)["completion"]
 
 
-def test_a_tokenizer_without_template_or_end_token_is_refused(base: Path) -> None:
+def test_a_tokenizer_without_template_or_end_token_is_refused(base):
     for attribute, said in (("chat_template", "no chat template"), ("eos_token", "no end token")):
         tokenizer = load_tokenizer(base)
         setattr(tokenizer, attribute, None)
@@ -200,8 +196,8 @@ TEXT = st.lists(LINE, min_size=1, max_size=6).map("\n".join)
 @given(reasoning=TEXT, remark=TEXT)
 @TEMPLATES
 def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
-    base: Path, template: str, reasoning: str, remark: str
-) -> None:
+    base, template, reasoning, remark
+):
     # Qwen's tokenizers compose characters (NFC); what a model wrote is composed already
     reasoning, remark = (unicodedata.normalize("NFC", text).strip() for text in (reasoning, remark))
     tokenizer = tokenizer_with(base, template)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,7 +14,6 @@ from kernels_eval.errors import UsageError
 from tasks.training import launch
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.result import TrainingResult
 from tasks.training.trainer import train
 from tests.support.training import EXHAUSTED, adapter_bytes, exhaust_memory, row
 
@@ -34,7 +31,7 @@ TWO = ONE.model_copy(update={"workers": 2, "parallelism": "ddp"})
 
 
 @pytest.fixture(scope="module")
-def ray_here() -> Iterator[Any]:
+def ray_here():
     import ray
 
     hook = {"worker_process_setup_hook": exhaust_memory}
@@ -44,7 +41,7 @@ def ray_here() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def by_two(ray_here: Any, base: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+def by_two(ray_here, base, tmp_path_factory):
     return train_on_ray(ROWS, TWO, base, tmp_path_factory.mktemp("two"))
 
 
@@ -70,9 +67,7 @@ def nothing_is_left(ray_here: Any, processes: list[psutil.Process]) -> None:
 
 
 @pytest.mark.slow
-def test_two_workers_take_the_steps_that_one_takes(
-    base: Path, by_two: TrainingResult, tmp_path: Path
-) -> None:
+def test_two_workers_take_the_steps_that_one_takes(base, by_two, tmp_path):
     alone = train(ROWS, ONE, base, tmp_path)
     assert by_two.workers == 2 and by_two.steps == alone.steps == 8
     assert by_two.tokens == alone.tokens
@@ -86,9 +81,7 @@ def test_two_workers_take_the_steps_that_one_takes(
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(
-    base: Path, by_two: TrainingResult, tmp_path: Path
-) -> None:
+def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(base, by_two, tmp_path):
     seen: list[float] = []
 
     def kill_one(entry: dict[str, float]) -> None:
@@ -108,7 +101,7 @@ def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(
 
 
 @pytest.mark.slow
-def test_an_interrupted_caller_leaves_no_worker(ray_here: Any, base: Path, tmp_path: Path) -> None:
+def test_an_interrupted_caller_leaves_no_worker(ray_here, base, tmp_path):
     left: list[psutil.Process] = []
 
     def interrupt(entry: dict[str, float]) -> None:
@@ -122,9 +115,7 @@ def test_an_interrupted_caller_leaves_no_worker(ray_here: Any, base: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_what_one_worker_cannot_do_ends_the_run_at_once(
-    ray_here: Any, base: Path, tmp_path: Path
-) -> None:
+def test_what_one_worker_cannot_do_ends_the_run_at_once(ray_here, base, tmp_path):
     """One of two runs out of memory, and the other waits for it in a collective operation."""
     seen: list[float] = []
     with pytest.raises(
@@ -142,7 +133,7 @@ def test_what_one_worker_cannot_do_ends_the_run_at_once(
     nothing_is_left(ray_here, workers())
 
 
-def test_more_workers_than_devices_are_refused_with_both_numbers() -> None:
+def test_more_workers_than_devices_are_refused_with_both_numbers():
     eight = TrainingRecipe(workers=8, parallelism="fsdp2")
     with pytest.raises(
         UsageError, match="8 workers and the Ray cluster has 2 GPUs .*set workers to 2"
@@ -156,7 +147,7 @@ def test_more_workers_than_devices_are_refused_with_both_numbers() -> None:
     assert launch._on_gpus(TrainingRecipe(), {"CPU": 1.0}) is False
 
 
-def test_a_process_that_is_alone_does_not_train_for_two(base: Path, tmp_path: Path) -> None:
+def test_a_process_that_is_alone_does_not_train_for_two(base, tmp_path):
     with pytest.raises(
         UsageError, match="trains with 2 workers, and 1 were started .*train_on_ray"
     ):

@@ -29,7 +29,7 @@ def paper() -> TrainingRecipe:
     )
 
 
-def test_the_papers_profile_spells_out_every_value_and_is_the_papers() -> None:
+def test_the_papers_profile_spells_out_every_value_and_is_the_papers():
     spelled = yaml.safe_load(PAPER.read_text(encoding="utf-8"))["training"]
     assert set(spelled) == set(TrainingRecipe.model_fields), "no default decides"
     assert set(spelled["evaluation"]) == set(EvaluationConfig.model_fields)
@@ -48,7 +48,7 @@ def test_the_papers_profile_spells_out_every_value_and_is_the_papers() -> None:
     assert not differing & {"learning_rate", "lr_schedule", "warmup_share", "target_modules"}
 
 
-def test_a_recipe_is_frozen_read_back_and_decided_by_the_device() -> None:
+def test_a_recipe_is_frozen_read_back_and_decided_by_the_device():
     recipe = TrainingRecipe()
     assert TrainingRecipe.model_validate_json(recipe.model_dump_json()) == recipe
     with pytest.raises(ValidationError):
@@ -60,7 +60,7 @@ def test_a_recipe_is_frozen_read_back_and_decided_by_the_device() -> None:
     assert plain.resolve(gpu=True).gradient_checkpointing is False
 
 
-def test_every_value_has_its_source_beside_it() -> None:
+def test_every_value_has_its_source_beside_it():
     lines = {
         line.strip().partition(":")[0]: line.partition("# ")[2]
         for line in PAPER.read_text(encoding="utf-8").splitlines()
@@ -69,7 +69,7 @@ def test_every_value_has_its_source_beside_it() -> None:
         assert lines[name].startswith(("paper", "reviews", "measured", "ours: ")), name
 
 
-def test_what_trl_and_peft_get_is_the_recipe(base: Path, tmp_path: Path) -> None:
+def test_what_trl_and_peft_get_is_the_recipe(base, tmp_path):
     tokenizer = load_tokenizer(base)
     recipe = paper().model_copy(update={"workers": 1, "parallelism": "none"}).resolve(gpu=False)
     examples = to_prompt_completion([row(0)], tokenizer)
@@ -129,7 +129,7 @@ def test_what_trl_and_peft_get_is_the_recipe(base: Path, tmp_path: Path) -> None
     assert {name: getattr(args, name) for name in expected} == expected
 
 
-def test_a_share_of_warm_up_is_a_share_of_all_steps(base: Path, tmp_path: Path) -> None:
+def test_a_share_of_warm_up_is_a_share_of_all_steps(base, tmp_path):
     recipe = TrainingRecipe(
         gradient_accumulation=1, num_epochs=2, warmup_share=0.5, learning_rate=1e-3
     )
@@ -167,7 +167,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path: Path) -> None:
+def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path):
     assert set(CHANGES) == set(TrainingRecipe.model_fields), "a new key belongs in this test"
     curated = SnapshotRef(root=str(tmp_path), stage="curation", fingerprint="0" * 32)
     recipes = [
@@ -182,14 +182,14 @@ def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("asked", [{"base_precision": "fp8"}, {"acceleration": "fp8"}])
 def test_fp8_is_refused_with_the_reason_and_other_recipes_of_before_are_read(
-    asked: dict[str, Any],
-) -> None:
+    asked,
+):
     with pytest.raises(ValidationError, match="FP8 base weights was removed: .* loss was 9.37"):
         TrainingRecipe.model_validate(asked)
     assert TrainingRecipe.model_validate({"base_precision": "bf16"}) == TrainingRecipe()
 
 
-def test_workers_share_the_passes_of_a_step_and_change_no_step() -> None:
+def test_workers_share_the_passes_of_a_step_and_change_no_step():
     one, four = TrainingRecipe(), TrainingRecipe(workers=4, parallelism="ddp")
     assert one.rows_per_step == four.rows_per_step == 8
     assert (one.passes_per_worker, four.passes_per_worker) == (8, 2)
@@ -201,8 +201,8 @@ def test_workers_share_the_passes_of_a_step_and_change_no_step() -> None:
 
 
 def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     base = tiny_model(tmp_path / "small", max_positions=512)
     rows = [row(0), row(1, reasoning=REASONING * 2), row(2, reasoning=REASONING * 40)]
     examples = to_prompt_completion(rows, load_tokenizer(base))

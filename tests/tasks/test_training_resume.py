@@ -3,10 +3,8 @@ the same adapter, byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,9 +20,7 @@ ROWS = [row(index) for index in range(6)]
 
 
 @pytest.fixture(scope="module")
-def killed(
-    base: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Path, Future[None]]]:
+def killed(base, tmp_path_factory):
     """Killed between the two passes of step 5, in the middle of the second epoch. Meanwhile this
     process trains."""
     out = tmp_path_factory.mktemp("killed")
@@ -33,9 +29,7 @@ def killed(
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(
-    base: Path, killed: Any, tmp_path_factory: pytest.TempPathFactory
-) -> TrainingResult:
+def uninterrupted(base, killed, tmp_path_factory):
     return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("whole"))
 
 
@@ -50,9 +44,7 @@ def goes_on_exactly(base: Path, out: Path, uninterrupted: TrainingResult, from_s
     assert adapter_bytes(result) == adapter_bytes(uninterrupted)
 
 
-def test_killed_between_two_passes_of_a_step_in_the_middle_of_an_epoch(
-    base: Path, uninterrupted: TrainingResult, killed: tuple[Path, Future[None]]
-) -> None:
+def test_killed_between_two_passes_of_a_step_in_the_middle_of_an_epoch(base, uninterrupted, killed):
     out, death = killed
     death.result()
     assert not (out / "adapter").exists()
@@ -60,7 +52,7 @@ def test_killed_between_two_passes_of_a_step_in_the_middle_of_an_epoch(
 
 
 @pytest.mark.slow
-def test_killed_anywhere(base: Path, uninterrupted: TrainingResult, tmp_path: Path) -> None:
+def test_killed_anywhere(base, uninterrupted, tmp_path):
     deaths = {
         ("training_step", 1): 0,  # in the first step
         ("training_step", 4): 0,  # before step 2 is done
@@ -79,7 +71,7 @@ def test_killed_anywhere(base: Path, uninterrupted: TrainingResult, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_killed_twice(base: Path, uninterrupted: TrainingResult, tmp_path: Path) -> None:
+def test_killed_twice(base, uninterrupted, tmp_path):
     out = tmp_path / "run"
     die_while_training(ROWS, RECIPE, base, [("training_step", 5, out), ("training_step", 7, out)])
     goes_on_exactly(
@@ -87,7 +79,7 @@ def test_killed_twice(base: Path, uninterrupted: TrainingResult, tmp_path: Path)
     )  # 5 passes, then 4 to 11 from step 2: 7 passes end in step 6
 
 
-def test_checkpoints_are_bounded_and_all_marked(uninterrupted: TrainingResult) -> None:
+def test_checkpoints_are_bounded_and_all_marked(uninterrupted):
     kept = sorted((uninterrupted.adapter_dir.parent / "checkpoints").glob("checkpoint-*"))
     assert [path.name for path in kept] == ["checkpoint-8", "checkpoint-9"]
     for path in kept:

@@ -52,12 +52,12 @@ KNOWN = code("torch.softmax(torch.relu(self.layer(x)).cumsum(0), dim=1)")
 
 
 @pytest.fixture
-def benchmark(tmp_path: Path) -> SnapshotRef:
+def benchmark(tmp_path):
     return snapshot(tmp_path, known=KNOWN)
 
 
 @pytest.fixture
-def tasks(tmp_path: Path) -> SnapshotRef:
+def tasks(tmp_path):
     return snapshot(
         tmp_path,
         twin=code("torch.tanh(self.other(x) * 3.0)", layer="other"),
@@ -72,9 +72,7 @@ def names(ref: SnapshotRef) -> list[str]:
     return [task.name for task in read_tasks(ref)]
 
 
-def test_what_the_benchmark_knows_is_left_out_and_so_is_what_repeats_another(
-    tasks: SnapshotRef, benchmark: SnapshotRef
-) -> None:
+def test_what_the_benchmark_knows_is_left_out_and_so_is_what_repeats_another(tasks, benchmark):
     chosen = run(tasks, benchmark, ON, ONCE)
     manifest = chosen.open().manifest
     assert names(chosen) == ["fresh"]
@@ -94,9 +92,7 @@ def test_what_the_benchmark_knows_is_left_out_and_so_is_what_repeats_another(
     assert "3 of 5 training tasks are left out." in manifest["report"]
 
 
-def test_tasks_are_kept_as_they_were_and_in_their_order(
-    tasks: SnapshotRef, benchmark: SnapshotRef
-) -> None:
+def test_tasks_are_kept_as_they_were_and_in_their_order(tasks, benchmark):
     both_off = run(tasks, None, OFF, AS_OFTEN)
     assert read_tasks(both_off) == read_tasks(tasks)
     assert names(run(tasks, benchmark, ON, AS_OFTEN)) == ["twin", "fresh"]
@@ -108,8 +104,8 @@ def test_tasks_are_kept_as_they_were_and_in_their_order(
 
 
 def test_the_same_choice_is_one_snapshot_and_another_benchmark_is_another(
-    tasks: SnapshotRef, benchmark: SnapshotRef, tmp_path: Path
-) -> None:
+    tasks, benchmark, tmp_path
+):
     first = run(tasks, benchmark, ON, ONCE)
     assert run(tasks, benchmark, ON, ONCE) == first
     other = run(
@@ -121,9 +117,7 @@ def test_the_same_choice_is_one_snapshot_and_another_benchmark_is_another(
     assert other != first and "renamed" in names(other)
 
 
-def test_a_set_that_the_benchmark_knows_whole_is_refused_with_the_ways_out(
-    tmp_path: Path, benchmark: SnapshotRef
-) -> None:
+def test_a_set_that_the_benchmark_knows_whole_is_refused_with_the_ways_out(tmp_path, benchmark):
     with pytest.raises(
         UsageError, match=r"all 1 training tasks are known to the benchmark \(1 exact\)"
     ) as error:

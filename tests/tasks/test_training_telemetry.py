@@ -3,7 +3,6 @@ real training."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tasks.training.telemetry import COLUMNS, SYSTEM, mfu, multiplied_parameters
 from tests.support.training import row
 
 
-def test_a_32b_model_without_recomputation_at_the_issues_rate_is_fully_used() -> None:
+def test_a_32b_model_without_recomputation_at_the_issues_rate_is_fully_used():
     """An H200 that does 790 TFLOP/s takes 6,025 tokens/s through 32.8 billion parameters at four
     operations each."""
     assert mfu(6025, 32_800_000_000, 790e12) == pytest.approx(1.0, abs=0.01)
@@ -24,13 +23,13 @@ def test_a_32b_model_without_recomputation_at_the_issues_rate_is_fully_used() ->
     assert mfu(6025, 32_800_000_000, None) is None
 
 
-def test_peaks_go_by_name() -> None:
+def test_peaks_go_by_name():
     assert peak_flops("NVIDIA H200") == peak_flops("NVIDIA H100 80GB HBM3") == 9.89e14
     assert peak_flops("NVIDIA A100-SXM4-80GB") == 3.12e14
     assert peak_flops("a card of tomorrow") is None and peak_flops(None) is None
 
 
-def test_the_table_of_embeddings_multiplies_nothing_unless_it_is_the_output(base: Path) -> None:
+def test_the_table_of_embeddings_multiplies_nothing_unless_it_is_the_output(base):
     import torch
 
     model = load_causal_model(base, dtype=torch.float32)
@@ -44,8 +43,8 @@ def test_the_table_of_embeddings_multiplies_nothing_unless_it_is_the_output(base
 
 
 def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    base, tmp_path, monkeypatch
+):
     import torch
     from transformers import TrainerCallback
 

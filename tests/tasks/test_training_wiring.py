@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -14,7 +13,7 @@ from tasks.training import acceleration
 from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.evaluation import EvaluationConfig
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.result import HELD_OUT, HISTORY, TrainingResult
+from tasks.training.result import HELD_OUT, HISTORY
 from tasks.training.trainer import train
 from tests.support.training import row
 
@@ -25,18 +24,18 @@ ROWS = [row(index) for index in range(8)]
 
 
 @pytest.fixture(scope="module")
-def plain(base: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+def plain(base, tmp_path_factory):
     return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("plain"))
 
 
-def test_held_out_tasks_are_not_trained_on_and_their_loss_falls(plain: TrainingResult) -> None:
+def test_held_out_tasks_are_not_trained_on_and_their_loss_falls(plain):
     assert plain.rows == 6 and plain.held_out_rows == plain.held_out_tasks == 2
     assert [entry["step"] for entry in plain.held_out] == [0, 3, 6]
     assert plain.held_out[-1]["loss"] < plain.held_out[0]["loss"]
     assert not plain.stopped_early
 
 
-def test_the_log_holds_every_step_once_with_what_it_took(plain: TrainingResult) -> None:
+def test_the_log_holds_every_step_once_with_what_it_took(plain):
     log = plain.log
     assert [entry["step"] for entry in log] == [0, 1, 2, 3, 4, 5, 6]
     assert all(set(entry) == set(HISTORY.names) for entry in log)
@@ -46,9 +45,7 @@ def test_the_log_holds_every_step_once_with_what_it_took(plain: TrainingResult) 
     assert plain.batches["rows_mean"] == 2 and plain.batches["tokens_mean"] > 2
 
 
-def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(base, tmp_path, monkeypatch):
     """Without dropout, whose masks differ, and uncompiled (test_acceleration compiles). All six
     rows make one step here, however they are packed: the losses of a step agree."""
     uncompiled = partial(accelerate, options=AccelerationOptions(compile=False))
@@ -74,7 +71,7 @@ def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(
     assert measured[0] == pytest.approx(measured[1], rel=1e-3), "through the same attention"
 
 
-def test_a_run_that_waits_for_no_epoch_without_progress_stops(base: Path, tmp_path: Path) -> None:
+def test_a_run_that_waits_for_no_epoch_without_progress_stops(base, tmp_path):
     diverging = RECIPE.model_copy(
         update={
             "learning_rate": 30.0,
@@ -94,7 +91,7 @@ def test_a_run_that_waits_for_no_epoch_without_progress_stops(base: Path, tmp_pa
     )
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_what_does_not_go_together_is_refused():
     for beside in (
         {"acceleration": "off"},
         {"batch_size": 2},
@@ -110,7 +107,7 @@ def test_what_does_not_go_together_is_refused() -> None:
         TrainingRecipe(acceleration="on", workers=2, parallelism="fsdp2")
 
 
-def test_acceleration_is_on_by_itself_where_it_was_measured_to_help() -> None:
+def test_acceleration_is_on_by_itself_where_it_was_measured_to_help():
     two = {"workers": 2}
     decided = {
         (recipe.parallelism, gpu): recipe.resolve(gpu=gpu).acceleration

@@ -43,7 +43,7 @@ NAMES = ("cumulative_sum", "softmax_rows")
 
 
 @pytest.fixture(scope="module")
-def ray_here() -> Iterator[None]:
+def ray_here():
     import ray
 
     start_ray()
@@ -52,7 +52,7 @@ def ray_here() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def prefect_home(tmp_path_factory):
     """A Prefect of its own: server, database and stored results end with this file."""
     from prefect import settings
     from prefect.testing.utilities import prefect_test_harness
@@ -67,7 +67,7 @@ def prefect_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def tasks() -> list[KernelTask]:
+def tasks():
     return [task for task in bundled.load("train") if task.name in NAMES]
 
 
@@ -143,7 +143,7 @@ class Given:
 
 
 @pytest.fixture
-def given(tmp_path: Path, tasks: list[KernelTask]) -> Given:
+def given(tmp_path, tasks):
     return Given(tmp_path, tasks)
 
 
@@ -154,9 +154,7 @@ def verdicts_of(ref: SnapshotRef) -> dict[str, dict]:
 
 
 @pytest.mark.slow
-def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(
-    ray_here: None, given: Given, tasks: list[KernelTask]
-) -> None:
+def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(ray_here, given, tasks):
     first_asked = [answer(tasks[0], 0), answer(tasks[1], 0), without_code(tasks[0], 7)]
     first, seen = given.reported(first_asked)
     before = verdicts_of(first)
@@ -203,9 +201,7 @@ def test_verdicts_are_kept_and_only_the_new_candidate_is_verified(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_short_does_only_the_rest(
-    ray_here: None, given: Given, tasks: list[KernelTask]
-) -> None:
+def test_a_run_that_was_cut_short_does_only_the_rest(ray_here, given, tasks):
     asked = [answer(tasks[0], 0), answer(tasks[0], 1), answer(tasks[1], 0)]
     candidates = given.candidates(asked)
     one_by_one = CONFIG.model_copy(update={"chunk_size": 1})
@@ -278,9 +274,7 @@ def ids(candidates: list[Candidate]) -> list[str]:
     return [candidate.candidate_id for candidate in candidates]
 
 
-def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(
-    given: Given, tasks: list[KernelTask]
-) -> None:
+def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(given, tasks):
     """What Prefect's retry after a lost device relies on: verdicts before the fault are kept, none
     is asked for again, none is left out."""
     asked, judge = numbered(tasks, 4), Judge(4, 0)
@@ -309,8 +303,8 @@ def test_a_retried_chunk_goes_on_with_what_has_no_verdict_yet(
     ],
 )
 def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
-    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch, fault: Exception
-) -> None:
+    given, tasks, monkeypatch, fault
+):
     """A Ray head that is killed and started again is another cluster: workers of the first are
     worth nothing to the second."""
 
@@ -347,8 +341,8 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
 
 
 def test_a_cluster_that_does_not_come_back_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(stage, "HEAD_BACK_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
@@ -359,7 +353,7 @@ def test_a_cluster_that_does_not_come_back_is_one_clear_error(
     stage.wait_for_head(None)  # Ray is started here, so there is nobody to wait for
 
 
-def test_one_stream_feeds_all_chunks(given: Given, tasks: list[KernelTask]) -> None:
+def test_one_stream_feeds_all_chunks(given, tasks):
     """The pool is asked once: between two chunks it has neither to be filled nor to be drained."""
     asked = numbered(tasks, 5)
     calls: list[int] = []
@@ -386,9 +380,7 @@ def test_one_stream_feeds_all_chunks(given: Given, tasks: list[KernelTask]) -> N
         assert len(verdicts_of(work.publish())) == len(asked) and calls == [10]
 
 
-def test_a_kill_between_chunks_loses_nothing_that_was_reached(
-    tmp_path: Path, tasks: list[KernelTask]
-) -> None:
+def test_a_kill_between_chunks_loses_nothing_that_was_reached(tmp_path, tasks):
     """The disk as it is while the stream is open, which is what a killed process leaves."""
     given, asked = Given(tmp_path / "alive", tasks), numbered(tasks, 3)
     candidates = given.candidates(asked)
@@ -409,9 +401,7 @@ def test_a_kill_between_chunks_loses_nothing_that_was_reached(
     assert finished == left and set(verdicts_of(finished)) == set(ids(asked))
 
 
-def test_where_there_is_no_journal_a_chunk_is_written_when_it_is_full(
-    tmp_path: Path, tasks: list[KernelTask]
-) -> None:
+def test_where_there_is_no_journal_a_chunk_is_written_when_it_is_full(tmp_path, tasks):
     with Given(f"memory://{tmp_path}", tasks).work(numbered(tasks, 3), Judge()) as work:
         for number in range(1, work.plan() + 1):
             work.verify_chunk(number)
@@ -419,7 +409,7 @@ def test_where_there_is_no_journal_a_chunk_is_written_when_it_is_full(
         assert work.publish().open().manifest["rows"] == 6
 
 
-def test_a_larger_snapshot_asks_only_for_what_is_new(given: Given, tasks: list[KernelTask]) -> None:
+def test_a_larger_snapshot_asks_only_for_what_is_new(given, tasks):
     old = [answer(tasks[0], 0), answer(tasks[1], 0)]
     with given.work(old, Judge()) as first:
         first.plan()
@@ -432,9 +422,7 @@ def test_a_larger_snapshot_asks_only_for_what_is_new(given: Given, tasks: list[K
     assert judge.asked == [new.candidate_id]
 
 
-def test_candidates_without_code_start_no_worker(
-    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates_without_code_start_no_worker(given, tasks, monkeypatch):
     def no_pool(self: stage.Verification) -> None:
         raise AssertionError("a pool was started for nothing")
 
@@ -444,7 +432,7 @@ def test_candidates_without_code_start_no_worker(
     assert ref.open().read().columns == VERDICTS.names
 
 
-def test_work_goes_by_task_however_it_was_written(given: Given, tasks: list[KernelTask]) -> None:
+def test_work_goes_by_task_however_it_was_written(given, tasks):
     """A task's candidates lie together, so that its reference is loaded once; here they are spread
     over parts, in disorder."""
     asked, snapshot = numbered(tasks, 40), Snapshot(given.root, "synthesis", "scattered")
@@ -461,7 +449,7 @@ def test_work_goes_by_task_however_it_was_written(given: Given, tasks: list[Kern
     assert not [path for path in Path(ref.open().path).iterdir() if path.name.startswith(".")]
 
 
-def test_the_texts_of_a_candidate_are_never_read(given: Given, tasks: list[KernelTask]) -> None:
+def test_the_texts_of_a_candidate_are_never_read(given, tasks):
     """They weigh ten times what verification needs: it must do with a snapshot that lacks them."""
     snapshot = Snapshot(given.root, "synthesis", "light")
     light = pa.schema([field for field in CANDIDATES if field.name in stage.READ])
@@ -472,15 +460,13 @@ def test_the_texts_of_a_candidate_are_never_read(given: Given, tasks: list[Kerne
     assert len(verdicts_of(given.run(snapshot.ref, Judge()))) == 4
 
 
-def test_a_candidate_of_an_unknown_task_is_named(tmp_path: Path, tasks: list[KernelTask]) -> None:
+def test_a_candidate_of_an_unknown_task_is_named(tmp_path, tasks):
     asked = [answer(tasks[0], 0), answer(tasks[1], 0)]
     with pytest.raises(UsageError, match=tasks[1].task_id):
         Given(tmp_path, tasks[:1]).run(asked, Judge())
 
 
-def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(
-    given: Given, tasks: list[KernelTask]
-) -> None:
+def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(given, tasks):
     class Forgetful(Judge):
         def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
             yield from list(super().verify(pairs))[1:]
@@ -493,9 +479,7 @@ def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(
 
 
 @pytest.mark.slow
-def test_a_flow_has_one_task_run_per_chunk_and_retries_it(
-    prefect_home: Path, given: Given, tasks: list[KernelTask]
-) -> None:
+def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home, given, tasks):
     from prefect import flow
     from prefect.client.orchestration import get_client
 
@@ -523,9 +507,7 @@ def test_a_flow_has_one_task_run_per_chunk_and_retries_it(
 
 
 @pytest.mark.slow
-def test_workers_that_do_nothing_give_each_candidate_one_verdict(
-    ray_here: None, tmp_path: Path
-) -> None:
+def test_workers_that_do_nothing_give_each_candidate_one_verdict(ray_here, tmp_path):
     """The whole stage over real Ray: several candidates travel in one call here, and none is lost
     or doubled."""
     from benchmarks.orchestration import NoBuild, NoRun, generate, inputs
@@ -552,9 +534,7 @@ def test_workers_that_do_nothing_give_each_candidate_one_verdict(
     assert ref.open().manifest["status_counts"] == {"correct": 500}
 
 
-def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(
-    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(given, tasks, monkeypatch):
     """Another torch, CUDA, driver, device, protocol or parse is another verdict; other code of this
     repository is not."""
     base = {"device": "H200", "torch": "2.11.0", "cuda": "13.0", "driver": "580.1"}
@@ -579,7 +559,7 @@ def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(
     assert asked() == 1
 
 
-def test_the_conditions_of_a_gpu_name_its_driver_and_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_conditions_of_a_gpu_name_its_driver_and_cuda(monkeypatch):
     lines = {"name,compute_cap": "NVIDIA H200, 9.0", "name,driver_version": "NVIDIA H200, 580.95"}
     monkeypatch.setattr(devices, "_query_gpus", lambda fields: [lines[fields]])
     monkeypatch.setattr(devices, "torch_versions", lambda: ("2.11.0+cu130", "13.0"))
@@ -592,8 +572,8 @@ def test_the_conditions_of_a_gpu_name_its_driver_and_cuda(monkeypatch: pytest.Mo
 
 
 def test_a_language_without_its_device_is_refused_before_anything_is_written(
-    given: Given, tasks: list[KernelTask], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    given, tasks, monkeypatch
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     candidates = given.candidates([answer(tasks[0], 0)])
     with pytest.raises(DeviceError, match="need an NVIDIA GPU"):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -32,12 +31,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return build_small_model(tmp_path_factory.mktemp("model") / "small", PROMPTS)
 
 
 @pytest.fixture(scope="module")
-def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter(model, tmp_path_factory):
     """A LoRA adapter that changes what the model says: both of its matrices are random."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -54,7 +53,7 @@ def adapter(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ray_without_gpus() -> Iterator[None]:
+def ray_without_gpus():
     import ray
 
     ray.shutdown()

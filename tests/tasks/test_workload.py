@@ -4,7 +4,6 @@ themselves."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import polars as pl
 import pytest
@@ -52,7 +51,7 @@ def task(
 
 
 @pytest.fixture(scope="module")
-def measurer() -> Iterator[Measurer]:
+def measurer():
     with Measurer(WorkloadConfig(timeout_s=60, memory_gb=1.5)) as found:
         yield found
 
@@ -63,7 +62,7 @@ def counted(measurer: Measurer, *args: str, **kwargs: str) -> Workload:
     return found
 
 
-def test_matmul_counts_two_for_each_multiply_add(measurer: Measurer) -> None:
+def test_matmul_counts_two_for_each_multiply_add(measurer):
     found = counted(
         measurer, "return x @ y", "torch.rand(30, 50), torch.rand(50, 70)", arguments="x, y"
     )
@@ -78,7 +77,7 @@ def test_matmul_counts_two_for_each_multiply_add(measurer: Measurer) -> None:
     )
 
 
-def test_conv2d_counts_groups_stride_padding_and_bias(measurer: Measurer) -> None:
+def test_conv2d_counts_groups_stride_padding_and_bias(measurer):
     init = "self.conv = nn.Conv2d(4, 6, (3, 5), stride=2, padding=1, groups=2)"
     found = counted(measurer, "return self.conv(x)", "torch.rand(2, 4, 16, 20)", init=init)
     outputs = 2 * 6 * 8 * 9  # (16 + 2 - 3) // 2 + 1 by (20 + 2 - 5) // 2 + 1
@@ -87,13 +86,13 @@ def test_conv2d_counts_groups_stride_padding_and_bias(measurer: Measurer) -> Non
     assert found.families == ("convolution",)
 
 
-def test_transposed_convolution_multiplies_each_input_with_each_weight(measurer: Measurer) -> None:
+def test_transposed_convolution_multiplies_each_input_with_each_weight(measurer):
     init = "self.conv = nn.ConvTranspose2d(4, 6, 3, stride=2, bias=False)"
     found = counted(measurer, "return self.conv(x)", "torch.rand(2, 4, 5, 7)", init=init)
     assert found.flops == 2 * (2 * 5 * 7) * 4 * 6 * 9
 
 
-def test_linear_and_relu(measurer: Measurer) -> None:
+def test_linear_and_relu(measurer):
     found = counted(
         measurer,
         "return F.relu(self.fc(x))",
@@ -117,12 +116,12 @@ def test_linear_and_relu(measurer: Measurer) -> None:
         ("return torch.sort(x, dim=1)[0]", "pass", 640 * 6, 2 * 640),
     ],
 )
-def test_estimates(measurer: Measurer, forward: str, init: str, flops: int, elements: int) -> None:
+def test_estimates(measurer, forward, init, flops, elements):
     found = counted(measurer, forward, "torch.rand(10, 64)", init=init)
     assert (found.flops, found.bytes_min, found.uncounted) == (flops, 4 * elements, ())
 
 
-def test_attention_counts_both_products_and_the_softmax(measurer: Measurer) -> None:
+def test_attention_counts_both_products_and_the_softmax(measurer):
     forward = "return F.scaled_dot_product_attention(x, y, z)"
     found = counted(
         measurer, forward, "*(torch.rand(2, 3, 16, 8) for _ in range(3))", arguments="x, y, z"
@@ -146,9 +145,7 @@ def test_attention_counts_both_products_and_the_softmax(measurer: Measurer) -> N
         ("nn.GRU(12, 20, num_layers=1, batch_first=True)", 3, 10),
     ],
 )
-def test_a_long_recurrent_layer_costs_its_steps(
-    measurer: Measurer, layer: str, gates: int, pointwise: int
-) -> None:
+def test_a_long_recurrent_layer_costs_its_steps(measurer, layer, gates, pointwise):
     steps, batch = (400, 7)
     shape = f"{batch}, {steps}" if "batch_first" in layer else f"{steps}, {batch}"
     found = counted(
@@ -162,7 +159,7 @@ def test_a_long_recurrent_layer_costs_its_steps(
     assert (found.operator_kind, found.families) == ("single_operator", ("rnn",))
 
 
-def test_two_steps_stand_for_all_steps_exactly() -> None:
+def test_two_steps_stand_for_all_steps_exactly():
     from kernels_eval.reference.workload import Tally, TwoSteps
 
     torch._C._set_mkldnn_enabled(False)
@@ -188,7 +185,7 @@ def test_two_steps_stand_for_all_steps_exactly() -> None:
         torch._C._set_mkldnn_enabled(True)
 
 
-def test_views_copies_and_creation_cost_no_flops(measurer: Measurer) -> None:
+def test_views_copies_and_creation_cost_no_flops(measurer):
     forward = (
         "y = x.reshape(8, 8).t().contiguous().clone()\nz = torch.zeros(64, 8)\nz[:8] = y\nreturn"
         " torch.cat([z, y])[:, :4]"
@@ -198,7 +195,7 @@ def test_views_copies_and_creation_cost_no_flops(measurer: Measurer) -> None:
     assert found.bytes_min == 4 * (64 + 72 * 4)  # the input, and what is returned
 
 
-def test_only_what_is_read_counts(measurer: Measurer) -> None:
+def test_only_what_is_read_counts(measurer):
     half = counted(
         measurer,
         "return x[:, :8] * 2",
@@ -228,17 +225,17 @@ def test_only_what_is_read_counts(measurer: Measurer) -> None:
     assert (changed.flops, changed.bytes_min) == (10, 4 * 20)
 
 
-def test_integer_work_is_no_floating_point(measurer: Measurer) -> None:
+def test_integer_work_is_no_floating_point(measurer):
     found = counted(measurer, "return (x + 1) // 2", "torch.arange(10)")
     assert (found.flops, found.bytes_min) == (0, 8 * 20)
 
 
-def test_what_no_rule_covers_is_named(measurer: Measurer) -> None:
+def test_what_no_rule_covers_is_named(measurer):
     found = counted(measurer, "return torch.linalg.svd(x)[1]", "torch.rand(6, 6)")
     assert found.uncounted == ("_linalg_svd",)
 
 
-def test_gigabytes_of_inputs_cost_no_memory(measurer: Measurer) -> None:
+def test_gigabytes_of_inputs_cost_no_memory(measurer):
     idle = measurer.measure(task("return x + 1", "torch.rand(1)")).peak_rss_bytes
     large = measurer.measure(task("return torch.relu(x) + 1", "torch.rand(4, 1024, 1024, 1024)"))
     assert large.workload.problem is None
@@ -246,18 +243,18 @@ def test_gigabytes_of_inputs_cost_no_memory(measurer: Measurer) -> None:
     assert idle and large.peak_rss_bytes and large.peak_rss_bytes < idle + (64 << 20)
 
 
-def test_a_reference_that_looks_at_values_runs_on_its_inputs(measurer: Measurer) -> None:
+def test_a_reference_that_looks_at_values_runs_on_its_inputs(measurer):
     found = counted(measurer, "return x * 2 if x.sum().item() > 0 else x", "torch.rand(1000)")
     assert (found.executed, found.flops) == ("declared inputs", 1000 + 1000)
 
 
-def test_a_constructor_that_looks_at_values_needs_no_real_inputs(measurer: Measurer) -> None:
+def test_a_constructor_that_looks_at_values_needs_no_real_inputs(measurer):
     init = "self.scale = [value.item() for value in torch.linspace(0, 1, 3)][1]"
     found = counted(measurer, "return x * self.scale", "torch.rand(1 << 30)", init=init)
     assert (found.executed, found.flops) == ("meta", 1 << 30)
 
 
-def test_real_inputs_are_not_made_where_they_are_too_large() -> None:
+def test_real_inputs_are_not_made_where_they_are_too_large():
     found = workload_of(
         task("return x * x.sum().item()", "torch.rand(1 << 20)"),
         WorkloadConfig(declared_max_bytes=(1 << 22) - 1),
@@ -286,7 +283,7 @@ BAD = {
 
 
 @pytest.mark.slow
-def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on() -> None:
+def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on():
     tasks = []
     for name, (forward, _) in BAD.items():
         tasks.append(task(forward, "torch.rand(4)", name=name))
@@ -303,7 +300,7 @@ def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on() -> None:
     assert rows.filter(pl.col("name").str.starts_with("after"))["flops"].to_list() == [4] * len(BAD)
 
 
-def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer: Measurer) -> None:
+def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer):
     forward = (
         "import kernels_eval.reference.workload as w\nw.Tally.bytes_read = property(lambda self:"
         " -10**9)\nreturn x + 1"
@@ -313,7 +310,7 @@ def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer: M
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def asked(monkeypatch):
     """The names of the tasks that are measured."""
     names: list[str] = []
     true = stage.measured
@@ -326,7 +323,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_same_program_is_counted_once_and_kept(tmp_path, asked) -> None:
+def test_the_same_program_is_counted_once_and_kept(tmp_path, asked):
     one, other = (
         task("return x + 1", "torch.rand(4)", name="one"),
         task("return x * 2 + 1", "torch.rand(4)", name="other"),
@@ -349,9 +346,7 @@ def test_the_same_program_is_counted_once_and_kept(tmp_path, asked) -> None:
 
 
 @pytest.mark.slow
-def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(
-    tmp_path, asked
-) -> None:
+def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(tmp_path, asked):
     one, broken = (
         task("return x + 1", "torch.rand(4)", name="one"),
         KernelTask(task_id="user/broken", name="broken", code="no Python"),
@@ -390,7 +385,7 @@ def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, asked) -> None:
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, asked):
     frame = pl.DataFrame(
         [task(f"return x + {i}", "torch.rand(4)", name=str(i)).model_dump() for i in range(3)]
     )
@@ -408,7 +403,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, asked) -> None
     assert len(asked) == 2
 
 
-def test_bundled_tasks_are_named_as_verification_names_them(measurer: Measurer) -> None:
+def test_bundled_tasks_are_named_as_verification_names_them(measurer):
     for item in bundled.load("all"):
         space: dict = {}
         exec(compile(item.code, item.name, "exec"), space)
@@ -422,7 +417,7 @@ def test_bundled_tasks_are_named_as_verification_names_them(measurer: Measurer) 
         assert found.families and "other" not in found.families, item.name
 
 
-def test_every_name_is_in_one_family_only() -> None:
+def test_every_name_is_in_one_family_only():
     names = [name for text in TABLE.values() for name in text.split()]
     assert sorted(names) == sorted(set(names))
     assert set(TABLE) | {"other"} == set(FAMILIES)
@@ -441,12 +436,12 @@ def test_every_name_is_in_one_family_only() -> None:
         ("torch.Tensor.__invented__", "other"),
     ],
 )
-def test_spellings_of_one_operator_are_one_family(operator: str, family: str) -> None:
+def test_spellings_of_one_operator_are_one_family(operator, family):
     assert family_of(operator) == family
     assert families_of([operator, operator]) == (family,)
 
 
-def test_least_ms_is_the_slower_of_memory_and_arithmetic() -> None:
+def test_least_ms_is_the_slower_of_memory_and_arithmetic():
     memory = Workload(task_id="m", flops=10, bytes_min=3 * 10**9, executed="meta")
     compute = Workload(task_id="c", flops=4 * 10**12, bytes_min=8, executed="meta")
     assert least_ms(memory, 3e12, 1e15) == pytest.approx(1.0)

@@ -131,7 +131,7 @@ def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], colum
         for arm in arms:
             at, (value, lower, upper) = _rows(arm) * aside, _percent(found, arm.name, EXEC)
             line.append((at, value))
-            if lower is not None:
+            if lower is not None and upper is not None:
                 axes.vlines(at, lower, upper, color=colour, linewidth=1.2)
             seeds = _seeds(found, arm.name, EXEC)
             axes.plot([at] * len(seeds), seeds, **HOLLOW)

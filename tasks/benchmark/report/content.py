@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernels_eval.records import STATUS_OF, Status
+from tasks.benchmark.breakdown import GroupRow
 from tasks.benchmark.report.records import MAX_EXAMPLES, CandidatePoint, ReportContext
-from tasks.benchmark.scoring import GEOMETRIC_MEAN, TRACKS, ScoreRow
+from tasks.benchmark.samples import TRACKS
+from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
 from tasks.benchmark.tables import (
     FEW_TASKS,
     HEAD_METRICS,
@@ -209,7 +211,8 @@ def _breakdowns(context: ReportContext) -> list[tuple[str, Table, int]]:
 
     Of each model Exec and fast_1 at the smallest k.
     """
-    k, found = smallest_k(context.breakdowns), []
+    k = smallest_k(context.breakdowns)
+    found: list[tuple[str, Table, int]] = []
     for by in dict.fromkeys(row.by for row in context.breakdowns):
         rows = [
             row
@@ -221,10 +224,14 @@ def _breakdowns(context: ReportContext) -> list[tuple[str, Table, int]]:
         for row in rows:
             tasks[row.group] = max(row.tasks, tasks.get(row.group, 0))
         name = "reasoning" if by == "arl_third" else by.replace("_", " ")
+
+        def group(row: GroupRow, tasks: dict[str, int] = tasks) -> tuple[str, ...]:
+            return row.group.replace("_", " "), str(tasks[row.group])
+
         table = pivoted(
             (name, "tasks"),
             rows,
-            lambda row, tasks=tasks: (row.group.replace("_", " "), str(tasks[row.group])),
+            group,
             lambda row: f"{cut(row.model, 40)} {label(row.metric, row.k)}",
             scored,
         )

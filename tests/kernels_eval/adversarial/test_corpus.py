@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.adversarial import CORPUS, Trial, Verifier, cases_of, trials
+from tests.support.adversarial import CORPUS, cases_of, trials
 
 CASES = [case for page in sorted(CORPUS.glob("*.yaml")) for case in cases_of(page)]
 
 
 @pytest.mark.parametrize("trial", trials(CASES, str))
-def test_corpus(judge: Verifier, trial: Trial) -> None:
+def test_corpus(judge, trial):
     trial.assert_judged(judge)

@@ -7,7 +7,6 @@ import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -158,7 +157,7 @@ def test_the_run_of_an_ablation_is_named_by_what_it_compares(asked, said, monkey
     assert ablation_name().startswith("ablate: 20")
 
 
-def four_trainings(branches: int, rows: float) -> Work:
+def four_trainings(branches, rows):
     basis = f"{4 * rows:.0f} rows, counted"
     return Work(suite=3, branches=branches, rows=(rows,) * 4, rows_basis=basis, answered=4)
 
@@ -233,13 +232,13 @@ def empty_mlflow(tmp_path_factory):
 
 
 class Home:
-    def __init__(self, path: Path, database: Path) -> None:
+    def __init__(self, path, database):
         self.path, self.root = path, path / "root"
         self.root.mkdir()
         (self.root / "mlflow.db").write_bytes(database.read_bytes())
         self.verdicts = samples(self.root).fingerprint
 
-    def config(self, **changes: Any) -> AblationConfig:
+    def config(self, **changes):
         asked = {
             "profile": profile(self.path),
             "strategies": STRATEGIES,
@@ -248,12 +247,12 @@ class Home:
         }
         return AblationConfig(**(asked | changes))
 
-    def ablation(self, **changes: Any) -> Any:
+    def ablation(self, **changes):
         from flows.ablation.flow import ablate
 
         return ablate.fn(self.config(**changes))
 
-    def runs(self) -> dict[str, Any]:
+    def runs(self):
         """MLflow's runs by name; a name that is there twice fails."""
         from mlflow.tracking import MlflowClient
 
@@ -429,7 +428,7 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     assert plain.complete
     held = Meter.held
 
-    def long(self: Meter, phase: str, devices: int = 1) -> Any:
+    def long(self, phase, devices=1):
         return held(
             self, phase, devices * 1_000_000 if phase == "train" else devices
         )  # a clock that runs fast

@@ -8,12 +8,11 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tasks.store.snapshot import Snapshot, snapshots
+from tasks.store.snapshot import snapshots
 from tests.support.commands import kill_tree, start, tiny
 
 PROFILE = tiny(
@@ -34,7 +33,7 @@ RUN_S = 1200
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def ended(directory: Path, *command: str) -> Any:
+def ended(directory, *command):
     """What a command prints that ends well."""
     process = start(*command, cwd=directory)
     try:
@@ -45,14 +44,14 @@ def ended(directory: Path, *command: str) -> Any:
     return json.loads(out)
 
 
-def snapshot(directory: Path, stage: str, fingerprint: str) -> Snapshot:
+def snapshot(directory, stage, fingerprint):
     (found,) = [
         each for each in snapshots(str(directory / "out"), stage) if each.fingerprint == fingerprint
     ]
     return found
 
 
-def made_by(directory: Path, branch: dict[str, Any]) -> dict[str, Any]:
+def made_by(directory, branch):
     """What a branch came to: its losses, the adapter's bytes, the answers, the scores."""
     training = snapshot(directory, "training", branch["trained"])
     answers = snapshot(directory, "synthesis", branch["answers"]["candidates"]["fingerprint"])
@@ -75,7 +74,7 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
     )  # timings differ from run to run: both compare the same verdicts
 
     first = start(*ABLATION, cwd=killed)
-    seen: list[str] = []
+    seen = []
     assert first.stderr is not None
     try:
         for text in first.stderr:

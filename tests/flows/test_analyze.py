@@ -23,7 +23,7 @@ from tests.support.planted import QUICK, planted
 ROOT = Path(flows.__file__).parent.parent
 
 
-def concur(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def concur(*arguments, cwd):
     command = [sys.executable, "-m", "flows.cli", "analyze", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(

@@ -6,12 +6,11 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import flows
 from flows.cli.main import main
@@ -37,11 +36,11 @@ ROWS = [
 SHIPPED = sorted(shipped_dir("strategies").glob("*.yaml"))
 
 
-def curate(*arguments: object) -> Result:
+def curate(*arguments):
     return CliRunner().invoke(main, ["curate", *map(str, arguments)])
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments):
     done = curate(*arguments)
     assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, (
         done.output
@@ -74,7 +73,7 @@ def root(tmp_path):
     return store
 
 
-def curated_json(*arguments: object) -> Any:
+def curated_json(*arguments):
     done = curate(*arguments, "--json")
     return json.loads(done.stdout)
 

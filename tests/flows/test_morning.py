@@ -6,25 +6,22 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
 from flows.config import PipelineConfig
-from flows.morning.history import BEGAN, PLACE, Refresh, before, entered, refreshes
-from flows.morning.report import Morning, report_of
+from flows.morning.history import BEGAN, PLACE, before, entered, refreshes
+from flows.morning.report import report_of
 from flows.morning.step import write_files
 from flows.morning.text import headline, markdown
 from kernels_eval.errors import UsageError
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 
 
-def written(
-    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: Any, **extra: Any
-) -> SnapshotRef:
+def written(root, stage, name, rows, schema, **extra):
     snapshot = Snapshot(str(root), stage, name)
     if not snapshot.finished:
         snapshot.append(rows, schema)
@@ -32,9 +29,7 @@ def written(
     return snapshot.ref
 
 
-def planted(
-    root: Path, night: str, tasks: int, statuses: dict[str, str], taken: list[str], **telemetry: Any
-) -> dict[str, SnapshotRef]:
+def planted(root, night, tasks, statuses, taken, **telemetry):
     """The snapshots of one night: `statuses` by candidate; `taken` are those of the training set.
     The task of `c12` is `t1`."""
     chosen = written(
@@ -99,11 +94,11 @@ def planted(
     return {"tasks": chosen, "candidates": candidates, "verdicts": verdicts, "curated": curated}
 
 
-def morning(root: str, ended: Refresh) -> Morning:
+def morning(root, ended):
     return report_of(ended, *before(root, ended))
 
 
-def night(root: Path, snapshots: dict[str, SnapshotRef], **changes: Any) -> Refresh:
+def night(root, snapshots, **changes):
     config = PipelineConfig(root=str(root), name="nightly")
     with entered(config) as entry:
         return entry.ends("finished", snapshots=snapshots, **changes)

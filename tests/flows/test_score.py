@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -29,12 +28,10 @@ TASK = (
     "import torch\nclass Model(torch.nn.Module):\n    pass\ndef get_inputs():\n    return []\ndef"
     " get_init_inputs():\n    return []\n"
 )
-QUICK: dict[str, Any] = {"resamples": 100}
+QUICK = {"resamples": 100}
 
 
-def verdict(
-    task_id: str, sample: int, speedup: float | None = None, **other: Any
-) -> dict[str, Any]:
+def verdict(task_id, sample, speedup=None, **other):
     """Correct where a speedup is given (0: not timed), else a wrong output."""
     right = (
         {"status": "correct", "reason": "ok"}
@@ -59,7 +56,7 @@ def verdict(
     )
 
 
-def table(path: Path, rows: list[dict[str, Any]]) -> str:
+def table(path, rows):
     schema = {"timing": pl.Struct({"speedup": pl.Float64}), "outputs_match": pl.Boolean}
     pl.DataFrame(
         rows,
@@ -70,13 +67,13 @@ def table(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def value(
-    data: dict[str, Any],
-    metric: str,
-    k: int | None,
-    group: str = "all",
-    track: str = "custom_kernel",
-    **more: str,
-) -> Any:
+    data,
+    metric,
+    k,
+    group="all",
+    track="custom_kernel",
+    **more,
+):
     asked = {"metric": metric, "k": k, "group": group, "track": track, **more}
     found = [
         row["value"]
@@ -87,7 +84,7 @@ def value(
     return found[0]
 
 
-def rows_of_two_levels() -> list[dict[str, Any]]:
+def rows_of_two_levels():
     """Level 1: one task right twice of four (speedups 2 and 0.5), one never. Level 2: one task
     right in all of four, speedup 4."""
     first = [

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +18,7 @@ from flows.track import training_run_record
 from flows.train import of_line
 from kernels_eval.errors import UsageError
 from tasks.benchmark.report.inputs import training_steps
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.writing import PARENT_TAG
@@ -44,11 +43,11 @@ LOG = pa.schema(
 )
 
 
-def trained_on(curated: SnapshotRef) -> SnapshotRef:
+def trained_on(curated):
     """A training snapshot with columns that today's trainer may not know, one of them not of
     numbers."""
     snapshot = Snapshot(curated.root, "training", "f00d")
-    values: list[tuple[Any, ...]] = [
+    values = [
         (0, 0.0, None, None, 3.0, None, None, None),
         (1, 0.5, 2.0, 1e-4, None, 100.0, 50.0, "a"),
         (2, 1.0, math.nan, 5e-5, 2.5, 120.0, 70.0, "b"),
@@ -237,7 +236,7 @@ def test_the_command_trains_once_and_says_where(tmp_path):
     command = ["train", "--root", tmp_path / "root", "--json"]
     command += [word for setting in settings for word in ("--set", setting)]
 
-    def trained(*more: object) -> dict[str, Any]:
+    def trained(*more):
         done = concur(*command, *more, cwd=tmp_path, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)

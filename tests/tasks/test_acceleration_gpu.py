@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
-def model(dropout: float = 0.0) -> torch.nn.Module:
+def model(dropout=0.0):
     return adapted_qwen(
         dropout=dropout,
         rank=16,
@@ -28,14 +28,12 @@ def model(dropout: float = 0.0) -> torch.nn.Module:
     )
 
 
-def row(length: int) -> dict[str, list[int]]:
+def row(length):
     ids = torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     return {"input_ids": ids, "labels": ids}
 
 
-def loss_and_gradient(
-    adapted: torch.nn.Module, line: dict[str, torch.Tensor]
-) -> tuple[float, torch.Tensor]:
+def loss_and_gradient(adapted, line):
     adapted.zero_grad()
     line = {name: value.to(CUDA) for name, value in line.items()}
     labels = line.pop("labels")
@@ -48,7 +46,7 @@ def loss_and_gradient(
     )
 
 
-def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative(ours, theirs):
     return float((ours - theirs).norm() / theirs.norm())
 
 

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -52,7 +51,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make(base, tmp_path_factory):
-    def make(*, scale: float = 1.0, untrained: bool = False, **changes: Any) -> Path:
+    def make(*, scale=1.0, untrained=False, **changes):
         """A LoRA adapter of rank 32 on the seven projections with random matrices; `scale` is by
         how much it changes the model."""
         import torch
@@ -252,7 +251,7 @@ ADAPTER = AdapterFacts(
     parameters=1_000_000,
     size_bytes=4_200_000,
 )
-FACTS: dict[str, Any] = {
+FACTS = {
     "name": "night-12",
     "base_model": "Qwen/QwQ-32B",
     "curated": "c0ffee",
@@ -261,7 +260,7 @@ FACTS: dict[str, Any] = {
 }
 
 
-def parts(text: str) -> tuple[dict[str, Any], str]:
+def parts(text):
     _, front, body = text.split("---\n", 2)
     return yaml.safe_load(front), body
 
@@ -390,7 +389,7 @@ def test_vllm_serves_an_adapter_that_passed_by_its_name_and_the_merged_weights_a
     served = VllmSampler(
         str(base), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs"
     )
-    said: dict[str, str] = {}
+    said = {}
     try:
         for name in ("small", "tuned"):
             served._asked = name

@@ -3,8 +3,6 @@ registry."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
@@ -35,7 +33,7 @@ def adapter(base, tmp_path_factory):
     return directory
 
 
-def greedy(base: Path, adapter: Path | None, tokens: int) -> str:
+def greedy(base, adapter, tokens):
     import torch
 
     tokenizer, model = (

@@ -3,8 +3,6 @@ numbers, and else not."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.benchmark.breakdown import (
-    GroupRow,
     arl_groups,
     gap,
     level_groups,
@@ -20,7 +17,6 @@ from tasks.benchmark.breakdown import (
     score_groups,
 )
 from tasks.benchmark.diagnosis import (
-    Diagnosis,
     Evidence,
     Traces,
     correct_but_slow,
@@ -37,11 +33,11 @@ from tests.support import verdict_rows
 from tests.support.verdict_rows import frame
 
 
-def row(task: str, outcome: float | str, model: str = "tuned", **facts: Any) -> dict[str, Any]:
+def row(task, outcome, model="tuned", **facts):
     return verdict_rows.row(model, task, outcome, **facts)
 
 
-def levels(one: int, two: int, tasks: int = 50, speedup: float = 0.5) -> pl.DataFrame:
+def levels(one, two, tasks=50, speedup=0.5):
     """`one` and `two` of so many tasks of levels 1 and 2 are solved."""
     solved = {1: one, 2: two}
     return frame(
@@ -61,7 +57,7 @@ TASKS = pl.DataFrame(
 )
 
 
-def of_levels(verdicts: pl.DataFrame) -> list[GroupRow]:
+def of_levels(verdicts):
     return score_groups(verdicts, {"level": level_groups(TASKS)}, ks=(1,), resamples=300)
 
 
@@ -120,9 +116,9 @@ def test_the_gap_of_two_groups_covers_the_truth():
     """Two groups of 60 tasks that are solved at 20 and 45 %: 95 of 100 intervals hold 25 points."""
     rng, hits, runs = np.random.default_rng(0), 0, 400
 
-    facts: dict[str, Any] = {"model": "m", "track": "any", "metric": "exec", "samples": 60}
+    facts = {"model": "m", "track": "any", "metric": "exec", "samples": 60}
 
-    def scored(share: float) -> ScoreRow:
+    def scored(share):
         solved = int(rng.binomial(60, share))
         lower, upper = wilson_interval(solved, 60)
         return ScoreRow(**facts, value=solved / 60, lower=lower, upper=upper, tasks=60)
@@ -138,7 +134,7 @@ def test_the_gap_of_two_groups_covers_the_truth():
 # -- signatures ------------------------------------------------------------------------------------
 
 
-def evidence(**facts: Any) -> Evidence:
+def evidence(**facts):
     return Evidence(**({"single_operator": (196, 4892)} | facts))
 
 
@@ -179,7 +175,7 @@ def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set():
     now = Traces(samples=400, flagged={"self_doubting": 140, "repetitive": 10}, median_tokens=9000)
     training = Traces(samples=5000, flagged={"self_doubting": 1050})
 
-    def read(traces: Traces, before: Traces | None = before) -> Diagnosis | None:
+    def read(traces, before=before):
         known = {"tuned": traces} | ({"base": before} if before else {})
         return verbose("tuned", Evidence(traces=known, training=training, baseline="base"))
 
@@ -212,7 +208,7 @@ def test_answers_that_were_cut_off_are_reported():
 CALLS = ["aten::empty", "aten::convolution"]
 
 
-def slow(*shares: float, speedup: float = 0.5) -> pl.DataFrame:
+def slow(*shares, speedup=0.5):
     return frame(
         *(
             row(f"t{i}", speedup, custom_kernel_time_share=share, library_calls=CALLS)
@@ -241,7 +237,7 @@ def test_kernels_that_replaced_what_does_not_take_the_time_are_reported():
 def test_with_a_profile_the_operator_that_was_left_to_torch_is_named():
     verdicts = slow(*[0.9] * 10)
 
-    def of(operator: str, share: float) -> Diagnosis | None:
+    def of(operator, share):
         spent = {f"t{i}": {operator: share, "rest": 0.1} for i in range(10)}
         return missed_bottleneck("tuned", verdicts, spent)
 

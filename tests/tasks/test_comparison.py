@@ -6,8 +6,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +14,15 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.comparison.content import headline, trust, verdict_of
-from tasks.benchmark.comparison.numbers import Compared, SeedScore, SeedTest, compared, seed_tests
+from tasks.benchmark.comparison.numbers import SeedScore, compared, seed_tests
 from tasks.benchmark.comparison.page import write_comparison
-from tasks.benchmark.comparison.records import Ablation, Branch, Written
+from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.metrics import sign_flip_p
 from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import ablation, answers, branch, drawn, solved, verdict
 from tests.support.pages import HOSTILE, Page, svgs
 
-FACTS: dict[str, Any] = {"strategy": "min_length", "size": None}
+FACTS = {"strategy": "min_length", "size": None}
 LOST = Branch(name="lost-0", seed=0, state="failed", error="CUDA out of memory", rows=12, **FACTS)
 LEFT = Branch(name="left-0", seed=1, state="left_out", error="the budget was spent", **FACTS)
 EXEC = {"metric": "exec", "track": "custom_kernel"}
@@ -55,25 +53,25 @@ def written(planted, tmp_path_factory):
     return write_comparison(planted, tmp_path_factory.mktemp("out") / "made", resamples=200)
 
 
-def data_of(made: Written) -> dict[str, Any]:
+def data_of(made):
     return json.loads(made.json_file.read_text(), parse_constant=lambda name: pytest.fail(name))
 
 
-def of(*branches: Branch, **more: Any) -> Compared:
+def of(*branches, **more):
     return compared(Ablation(name="s", fingerprint="f", branches=branches, **more), resamples=50)
 
 
-def with_answers(made: Ablation, found: Any) -> Ablation:
+def with_answers(made, found):
     """The same ablation, but for the answers of its first branch."""
     first = made.branches[0].model_copy(update={"answers": found})
     return made.model_copy(update={"branches": (first, *made.branches[1:])})
 
 
-def doubts(found: Compared) -> dict[str, str]:
+def doubts(found):
     return {caveat.what: caveat.value for caveat in trust(found)}
 
 
-def exec_tests(found: Compared) -> dict[str, SeedTest]:
+def exec_tests(found):
     tests = (t for t in found.seed_tests if (t.metric, t.track) == ("exec", "custom_kernel"))
     return {test.model: test for test in tests}
 
@@ -173,7 +171,7 @@ def test_seeds_that_vary_seldom_pass_for_a_better_strategy(seeds):
         runs = luck.binomial(samples, np.clip(hard + lifts * 4 * hard * (1 - hard), 0, 1)) / samples
         pairs = runs[0].mean(axis=0) - runs[1].mean(axis=0)
         p, difference = sign_flip_p(pairs), float(pairs.mean())
-        tested: dict[str, Any] = {"tasks": tasks, "difference": difference, "p": p, "p_holm": p}
+        tested = {"tasks": tasks, "difference": difference, "p": p, "p_holm": p}
         row = ComparisonRow(model="a", baseline="random", k=1, **tested, **EXEC)
         scores = [
             SeedScore(branch=f"{arm}-{seed}", arm=arm, seed=seed, value=float(value), **EXEC)
@@ -204,7 +202,7 @@ def test_sizes_are_compared_like_with_like(tmp_path):
     sizes = ("10 rows", "100 rows")
     branches = made.branches
 
-    def pairs(*branches: Branch) -> set[tuple[str, str]]:
+    def pairs(*branches):
         return {(row.model, row.baseline) for row in of(*branches).differences}
 
     assert pairs(*branches) == {(f"concur, {size}", f"random, {size}") for size in sizes}
@@ -303,7 +301,7 @@ def test_two_branches_of_one_name_are_refused():
 # -- the three files -------------------------------------------------------------------------------
 
 
-def shown(path: Path) -> str:
+def shown(path):
     """What a reader sees of the page or the markdown, in one line."""
     text = re.sub(r"<(style|title)>.*?</\1>|<[^>]*>", " ", path.read_text(), flags=re.DOTALL)
     return " ".join(html.unescape(text).split())
@@ -317,7 +315,7 @@ def test_html_markdown_and_json_hold_the_same_numbers(written):
     every = data["differences"] + data["against_untuned"]
     every = [row for row in every if row["track"] == "custom_kernel"]
 
-    def said(row: dict[str, Any], name: str, form: str, unit: str, scale: int = 100) -> str:
+    def said(row, name, form, unit, scale=100):
         value, lower, upper = (f"{scale * row[each]:{form}}" for each in (name, "lower", "upper"))
         return f"{value}{unit} ({lower} to {upper})"
 

@@ -33,7 +33,7 @@ def test_the_page_fits_every_screen_and_asks_for_nothing(tmp_path):
                 page = browser.new_context(
                     color_scheme=scheme, viewport={"width": width, "height": 900}
                 ).new_page()
-                asked: list[str] = []
+                asked = []
                 page.on("request", lambda request, asked=asked: asked.append(request.url))
                 page.goto(made.html.as_uri())
                 assert [

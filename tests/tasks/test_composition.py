@@ -4,7 +4,6 @@ read them."""
 from __future__ import annotations
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,7 +31,7 @@ from tasks.analysis.composition_figures import (
     overlap_figure,
     status_figure,
 )
-from tasks.reporting.charts import LOOKS, Drawn, Look
+from tasks.reporting.charts import LOOKS, Look
 from tests.support.drawings import assert_readable, linear
 from tests.support.samples import FUSION, SINGLE, frame, sample, samples
 
@@ -144,7 +143,7 @@ def test_the_tables_name_sets_that_are_the_same_and_what_they_share():
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def many(sets: int = 12, tasks: int = 30) -> Figures:
+def many(sets=12, tasks=30):
     operators = [
         SINGLE,
         FUSION,
@@ -183,11 +182,11 @@ def test_every_figure_reads_on_white_and_on_black_and_says_its_n(tmp_path):
     assert [drawn.name for drawn in figures] == ["status-by-family", "composition", "overlap"]
 
 
-def caption_of(drawn: Drawn) -> str:
+def caption_of(drawn):
     return str(drawn.figure._supxlabel.get_text())
 
 
-def boxes_of(drawn: Drawn) -> dict[str, Any]:
+def boxes_of(drawn):
     """Every text that is drawn, and where (pixels)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
@@ -214,11 +213,11 @@ def boxes_of(drawn: Drawn) -> dict[str, Any]:
     }
 
 
-def paper_scale() -> list[Drawn]:
+def paper_scale():
     """Sets of 214,638 samples, and speedups within less than a decade."""
     speedups = Quantiles(n=200_000, p10=0.55, p25=0.8, median=1.2, p75=1.9, p90=3.1)
     tokens = Quantiles(n=214_638, p10=4_000, p25=6_000, median=9_000, p75=15_000, p90=31_000)
-    facts: dict[str, Any] = {"samples": 214_638, "tasks": 180_000, "tokens": tokens}
+    facts = {"samples": 214_638, "tasks": 180_000, "tokens": tokens}
     facts |= dict.fromkeys(("single_operator", "fusion"), 107_319) | {"speedups": speedups}
     held = [
         SetComposition(name=f"set_{number}", families={"matmul": 214_638}, **facts)
@@ -259,7 +258,7 @@ AS_SEEN = {
 TOLD_APART = 20.0  # difference in CIE Lab; 2.3 is just noticeable side by side
 
 
-def lab(colour: str, seen: np.ndarray) -> np.ndarray:
+def lab(colour, seen):
     rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
     light = np.clip(seen @ linear(rgb), 0, 1)
     xyz = (

@@ -143,7 +143,7 @@ def test_operator_kind_on_what_verification_really_records():
 
     from kernels_eval.checks.operators import reference_operators
 
-    def kind(layer: torch.nn.Module, *shape: int) -> str:
+    def kind(layer, *shape):
         return operator_kind(
             reference_operators(lambda: layer(torch.ones(*shape).transpose(-1, -2).contiguous()))
         )

@@ -4,8 +4,6 @@ and that texts stay on the disk."""
 from __future__ import annotations
 
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,13 +12,13 @@ from tasks.curation import stage
 from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED, VERDICTS
 from tasks.workload.record import WORKLOADS
 from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample
 
 
-def rows(tasks: int = 30) -> list[dict[str, Any]]:
+def rows(tasks=30):
     rng = random.Random(3)
     return [
         sample(
@@ -105,7 +103,7 @@ def test_deciding_reads_no_text(tmp_path):
     )
 
 
-def workloads(root: Path, operators: dict[str, list[str] | None]) -> SnapshotRef:
+def workloads(root, operators):
     """Finished workloads; None: a task that could not be counted."""
     rows = [{"task_id": name, "operators": found or []} for name, found in operators.items()]
     return finished(root, "workloads", rows, WORKLOADS, "w")

@@ -9,19 +9,18 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from tasks.analysis.difficulty import difficulty, divide, monotone
-from tasks.analysis.records import Difficulty
 from tasks.reporting.findings import Estimate
 
 
 def planted(
-    tasks: int,
+    tasks,
     *,
-    seed: int,
-    harder: float,
-    wrong_longer: float = 0.0,
-    name: str = "g",
-    samples: int = 8,
-) -> pl.DataFrame:
+    seed,
+    harder,
+    wrong_longer=0.0,
+    name="g",
+    samples=8,
+):
     """`harder`: how much of a task's hardness reaches its lengths; `wrong_longer`: tokens that a
     wrong sample is longer by itself.
 
@@ -50,7 +49,7 @@ def planted(
     )
 
 
-def execs(found: Difficulty) -> list[float]:
+def execs(found):
     assert found.tertiles is not None
     return [group.exec.value or 0.0 for group in found.tertiles.groups]
 

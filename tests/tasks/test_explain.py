@@ -3,8 +3,6 @@ rule's own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,12 +10,12 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
-from tasks.curation.explain import CHECKS, Explanation, explain
+from tasks.curation.explain import CHECKS, explain
 from tasks.curation.strategies import BASELINES, RULES, curate
 from tests.support.samples import any_samples, frame, sample, samples
 
 
-def why(candidate_id: str, *rows: dict[str, Any], **config: Any) -> Explanation:
+def why(candidate_id, *rows, **config):
     return explain(frame(*rows), CurationConfig(**config), candidate_id)
 
 

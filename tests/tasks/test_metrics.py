@@ -62,7 +62,7 @@ def test_bootstrap_is_deterministic_and_stays_within_the_data(values, seed):
 def test_bootstrap_narrows_with_tasks_and_widens_with_the_level():
     few, many = [0.0, 1.0, 0.0, 1.0], [0.0, 1.0] * 100
 
-    def width(values: list[float], level: float = 0.95) -> float:
+    def width(values, level=0.95):
         interval = bootstrap_interval(values, mean, seed=1, level=level)
         assert interval is not None
         return interval[1] - interval[0]

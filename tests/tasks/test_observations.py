@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -36,26 +35,26 @@ SCHEMA = {
 }
 
 
-def inside(truth: float, estimate: Any) -> bool:
+def inside(truth, estimate):
     return estimate.bounded and estimate.lower <= truth <= estimate.upper
 
 
-def claim(found: Observations, number: int = 0) -> tuple[str, str]:
+def claim(found, number=0):
     """Verdict and note of one of the paper's two claims."""
     return found.findings[number].verdict, found.findings[number].note
 
 
-def notes(found: Observations) -> str:
+def notes(found):
     return " ".join(row.note for row in found.findings)
 
 
-def rows(*samples: tuple[str, str, int | None, float | None], **more: Any) -> pl.DataFrame:
+def rows(*samples, **more):
     """(task, status, reasoning tokens, speedup) as a frame with the columns that are read."""
     frame = pl.DataFrame(list(samples), schema=SCHEMA, orient="row")
     return frame.with_columns(**{name: pl.Series(values) for name, values in more.items()})
 
 
-def outcome(right: Any) -> str:
+def outcome(right):
     return "correct" if right else "incorrect"
 
 
@@ -241,7 +240,7 @@ def test_a_frame_that_cannot_be_used_is_one_clear_error(change, said):
 
 LONG, EVEN = pl.col("reasoning_tokens") >= 9000, pl.int_range(pl.len()) % 2 == 0
 UNSAYABLE, UNTIMED = "length cannot be judged", "speed cannot be judged"
-CASES: dict[str, tuple[dict[str, Any], str]] = {
+CASES = {
     "none correct": ({"status": pl.lit("incorrect")}, UNSAYABLE + UNTIMED),
     "all correct": ({"status": pl.lit("correct")}, UNSAYABLE),
     "one task": ({"keep": pl.int_range(pl.len()) < 5}, UNSAYABLE),

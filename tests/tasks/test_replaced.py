@@ -26,7 +26,7 @@ NATIVE; }''', functions=["softmax"])
 SUB = "class Sub(nn.Module):\n    def forward(self, x):\n        return x.exp()"
 
 
-def source(forward: str, init: str = "pass", extra: str = "", native: str = "x") -> str:
+def source(forward, init="pass", extra="", native="x"):
     lines = [
         HEAD.replace("NATIVE", native),
         extra,
@@ -38,7 +38,7 @@ def source(forward: str, init: str = "pass", extra: str = "", native: str = "x")
     return "\n".join([*lines, *(f"        {line}" for line in forward.splitlines())])
 
 
-def called(forward: str, **parts: str) -> frozenset[str]:
+def called(forward, **parts):
     found = called_operators(source(forward, **parts))
     assert found is not None
     return found
@@ -141,7 +141,7 @@ def test_calls_in_a_circle_end():
     assert called_operators(base) == frozenset()
 
 
-def code_of(task: str, number: int, language: str = "cpp") -> str:
+def code_of(task, number, language="cpp"):
     code = parse_response(bundled.responses(task, language)[number]).code
     assert code is not None
     return code
@@ -165,7 +165,7 @@ def test_recorded_answers_that_fuse_and_one_that_falls_back():
     assert shares[0][0] == pytest.approx(1.0) and shares[2][0] == 0.0
 
 
-def verdicts(*answers: tuple[str, int, str]) -> pl.DataFrame:
+def verdicts(*answers):
     return pl.DataFrame(
         {"model": "m", "task_id": f"bundled/{task}", "status": status, "reason": "ok"}
         | {"code": code_of(task, number)}

@@ -8,7 +8,6 @@ import html
 import json
 import math
 import re
-from typing import Any
 
 import polars as pl
 import pytest
@@ -37,9 +36,7 @@ from tests.support.pages import HOSTILE, Page, svgs
 from tests.support.verdict_rows import row
 
 
-def verdict(
-    model: str, task: str, outcome: float | str, tokens: int = 100, number: int = 0
-) -> dict[str, Any]:
+def verdict(model, task, outcome, tokens=100, number=0):
     """One verdict joined with its candidate: an outcome is a speedup or a reason."""
     log = f"main.cpp:{number}:1: error: '{model}' was not declared in this scope"
     return row(
@@ -80,7 +77,7 @@ NAMES = {"t1": "1_Square_matmul", "t2": "2_Softmax", "t3": "3_Norm"}
 
 
 @functools.cache
-def facts() -> dict[str, Any]:
+def facts():
     line, held_out = pl.DataFrame(LINE), pl.DataFrame(HELD_OUT)
     return {
         "run_name": "local",
@@ -119,13 +116,13 @@ def facts() -> dict[str, Any]:
     }
 
 
-def context(**changes: Any) -> ReportContext:
+def context(**changes):
     return ReportContext(**(facts() | changes))
 
 
-def hostile() -> ReportContext:
+def hostile():
     """Everything a candidate, a task, a model or a profile can name is hostile at once."""
-    named: dict[str, Any] = {
+    named = {
         name: [
             each.model_copy(update={"model": HOSTILE, "group": HOSTILE}) for each in facts()[name]
         ]
@@ -209,7 +206,7 @@ def test_a_run_without_training_or_benchmark_says_so():
 
 
 def test_what_not_to_trust_follows_from_the_data():
-    def caveats(**changes: Any) -> dict[str, str]:
+    def caveats(**changes):
         rows = json.loads(to_json(context(**changes)))["caveats"]
         return {row["what"]: row["value"] for row in rows}
 
@@ -237,7 +234,7 @@ def test_loss_compares_epochs_and_falls_back_to_steps():
     assert context(history=()).losses is None
 
 
-def words(**changes: Any) -> str:
+def words(**changes):
     return html.unescape(to_markdown(context(**changes)))
 
 
@@ -487,7 +484,7 @@ def test_every_figure_has_its_data():
 
 
 def test_a_large_run_stays_under_the_size_and_says_what_was_cut():
-    known: dict[str, Any] = {"reason": "ok", "lower": 1.0, "upper": 2.0}
+    known = {"reason": "ok", "lower": 1.0, "upper": 2.0}
     points = [
         CandidatePoint(
             task_name=f"task {i}",

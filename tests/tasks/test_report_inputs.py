@@ -3,9 +3,6 @@ outputs and training traces read."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -21,7 +18,7 @@ from tasks.benchmark.report.inputs import (
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
 from tests.support.ablations import verdict
@@ -32,22 +29,20 @@ DOUBT = (
 TASK_COUNT = 12
 
 
-def written(
-    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema, **extra: Any
-) -> SnapshotRef:
+def written(root, stage, name, rows, schema, **extra):
     snapshot = Snapshot(str(root), stage, name)
     snapshot.append(rows, schema)
     return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
 def answered(
-    root: Path,
-    model: str,
+    root,
+    model,
     *,
-    tokens: Any = lambda task: None,
-    right: Any = lambda task: True,
-    text: str = "short",
-) -> Answers:
+    tokens=lambda task: None,
+    right=lambda task: True,
+    text="short",
+):
     candidates = [
         {
             "candidate_id": f"task-{i:03}-0",
@@ -98,7 +93,7 @@ def benchmarked(tmp_path):
     )
 
 
-def values(rows: list[Any], by: str, model: str) -> dict[str, float | None]:
+def values(rows, by, model):
     wanted = (by, model, "exec", 1, "custom_kernel")
     return {
         row.group: row.value
@@ -107,7 +102,7 @@ def values(rows: list[Any], by: str, model: str) -> dict[str, float | None]:
     }
 
 
-def groups_of(made: Benchmarked) -> tuple[list[Any], str]:
+def groups_of(made):
     frame = answers_frame(list(made.answers))
     return breakdowns(made.suite, made.workloads, made.answers, frame, ks=(1,), resamples=50)
 

@@ -24,22 +24,20 @@ from tasks.benchmark.metrics import (
 Counts = NDArray[np.int64]
 
 
-def benchmark(rng: np.random.Generator, tasks: int, samples: int, a: float, b: float) -> Counts:
+def benchmark(rng, tasks, samples, a, b):
     """How many of `samples` samples passed on each task, whose difficulty is drawn from Beta(a,
     b)."""
     return rng.binomial(samples, rng.beta(a, b, tasks))
 
 
-def truth(k: int, a: float, b: float) -> float:
+def truth(k, a, b):
     """pass@k over all tasks of that kind: 1 - E[(1 - p)^k] = 1 - B(a, b + k) / B(a, b)."""
     return 1 - math.exp(
         math.lgamma(b + k) - math.lgamma(b) + math.lgamma(a + b) - math.lgamma(a + b + k)
     )
 
 
-def coverage(
-    kind: str, *, tasks: int, samples: int, k: int, a: float, b: float, runs: int, resamples: int
-) -> float:
+def coverage(kind, *, tasks, samples, k, a, b, runs, resamples):
     rng, wanted, hits = np.random.default_rng(1), truth(k, a, b), 0
     for run in range(runs):
         passed = benchmark(rng, tasks, samples, a, b)
@@ -138,7 +136,7 @@ def test_the_bootstrap_agrees_with_scipys():
 # -- tasks, then samples within --------------------------------------------------------------------
 
 
-def width(interval: tuple[float, float] | None) -> float:
+def width(interval):
     assert interval is not None
     return interval[1] - interval[0]
 
@@ -222,7 +220,7 @@ def test_p_of_nothing_is_one_and_of_everything_is_small_but_never_zero():
         sign_flip_p([math.nan])
 
 
-def rejections(tasks: int, gain: float, runs: int, samples: int = 5) -> float:
+def rejections(tasks, gain, runs, samples=5):
     """Share of pairs of models that are called different at 5 %, where one solves `gain` more of
     each task's samples."""
     rng, found = np.random.default_rng(6), 0

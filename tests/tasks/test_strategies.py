@@ -6,7 +6,6 @@ from __future__ import annotations
 import itertools
 import random
 from fractions import Fraction
-from typing import Any
 
 import polars as pl
 import pytest
@@ -35,25 +34,23 @@ EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 QUIET = settings(max_examples=15, deadline=None)
 
 
-def ids(rows: list[dict[str, Any]], **config: Any) -> list[str]:
+def ids(rows, **config):
     return [name for name, _ in taken(*rows, **config)]
 
 
-def speedup_of(row: dict[str, Any]) -> float:
+def speedup_of(row):
     speedup = (row["timing"] or {}).get("speedup") or 0.0
     return speedup if speedup == speedup else 0.0
 
 
-def oracle(
-    rows: list[dict[str, Any]], min_speedup: float = 5.0, quota: Fraction = Fraction(1, 2)
-) -> list[tuple[str, str]]:
+def oracle(rows, min_speedup=5.0, quota=Fraction(1, 2)):
     """concur's rule, written down a second time, a sample at a time."""
     correct = [row for row in rows if row["status"] == "correct"]
     correct.sort(key=lambda row: (row["task_id"], row["sample_index"]))
     of_task = {row["task_id"]: [] for row in correct}
     for row in correct:
         of_task[row["task_id"]].append(row)
-    chosen: dict[str, str] = {}
+    chosen = {}
     for mine in of_task.values():
         shortest, fastest = min(row["reasoning_tokens"] for row in mine), max(map(speedup_of, mine))
         for row in mine:
@@ -150,7 +147,7 @@ def test_answers_to_follow_ups_wait_to_be_asked_for():
 # -- controls --------------------------------------------------------------------------------------
 
 
-def many(seed: int = 1, tasks: int = 60) -> list[dict[str, Any]]:
+def many(seed=1, tasks=60):
     """Five samples a task, a third of the tasks single operators, lengths and speedups
     independent."""
     rng = random.Random(seed)
@@ -279,7 +276,7 @@ def test_without_a_size_a_baseline_takes_as_many_as_concur():
 def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short():
     rows = many()  # 20 single-operator tasks, 40 fusions
 
-    def kinds(**config: Any) -> tuple[int, int]:
+    def kinds(**config):
         kept = ids(rows, **config)
         singles = sum(
             row["candidate_id"] in kept for row in rows if row["reference_operators"] == SINGLE
@@ -320,7 +317,7 @@ def test_the_draw_is_the_same_everywhere():
     assert draw_numbers(pl.Series(["a-0"]), 7).tolist() == [4226593054536099271]
     mask = 2**64 - 1
 
-    def mixed(state: int) -> int:
+    def mixed(state):
         state = (state + 0x9E3779B97F4A7C15) & mask
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
@@ -350,7 +347,7 @@ def test_random_draws_every_sample_alike():
 # -- laws ------------------------------------------------------------------------------------------
 
 
-def curated(rows: list[dict[str, Any]], config: CurationConfig) -> pl.DataFrame | None:
+def curated(rows, config):
     try:
         return curate(frame(*rows), config)
     except UsageError as error:

@@ -4,7 +4,6 @@ where that is asked for."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -26,7 +25,7 @@ FINE = "A tile of each operand is loaded, and the partial sums stay in registers
 TRACES = {"a-0": LOOP, "a-1": FINE, "b-0": CUT, "b-1": LOOP, "c-0": None, "c-1": FINE}
 
 
-def rows(**changes: Any) -> list[dict[str, Any]]:
+def rows(**changes):
     """Three tasks with two correct samples each, and one that is wrong."""
     made = [
         sample(task, index, 10 + index, 2.0 - index / 2) | {"turn": 1}
@@ -40,7 +39,7 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
 @pytest.fixture
 def read(monkeypatch):
     """Every text that is measured."""
-    texts: list[str] = []
+    texts = []
     true = flags.quality
     monkeypatch.setattr(
         flags, "quality", lambda batch, config: (texts.extend(batch), true(batch, config))[1]
@@ -104,7 +103,7 @@ def test_a_killed_run_goes_on(tmp_path, read):
     )
 
 
-def flagged(samples: list[dict[str, Any]]) -> pl.DataFrame:
+def flagged(samples):
     measured = [
         (row["candidate_id"], row["reasoning"]) for row in samples if row["status"] == "correct"
     ]

@@ -150,7 +150,7 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     tmp_path,
     capfd,
 ):
-    def stop_in_the_second_epoch(entry: dict[str, float]) -> None:
+    def stop_in_the_second_epoch(entry):
         if entry["step"] == 5:
             raise ConnectionError("power cut")
 
@@ -162,7 +162,7 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     (tmp_path / "checkpoints" / "checkpoint-6").mkdir()
     (tmp_path / "checkpoints" / "checkpoint-6" / "adapter_model.safetensors").write_bytes(b"half")
 
-    seen: list[float] = []
+    seen = []
     resumed = train(rows, RECIPE, base, tmp_path, lambda entry: seen.append(entry["step"]))
     assert seen == list(range(4, 10)), "the first epoch (steps 1 to 3) is not repeated"
     assert (resumed.resumed_from_step, resumed.tokens) == (3, trained.tokens)
@@ -229,7 +229,7 @@ def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
     rows,
     tmp_path,
 ):
-    seen: list[tuple[float, bool]] = []
+    seen = []
     result = train_on_ray(
         rows,
         RECIPE,

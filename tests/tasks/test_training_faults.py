@@ -4,7 +4,6 @@ to do."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from tests.support.training import REASONING, row
 EXAMPLES = [{"prompt_tokens": 100, "completion_tokens": 100 * index} for index in range(1, 21)]
 
 
-def told(error: Exception, **recipe: object) -> str:
+def told(error, **recipe):
     decided = TrainingRecipe(base_model="Qwen/QwQ-32B", **recipe).resolve(gpu=False)
     answer = explain(error, decided, EXAMPLES, "cpu", Path("out"))
     assert isinstance(answer, UsageError)
@@ -95,7 +94,7 @@ def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path):
 # -- what cannot be trained on ---------------------------------------------------------------------
 
 
-def refused(base: Path, out: Path, rows: list[dict[str, Any]], **recipe: Any) -> str:
+def refused(base, out, rows, **recipe):
     with pytest.raises(UsageError) as caught:
         train(rows, TrainingRecipe(**recipe), base, out)
     assert not (out / "adapter").exists()

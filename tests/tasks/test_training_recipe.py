@@ -4,7 +4,6 @@ changes unseen."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +22,7 @@ from tests.support.training import REASONING, row, tiny_model
 PAPER = Path(__file__).parents[2] / "deployments" / "profiles" / "paper.yaml"
 
 
-def paper() -> TrainingRecipe:
+def paper():
     return TrainingRecipe.model_validate(
         yaml.safe_load(PAPER.read_text(encoding="utf-8"))["training"]
     )
@@ -98,7 +97,7 @@ def test_what_trl_and_peft_get_is_the_recipe(base, tmp_path):
     )
 
     args = trainer.args
-    expected: dict[str, Any] = {
+    expected = {
         "num_train_epochs": 3,
         "max_steps": -1,
         "per_device_train_batch_size": 1,
@@ -139,7 +138,7 @@ def test_a_share_of_warm_up_is_a_share_of_all_steps(base, tmp_path):
     )
 
 
-CHANGES: dict[str, Any] = {
+CHANGES = {
     "base_model": "Qwen/Qwen3-8B",
     "lora_rank": 16,
     "lora_alpha": 64,

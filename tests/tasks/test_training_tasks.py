@@ -3,8 +3,6 @@ says why one is missing."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from kernels_eval.errors import UsageError
@@ -12,7 +10,6 @@ from kernels_eval.records import KernelTask
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run
 from tasks.sources.stage import keep, read_tasks
-from tasks.store.snapshot import SnapshotRef
 
 CODE = """
 import torch
@@ -36,11 +33,11 @@ ON, OFF = DecontaminationConfig(), DecontaminationConfig(enabled=False)
 ONCE, AS_OFTEN = DeduplicationConfig(), DeduplicationConfig(enabled=False)
 
 
-def code(answer: str, layer: str = "layer", width: int = 32, size: int = 8) -> str:
+def code(answer, layer="layer", width=32, size=8):
     return CODE.format(answer=answer, layer=layer, width=width, size=size)
 
 
-def snapshot(root: Path, **codes: str) -> SnapshotRef:
+def snapshot(root, **codes):
     return keep(
         [KernelTask(task_id=f"user/{name}", name=name, code=text) for name, text in codes.items()],
         str(root),
@@ -68,7 +65,7 @@ def tasks(tmp_path):
     )
 
 
-def names(ref: SnapshotRef) -> list[str]:
+def names(ref):
     return [task.name for task in read_tasks(ref)]
 
 

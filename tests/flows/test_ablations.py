@@ -23,7 +23,10 @@ from flows.ablation.plan import (
 from flows.ablation.records import BRANCH, Meter, load_spent, sole_writer
 from flows.cli.main import main
 from kernels_eval.errors import UsageError
+from tests.support.cases import cases
 from tests.support.quick_ablations import devices, profile, quick, samples
+
+CASES = cases("flows")
 
 __all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
@@ -78,23 +81,7 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"strategies": ("concurr",)}, ("no strategy 'concurr'", "did you mean concur")),
-        ({"strategies": ("a.yaml",)}, ("there is no strategy", "a.yaml")),
-        ({"sizes": (0,)}, ("size of 0",)),
-        ({"seeds": (-1,)}, ("seed -1",)),
-        (
-            {"overrides": ("benchmark.models=[base]",)},
-            ("leaves out the tuned model", "recorded, base, tuned"),
-        ),
-        ({"overrides": ("root=s3://bucket/x",)}, ("not a local directory", "--set root=DIR")),
-        ({"overrides": ("training.num_epoch=1",)}, ("training.num_epoch", "num_epochs")),
-        ({"max_gpu_hours": 0.0}, ("max_gpu_hours", "greater than 0")),
-        ({"profile": "abblation"}, ("no profile", "ablation")),
-    ],
-)
+@pytest.mark.parametrize(("asked", "words"), CASES["bad_ablations"])
 def test_bad_input_is_one_clear_error(asked, words):
     with pytest.raises(UsageError) as caught:
         config = ablation_config(**asked)
@@ -132,21 +119,7 @@ def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({}, "ablate ablation: concur, random, min_length, speedup, 20"),
-        (
-            {"profile": "/somewhere/own.yaml", "strategies": ("rules/mine.yaml", "concur")},
-            "ablate own: mine, concur, 20",
-        ),
-        (
-            {"strategies": ("a", "b", "c", "d", "e", "f"), "overrides": ("name=x", 'name="7"')},
-            "ablate 7: a, b, c, d, 2 more, 20",
-        ),
-        ({"strategies": ("a",), "overrides": ("name=[",)}, "ablate ablation: a, 20"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "said"), CASES["ablation_names"])
 def test_the_run_of_an_ablation_is_named_by_what_it_compares(asked, said, monkeypatch):
     from flows.naming import ablation_name
 

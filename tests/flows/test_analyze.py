@@ -18,7 +18,10 @@ from kernels_eval.errors import UsageError
 from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
+from tests.support.cases import cases
 from tests.support.planted import QUICK, planted
+
+CASES = cases("flows")
 
 ROOT = Path(flows.__file__).parent.parent
 
@@ -136,25 +139,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path):
     pl.read_parquet(tmp_path / "verdicts" / "*.parquet").with_columns(
         candidate_id=pl.lit("x")
     ).write_parquet(tmp_path / "foreign.parquet")
-    cases = {
-        "is not there": ["--verdicts", "nowhere"],
-        "holds no Parquet file": ["--verdicts", "empty"],
-        "cannot be read as Parquet": ["--verdicts", "bad.parquet"],
-        "no finished verification snapshot": ["--root", "empty"],
-        "--candidates without --verdicts": ["--candidates", "candidates"],
-        "is not a local path": ["--verdicts", "s3://bucket/verdicts"],
-        "needs the columns reasoning_tokens": ["--verdicts", "verdicts"],
-        "needs the columns status": ["--verdicts", "candidates"],
-        "has its candidate in": ["--verdicts", "foreign.parquet", "--candidates", "candidates"],
-        "without --other-verdicts": [
-            "--verdicts",
-            "verdicts",
-            "--candidates",
-            "candidates",
-            "--other-candidates",
-            "candidates",
-        ],
-    }
+    cases = CASES["bad_analyses"]
     for said, arguments in cases.items():
         options = dict(
             zip(

@@ -27,7 +27,10 @@ from tasks.tracking.writing import PARENT_TAG
 from tasks.training.stage import HISTORY
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
+from tests.support.cases import cases
 from tests.support.planted import QUICK, planted
+
+CASES = cases("flows")
 
 TASK = KernelTask(
     task_id="t",
@@ -144,16 +147,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
         pa.schema([("candidate_id", pa.string())]),
         criterion_counts={"short": 1},
     )
-    steps = [
-        {
-            "step": 1,
-            "epoch": 1.0,
-            "loss": 2.0,
-            "learning_rate": 0.1,
-            "grad_norm": 1.0,
-            "num_tokens": 5.0,
-        }
-    ]
+    steps = CASES["training_log"]
     trained = written(root, "training", steps, HISTORY, loss_first=2.0, loss_last=2.0, seconds=3.0)
     adapter = trained.open().local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
@@ -202,19 +196,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
         "status_runtime_error": 1,
         "status_no_code": 1,
     }
-    assert under("pool/") == {
-        "pool/candidates": 5,
-        "pool/wall_s": 50.0,
-        "pool/candidates_per_hour": 360.0,
-        "pool/on_device": 3,
-        "pool/devices": 1,
-        "pool/device_busy_share": 0.23,
-        "pool/device_s_per_candidate": 2.3,
-        "pool/builders": 2,
-        "pool/builder_busy_share": 0.25,
-        "pool/queue_depth_mean": 0.4,
-        "pool/queue_depth_most": 2,
-    }
+    assert under("pool/") == CASES["pool_metrics"]
     assert under("builds/") == {
         "builds/candidates": 4,
         "builds/lite_share": 0.5,

@@ -22,8 +22,11 @@ from tasks.store.snapshot import Snapshot
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.writing import PARENT_TAG
+from tests.support.cases import cases
 from tests.support.commands import concur
 from tests.support.curated import line, sample
+
+CASES = cases("flows")
 
 SAMPLES = [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)]
 LOG = pa.schema(
@@ -55,14 +58,7 @@ def trained_on(curated):
     snapshot.append([dict(zip(LOG.names, row, strict=True)) for row in values], LOG)
     adapter = snapshot.local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
-    extra = {
-        "loss_first": 2.0,
-        "loss_last": 1.5,
-        "seconds": 3.0,
-        "tokens": 500,
-        "base_model": "org/base",
-        "rows": 3,
-    }
+    extra = CASES["training_facts"]
     return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
 
 
@@ -79,14 +75,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     )
     client = mlflow.tracking.MlflowClient(tracking_uri=uri, registry_uri=uri)
     run = client.get_run(run_id)
-    assert run.data.metrics == {
-        "curated": 3,
-        "train_loss_first": 2.0,
-        "train_loss_last": 1.5,
-        "held_out_loss_first": 3.0,
-        "held_out_loss_last": 2.5,
-        "held_out_loss_lowest": 2.5,
-    }
+    assert run.data.metrics == CASES["training_metrics"]
     assert run.data.params["training.lora_rank"] == "32"
     assert [entry.dataset.digest for entry in run.inputs.dataset_inputs] == [
         curated.fingerprint[:36]
@@ -97,20 +86,10 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
         curated.fingerprint[:36]
     ]
     series = {
-        name: [(p.step, p.value) for p in client.get_metric_history(child.info.run_id, name)]
+        name: [[p.step, p.value] for p in client.get_metric_history(child.info.run_id, name)]
         for name in child.data.metrics
     }
-    assert series == {
-        "loss": [(1, 2.0)],  # NaN is no value, and some databases refuse it
-        "learning_rate": [(1, 1e-4), (2, 5e-5)],
-        "held_out_loss": [(0, 3.0), (2, 2.5)],
-        "tokens_per_s": [(1, 100.0), (2, 120.0)],
-        "system/cpu": [(1, 50.0), (2, 70.0)],
-        "loss_first": [(0, 2.0)],
-        "loss_last": [(0, 1.5)],
-        "seconds": [(0, 3.0)],
-        "tokens": [(0, 500.0)],
-    }
+    assert series == CASES["training_series"]
 
     assert registered_version(run_id, Destination(uri, None, "concur")) == "concur-tiny/1"
     (version,) = client.search_model_versions("name = 'concur-tiny'")
@@ -173,16 +152,7 @@ def test_a_set_that_cannot_be_trained_on_is_told(tmp_path):
         of_line(curated.root, None, config)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--root", "{tmp}/nothing"), "no finished curated set"),
-        (("--root", "{tmp}/root", "--curated", "zzz"), "no curated snapshot"),
-        (("--root", "{tmp}/root", "--merged", "{tmp}"), "exists"),
-        (("--root", "{tmp}/root", "--profile", "nope"), "no profile 'nope'"),
-        (("--root", "{tmp}/root", "--set", "training.rank=3"), "unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), CASES["bad_trainings"])
 def test_bad_input_is_told_at_once(tmp_path, arguments, said):
     line(tmp_path / "root", SAMPLES)
     done = CliRunner().invoke(
@@ -192,26 +162,7 @@ def test_bad_input_is_told_at_once(tmp_path, arguments, said):
 
 
 def test_what_is_printed():
-    data = {
-        "rows": 4800,
-        "curated": "c0ffee",
-        "dropped": 12,
-        "loss_first": 0.6,
-        "loss_last": 0.5,
-        "held_out": {"0": 0.7, "612": 0.61},
-        "adapter": "/a",
-        "rank": 32,
-        "size_bytes": 4_200_000,
-        "base_model": "Qwen/QwQ-32B",
-        "new_work": True,
-        "merged": {"directory": "/m", "dtype": "bfloat16", "relative_difference": 0.031},
-        "mlflow": {
-            "run_id": "r1",
-            "experiment": "concur",
-            "model_version": "concur-paper/3",
-            "tracking_uri": "sqlite:///x",
-        },
-    }
+    data = CASES["printed_training"]
     out = rendered("train", data)
     for said in (
         "4,800 rows of c0ffee, 12 left out",

@@ -27,6 +27,9 @@ from tasks.training.card import card, sources_of, write_card
 from tasks.training.formatting import Dropped
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 from tasks.training.result import HISTORY, TrainingResult
+from tests.support.cases import cases
+
+CASES = cases("training")
 
 TEXT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x + 1\n" * 40
 PROBES = [TEXT, "<think>\nFour at a time.\n</think>\n\nclass ModelNew: pass"]
@@ -104,18 +107,7 @@ def test_an_adapter_of_ours_is_told_as_it_is(base, adapter):
     assert facts.size_bytes == (adapter / WEIGHTS).stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"r": 64}, "rank 64 and the server takes 32.*--max-lora-rank 64"),
-        ({"rank_pattern": {"q_proj": 48}}, "rank 48 and the server takes 32"),
-        ({"use_dora": True}, "use_dora is set"),
-        ({"lora_bias": True}, "lora_bias is set"),
-        ({"bias": "all"}, "bias is 'all'"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
-        ({"untrained": True}, "changes nothing"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), CASES["bad_adapters"])
 def test_what_vllm_refuses_and_what_does_nothing_is_found_here(make, changes, said):
     with pytest.raises(UsageError, match=said):
         check_adapter(make(**changes))
@@ -251,13 +243,7 @@ ADAPTER = AdapterFacts(
     parameters=1_000_000,
     size_bytes=4_200_000,
 )
-FACTS = {
-    "name": "night-12",
-    "base_model": "Qwen/QwQ-32B",
-    "curated": "c0ffee",
-    "strategy": "concur",
-    "tools": {"peft": "0.21.2"},
-}
+FACTS = CASES["card_facts"]
 
 
 def parts(text):
@@ -272,22 +258,7 @@ def test_a_card_tells_the_run(tmp_path):
     assert front["base_model"] == "Qwen/QwQ-32B" and front["library_name"] == "peft"
     (loss,) = front["model-index"][0]["results"]
     assert loss["metrics"] == [{"type": "loss", "value": 0.61}]
-    for said in (
-        "0.6123 over the first epoch, 0.4877 over the last",
-        "On 93 tasks that training never saw",
-        "| 0 | 0 | 0.7100 |",
-        "| 1224 | 2 | 0.6100 |",
-        "4,892 rows of the curated snapshot `c0ffee`, chosen by the strategy `concur`",
-        "1 empty_answer, 12 overlong",
-        (
-            "vllm serve Qwen/QwQ-32B --enable-lora --max-lora-rank 32 --lora-modules"
-            " night-12=DIRECTORY"
-        ),
-        "PeftModel.from_pretrained",
-        "| `lora_rank` | `32` | paper, training setup: r = 32",
-        "check both before you publish",
-        "peft 0.21.2",
-    ):
+    for said in CASES["card_words"]:
         assert said in body, said
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 

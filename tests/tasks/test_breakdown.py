@@ -30,7 +30,10 @@ from tasks.benchmark.errors import error_groups, first_error, signature
 from tasks.benchmark.metrics import wilson_interval
 from tasks.benchmark.scoring import ScoreRow, distribution, score
 from tests.support import verdict_rows
+from tests.support.cases import cases
 from tests.support.verdict_rows import frame
+
+CASES = cases("benchmark")
 
 
 def row(task, outcome, model="tuned", **facts):
@@ -75,24 +78,10 @@ def test_a_group_is_scored_as_its_verdicts_alone_would_be():
 
 
 def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last():
-    workloads = pl.DataFrame(
-        {
-            "task_id": ["a", "b", "c", "d"],
-            "operator_kind": ["fusion", "single_operator", "fusion", None],
-            "families": [["matmul", "softmax"], ["matmul"], ["softmax", "matmul"], []],
-        }
-    )
+    workloads = pl.DataFrame(CASES["workloads"])
     found = operator_groups(workloads)
-    assert found["operator_kind"] == {
-        "fusion": ["a", "c"],
-        "single_operator": ["b"],
-        "not counted": ["d"],
-    }
-    assert list(found["operator_family"].items()) == [
-        ("matmul", ["a", "b", "c"]),
-        ("softmax", ["a", "c"]),
-        ("not counted", ["d"]),
-    ]
+    assert found["operator_kind"] == CASES["operator_kinds"]
+    assert list(map(list, found["operator_family"].items())) == CASES["operator_families"]
     verdicts = frame(row("a", 2.0), row("b", "wrong_output"))
     rows = score_groups(verdicts, found, ks=(1,), resamples=50)
     matmul = verdict_rows.find(rows, "exec", by="operator_family", group="matmul")
@@ -102,13 +91,10 @@ def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last():
 
 def test_thirds_by_mean_length_leave_unknown_lengths_out():
     lengths = pl.DataFrame(
-        {
-            "task_id": ["a", "a", "b", "c", "d", "e", "f", "g"],
-            "reasoning_tokens": [100, 900, 300, 200, 50, 700, 800, None],
-        },
+        CASES["lengths"],
         schema_overrides={"reasoning_tokens": pl.Int64},
     )
-    assert arl_groups(lengths) == {"short": ["d", "c"], "middle": ["b", "a"], "long": ["e", "f"]}
+    assert arl_groups(lengths) == CASES["thirds"]
     assert arl_groups(lengths.head(3)) == {}
 
 
@@ -180,13 +166,7 @@ def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set():
         return verbose("tuned", Evidence(traces=known, training=training, baseline="base"))
 
     found = read(now)
-    assert found is not None and found.numbers == {
-        "outputs_count": 400,
-        "self_doubting_share": 0.35,
-        "self_doubting_share_before": 0.1,
-        "median_tokens_ratio": 2.25,
-        "training_self_doubting_share": 0.21,
-    }
+    assert found is not None and found.numbers == CASES["verbose"]
     assert found.sentence.startswith("tuned: outputs are self-doubting, longer than base's.")
     assert "The training set holds such traces" in found.sentence
     # 17.5 % of 40 may be chance
@@ -313,25 +293,7 @@ def test_the_first_error_line_is_found(log, detail, expected):
     assert first_error(log, detail) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            "main.cpp:12:30: error: 'rmax' was not declared in this scope; did you mean 'fmax'?",
-            "'…' was not declared in this scope",
-        ),
-        ('/tmp/x/main.cu(14): error: identifier "blk" is undefined', "identifier '…' is undefined"),
-        (
-            "TypeError: forward() takes 2 positional arguments but 3 were given",
-            "TypeError: forward() takes N positional arguments but N were given",
-        ),
-        ("/a/b_c/d.so: undefined symbol: selu_cuda", "PATH: undefined symbol: selu_cuda"),
-        (
-            "RuntimeError: can't allocate 1.5e9 bytes at 0x7f00",
-            "RuntimeError: can't allocate N bytes at N",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("line", "expected"), CASES["signatures"])
 def test_a_signature_holds_no_place_no_name_and_no_number(line, expected):
     assert signature(line) == expected
 
@@ -367,10 +329,7 @@ def test_groups_count_failures_tasks_and_models_and_leave_wrong_outputs_out():
         row("t1", "wrong_output", detail="relative RMS error"),
     )
     found = error_groups(verdicts)
-    assert [(g.count, g.tasks, g.reason, g.names) for g in found] == [
-        (4, 3, "build_failed", ("d", "rmax")),
-        (1, 1, "exception", ()),
-    ]
+    assert [[g.count, g.tasks, g.reason, list(g.names)] for g in found] == CASES["error_groups"]
     assert found[0].models == {"tuned": 3, "base": 1} and found[0].example == undeclared[0]
     assert error_groups(verdicts, limit=1) == found[:1]
 

@@ -32,8 +32,11 @@ from tasks.analysis.composition_figures import (
     status_figure,
 )
 from tasks.reporting.charts import LOOKS, Look
+from tests.support.cases import cases
 from tests.support.drawings import assert_readable, linear
 from tests.support.samples import FUSION, SINGLE, frame, sample, samples
+
+CASES = cases("analysis")
 
 RELU = ["torch.nn.functional.relu"]
 ROWS = [
@@ -54,10 +57,8 @@ FAMILIES = task_families(frame(*ROWS))
 def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown():
     verdicts = frame(*ROWS)
     found = status_by_family(verdicts, FAMILIES)
-    assert [(row.family, row.tasks, row.candidates, row.counts) for row in found] == [
-        ("activation", 1, 4, {"correct": 1, "no_code": 3}),
-        ("matmul", 1, 4, {"correct": 3, "compile_error": 1}),
-        ("unknown", 1, 1, {"correct": 1}),
+    assert [(row.family, row.tasks, row.candidates, row.counts) for row in found] == CASES[
+        "statuses"
     ]
     twice = pl.concat([verdicts, verdicts])
     assert status_by_family(twice, FAMILIES) == found  # a candidate counts once
@@ -66,15 +67,7 @@ def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown():
             status_by_family(lost, FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ("families", "leading"),
-    [
-        ("matmul activation", "matmul"),
-        ("matmul convolution", "convolution"),
-        ("activation elementwise", "activation"),
-        ("", "unknown"),
-    ],
-)
+@pytest.mark.parametrize(("families", "leading"), CASES["leading_families"])
 def test_the_leading_family_is_what_a_kernel_mostly_computes(families, leading):
     assert leading_family(families.split()) == leading
 
@@ -250,10 +243,8 @@ def test_no_letters_lie_over_others_or_leave_the_picture(what):
 # Viénot, Brettel and Mollon 1999: linear RGB as protanopes and deuteranopes see it
 AS_SEEN = {
     "everyone": np.eye(3),
-    "protanopia": np.array([[0.1124, 0.8876, 0.0], [0.1124, 0.8876, 0.0], [0.0040, -0.0040, 1.0]]),
-    "deuteranopia": np.array(
-        [[0.2928, 0.7072, 0.0], [0.2928, 0.7072, 0.0], [-0.0223, 0.0223, 1.0]]
-    ),
+    "protanopia": np.array(CASES["protanopia"]),
+    "deuteranopia": np.array(CASES["deuteranopia"]),
 }
 TOLD_APART = 20.0  # difference in CIE Lab; 2.3 is just noticeable side by side
 
@@ -261,11 +252,7 @@ TOLD_APART = 20.0  # difference in CIE Lab; 2.3 is just noticeable side by side
 def lab(colour, seen):
     rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
     light = np.clip(seen @ linear(rgb), 0, 1)
-    xyz = (
-        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-        @ light
-        / [0.9505, 1.0, 1.089]
-    )
+    xyz = np.array(CASES["xyz"]) @ light / [0.9505, 1.0, 1.089]
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 

@@ -10,6 +10,9 @@ import pytest
 from kernels_eval.errors import UsageError
 from tasks.analysis.difficulty import difficulty, divide, monotone
 from tasks.reporting.findings import Estimate
+from tests.support.cases import cases
+
+CASES = cases("analysis")
 
 
 def planted(
@@ -141,27 +144,12 @@ def test_generators_without_a_common_task_cannot_agree():
 
 
 def test_groups_by_hand():
-    frame = pl.DataFrame(
-        {
-            "task_id": ["a", "a", "b", "b", "c", "c"],
-            "status": ["correct", "correct", "correct", "incorrect", "incorrect", "timeout"],
-            "reasoning_tokens": [100, 300, 500, 700, 1000, 3000],
-            "speedup": [2.0, 8.0, 0.5, None, None, None],
-        }
-    )
+    frame = pl.DataFrame(CASES["samples"])
     found = difficulty(frame)
     assert found.tertiles is not None
     groups = found.tertiles.groups
-    assert [(group.from_arl, group.to_arl, group.exec.value) for group in groups] == [
-        (200, 200, 1.0),
-        (600, 600, 0.5),
-        (2000, 2000, 0.0),
-    ]
-    assert [group.speedup.value for group in groups] == [
-        pytest.approx(4.0),
-        pytest.approx(0.5),
-        None,
-    ]
+    shown = [(g.from_arl, g.to_arl, g.exec.value, pytest.approx(g.speedup.value)) for g in groups]
+    assert [list(group) for group in shown] == CASES["groups"]
     assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
 
 

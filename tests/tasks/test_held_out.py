@@ -20,6 +20,9 @@ from tasks.training.formatting import label_mask, to_prompt_completion
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY, training_log
 from tasks.training.trainer import LoraTrainer
+from tests.support.cases import cases
+
+CASES = cases("training")
 
 NAMES = st.lists(st.text(max_size=8), max_size=60)
 CONFIGS = st.builds(
@@ -307,7 +310,7 @@ def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_
 
 def test_the_log_has_the_loss_in_the_rows_of_its_steps_and_a_row_before_the_first_step():
     steps = [{"step": step, "epoch": step / 2, "loss": 3.0 - step} for step in (1, 2)]
-    measured = [{"step": 0, "epoch": 0, "eval_loss": 4.0}, {"step": 2, "epoch": 1, "eval_loss": 3}]
+    measured = CASES["evaluations"]
     twice = {"step": 2, "epoch": 1, "eval_loss": 9.0}
     summary = {"step": 2, "train_loss": 1.5}
     empty = dict.fromkeys(HISTORY.names)

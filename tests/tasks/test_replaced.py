@@ -11,6 +11,9 @@ from tasks.benchmark.replaced import called_operators, operator_key, replaced_sh
 from tasks.benchmark.scoring import ScoreRow
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
+from tests.support.cases import cases
+
+CASES = cases("benchmark")
 
 HEAD = """
 import torch
@@ -104,15 +107,7 @@ def test_what_is_still_left_to_torch(forward, parts, keys):
     assert called(forward, **parts) == keys
 
 
-@pytest.mark.parametrize(
-    ("names", "count"),
-    [
-        ("nn.BatchNorm2d F.batch_norm aten.native_batch_norm BatchNorm1d", 1),
-        ("linear torch.matmul addmm bmm", 1),
-        ("nn.CrossEntropyLoss cross_entropy_loss F.cross_entropy", 1),
-        ("relu gelu softmax log_softmax layer_norm group_norm", 6),
-    ],
-)
+@pytest.mark.parametrize(("names", "count"), CASES["operator_names"])
 def test_names_of_one_operator_are_one(names, count):
     assert len({operator_key(name) for name in names.split()}) == count
 
@@ -147,10 +142,7 @@ def code_of(task, number, language="cpp"):
     return code
 
 
-SPENT = {
-    "bundled/group_norm_swish": {"sigmoid": 0.4, "mul": 0.3, "group_norm": 0.3},
-    "bundled/linear_gelu": {"linear": 0.74, "gelu": 0.26},
-}
+SPENT = CASES["spent"]
 
 
 def test_recorded_answers_that_fuse_and_one_that_falls_back():

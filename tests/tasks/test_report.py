@@ -31,9 +31,12 @@ from tasks.benchmark.report.records import (
 from tasks.benchmark.scoring import distribution, score, variants
 from tasks.reporting.charts import INK
 from tasks.reporting.text import clean
+from tests.support.cases import cases
 from tests.support.hostile_report import hostile_report
 from tests.support.pages import HOSTILE, Page, svgs
 from tests.support.verdict_rows import row
+
+CASES = cases("benchmark")
 
 
 def verdict(model, task, outcome, tokens=100, number=0):
@@ -52,24 +55,10 @@ def verdict(model, task, outcome, tokens=100, number=0):
     )
 
 
-LINE = [
-    verdict("line", *each)
-    for each in (
-        ("t1", 3.5, 900),
-        ("t1", 0.8, 1200, 1),
-        ("t2", "build_failed", 3000),
-        ("t2", "build_failed", 3100, 1),
-        ("t3", "wrong_output", 2500),
-        ("t3", "no_custom_kernel", 400, 1),
-    )
-]
+LINE = [verdict("line", *each) for each in CASES["line"]]
 HELD_OUT = [
     verdict(model, f"h{i}", right if i else wrong, number=n)
-    for model, right, wrong in (
-        ("recorded", 2.0, "wrong_output"),
-        ("base", "build_failed", "build_failed"),
-        ("tuned", "build_failed", "build_failed"),
-    )
+    for model, right, wrong in CASES["held_out"]
     for i in range(4)
     for n in range(2)
 ]

@@ -19,6 +19,7 @@ from tasks.curation.criteria import balanced, single_operators_wanted
 from tasks.curation.pool import draw_numbers, eligible_samples
 from tasks.curation.strategies import BASELINES, RULES, curate
 from tasks.operators import operator_kind
+from tests.support.cases import cases
 from tests.support.samples import (
     FUSION,
     SINGLE,
@@ -29,6 +30,8 @@ from tests.support.samples import (
     samples,
     taken,
 )
+
+CASES = cases("curation")
 
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 QUIET = settings(max_examples=15, deadline=None)
@@ -240,18 +243,7 @@ def test_reasoning_cannot_be_moved_within_one_task_only():
 # -- baselines -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"strategy": "min_length", "size": 2}, "a-0 b-0"),
-        ({"strategy": "max_length", "size": 2}, "c-0 a-1"),
-        ({"strategy": "speedup", "size": 2}, "a-1 b-0"),
-        ({"strategy": "min_length", "size": 3, "max_per_task": None}, "a-0 b-0 b-1"),
-        ({"strategy": "min_length", "size": 5, "max_per_task": 2}, "a-0 b-0 b-1 a-1 c-0"),
-        ({"strategy": "random", "size": 9}, 3),
-        ({"strategy": "random", "size": 9, "max_per_task": None}, 5),
-    ],
-)
+@pytest.mark.parametrize(("config", "expected"), CASES["baselines"])
 def test_each_baseline_by_hand(config, expected):
     found = ids(
         samples(

@@ -17,7 +17,10 @@ from tasks.training import trainer as training
 from tasks.training.evaluation import EvaluationConfig
 from tasks.training.formatting import to_prompt_completion
 from tasks.training.recipe import TrainingRecipe
+from tests.support.cases import cases
 from tests.support.training import REASONING, row, tiny_model
+
+CASES = cases("training")
 
 PAPER = Path(__file__).parents[2] / "deployments" / "profiles" / "paper.yaml"
 
@@ -82,7 +85,7 @@ def test_what_trl_and_peft_get_is_the_recipe(base, tmp_path):
         "bias": lora.bias,
         "kind": lora.task_type,
     }
-    assert got == {"r": 32, "alpha": 32, "dropout": 0.05, "bias": "none", "kind": "CAUSAL_LM"}
+    assert got == CASES["lora"]
     assert sorted(lora.target_modules) == [
         "down_proj",
         "gate_proj",
@@ -97,34 +100,7 @@ def test_what_trl_and_peft_get_is_the_recipe(base, tmp_path):
     )
 
     args = trainer.args
-    expected = {
-        "num_train_epochs": 3,
-        "max_steps": -1,
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 8,
-        "learning_rate": 1e-4,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": 0.03,
-        "optim": "adamw_torch_fused",
-        "weight_decay": 0.0,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-8,
-        "max_grad_norm": 1.0,
-        "label_smoothing_factor": 0.0,
-        "neftune_noise_alpha": None,
-        "bf16": True,
-        "gradient_checkpointing": True,
-        "max_length": None,
-        "packing": False,
-        "completion_only_loss": True,
-        "loss_type": "nll",
-        "average_tokens_across_devices": True,
-        "seed": 0,
-        "data_seed": None,
-        "logging_nan_inf_filter": False,
-        "report_to": [],
-    }
+    expected = CASES["trainer_arguments"]
     assert {name: getattr(args, name) for name in expected} == expected
 
 

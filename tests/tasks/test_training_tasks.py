@@ -10,6 +10,9 @@ from kernels_eval.records import KernelTask
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run
 from tasks.sources.stage import keep, read_tasks
+from tests.support.cases import cases
+
+CASES = cases("training")
 
 CODE = """
 import torch
@@ -75,14 +78,10 @@ def test_what_the_benchmark_knows_is_left_out_and_so_is_what_repeats_another(tas
     assert names(chosen) == ["fresh"]
     assert manifest["status_counts"] == {"kept": 1, "known to the benchmark": 3, "repeated": 1}
     removed = {
-        row["task_id"]: (row["level"], row["benchmark_task_id"])
+        row["task_id"]: [row["level"], row["benchmark_task_id"]]
         for row in manifest["decontamination"]["removed"]
     }
-    assert removed == {
-        "user/same": ("exact", "user/known"),
-        "user/renamed": ("normalised", "user/known"),
-        "user/resized": ("shapes", "user/known"),
-    }
+    assert removed == CASES["removed_tasks"]
     assert [(row["id"], row["equals"]) for row in manifest["deduplication"]["removed"]] == [
         ("user/twin", "user/fresh")
     ]

@@ -111,9 +111,8 @@ def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
     runner = CliRunner()
     assert "--max-gpu-hours" in runner.invoke(main, ["ablate", "--help"]).output
     refused = runner.invoke(main, ["ablate", "--strategies", "nothing", "--estimate"])
-    assert refused.exit_code == 2 and refused.output.startswith(
-        "error: there is no strategy 'nothing'"
-    )
+    assert refused.exit_code == 2
+    assert refused.output.startswith("error: there is no strategy 'nothing'")
 
 
 # -- what it costs ---------------------------------------------------------------------------------
@@ -140,9 +139,8 @@ def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path):
     work = four_trainings(8, 10.0)
     alone, four = (estimate(pipeline, work, gpus=gpus, parallel=gpus) for gpus in (1, 4))
     assert alone.trainings == 4 and alone.steps == 4 * 5 * 2  # ten rows, two a step, two epochs
-    assert alone.gpu_hours == pytest.approx(four.gpu_hours) and alone.hours == pytest.approx(
-        4 * four.hours
-    )
+    assert alone.gpu_hours == pytest.approx(four.gpu_hours)
+    assert alone.hours == pytest.approx(4 * four.hours)
     assert all("assumed" in part.basis for part in alone.parts)
     longer = work._replace(rows=(20.0,) * 4)
     assert estimate(pipeline, longer, gpus=1, parallel=1).gpu_hours > alone.gpu_hours
@@ -170,9 +168,8 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path):
         while (waited := time.monotonic() - begun) < 0.05:
             assert meter.gpu_hours * 3600 <= 3 * (waited + 1.0)
     spent = meter.phases_of("a")["train"]
-    assert 0.15 <= spent < 30 and load_spent(tmp_path)["a", "train"] == pytest.approx(
-        spent, abs=0.01
-    )
+    assert 0.15 <= spent < 30
+    assert load_spent(tmp_path)["a", "train"] == pytest.approx(spent, abs=0.01)
     BRANCH.set("")
     later = Meter(budget_gpu_hours=1.0)
     later.keep_in(tmp_path)
@@ -263,11 +260,9 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
         for name, run in runs.items()
         if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
     }
-    assert (
-        set(children) == set(states)
-        and parent.info.status == "FINISHED"
-        and parent.data.tags["concur.complete"] == "false"
-    )
+    assert set(children) == set(states)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["concur.complete"] == "false"
     assert children["random-all-seed1"].info.status == "FAILED"
     assert children["random-all-seed1"].data.tags["concur.error"] == broken.error
 
@@ -317,10 +312,8 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     rows = next(branch.rows for branch in second.ablation.branches if branch.strategy == "concur")
     curve = client.get_metric_history(parent.info.run_id, "exec_at_1_over_size/concur")
     assert {point.step for point in curve} == {rows}
-    assert (
-        again["concur-all-seed0"].inputs.dataset_inputs
-        and "concur.model_version" in again["concur-all-seed0"].data.tags
-    )
+    assert again["concur-all-seed0"].inputs.dataset_inputs
+    assert "concur.model_version" in again["concur-all-seed0"].data.tags
     tables = {file.path for file in client.list_artifacts(parent.info.run_id, "tables")}
     assert tables == {"tables/branches.json", "tables/strategies.json"}
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
@@ -343,11 +336,9 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
 
     # the table: seeds pooled, differences to the first strategy, corrected over the strategies
     table = {row["strategy"]: row for row in third.strategies}
-    assert (
-        list(table) == list(STRATEGIES)
-        and table["concur"]["difference"] is None
-        and table["concur"]["seeds"] == 2
-    )
+    assert list(table) == list(STRATEGIES)
+    assert table["concur"]["difference"] is None
+    assert table["concur"]["seeds"] == 2
     for name in STRATEGIES[1:]:
         assert table[name]["difference"] == pytest.approx(
             table[name]["exec_at_1"] - table["concur"]["exec_at_1"]
@@ -409,9 +400,8 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     monkeypatch.setattr(Meter, "held", long)
     short = home.ablation(**asked, max_gpu_hours=0.5)
     states = [branch.state for branch in short.ablation.branches]
-    assert (
-        states[:2] == ["done", "done"] and states.count("left_out") >= 2
-    )  # those of concur are there already
+    assert states[:2] == ["done", "done"]
+    assert states.count("left_out") >= 2  # those of concur are there already
     left = [branch for branch in short.ablation.branches if branch.state == "left_out"]
     assert all("larger --max-gpu-hours to continue" in (branch.error or "") for branch in left)
     assert any("left out" in caution for caution in short.ablation.cautions) and not short.complete
@@ -419,11 +409,9 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     same = home.ablation(
         **asked, max_gpu_hours=0.5
     )  # nothing is left of it, which is no reason to refuse what is done
-    assert (
-        [branch.state for branch in same.ablation.branches] == states
-        and same.new == ()
-        and sum(quick.trained.values()) == trained
-    )
+    assert [branch.state for branch in same.ablation.branches] == states
+    assert same.new == ()
+    assert sum(quick.trained.values()) == trained
     monkeypatch.setattr(Meter, "held", held)
     rest = home.ablation(**asked, max_gpu_hours=1e6)
     assert rest.complete and set(rest.new) >= {branch.name for branch in left}
@@ -442,11 +430,9 @@ def test_an_mlflow_that_is_down_is_a_caution(quick, home):
         seeds=(0,),
         overrides=("tracking.uri=sqlite:////proc/nowhere/mlflow.db",),
     )
-    assert (
-        result.complete
-        and result.mlflow_run is None
-        and "MLflow was not written" in result.ablation.cautions[-1]
-    )
+    assert result.complete
+    assert result.mlflow_run is None
+    assert "MLflow was not written" in result.ablation.cautions[-1]
     written = home.ablation(strategies=("concur",), seeds=(0,))
     assert written.mlflow_run and written.new == () and "concur-all-seed0" in home.runs()
 
@@ -484,9 +470,8 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devic
             key: Artifact.get(key) for key in ("ablation", "ablation-estimate", "ablation-progress")
         }
     states = {branch.name: branch.state for branch in result.ablation.branches}
-    assert [name for name, state in states.items() if state == "failed"] == [
-        "random-all-seed1"
-    ] and devices.most_at_once == 3
+    assert [name for name, state in states.items() if state == "failed"] == ["random-all-seed1"]
+    assert devices.most_at_once == 3
     parent = next(run for name, run in runs.items() if name.startswith("ablate "))
     assert parent.state_name == "Completed"
     assert {name: run.state_name for name, run in runs.items() if name in states} == {
@@ -494,11 +479,8 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devic
     }
     assert all(runs[name].parent_task_run_id for name in states)
     for branch in result.ablation.branches:
-        assert branch.prefect_url and branch.prefect_url.endswith(
-            f"/runs/flow-run/{runs[branch.name].id}"
-        )
+        assert branch.prefect_url
+        assert branch.prefect_url.endswith(f"/runs/flow-run/{runs[branch.name].id}")
     assert "exec_at_1" in shown["ablation"].data and "trainings" in shown["ablation-estimate"].data
-    assert (
-        "6 of 6 branches ended" in shown["ablation-progress"].description
-        and "left" in shown["ablation-progress"].description
-    )
+    assert "6 of 6 branches ended" in shown["ablation-progress"].description
+    assert "left" in shown["ablation-progress"].description

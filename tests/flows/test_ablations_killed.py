@@ -94,9 +94,9 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
 
     second = ended(killed, *ABLATION)
     other = ended(whole, *ABLATION)
-    assert (
-        second["complete"] and other["complete"] and second["fingerprint"] == other["fingerprint"]
-    )
+    assert second["complete"]
+    assert other["complete"]
+    assert second["fingerprint"] == other["fingerprint"]
     assert second["new"] == ["max_length-2-seed0"]  # the branch that was done is not done again
     assert second["gpu_hours"] * 3600 > sum(sum(phases.values()) for phases in before.values())
     for mine, theirs in zip(second["branches"], other["branches"], strict=True):

@@ -80,10 +80,7 @@ def test_another_generator_is_compared(tmp_path):
         out=str(tmp_path / "a"),
         other_verdicts=str(tmp_path / "two.parquet"),
     )
-    assert (
-        found.difficulty.agreement is not None
-        and found.difficulty.agreement.spearman.value == pytest.approx(1.0)
-    )
+    assert found.difficulty.agreement.spearman.value == pytest.approx(1.0)
 
 
 def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path):
@@ -95,11 +92,9 @@ def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path):
     )
     (directory / "part-00002.parquet").write_bytes((directory / "part-00000.parquet").read_bytes())
     frame = read(Source(str(directory), None, "nowhere", unfinished=True))
-    assert (
-        frame.height == 150
-        and frame["finish_reason"].null_count() == 50
-        and "extra" not in frame.columns
-    )
+    assert frame.height == 150
+    assert frame["finish_reason"].null_count() == 50
+    assert "extra" not in frame.columns
     # a column that the first part lacks is there too
     (directory / "part-00000.parquet").unlink()
     assert (
@@ -155,9 +150,9 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path):
         with pytest.raises(UsageError, match=said):
             analysis_of(**paths, out=str(tmp_path / "out"))
     done = concur("--verdicts", "verdicts", cwd=tmp_path)
-    assert (
-        done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "analysis").exists()
 
 

@@ -114,10 +114,8 @@ def test_a_file_with_verdicts_and_candidates(table):
         "operators_from": {"verdict": 36},
     }
     assert found["strategy"] == "concur" and sum(found["criteria"].values()) == found["samples"] > 0
-    assert (
-        sum(found["composition"].values()) == found["samples"]
-        and found["config"]["min_speedup"] == 5.0
-    )
+    assert sum(found["composition"].values()) == found["samples"]
+    assert found["config"]["min_speedup"] == 5.0
 
 
 def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
@@ -135,14 +133,11 @@ def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
         rows = pl.read_parquet(each["file"])
         assert rows.columns == CURATED.names and rows.height == each["samples"] <= each["size"]
     moved = pl.read_parquet(out / "shuffled_reasoning-6.parquet")
-    assert (moved["reasoning"] == "thoughts of " + moved["reasoning_from"]).all() and (
-        moved["reasoning_from"] != moved["candidate_id"]
-    ).all()
+    assert (moved["reasoning"] == "thoughts of " + moved["reasoning_from"]).all()
+    assert (moved["reasoning_from"] != moved["candidate_id"]).all()
     plain = pl.read_parquet(out / "concur-6.parquet")
-    assert (
-        plain["reasoning_from"].null_count() == 6
-        and (plain["reasoning"] == "thoughts of " + plain["candidate_id"]).all()
-    )
+    assert plain["reasoning_from"].null_count() == 6
+    assert (plain["reasoning"] == "thoughts of " + plain["candidate_id"]).all()
 
 
 def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_path):
@@ -155,18 +150,14 @@ def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_p
             f"# {row['task_id']}",
             "cpp",
         )
-        assert (
-            row["answer"] == f"answer {row['candidate_id']}"
-            and row["reasoning"] == f"thoughts of {row['reasoning_from']}"
-        )
+        assert row["answer"] == f"answer {row['candidate_id']}"
+        assert row["reasoning"] == f"thoughts of {row['reasoning_from']}"
         assert row["speedup"] > 0 and row["operator_kind"] in ("single_operator", "fusion")
     places = f"--verdicts {root}/verification/v --candidates {root}/synthesis/c"
     by_path = curate(f"{places} --strategy shuffled_reasoning --json")
     sets = [json.loads(each.stdout)["sets"][0] for each in (done, by_path)]
-    assert (
-        sets[0]["criteria"] == sets[1]["criteria"]
-        and sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
-    )
+    assert sets[0]["criteria"] == sets[1]["criteria"]
+    assert sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
 
 
 def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root):
@@ -199,18 +190,14 @@ def test_explain_says_why_on_a_terminal_and_as_json(table):
     done = curate(
         f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2",
     )
-    assert (
-        done.exit_code == 0
-        and done.stdout.count("did not take it") == 2
-        and "size 2" in done.stdout
-    )
+    assert done.exit_code == 0
+    assert done.stdout.count("did not take it") == 2
+    assert "size 2" in done.stdout
     assert "status incorrect" in done.stdout
     (said,) = curated_json(f"--verdicts {table} --explain t1-1")["explanations"]
-    assert (
-        said["candidate_id"] == "t1-1"
-        and said["taken"] is False
-        and "the shortest correct of its task has" in said["reasons"][0]
-    )
+    assert said["candidate_id"] == "t1-1"
+    assert said["taken"] is False
+    assert "the shortest correct of its task has" in said["reasons"][0]
     assert "no candidate 'nobody'" in refused(f"--verdicts {table} --explain nobody")
 
 
@@ -234,10 +221,8 @@ def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root):
     silent = finished(root, "verification", rows, VERDICTS, "silent", ["c", "t"]).open()
     asked = f"--verdicts {silent.path} --strategy random --size 99"
     without = curated_json(asked)
-    assert (
-        without["source"]["operators_from"] == {"unknown": 36}
-        and without["sets"][0]["composition"]["single_operator"] == 0
-    )
+    assert without["source"]["operators_from"] == {"unknown": 36}
+    assert without["sets"][0]["composition"]["single_operator"] == 0
     counted = [{"task_id": f"t{n}", "operators": SINGLE if n % 2 else FUSION} for n in range(11)]
     finished(root, "workloads", counted, WORKLOADS, "w", ["t"])
     found = curated_json(asked)
@@ -255,10 +240,8 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
     frame(*rows).write_parquet(tmp_path / "traces.parquet")
     asked = f"--verdicts {tmp_path}/traces.parquet --set exclude_flags=[repetitive,ends_in_loop]"
     (found,) = curated_json(asked)["sets"]
-    assert (
-        found["trace_flags"]["left_out"] == 1
-        and found["trace_flags"]["correct"]["ends_in_loop"] == 1
-    )
+    assert found["trace_flags"]["left_out"] == 1
+    assert found["trace_flags"]["correct"]["ends_in_loop"] == 1
     (said,) = curated_json(asked, "--explain t1-0")["explanations"]
     assert said["reasons"] == ["left out: trace flag repetitive, ends_in_loop (exclude_flags)"]
     assert (

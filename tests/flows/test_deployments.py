@@ -43,9 +43,8 @@ def test_the_file_is_a_project_with_deployments_of_distinct_names():
     assert data["name"] == "concur"
     names = [deployment["name"] for deployment in data["deployments"]]
     assert names and len(set(names)) == len(names)
-    assert not data.get("push") and not data.get(
-        "pull"
-    )  # workers run what is installed, they fetch no code
+    assert not data.get("push")
+    assert not data.get("pull")  # workers run what is installed, they fetch no code
 
 
 @each
@@ -120,9 +119,8 @@ def test_schedules_wait_for_a_person_and_say_where_and_when(deployment):
     schedules = deployment.get("schedules", [])
     assert schedules or deployment["name"] not in SCHEDULED
     slugs = [schedule["slug"] for schedule in schedules]
-    assert all(slugs) and len(set(slugs)) == len(
-        slugs
-    )  # a slug is what a second deploy finds the schedule by
+    assert all(slugs)
+    assert len(set(slugs)) == len(slugs)  # a slug is what a second deploy finds the schedule by
     for schedule in schedules:
         assert schedule["active"] is False
         assert ZoneInfo(schedule["timezone"]).key == schedule["timezone"]
@@ -195,5 +193,5 @@ def test_prefect_deploy_registers_everything_and_starts_nothing(server):
         ]
         assert kept == [(each["slug"], False, each["cron"], each["timezone"]) for each in schedules]
         limit = found["global_concurrency_limit"]
-        assert limit is not None and limit["limit"] == declared["concurrency_limit"]["limit"]
+        assert limit["limit"] == declared["concurrency_limit"]["limit"]
     assert asked(server, "flow_runs/count") == 0

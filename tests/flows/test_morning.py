@@ -122,15 +122,12 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
     }
     again = morning(str(tmp_path), night(tmp_path, snapshots))
     assert again.nothing_new and headline(again).startswith("Nothing new")
-    assert (
-        again.errors == ()
-        and again.new_status_counts == {}
-        and again.status_counts == {"correct": 2, "compile_error": 1}
-    )
+    assert again.errors == ()
+    assert again.new_status_counts == {}
+    assert again.status_counts == {"correct": 2, "compile_error": 1}
     header = "| what | now | new | gone | new ones are (of) |\n| --- | --- | --- | --- | --- |\n"
-    assert f"{header}| tasks |" in markdown(again) and "| candidates | 3 | 0 | 0 |" in markdown(
-        again
-    )
+    assert f"{header}| tasks |" in markdown(again)
+    assert "| candidates | 3 | 0 | 0 |" in markdown(again)
 
 
 def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
@@ -154,11 +151,9 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert "+ the task is new" in curated.reasons and sum(curated.reasons.values()) == 2
     assert found.cautions == ("no figures",)
     text = markdown(found)
-    assert (
-        "1 new task, 3 new candidates" in text
-        and "1 training sample gone" in text
-        and "no figures" in text
-    )
+    assert "1 new task, 3 new candidates" in text
+    assert "1 training sample gone" in text
+    assert "no figures" in text
     assert (
         "<b>" not in text and "task &#124; 2" in text
     )  # what candidates and tasks wrote does nothing on the page
@@ -193,11 +188,8 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
         entry.ends("finished", snapshots=snapshots)
     found = morning(str(tmp_path), night(tmp_path, snapshots))
     assert [each.ending for each in found.unfinished] == ["failed", "stopped", "unknown"]
-    assert (
-        found.compared_with is not None
-        and found.compared_with.name == "nightly"
-        and found.nothing_new
-    )
+    assert found.compared_with.name == "nightly"
+    assert found.nothing_new
     assert "| failed | RuntimeError: the &#60;disk&#62; is full |" in markdown(found)
     failed = next(each for each in refreshes(str(tmp_path)) if each.ending == "failed")
     assert "The refresh failed after" in headline(morning(str(tmp_path), failed))

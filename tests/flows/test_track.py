@@ -322,9 +322,7 @@ def test_nothing_built_has_no_share_of_builds(root):
     metrics = verification_record(
         VerificationConfig(), written(root, "verification", [], VERDICTS, **common)
     ).metrics
-    assert (
-        metrics["builds/candidates"] == 0
-        and metrics["builds/lite_share"] is None
-        and metrics["builds/cache_hit_share"] is None
-    )
+    assert metrics["builds/candidates"] == 0
+    assert metrics["builds/lite_share"] is None
+    assert metrics["builds/cache_hit_share"] is None
     assert metrics["pool/candidates"] == 0 and metrics["phases/load_median_s"] is None

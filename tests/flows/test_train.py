@@ -94,10 +94,8 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     assert registered_version(run_id, Destination(uri, None, "concur")) == "concur-tiny/1"
     (version,) = client.search_model_versions("name = 'concur-tiny'")
     upstream = curated.open().manifest["upstream"]
-    assert (
-        version.tags["concur.curated"] == curated.fingerprint
-        and version.tags["concur.training"] == trained.fingerprint
-    )
+    assert version.tags["concur.curated"] == curated.fingerprint
+    assert version.tags["concur.training"] == trained.fingerprint
     assert {version.tags[f"concur.{name}"] for name in ("verdicts", "candidates", "tasks")} <= set(
         upstream
     )
@@ -108,9 +106,8 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
     signature = mlflow.models.get_model_info("models:/concur-tiny/1").signature
-    assert signature.inputs.input_names() == ["prompt"] and signature.outputs.input_names() == [
-        "response"
-    ]
+    assert signature.inputs.input_names() == ["prompt"]
+    assert signature.outputs.input_names() == ["response"]
 
 
 def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(
@@ -193,18 +190,14 @@ def test_the_command_trains_once_and_says_where(tmp_path):
         return json.loads(done.stdout)
 
     first = trained("--merged", tmp_path / "merged", "--merged-dtype", "float32")
-    assert (
-        first["rows"] == 3
-        and first["new_work"]
-        and first["mlflow"]["model_version"] == "concur-local/1"
-    )
-    assert (Path(first["adapter"]) / "adapter_model.safetensors").is_file() and first["rank"] == 4
-    assert (tmp_path / "merged" / "model.safetensors").is_file() and first["merged"][
-        "relative_difference"
-    ] <= 1e-3
+    assert first["rows"] == 3
+    assert first["new_work"]
+    assert first["mlflow"]["model_version"] == "concur-local/1"
+    assert (Path(first["adapter"]) / "adapter_model.safetensors").is_file()
+    assert first["rank"] == 4
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+    assert first["merged"]["relative_difference"] <= 1e-3
     again = trained()
-    assert (
-        not again["new_work"]
-        and again["adapter"] == first["adapter"]
-        and again["mlflow"] == first["mlflow"]
-    )
+    assert not again["new_work"]
+    assert again["adapter"] == first["adapter"]
+    assert again["mlflow"] == first["mlflow"]

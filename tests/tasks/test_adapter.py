@@ -172,10 +172,8 @@ def test_merged_weights_answer_as_base_and_adapter_do(base, adapter, tmp_path, d
         "and it is not the base model"
     )
     assert MergeCheck.model_validate_json((out / MERGE).read_text()) == check and check.agrees
-    assert (
-        check.positions == sum(len(load_tokenizer(base)(text)["input_ids"]) for text in PROBES)
-        and check.same_top_token > 0.9
-    )
+    assert check.positions == sum(len(load_tokenizer(base)(text)["input_ids"]) for text in PROBES)
+    assert check.same_top_token > 0.9
 
 
 def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(base, make, tmp_path):
@@ -276,12 +274,10 @@ def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path):
     facts = FACTS | {"base_model": str(base), "strategy": None, "tools": {}}
     front, body = parts(card(result, TrainingRecipe(), ADAPTER, **facts))
     assert "base_model" not in front and str(tmp_path) not in body and "`small-1a2b`" in body
-    assert (
-        "No tasks were held out." in body
-        and "not trained on" not in body
-        and "strategy `" not in body
-        and "Made with" not in body
-    )
+    assert "No tasks were held out." in body
+    assert "not trained on" not in body
+    assert "strategy `" not in body
+    assert "Made with" not in body
 
 
 @pytest.mark.parametrize(

@@ -175,10 +175,8 @@ def test_a_verdict_with_it_survives_the_table(tmp_path):
         for row in rows
     ]
     assert again == BOTH
-    assert (
-        again[0].timing.compiled == against(2.0)
-        and again[2].timing.compiled.unavailable_reason == "it does not compile"
-    )
+    assert again[0].timing.compiled == against(2.0)
+    assert again[2].timing.compiled.unavailable_reason == "it does not compile"
 
 
 def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path):
@@ -195,10 +193,8 @@ def test_the_command_names_the_baseline_of_every_row(tmp_path):
     path = str(stored(tmp_path / "v.parquet", BOTH))
     data = score_table(path, ks=(1,), ps=(0.0, 1.0), resamples=50)
     lines = [line.split(" | ") for line in markdown_of(data)]
-    assert (
-        lines[0][3] == "against"
-        and [line[3] for line in lines[2:]] == ["eager"] * 2 + ["torch.compile"] * 2
-    )
+    assert lines[0][3] == "against"
+    assert [line[3] for line in lines[2:]] == ["eager"] * 2 + ["torch.compile"] * 2
     assert lines[4][5] == "-", "Exec stands in the row of eager PyTorch"
     assert (
         "Scores against torch.compile leave out 1 tasks without such a baseline: c."

@@ -111,7 +111,6 @@ def test_the_gap_of_two_groups_covers_the_truth():
 
     for _ in range(runs):
         found = gap(scored(0.45), scored(0.20))
-        assert found is not None
         hits += found[1].lower <= 0.25 <= found[1].upper
     assert 0.925 <= hits / runs <= 0.98
     assert gap(ScoreRow(**facts, tasks=0), scored(0.2)) is None
@@ -127,14 +126,14 @@ def evidence(**facts):
 def test_level_2_above_level_1_is_reported_with_its_numbers_and_its_likely_cause():
     groups = of_levels(levels(15, 30))
     found = level_gap("tuned", 1, evidence(groups=groups))
-    assert found is not None and found.numbers["difference"] == pytest.approx(0.30)
+    assert found.numbers["difference"] == pytest.approx(0.30)
     assert found.numbers["lower"] > 0 and found.numbers["single_operator_share"] == 196 / 4892
     assert "difference 30.0 %" in found.shown() and "training count 4,892" in found.shown()
     assert "Exec@1" in found.sentence and "add single-operator tasks" in found.sentence
     balanced = level_gap("tuned", 1, evidence(groups=groups, single_operator=(500, 1000)))
-    assert balanced is not None and "not the likely cause" in balanced.sentence
+    assert "not the likely cause" in balanced.sentence
     unknown = level_gap("tuned", 1, evidence(groups=groups, single_operator=None))
-    assert unknown is not None and "training set" not in unknown.sentence
+    assert "training set" not in unknown.sentence
 
 
 @pytest.mark.parametrize(("one", "two"), [(15, 18), (30, 15), (20, 26)])
@@ -149,7 +148,7 @@ def test_high_exec_and_low_fast_1_is_reported_with_the_median_speedup():
         distribution(verdicts, resamples=100),
     )
     found = correct_but_slow("tuned", 1, scores, Evidence(speedups=speedups))
-    assert found is not None and found.numbers["exec"] == pytest.approx(0.8)
+    assert found.numbers["exec"] == pytest.approx(0.8)
     assert found.numbers["fast_1"] == 0 and found.numbers["median_speedup"] == 0.5
     for quiet in (levels(40, 40, speedup=2.0), levels(5, 5, speedup=0.5)):
         rows = score(quiet, ks=(1,), ps=(1.0,), resamples=300)
@@ -166,7 +165,7 @@ def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set():
         return verbose("tuned", Evidence(traces=known, training=training, baseline="base"))
 
     found = read(now)
-    assert found is not None and found.numbers == CASES["verbose"]
+    assert found.numbers == CASES["verbose"]
     assert found.sentence.startswith("tuned: outputs are self-doubting, longer than base's.")
     assert "The training set holds such traces" in found.sentence
     # 17.5 % of 40 may be chance
@@ -180,7 +179,6 @@ def test_answers_that_were_cut_off_are_reported():
         *(row("a", "truncated") for _ in range(30)), *(row("a", 2.0) for _ in range(70))
     )
     found = cut_off("tuned", verdicts)
-    assert found is not None
     assert found.numbers == {"share": 0.3, "cut_off_count": 30, "answers_count": 100}
     assert cut_off("tuned", verdicts.tail(75)) is None and cut_off("x", verdicts.clear()) is None
 
@@ -200,7 +198,6 @@ def slow(*shares, speedup=0.5):
 def test_kernels_that_replaced_what_does_not_take_the_time_are_reported():
     verdicts = slow(*[0.1] * 8, *[0.9] * 2)
     found = missed_bottleneck("tuned", verdicts, {})
-    assert found is not None
     assert found.numbers == {"kernels": 10, "share": 0.8, "missed_count": 8}
     assert "spend more than half of their time outside" in found.sentence
     # four are no pattern, two of ten may be chance
@@ -222,7 +219,7 @@ def test_with_a_profile_the_operator_that_was_left_to_torch_is_named():
         return missed_bottleneck("tuned", verdicts, spent)
 
     found = of("torch.convolution", 0.8)
-    assert found is not None and found.numbers["share"] == 1.0
+    assert found.numbers["share"] == 1.0
     assert "to torch (torch.convolution 10)" in found.sentence
     assert of("aten::mm", 0.8) is None
     assert of("aten::convolution", 0.4) is None  # no operator takes most of the time

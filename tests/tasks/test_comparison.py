@@ -114,7 +114,6 @@ def test_strategies_that_are_alike_are_not_told_apart(tmp_path):
 def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted):
     found = compared(planted, resamples=50)
     row, counts = found.score("concur", "exec"), found.samples_per_task_and_seed
-    assert row is not None
     assert (row.tasks, row.samples) == (40, 400)  # 2 seeds with 5 samples: 40 tasks still
     assert counts == {"least": 5, "most": 5} and found.tasks == 40
     seeds = found.by_seed("concur", "exec")
@@ -252,7 +251,7 @@ def test_unequal_tasks_are_paired_where_both_answered(tmp_path):
     found = of(*made, references=(reference,))
     assert {row.tasks for row in found.differences} == {30} and found.tasks == 40
     score = found.score("recorded", "exec")
-    assert score is not None and score.tasks == 40  # what no strategy was asked plays no part
+    assert score.tasks == 40  # what no strategy was asked plays no part
     assert doubts(found)["tasks without a sample"] == "a 10"
 
 

@@ -46,9 +46,8 @@ def test_every_row_of_a_training_set(tmp_path, strategy):
     made = stage.run(*line_of(tmp_path, samples), config).open()
     curated = made.read()
     expected = curate(frame(*samples), config)
-    assert curated.columns == CURATED.names and curated["candidate_id"].equals(
-        expected["candidate_id"]
-    )
+    assert curated.columns == CURATED.names
+    assert curated["candidate_id"].equals(expected["candidate_id"])
     assert made.manifest["criterion_counts"] == dict(
         sorted(expected["criterion"].value_counts().iter_rows())
     )
@@ -98,9 +97,8 @@ def test_strategies_lie_side_by_side(tmp_path):
 def test_deciding_reads_no_text(tmp_path):
     verdicts, candidates, _ = line_of(tmp_path, rows())
     read = deciding(verdicts.open(), candidates.open())
-    assert read.height == 90 and not {"response", "reasoning", "answer", "code", "log_tail"} & set(
-        read.columns
-    )
+    assert read.height == 90
+    assert not {"response", "reasoning", "answer", "code", "log_tail"} & set(read.columns)
 
 
 def workloads(root, operators):
@@ -128,7 +126,8 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
     assert made.manifest["operators_from"] == {"unknown": 1, "verdict": 1, "workload": 2}
     assert made.manifest["upstream"] == ["x", "x", "x", "w"]
     without = stage.run(*refs, config).open()
-    assert without.fingerprint != made.fingerprint and without.manifest["operators_from"] == {
+    assert without.fingerprint != made.fingerprint
+    assert without.manifest["operators_from"] == {
         "unknown": 3,
         "verdict": 1,
     }

@@ -53,9 +53,8 @@ def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names, conf
         return
     training, held_out = split_by_task(rows, config)
     assert sorted(row["row"] for row in training + held_out) == list(range(len(rows)))
-    assert {row["task_id"] for row in held_out} == held and {
-        row["task_id"] for row in training
-    } == set(names) - held
+    assert {row["task_id"] for row in held_out} == held
+    assert {row["task_id"] for row in training} == set(names) - held
     assert all(side == sorted(side, key=lambda row: row["row"]) for side in (training, held_out)), (
         "in their order"
     )

@@ -130,7 +130,7 @@ def test_truncation_alone_is_recognised_as_such():
     found = observe(rows(*samples, finish_reason=np.where(cut, "length", "stop")), QUICK)
     assert found.truncated == int(cut.sum()) and found.truncated_correct == 0
     assert direction(found.everything.within) == "shorter"
-    assert found.complete is not None and direction(found.complete.within) == "open"
+    assert direction(found.complete.within) == "open"
     assert claim(found) == ("supports", "only as long as samples that were cut off count")
 
 
@@ -141,7 +141,8 @@ def test_a_peak_between_short_and_long_is_not_called_a_slope():
     ]
     found = observe(rows(*samples), QUICK)
     turn, shown = bend(found.everything.tenths), found.everything
-    assert turn is not None and turn[0] == 1 and 3000 <= turn[1].from_tokens < 6000
+    assert turn[0] == 1
+    assert 3000 <= turn[1].from_tokens < 6000
     assert shown.past_turn is not None and shown.past_turn_from == turn[1].from_tokens
     assert "explores and does not test" in notes(found) and "not monotone" in notes(found)
 

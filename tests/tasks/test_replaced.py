@@ -171,7 +171,7 @@ def test_the_sentence_holds_its_numbers():
     ]
     made = verdicts(*answers, ("linear_gelu", 3, "incorrect"))
     found = replaced("m", made, SPENT)
-    assert found is not None and found.sign == "replaced"
+    assert found.sign == "replaced"
     assert found.numbers["share"] == pytest.approx(7 / 8), "of the correct answers"
     assert found.numbers["main_operator_share"] == pytest.approx((5 * 0.4 + 3 * 0.74) / 8)
     assert found.numbers["replaced_time_share"] == pytest.approx(7 / 8)

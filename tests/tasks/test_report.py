@@ -236,10 +236,8 @@ def test_what_to_look_at_holds_signatures_and_typical_errors():
         Evidence(speedups=distribution(held_out, resamples=50)),
     )
     said = words(diagnosis=signs)
-    assert (
-        "What to look at" in said
-        and "| tuned | correct but slow | exec 100.0 %, fast 1 0.0 %, median speedup 0.50" in said
-    )
+    assert "What to look at" in said
+    assert "| tuned | correct but slow | exec 100.0 %, fast 1 0.0 %, median speedup 0.50" in said
     assert (
         "| '…' was not declared in this scope | build_failed | 16 | 4 | base 8, tuned 8 | base,"
         " tuned |" in said
@@ -273,17 +271,13 @@ def test_families_and_thirds_are_tables_of_their_own():
         ks=(1,),
     )
     said = words(breakdowns=rows, arl_of="recorded")
-    assert (
-        "| operator family | tasks | recorded Exec@1 |" in said
-        and "| family 15 | 1 |" in said
-        and "| family 16 |" not in said
-    )
+    assert "| operator family | tasks | recorded Exec@1 |" in said
+    assert "| family 15 | 1 |" in said
+    assert "| family 16 |" not in said
     assert "The 16 largest of 20 groups; the JSON has them all." in said
     assert "| reasoning | tasks |" in said and "| long | 1 | 100.0 %" in said
-    assert (
-        "mean length of recorded's reasoning" in said
-        and "recorded itself is not scored by them" in said
-    )
+    assert "mean length of recorded's reasoning" in said
+    assert "recorded itself is not scored by them" in said
     assert (
         len({row["group"] for row in json.loads(to_json(context(breakdowns=rows)))["breakdowns"]})
         == 23
@@ -431,9 +425,8 @@ def test_passwords_in_urls_are_masked_everywhere():
 def test_the_page_loads_nothing():
     page = Page(build_report(context()))
     sources = [found["src"] or "" for tag, found in page.tags if tag == "img"]
-    assert len(sources) == 3 and all(
-        source.startswith("data:image/svg+xml;base64,") for source in sources
-    )
+    assert len(sources) == 3
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
     assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
     (policy,) = [
         found["content"] or ""

@@ -166,7 +166,7 @@ def test_the_training_set_says_what_it_holds(tmp_path):
     flags = {"correct": {"self_doubting": 9}, "taken": taken, "left_out": 0}
     curated = written(tmp_path, "curation", "c", rows, CURATED, trace_flags=flags).open()
     found = training_traces(curated)
-    assert found is not None and (found.samples, found.median_tokens) == (4, 15)
+    assert (found.samples, found.median_tokens) == (4, 15)
     assert found.flagged["self_doubting"] == 2 and single_operators(curated) == (1, 4)
     schema = pa.schema([("candidate_id", pa.string())])
     bare = written(tmp_path, "curation", "bare", [{"candidate_id": "c"}], schema).open()
@@ -175,7 +175,6 @@ def test_the_training_set_says_what_it_holds(tmp_path):
 
 def test_a_frame_of_answers_says_where_kernels_spent_their_time(benchmarked):
     frame = answers_frame(list(benchmarked.answers))
-    assert {"custom_kernel_time_share", "library_calls"} <= set(frame.columns) and frame[
-        "model"
-    ].n_unique() == 2
+    assert {"custom_kernel_time_share", "library_calls"} <= set(frame.columns)
+    assert frame["model"].n_unique() == 2
     assert isinstance(frame.schema["library_calls"], pl.List)

@@ -220,15 +220,12 @@ def test_shuffled_reasoning_moves_every_trace_to_another_task():
     tokens = dict(rows.select("candidate_id", "reasoning_tokens").iter_rows())
     for row in moved.iter_rows(named=True):
         assert task[row["reasoning_from"]] != row["task_id"]
-        assert (
-            row["reasoning"] == f"thoughts of {row['reasoning_from']}"
-            and row["reasoning_tokens"] == tokens[row["reasoning_from"]]
-        )
+        assert row["reasoning"] == f"thoughts of {row['reasoning_from']}"
+        assert row["reasoning_tokens"] == tokens[row["reasoning_from"]]
     assert sorted(moved["reasoning_from"]) == sorted(plain["candidate_id"])
     other = curate(rows, CurationConfig(strategy="shuffled_reasoning", seed=1))
-    assert other["candidate_id"].equals(moved["candidate_id"]) and not other[
-        "reasoning_from"
-    ].equals(moved["reasoning_from"])
+    assert other["candidate_id"].equals(moved["candidate_id"])
+    assert not other["reasoning_from"].equals(moved["reasoning_from"])
 
 
 def test_reasoning_cannot_be_moved_within_one_task_only():
@@ -476,7 +473,5 @@ def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not():
 def test_the_pool_makes_few_columns_of_wide_rows():
     pool = eligible_samples(frame(sample("a", 0, 10, 2.0)))
     names = {name for name in pool.columns if not name.startswith("_")}
-    assert (
-        names == {"candidate_id", "task_id", "sample_index", "reasoning_tokens"}
-        and len(pool.columns) == 10
-    )
+    assert names == {"candidate_id", "task_id", "sample_index", "reasoning_tokens"}
+    assert len(pool.columns) == 10

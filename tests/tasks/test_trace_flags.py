@@ -53,10 +53,15 @@ def test_correct_samples_are_flagged_and_counted(tmp_path, read, monkeypatch):
     made = flags.run(verdicts, candidates, QualityConfig()).open()
     found = dict(made.read().select("candidate_id", "trace_flags").iter_rows())
     loop = ["repetitive", "ends_in_loop"]
-    assert (
-        found == {"a-0": loop, "a-1": [], "b-0": ["truncated"], "b-1": loop, "c-0": [], "c-1": []}
-        and len(read) == 6
-    )
+    assert found == {
+        "a-0": loop,
+        "a-1": [],
+        "b-0": ["truncated"],
+        "b-1": loop,
+        "c-0": [],
+        "c-1": [],
+    }
+    assert len(read) == 6
     assert made.manifest["flag_counts"] == dict.fromkeys(FLAGS, 0) | {
         "repetitive": 2,
         "ends_in_loop": 2,
@@ -64,10 +69,8 @@ def test_correct_samples_are_flagged_and_counted(tmp_path, read, monkeypatch):
     }
     assert made.manifest["rows"] == 6 and made.read().columns == TRACE_FLAGS.names
     assert made.read().filter(candidate_id="a-0")["repeated_share"][0] > 0.9
-    assert (
-        flags.run(verdicts, candidates, QualityConfig(batch_characters=1)) == made.ref
-        and len(read) == 6
-    )
+    assert flags.run(verdicts, candidates, QualityConfig(batch_characters=1)) == made.ref
+    assert len(read) == 6
 
 
 def test_what_was_measured_once_is_not_read_again(tmp_path, read):
@@ -77,11 +80,9 @@ def test_what_was_measured_once_is_not_read_again(tmp_path, read):
     assert half.fingerprint == first.fingerprint
     more = [*rows(), sample("d", 0, 7, 1.0) | {"reasoning": FINE + " " + FINE}]
     second = flags.run(*line_of(tmp_path, more, "y")[:2], QualityConfig()).open()
-    assert (
-        len(read) == 7
-        and second.manifest["rows"] == 7
-        and second.read()["candidate_id"].is_unique().all()
-    )
+    assert len(read) == 7
+    assert second.manifest["rows"] == 7
+    assert second.read()["candidate_id"].is_unique().all()
     third = flags.run(
         verdicts, candidates, QualityConfig(max_loop_words=10_000)
     ).open()  # other thresholds, other flags
@@ -99,8 +100,8 @@ def test_a_killed_run_goes_on(tmp_path, read):
     assert (
         flags.run(verdicts, candidates, QualityConfig()).open().read()["candidate_id"].n_unique()
         == 6
-        and len(read) == 2
     )
+    assert len(read) == 2
 
 
 def flagged(samples):
@@ -133,10 +134,8 @@ def test_explain_names_the_flag():
     table = flagged(rows())
     config = CurationConfig(exclude_flags=("truncated", "ends_in_loop", "repetitive"))
     said = explain(table, config, "a-0")
-    assert (
-        said.reasons == ("left out: trace flag ends_in_loop, repetitive (exclude_flags)",)
-        and not said.taken
-    )
+    assert said.reasons == ("left out: trace flag ends_in_loop, repetitive (exclude_flags)",)
+    assert not said.taken
     assert explain(table, config, "a-1").taken and explain(table, CurationConfig(), "a-0").taken
     assert "status incorrect" in explain(table, config, "a-9").reasons[0]
 
@@ -167,14 +166,10 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
     }
     strict = config.model_copy(update={"exclude_flags": ("repetitive",)})
     made = stage.run(verdicts, candidates, tasks, strict, None, measured).open()
-    assert (
-        made.manifest["trace_flags"]["taken"] == none | {"truncated": 1}
-        and made.manifest["trace_flags"]["left_out"] == 2
-    )
-    assert (
-        set(made.read()["candidate_id"]) == {"a-1", "b-0", "c-0", "c-1"}
-        and made.manifest["upstream"][-1] == measured.fingerprint
-    )
+    assert made.manifest["trace_flags"]["taken"] == none | {"truncated": 1}
+    assert made.manifest["trace_flags"]["left_out"] == 2
+    assert set(made.read()["candidate_id"]) == {"a-1", "b-0", "c-0", "c-1"}
+    assert made.manifest["upstream"][-1] == measured.fingerprint
     assert stage.run(verdicts, candidates, tasks, config).open().manifest["trace_flags"] is None
 
     only = line_of(tmp_path, [row for row in rows() if row["reasoning"] == LOOP], "loops")
@@ -192,8 +187,6 @@ def test_deciding_reads_flags_and_no_text(tmp_path):
     verdicts, candidates, _ = line_of(tmp_path, rows())
     measured = flags.run(verdicts, candidates, QualityConfig()).open()
     table = deciding(verdicts.open(), candidates.open(), None, measured)
-    assert (
-        table["trace_flags"].null_count() == 1
-        and "reasoning" not in table.columns
-        and "words" not in table.columns
-    )
+    assert table["trace_flags"].null_count() == 1
+    assert "reasoning" not in table.columns
+    assert "words" not in table.columns

@@ -113,9 +113,9 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
 
 
 def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(trained, base):
-    assert (
-        trained.steps == len(trained.history) == 9 and trained.rows == 6 and trained.dropped == ()
-    )
+    assert trained.steps == len(trained.history) == 9
+    assert trained.rows == 6
+    assert trained.dropped == ()
     assert trained.loss_last < trained.loss_first
     assert [entry["step"] for entry in trained.history] == list(range(1, 10))
     assert trained.history[-1]["epoch"] == 3

@@ -208,9 +208,8 @@ def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
     )
     (kept,), dropped = select_examples([example], tokenizer, max_length=100_000, overlong="drop")
     mask = label_mask(kept, tokenizer)
-    assert (
-        dropped == [] and len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
-    )
+    assert dropped == []
+    assert len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
     labels = carried(mask)
     text = tokenizer.decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     parsed = parse_response(text, finish_reason="stop")

@@ -110,9 +110,8 @@ def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(
     base = tiny_model(tmp_path / "small")
     first, second = by_two(TWO, base, tmp_path / "whole", tmp_path / "told")
     alone = train(ROWS, ONE, base, tmp_path / "alone")
-    assert first["share"] == pytest.approx(0.5, abs=0.01) and second["share"] == pytest.approx(
-        0.5, abs=0.01
-    )
+    assert first["share"] == pytest.approx(0.5, abs=0.01)
+    assert second["share"] == pytest.approx(0.5, abs=0.01)
     history = first["result"]["history"]
     assert [entry["loss"] for entry in history] == pytest.approx(
         [entry["loss"] for entry in alone.history], rel=1e-5

@@ -20,7 +20,7 @@ from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.metrics import sign_flip_p
 from tasks.store.snapshot import SnapshotRef
 from tests.support.ablations import ablation, answers, branch, drawn, solved, verdict
-from tests.support.pages import HOSTILE, Page, svgs
+from tests.support.pages import HOSTILE, Page, assert_tame, assert_whole_tables
 
 FACTS = {"strategy": "min_length", "size": None}
 LOST = Branch(name="lost-0", seed=0, state="failed", error="CUDA out of memory", rows=12, **FACTS)
@@ -94,17 +94,18 @@ def test_a_planted_better_strategy_is_found_and_said(written):
 
 
 def test_strategies_that_are_alike_are_not_told_apart(tmp_path):
-    """Of 8 ablations of two equal strategies, chance may call one distinguishable."""
+    """Of 8 ablations of two equal strategies, each of 4 of the same 8 branches, chance may call one
+    distinguishable."""
+    made = [branch(tmp_path, "a", n, drawn(0.4, tasks=20, samples=4, seed=n)) for n in range(8)]
     called = 0
     for number in range(8):
-        plans = [(s, i) for s in ("a", "random") for i in range(2)]
-        found = of(
-            *(
-                branch(*(tmp_path, s, i), rows, snapshot=f"{number}-{s}-{i}")
-                for place, (s, i) in enumerate(plans)
-                for rows in [drawn(0.4, tasks=20, samples=4, seed=10 * number + place)]
+        branches = [
+            made[(number + step) % 8].model_copy(
+                update={"name": name, "strategy": name[:-1], "seed": int(name[-1])}
             )
-        )
+            for step, name in enumerate(("a0", "a1", "random0", "random1"))
+        ]
+        found = of(*branches)
         alike = verdict_of(found) == "not_distinguishable"
         called += not alike
         assert ("not distinguishable from chance" in headline(found)) is alike
@@ -340,15 +341,9 @@ def test_the_same_ablation_gives_the_same_bytes(planted, written, tmp_path):
 
 
 def test_hostile_names_are_text_everywhere(tmp_path):
-    made = ablation(
-        tmp_path / "data",
-        {("a", 1): 0.5, ("a", 2): 0.5, ("random", 1): 0.4},
-        tasks=6,
-        name=HOSTILE,
-        base_model=HOSTILE,
-    )
-    facts = {
-        **dict.fromkeys(("strategy", "curated", "trained", "scores"), HOSTILE),
+    chances = {("a", 1): 0.5, ("a", 2): 0.5, ("random", 1): 0.4}
+    made = ablation(tmp_path / "data", chances, tasks=6, name=HOSTILE, base_model=HOSTILE)
+    facts = dict.fromkeys(("strategy", "curated", "trained", "scores"), HOSTILE) | {
         "mlflow_url": "javascript:alert(1)",
         "prefect_url": 'http://u:s3cret@h/"><script>x',
     }
@@ -356,31 +351,22 @@ def test_hostile_names_are_text_everywhere(tmp_path):
         each.model_copy(update=facts | {"name": f"{HOSTILE}{each.name}"}) for each in made.branches
     ]
     branches.append(LOST.model_copy(update={"error": HOSTILE, "name": HOSTILE}))
-    changes = {
+    changes = dict.fromkeys(("fingerprint", "created_at"), HOSTILE) | {
         "branches": tuple(branches),
         "references": (answers(tmp_path, HOSTILE, drawn(0.5, tasks=6, samples=5, seed=1), "r"),),
         "cautions": (HOSTILE,),
-        "fingerprint": HOSTILE,
-        "created_at": HOSTILE,
     }
     out = write_comparison(made.model_copy(update=changes), tmp_path / "out", resamples=20)
     raw, text = out.html.read_text(), out.markdown.read_text()
     page = Page(raw)
-    assert page.open == []
-    assert not {"script", "link", "iframe", "object", "b"} & {tag for tag, _ in page.tags}
+    assert_tame(page)
     allowed = "lang charset name content http-equiv class scope alt src media srcset href rel"
     assert {name for _, found in page.tags for name in found} <= set(allowed.split())
     links = {found["href"] for tag, found in page.tags if tag == "a"}
     assert links and all(re.fullmatch(r"http://u:\*\*\*@h/[^\"<> ]*", link or "") for link in links)
     assert "<script>alert(1)</script>" in page.words and "s3cret" not in raw
-    for root in svgs(page):
-        tags = {element.tag.split("}")[-1] for element in root.iter()}
-        assert not {"script", "img", "image", "foreignObject", "a"} & tags
     assert not re.search(r"`|<|javascript:", text) and "s3cret" not in text
-    tables = [block.split("\n") for block in text.strip().split("\n\n") if block.startswith("|")]
-    assert len(tables) > 4
-    for header, rule, *body in tables:
-        assert {line.count("|") for line in (header, *body)} == {rule.count("|")}
+    assert_whole_tables(text, 4)
     data = out.json_file.read_text()
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", raw + text + data)
     assert data.isascii()
@@ -388,11 +374,7 @@ def test_hostile_names_are_text_everywhere(tmp_path):
 
 def test_the_page_loads_nothing_and_has_a_figure_for_small_screens(written):
     page = Page(written.html.read_text())
-    sources = [
-        found[name] or "" for _, found in page.tags for name in ("src", "srcset") if name in found
-    ]
-    assert len(sources) == 2
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
-    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert_tame(page)
+    assert len([name for _, found in page.tags for name in found if name in ("src", "srcset")]) == 2
     assert "prefers-color-scheme:dark" in written.html.read_text()
     assert ("a", {"href": "http://127.0.0.1:1/#/a", "rel": "noopener noreferrer"}) in page.tags

@@ -33,7 +33,7 @@ from tasks.reporting.charts import INK
 from tasks.reporting.text import clean
 from tests.support.cases import cases
 from tests.support.hostile_report import hostile_report
-from tests.support.pages import HOSTILE, Page, svgs
+from tests.support.pages import HOSTILE, Page, assert_tame, assert_whole_tables, svgs
 from tests.support.verdict_rows import row
 
 CASES = cases("benchmark")
@@ -214,13 +214,17 @@ def test_what_not_to_trust_follows_from_the_data():
     assert caveats(scores=scores)["tasks without a sample"] == "tuned 3"
 
 
-def test_loss_compares_epochs_and_falls_back_to_steps():
+@pytest.mark.parametrize(
+    ("steps", "losses"),
+    [
+        ([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], (2.0, 1.0)),
+        ([{"step": 1, "epoch": 3.0, "loss": 2.0}], (2.0, 2.0)),
+        ([], None),
+    ],
+)
+def test_loss_compares_epochs_and_falls_back_to_steps(steps, losses):
     assert context().losses == (2.75, 1.75)
-    assert context(
-        history=[TrainingStep(step=1, loss=2.0), TrainingStep(step=2, loss=1.0)]
-    ).losses == (2.0, 1.0)
-    assert context(history=[TrainingStep(step=1, epoch=3.0, loss=2.0)]).losses == (2.0, 2.0)
-    assert context(history=()).losses is None
+    assert context(history=steps).losses == losses
 
 
 def words(**changes):
@@ -298,18 +302,11 @@ def test_published_results_stand_apart_and_are_marked():
     assert "KernelCoder" not in json.dumps(json.loads(to_json(context()))["scores"])
 
 
-def test_examples_are_the_fastest_then_one_of_each_reason_commonest_first():
+def test_examples_are_the_fastest_then_one_of_each_reason_and_points_are_timed_where_they_can():
     chosen = examples_of(pl.DataFrame(LINE), NAMES)
-    assert [example.reason for example in chosen] == [
-        "ok",
-        "build_failed",
-        "no_custom_kernel",
-        "wrong_output",
-    ]
-    assert chosen[0].speedup == 3.5 and chosen[0].task_name == "1_Square_matmul"
-
-
-def test_points_carry_timing_only_where_there_is_one():
+    reasons = " ".join(example.reason for example in chosen)
+    assert reasons == "ok build_failed no_custom_kernel wrong_output"
+    assert (chosen[0].speedup, chosen[0].task_name) == (3.5, "1_Square_matmul")
     points = points_of(pl.DataFrame(LINE), {})
     assert [point.speedup for point in points] == [3.5, 0.8, None, None, None, None]
     assert points[0].lower == pytest.approx(3.15) and points[0].task_name == "t1"
@@ -318,30 +315,16 @@ def test_points_carry_timing_only_where_there_is_one():
 # -- strangers' text stays text --------------------------------------------------------------------
 
 
-def test_hostile_text_adds_no_tag_and_no_attribute():
+def test_hostile_text_adds_no_tag_and_no_attribute_and_cannot_act():
     page = Page(build_report(hostile()))
-    assert page.open == []
+    assert_tame(page)
     tags = "html head meta title style body h1 h2 p ul li div details summary pre"
     tables = "table thead tbody tr th td figure img figcaption"
     assert {tag for tag, _ in page.tags} == {*tags.split(), *tables.split()}
     attributes = {name for _, found in page.tags for name in found}
     assert attributes <= set("lang charset name content http-equiv class scope alt src".split())
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
-
-
-def test_hostile_text_cannot_act_in_figures():
-    for root in svgs(Page(build_report(hostile()))):
-        assert not {"script", "img", "image", "foreignObject", "a"} & {
-            element.tag.split("}")[-1] for element in root.iter()
-        }
-        assert not [
-            name
-            for element in root.iter()
-            for name in element.attrib
-            if name.lower().startswith("on")
-        ]
-    labels = " ".join("".join(root.itertext()) for root in svgs(Page(build_report(hostile()))))
-    assert "<script>" in labels
+    assert "<script>" in "".join(text for root in svgs(page) for text in root.itertext())
 
 
 def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is():
@@ -375,13 +358,7 @@ def test_hostile_text_is_no_markdown():
     prose = [line for line in lines if not line.startswith("    ")]
     assert not [line for line in prose if re.search(r"[<`\[]|://|www\.", line)]
     assert not [line for line in prose if line.startswith("#") and not re.match(r"#{1,3} ", line)]
-    tables = [
-        block.split("\n") for block in "\n".join(prose).split("\n\n") if block.startswith("|")
-    ]
-    assert len(tables) > 8
-    for header, rule, *body in tables:
-        assert re.fullmatch(r"\|( --- \|)+", rule)
-        assert {line.count("|") for line in (header, *body)} == {rule.count("|")}, header
+    assert_whole_tables("\n".join(prose), 8)
 
 
 def test_code_in_markdown_cannot_leave_its_block():
@@ -424,23 +401,14 @@ def test_passwords_in_urls_are_masked_everywhere():
 
 def test_the_page_loads_nothing():
     page = Page(build_report(context()))
-    sources = [found["src"] or "" for tag, found in page.tags if tag == "img"]
-    assert len(sources) == 3
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
-    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert_tame(page)
+    assert sum(tag == "img" for tag, _ in page.tags) == 3
     (policy,) = [
-        found["content"] or ""
+        found["content"]
         for _, found in page.tags
         if found.get("http-equiv") == "Content-Security-Policy"
     ]
     assert policy.startswith("default-src 'none';")
-    for root in svgs(page):
-        for element in root.iter():
-            assert all(
-                value.startswith("#")
-                for name, value in element.attrib.items()
-                if name.endswith("href")
-            )
 
 
 def test_figures_follow_the_colour_scheme():

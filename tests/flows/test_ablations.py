@@ -1,8 +1,6 @@
 """Ablations: what they are made of, what they cost, and that a branch that fails, a kill or an
 empty budget costs no more than it must."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -110,7 +108,7 @@ def test_the_form_is_readable():
 def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
     runner = CliRunner()
     assert "--max-gpu-hours" in runner.invoke(main, ["ablate", "--help"]).output
-    refused = runner.invoke(main, ["ablate", "--strategies", "nothing", "--estimate"])
+    refused = runner.invoke(main, "ablate --strategies nothing --estimate".split())
     assert refused.exit_code == 2
     assert refused.output.startswith("error: there is no strategy 'nothing'")
 

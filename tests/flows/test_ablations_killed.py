@@ -1,8 +1,6 @@
 """A real ablation, killed with SIGKILL in the middle of a training and run again: it ends as one
 that nobody killed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`concur analyze` on tables as a user has them, and what it says of those it cannot use."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

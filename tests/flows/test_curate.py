@@ -1,8 +1,6 @@
 """`concur curate` as a user runs it: files and snapshots in, tables, JSON and training sets out;
 and the strategies that ship."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path

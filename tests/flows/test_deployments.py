@@ -1,8 +1,6 @@
 """prefect.yaml: what it registers can be imported, its parameters are a configuration, and nothing
 runs by itself until asked."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

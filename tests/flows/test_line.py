@@ -1,8 +1,6 @@
 """The whole line as a user runs it, killed with SIGKILL while it verifies, started again, and run
 once more for nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

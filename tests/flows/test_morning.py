@@ -1,8 +1,6 @@
 """The morning report on planted snapshots: what is new, what failed, what it cost; and the history
 it compares with."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +17,9 @@ from flows.morning.text import headline, markdown
 from kernels_eval.errors import UsageError
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
+from tests.support.cases import cases
+
+CASES = cases("flows")
 
 
 def written(root, stage, name, rows, schema, **extra):
@@ -114,12 +115,9 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01", "c11"])
     first = morning(str(tmp_path), night(tmp_path, snapshots))
     assert first.compared_with is None and not first.nothing_new
-    assert {change.what: (change.rows, change.new) for change in first.changes} == {
-        "tasks": (2, 2),
-        "candidates": (3, 3),
-        "verdicts": (3, 3),
-        "curated": (2, 2),
-    }
+    assert {change.what: [change.rows, change.new] for change in first.changes} == CASES[
+        "first_changes"
+    ]
     again = morning(str(tmp_path), night(tmp_path, snapshots))
     assert again.nothing_new and headline(again).startswith("Nothing new")
     assert again.errors == ()
@@ -138,12 +136,9 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
             tmp_path, planted(tmp_path, "two", 3, SECOND, ["c01", "c21"]), cautions=("no figures",)
         ),
     )
-    assert {change.what: (change.new, change.gone) for change in found.changes} == {
-        "tasks": (1, 0),
-        "candidates": (3, 0),
-        "verdicts": (3, 0),
-        "curated": (1, 1),
-    }
+    assert {change.what: [change.new, change.gone] for change in found.changes} == CASES[
+        "second_changes"
+    ]
     assert found.new_status_counts == {"correct": 1, "compile_error": 1, "runtime_error": 1}
     assert found.reason_counts == {"build_failed": 2}
     assert sum(group.count for group in found.errors) == 2
@@ -168,7 +163,7 @@ def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path):
     assert morning(str(tmp_path), ended).gpu_hours == 0.0  # two devices of a CPU
     on_gpus = morning(str(tmp_path), ended.model_copy(update={"gpus": 2}))
     assert on_gpus.gpu_hours == pytest.approx(1.0)
-    assert [cost.stage for cost in on_gpus.costs] == ["tasks", "candidates", "verdicts", "curated"]
+    assert [cost.stage for cost in on_gpus.costs] == "tasks candidates verdicts curated".split()
     assert "1.00 GPU-hours" in markdown(on_gpus)
     later = ended.model_copy(update={"began_at": datetime(2100, 1, 1, tzinfo=UTC).isoformat()})
     assert morning(str(tmp_path), later).costs == ()

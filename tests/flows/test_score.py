@@ -1,8 +1,6 @@
 """`concur benchmark`: verdicts on disk in, scores out; what they cannot support is null and said,
 and bad tables are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,6 +20,9 @@ from tasks.benchmark.metrics import pass_at_k
 from tasks.benchmark.score_table import markdown_of
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
+from tests.support.cases import cases
+
+CASES = cases("flows")
 
 ROOT = Path(flows.__file__).parent.parent
 TASK = (
@@ -170,10 +171,7 @@ def test_a_model_that_left_tasks_out_is_named(tmp_path):
 
 
 def test_tables_without_a_model_or_optional_columns_take_the_label(tmp_path):
-    rows = [
-        {"candidate_id": "a", "task_id": "t", "status": "correct"},
-        {"candidate_id": "b", "task_id": "t", "status": "timeout"},
-    ]
+    rows = CASES["bare_rows"]
     data = score_table(
         table(tmp_path / "v.parquet", rows), label="recorded elsewhere", ks=(1,), **QUICK
     )

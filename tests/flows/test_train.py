@@ -1,8 +1,6 @@
 """`concur train`: which set, which prompts, what it prints, and what MLflow is told of a training
 by itself."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -33,14 +31,7 @@ LOG = pa.schema(
     [("step", pa.int64())]
     + [
         (name, pa.float64())
-        for name in (
-            "epoch",
-            "loss",
-            "learning_rate",
-            "held_out_loss",
-            "tokens_per_s",
-            "system/cpu",
-        )
+        for name in "epoch loss learning_rate held_out_loss tokens_per_s system/cpu".split()
     ]
     + [("note", pa.string())]
 )

@@ -1,8 +1,6 @@
 """The accelerated model learns what the plain one learns: losses, gradients, names, masks; and it
 compiles once."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -16,7 +14,10 @@ from tasks.training.acceleration import (
     shape_of,
 )
 from tasks.training.packing import pack
+from tests.support.cases import cases
 from tests.support.training import adapted_qwen
+
+CASES = cases("training")
 
 TOKENS = 24
 
@@ -222,7 +223,7 @@ def test_lines_of_any_length_share_compiled_code(fresh_compiler):
     eager, compiled = model(dropout=0.3, layers=2), model(dropout=0.3, layers=2)
     accelerated(eager, seed=5)
     accelerated(compiled, seed=5, compile=True, dynamic_lengths=True, compile_backend="aot_eager")
-    for lengths, padding in (((9, 14), 3), ((5, 8, 11), 0), ((20, 21), 9), ((30,), 2), ((17,), 0)):
+    for lengths, padding in CASES["line_lengths"]:
         rows = [row(length, length) for length in lengths]
         line = pack(rows, padded_tokens=sum(lengths) + padding)
         theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)

@@ -1,8 +1,6 @@
 """What only a GPU has: kernels for packed rows, the choice of attention, generated code under
 autocast."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,8 +1,6 @@
 """What leaves training: an adapter that vLLM takes, merged weights only where they agree, and a
 card that tells the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """A registered adapter has a signature and answers under it, loaded by MLflow alone from the
 registry."""
 
-from __future__ import annotations
-
 import pytest
 
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer

@@ -1,8 +1,6 @@
 """The analysis from snapshot to snapshot: what its manifest and files say, that nothing is done
 twice, and samples that say nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -35,7 +33,7 @@ def test_numbers_words_page_and_figures(tmp_path):
     within = expected.everything.within.odds_ratio
     assert [
         numbers["all/odds_ratio_within_tasks_per_sd"][key]
-        for key in ("value", "lower", "upper", "tasks")
+        for key in "value lower upper tasks".split()
     ] == [
         within.value,
         within.lower,

@@ -1,8 +1,6 @@
 """Scores against two baselines: eager PyTorch always, torch.compile where verdicts were timed
 against it, nothing guessed."""
 
-from __future__ import annotations
-
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -1,8 +1,6 @@
 """Groups of tasks, and what to look at: a signature is said where the numbers show it, with these
 numbers, and else not."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest
@@ -255,37 +253,8 @@ def test_a_diagnosis_names_every_sign_and_does_not_blame_training_for_the_baseli
 
 # -- typical errors --------------------------------------------------------------------------------
 
-TRACE = """Traceback (most recent call last):
-  File "/a/b.py", line 3, in f
-    x = error()
-TypeError: forward() takes 2 arguments but 3 were given
 
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "detail", "expected"),
-    [
-        (
-            "In file included from x\nmain.cpp:12:30: error: 'd' was not declared\n note: more",
-            "",
-            "main.cpp:12:30: error: 'd' was not declared",
-        ),
-        (TRACE, "", "TypeError: forward() takes 2 arguments but 3 were given"),
-        (
-            '\x1b[31mmain.cu(3): error: identifier "q" is undefined\x1b[0m',
-            "",
-            'main.cu(3): error: identifier "q" is undefined',
-        ),
-        ("", "killed by signal 11\nmore", "killed by signal 11"),
-        (
-            "nothing to see",
-            "CUDA error: an illegal memory access",
-            "CUDA error: an illegal memory access",
-        ),
-        ("", "", ""),
-    ],
-)
+@pytest.mark.parametrize(("log", "detail", "expected"), CASES["first_errors"])
 def test_the_first_error_line_is_found(log, detail, expected):
     assert first_error(log, detail) == expected
 

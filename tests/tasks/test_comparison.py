@@ -1,8 +1,6 @@
 """A comparison says what was planted, and no more: the better strategy, the null one, and the same
 numbers in all three files."""
 
-from __future__ import annotations
-
 import html
 import json
 import re
@@ -230,7 +228,7 @@ def test_an_ablation_of_which_nothing_finished_is_a_page_all_the_same(tmp_path):
     found = write_comparison(made, tmp_path / "out")
     assert found.headline == "No branch finished (1 failed, 1 left out): nothing to compare."
     data = data_of(found)
-    known = [data[name] for name in ("verdict", "best", "scores", "strategies")]
+    known = [data[name] for name in "verdict best scores strategies".split()]
     assert known == ["nothing", None, [], []]
     for text in (found.html.read_text(), found.markdown.read_text()):
         assert "CUDA out of memory" in text and "the budget was spent" in text

@@ -1,8 +1,6 @@
 """The comparison in a real browser: on wide and small screens, light and dark, with nothing loaded
 from elsewhere."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,7 +1,5 @@
 """Dropout without state: rate, independence, purity, and what compiled code keeps of it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,6 @@
 """Each criterion on frames small enough to decide by hand, then the invariants of the whole rule on
 arbitrary ones."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,8 +1,6 @@
 """Planted difficulty is found, ARL that only mirrors its own wrong samples is unmasked, and two
 generators are compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest
@@ -205,7 +203,7 @@ def test_the_words_on_speedup_follow_the_means_that_they_show():
                 for n in range(samples)
             ]
     frame = pl.DataFrame(
-        rows, schema=["task_id", "status", "reasoning_tokens", "speedup"], orient="row"
+        rows, schema="task_id status reasoning_tokens speedup".split(), orient="row"
     )
     found = difficulty(frame)
     values = [group.speedup.value for group in found.tertiles.groups]

@@ -1,8 +1,6 @@
 """Why a candidate is taken or not: the words on small cases, and that the answer is always the
 rule's own."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

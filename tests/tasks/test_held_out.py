@@ -1,8 +1,6 @@
 """Held-out tasks are chosen by task, their loss is that of their completion tokens, and measuring
 it changes nothing of the training."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Planted effects come back within their intervals, planted nothing is not claimed, and data that
 cannot say is told so."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -216,7 +214,7 @@ def test_intervals_widen_when_samples_repeat_within_tasks():
     [
         *(
             (lambda frame, lost=lost: frame.drop(lost), lost)
-            for lost in ("task_id", "status", "reasoning_tokens", "speedup")
+            for lost in "task_id status reasoning_tokens speedup".split()
         ),
         (lambda frame: frame.with_columns(reasoning_tokens=pl.lit("many")), "something else"),
         (
@@ -304,7 +302,7 @@ def test_rows_left_out_are_counted_by_reason():
         ("t", "correct", None, 1.0),
         ("t", "no_code", 0, None),
         ("t", "correct", 10, 1.0),
-        candidate_id=["a", "b", "c", "d", "e", "a"],
+        candidate_id="a b c d e a".split(),
     )
     samples = samples_of(frame)
     reasons = ("repeated", "reference failed", "length unknown", "no reasoning")
@@ -346,7 +344,7 @@ def test_the_json_holds_every_figure(planted):
     data = json.loads(json.dumps(as_json(found, divided), allow_nan=False))["observations"]
     ratio = data["everything"]["within"]["odds_ratio"]
     assert ratio["value"] == found.everything.within.odds_ratio.value
-    assert {"value", "lower", "upper", "p", "n", "tasks", "method"} <= ratio.keys()
+    assert set("value lower upper p n tasks method".split()) <= ratio.keys()
     assert Observations.model_validate(data) == found
 
 

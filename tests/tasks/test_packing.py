@@ -1,8 +1,6 @@
 """Lines of packed rows in a trainer: the gradient is that of the unpacked rows, plans are followed,
 a resumed run goes on in them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from datasets import Dataset

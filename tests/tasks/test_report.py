@@ -1,8 +1,6 @@
 """The report as its readers meet it: what it says, that strangers' text stays text, and that it
 stands alone."""
 
-from __future__ import annotations
-
 import functools
 import html
 import json
@@ -115,7 +113,7 @@ def hostile():
         name: [
             each.model_copy(update={"model": HOSTILE, "group": HOSTILE}) for each in facts()[name]
         ]
-        for name in ("scores", "breakdowns", "distributions", "variants")
+        for name in "scores breakdowns distributions variants".split()
     }
     diagnosis = [Diagnosis(sign="verbose", model=HOSTILE, sentence=HOSTILE)]
     return context(
@@ -464,15 +462,7 @@ def test_json_is_plain_and_complete():
     made = context(history=[TrainingStep(step=1, loss=math.nan), TrainingStep(step=2, loss=1.5)])
     data = json.loads(to_json(made), parse_constant=lambda name: pytest.fail(name))
     assert data["history"][0]["loss"] is None
-    assert {
-        "headline",
-        "summary",
-        "caveats",
-        "scores",
-        "points",
-        "fingerprints",
-        "published",
-    } <= set(data)
+    assert set("headline summary caveats scores points fingerprints published".split()) <= set(data)
     again = ReportContext(**{name: data[name] for name in ReportContext.model_fields})
     assert again.scores == made.scores and again.points == made.points
     assert to_json(hostile()).isascii()

@@ -1,8 +1,6 @@
 """What the report adds to the scores: groups of tasks, thirds by another model's reasoning, and how
 outputs and training traces read."""
 
-from __future__ import annotations
-
 import polars as pl
 import pyarrow as pa
 import pytest

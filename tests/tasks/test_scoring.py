@@ -1,8 +1,6 @@
 """Scores that can be worked out by hand, the difference between the tracks, and what few tasks may
 not claim."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 from hypothesis import given, settings

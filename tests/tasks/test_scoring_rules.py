@@ -1,8 +1,6 @@
 """Scores as other people count them: KernelBench's formulas and tolerances, degenerate tasks, the
 spread of speedups, many comparisons."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

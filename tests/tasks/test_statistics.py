@@ -1,8 +1,6 @@
 """Intervals and tests against known answers: simulated benchmarks whose truth is known, identities,
 and scipy on the same data."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

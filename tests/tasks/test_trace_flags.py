@@ -1,8 +1,6 @@
 """Flags of reasoning traces in the line: measured once, of correct samples, counted, and left out
 where that is asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import polars as pl

@@ -1,8 +1,6 @@
 """Reasoning carries loss, nothing is truncated, an interrupted run continues where it stopped, and
 the adapter on disk does something."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

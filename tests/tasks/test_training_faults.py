@@ -1,8 +1,6 @@
 """Too little memory, the wrong base model, no rows: one clear error each, with the numbers and what
 to do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """What training shows the model is what sampling asks it and what the parser reads back, under
 templates like those of QwQ and of Qwen3."""
 
-from __future__ import annotations
-
 import unicodedata
 from functools import cache
 from types import SimpleNamespace

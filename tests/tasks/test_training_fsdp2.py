@@ -5,8 +5,6 @@ accelerate offers FSDP2 on GPUs only. Here it is told that two gloo processes ar
 else, from the sharding of the weights to the parts of a checkpoint, is what runs there.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Several workers train as one would, survive the loss of one, and end with their caller."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

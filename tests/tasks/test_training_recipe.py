@@ -1,8 +1,6 @@
 """The recipe is what PEFT and TRL really get, the paper's profile spells it out, and nothing in it
 changes unseen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -84,17 +82,9 @@ def test_what_trl_and_peft_get_is_the_recipe(base, tmp_path):
         "dropout": lora.lora_dropout,
         "bias": lora.bias,
         "kind": lora.task_type,
+        "target_modules": sorted(lora.target_modules),
     }
     assert got == CASES["lora"]
-    assert sorted(lora.target_modules) == [
-        "down_proj",
-        "gate_proj",
-        "k_proj",
-        "o_proj",
-        "q_proj",
-        "up_proj",
-        "v_proj",
-    ]
     assert not (lora.use_rslora or lora.use_dora or lora.modules_to_save), (
         "the adapter is scaled by alpha / r = 1, and nothing else is"
     )
@@ -114,32 +104,7 @@ def test_a_share_of_warm_up_is_a_share_of_all_steps(base, tmp_path):
     )
 
 
-CHANGES = {
-    "base_model": "Qwen/Qwen3-8B",
-    "lora_rank": 16,
-    "lora_alpha": 64,
-    "lora_dropout": 0.1,
-    "target_modules": ("q_proj",),
-    "num_epochs": 4,
-    "learning_rate": 2e-4,
-    "lr_schedule": "linear",
-    "warmup_share": 0.1,
-    "weight_decay": 0.01,
-    "max_grad_norm": 0.5,
-    "batch_size": 2,
-    "gradient_accumulation": 16,
-    "workers": 4,
-    "parallelism": "ddp",
-    "max_length": "data",
-    "overlong": "refuse",
-    "bf16": True,
-    "gradient_checkpointing": True,
-    "acceleration": "on",
-    "packing": True,
-    "evaluation": EvaluationConfig(share=0.1),
-    "seed": 1,
-    "checkpoint_every_steps": 7,
-}
+CHANGES = CASES["changes"] | {"evaluation": EvaluationConfig(share=0.1)}
 
 
 def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path):

@@ -1,8 +1,6 @@
 """A training process that is killed at any moment costs time and nothing else: the same losses and
 the same adapter, byte for byte."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,8 +1,6 @@
 """The tasks that a run trains on: none that the benchmark knows, each once, and a manifest that
 says why one is missing."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.errors import UsageError

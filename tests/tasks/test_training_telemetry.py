@@ -1,8 +1,6 @@
 """Tokens per second, utilisation and the machine's numbers in the training log, by hand and in a
 real training."""
 
-from __future__ import annotations
-
 import pytest
 
 from tasks.sources.small_model import load_causal_model, load_tokenizer

@@ -1,8 +1,6 @@
 """What the recipe switches on reaches the run: held-out tasks, early stop, the log's columns,
 acceleration and packed lines."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

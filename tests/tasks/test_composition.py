@@ -55,9 +55,8 @@ FAMILIES = task_families(frame(*ROWS))
 def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown():
     verdicts = frame(*ROWS)
     found = status_by_family(verdicts, FAMILIES)
-    assert [(row.family, row.tasks, row.candidates, row.counts) for row in found] == CASES[
-        "statuses"
-    ]
+    shown = [[row.family, row.tasks, row.candidates, row.counts] for row in found]
+    assert shown == CASES["statuses"]
     twice = pl.concat([verdicts, verdicts])
     assert status_by_family(twice, FAMILIES) == found  # a candidate counts once
     for lost, said in ((verdicts.drop("status"), "status"), (verdicts.clear(), "names a task")):

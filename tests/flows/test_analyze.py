@@ -12,6 +12,7 @@ import pytest
 import flows
 from benchmarks.analysis_scale import plant, planted_frame
 from flows.cli.analyze import analysis_of, read
+from flows.cli.common import rendered
 from kernels_eval.errors import UsageError
 from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot
@@ -65,7 +66,8 @@ def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path):
     )
     alone = analysis_of(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
     assert joined.observations == alone.observations and joined.difficulty == alone.difficulty
-    assert joined.observations.finding[0] in joined.summary()
+    printed = rendered("analyze", joined.as_json(), found=joined)
+    assert joined.observations.finding[0] in printed
 
 
 def test_another_generator_is_compared(tmp_path):

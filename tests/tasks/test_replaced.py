@@ -1,8 +1,6 @@
 """Which operators a candidate replaced, read from its source, and what is said of it. Nothing here
 runs a candidate."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 
@@ -11,6 +9,9 @@ from tasks.benchmark.replaced import called_operators, operator_key, replaced_sh
 from tasks.benchmark.scoring import ScoreRow
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
+from tests.support.cases import cases
+
+CASES = cases("benchmark")
 
 HEAD = """
 import torch
@@ -23,10 +24,7 @@ NATIVE; }''', functions=["softmax"])
 """
 
 
-SUB = "class Sub(nn.Module):\n    def forward(self, x):\n        return x.exp()"
-
-
-def source(forward: str, init: str = "pass", extra: str = "", native: str = "x") -> str:
+def source(forward, init="pass", extra="", native="x"):
     lines = [
         HEAD.replace("NATIVE", native),
         extra,
@@ -38,81 +36,18 @@ def source(forward: str, init: str = "pass", extra: str = "", native: str = "x")
     return "\n".join([*lines, *(f"        {line}" for line in forward.splitlines())])
 
 
-def called(forward: str, **parts: str) -> frozenset[str]:
+def called(forward, **parts):
     found = called_operators(source(forward, **parts))
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize(
-    ("forward", "parts", "keys"),
-    [
-        ("return F.softmax(x, dim=-1)", {}, {"softmax"}),
-        ("return torch.softmax(x, -1)", {}, {"softmax"}),
-        ("return x.softmax(-1)", {}, {"softmax"}),
-        ("return x.relu_()", {}, {"relu"}),
-        ("return ext.softmax(x)", {}, set()),
-        ("return self.ops.softmax(x)", {"init": "self.ops = ext"}, set()),
-        (
-            "return self.ops.softmax(x)",
-            {"init": "self.ops = load_inline(name='f', cpp_sources='')"},
-            set(),
-        ),
-        ("return torch.ops.mine.softmax(x)", {}, set()),
-        ("return torch.ops.aten.softmax(x, -1)", {}, {"softmax"}),
-        ("return self.act(x)", {"init": "self.act = nn.GELU()"}, {"gelu"}),
-        ("return ext.softmax(x)", {"init": "self.act = nn.GELU()"}, set()),
-        (
-            "return self.both(x)",
-            {"init": "self.both = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))"},
-            {"convolution", "batchnorm"},
-        ),
-        ("return self.norm(x)", {"init": "self.norm = nn.LayerNorm(8)"}, {"layernorm"}),
-        ("return x @ self.w.t()", {}, {"product", "t"}),
-        ("return x * 2.0 + 1.0", {}, {"mul", "add"}),
-        ("x += 1\nreturn -x", {}, {"add", "neg"}),
-        (
-            "return self.helper(x)",
-            {"extra": "class Base(nn.Module):\n    def helper(self, x):\n        return x.tanh()"},
-            set(),
-        ),
-        (
-            "return helper(x)",
-            {
-                "extra": (
-                    "def helper(x):\n    return inner(x)\ndef inner(x):\n    return torch.tanh(x)"
-                )
-            },
-            {"tanh"},
-        ),
-        (
-            "return Fn.apply(x)",
-            {
-                "extra": (
-                    "class Fn(torch.autograd.Function):\n    def forward(ctx, x):\n        return"
-                    " x.exp()"
-                )
-            },
-            {"exp"},
-        ),
-        ("return self.sub(x)", {"init": "self.sub = Sub()", "extra": SUB}, {"exp"}),
-        ("return ext.softmax(x)", {"native": "torch::mm(x, x)"}, {"product"}),
-        ("return gelu(x)", {"extra": "from torch.nn.functional import gelu"}, {"gelu"}),
-    ],
-)
+@pytest.mark.parametrize(("forward", "parts", "keys"), CASES["left_to_torch"])
 def test_what_is_still_left_to_torch(forward, parts, keys):
-    assert called(forward, **parts) == keys
+    assert called(forward, **parts) == set(keys)
 
 
-@pytest.mark.parametrize(
-    ("names", "count"),
-    [
-        ("nn.BatchNorm2d F.batch_norm aten.native_batch_norm BatchNorm1d", 1),
-        ("linear torch.matmul addmm bmm", 1),
-        ("nn.CrossEntropyLoss cross_entropy_loss F.cross_entropy", 1),
-        ("relu gelu softmax log_softmax layer_norm group_norm", 6),
-    ],
-)
+@pytest.mark.parametrize(("names", "count"), CASES["operator_names"])
 def test_names_of_one_operator_are_one(names, count):
     assert len({operator_key(name) for name in names.split()}) == count
 
@@ -141,16 +76,13 @@ def test_calls_in_a_circle_end():
     assert called_operators(base) == frozenset()
 
 
-def code_of(task: str, number: int, language: str = "cpp") -> str:
+def code_of(task, number, language="cpp"):
     code = parse_response(bundled.responses(task, language)[number]).code
     assert code is not None
     return code
 
 
-SPENT = {
-    "bundled/group_norm_swish": {"sigmoid": 0.4, "mul": 0.3, "group_norm": 0.3},
-    "bundled/linear_gelu": {"linear": 0.74, "gelu": 0.26},
-}
+SPENT = CASES["spent"]
 
 
 def test_recorded_answers_that_fuse_and_one_that_falls_back():
@@ -165,7 +97,7 @@ def test_recorded_answers_that_fuse_and_one_that_falls_back():
     assert shares[0][0] == pytest.approx(1.0) and shares[2][0] == 0.0
 
 
-def verdicts(*answers: tuple[str, int, str]) -> pl.DataFrame:
+def verdicts(*answers):
     return pl.DataFrame(
         {"model": "m", "task_id": f"bundled/{task}", "status": status, "reason": "ok"}
         | {"code": code_of(task, number)}
@@ -179,7 +111,7 @@ def test_the_sentence_holds_its_numbers():
     ]
     made = verdicts(*answers, ("linear_gelu", 3, "incorrect"))
     found = replaced("m", made, SPENT)
-    assert found is not None and found.sign == "replaced"
+    assert found.sign == "replaced"
     assert found.numbers["share"] == pytest.approx(7 / 8), "of the correct answers"
     assert found.numbers["main_operator_share"] == pytest.approx((5 * 0.4 + 3 * 0.74) / 8)
     assert found.numbers["replaced_time_share"] == pytest.approx(7 / 8)

@@ -11,6 +11,9 @@ from tasks.benchmark.replaced import called_operators, operator_key, replaced_sh
 from tasks.benchmark.scoring import ScoreRow
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
+from tests.support.cases import cases
+
+CASES = cases("replaced")
 
 HEAD = """
 import torch
@@ -21,9 +24,6 @@ from torch.utils.cpp_extension import load_inline
 ext = load_inline(name="e", cpp_sources=r'''torch::Tensor softmax(torch::Tensor x) { return \
 NATIVE; }''', functions=["softmax"])
 """
-
-
-SUB = "class Sub(nn.Module):\n    def forward(self, x):\n        return x.exp()"
 
 
 def source(forward: str, init: str = "pass", extra: str = "", native: str = "x") -> str:
@@ -44,74 +44,14 @@ def called(forward: str, **parts: str) -> frozenset[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("forward", "parts", "keys"),
-    [
-        ("return F.softmax(x, dim=-1)", {}, {"softmax"}),
-        ("return torch.softmax(x, -1)", {}, {"softmax"}),
-        ("return x.softmax(-1)", {}, {"softmax"}),
-        ("return x.relu_()", {}, {"relu"}),
-        ("return ext.softmax(x)", {}, set()),
-        ("return self.ops.softmax(x)", {"init": "self.ops = ext"}, set()),
-        (
-            "return self.ops.softmax(x)",
-            {"init": "self.ops = load_inline(name='f', cpp_sources='')"},
-            set(),
-        ),
-        ("return torch.ops.mine.softmax(x)", {}, set()),
-        ("return torch.ops.aten.softmax(x, -1)", {}, {"softmax"}),
-        ("return self.act(x)", {"init": "self.act = nn.GELU()"}, {"gelu"}),
-        ("return ext.softmax(x)", {"init": "self.act = nn.GELU()"}, set()),
-        (
-            "return self.both(x)",
-            {"init": "self.both = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))"},
-            {"convolution", "batchnorm"},
-        ),
-        ("return self.norm(x)", {"init": "self.norm = nn.LayerNorm(8)"}, {"layernorm"}),
-        ("return x @ self.w.t()", {}, {"product", "t"}),
-        ("return x * 2.0 + 1.0", {}, {"mul", "add"}),
-        ("x += 1\nreturn -x", {}, {"add", "neg"}),
-        (
-            "return self.helper(x)",
-            {"extra": "class Base(nn.Module):\n    def helper(self, x):\n        return x.tanh()"},
-            set(),
-        ),
-        (
-            "return helper(x)",
-            {
-                "extra": (
-                    "def helper(x):\n    return inner(x)\ndef inner(x):\n    return torch.tanh(x)"
-                )
-            },
-            {"tanh"},
-        ),
-        (
-            "return Fn.apply(x)",
-            {
-                "extra": (
-                    "class Fn(torch.autograd.Function):\n    def forward(ctx, x):\n        return"
-                    " x.exp()"
-                )
-            },
-            {"exp"},
-        ),
-        ("return self.sub(x)", {"init": "self.sub = Sub()", "extra": SUB}, {"exp"}),
-        ("return ext.softmax(x)", {"native": "torch::mm(x, x)"}, {"product"}),
-        ("return gelu(x)", {"extra": "from torch.nn.functional import gelu"}, {"gelu"}),
-    ],
-)
+@pytest.mark.parametrize(("forward", "parts", "keys"), CASES["left_to_torch"])
 def test_what_is_still_left_to_torch(forward, parts, keys):
-    assert called(forward, **parts) == keys
+    assert called(forward, **parts) == set(keys)
 
 
 @pytest.mark.parametrize(
     ("names", "count"),
-    [
-        ("nn.BatchNorm2d F.batch_norm aten.native_batch_norm BatchNorm1d", 1),
-        ("linear torch.matmul addmm bmm", 1),
-        ("nn.CrossEntropyLoss cross_entropy_loss F.cross_entropy", 1),
-        ("relu gelu softmax log_softmax layer_norm group_norm", 6),
-    ],
+    CASES["names_of_one_operator_are_one"],
 )
 def test_names_of_one_operator_are_one(names, count):
     assert len({operator_key(name) for name in names.split()}) == count

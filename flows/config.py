@@ -160,27 +160,35 @@ def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
 
 def _read(what: str, kind: str, name: str) -> dict[str, Any]:
     """The keys of a YAML file, by the path or by the name of one that ships."""
-    import yaml
-
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        return keys_in(path, f"{what} {name}", f"deployments/{kind}")
+    except UsageError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise
         hint = _nearest(name, shipped_names(kind), f"{kind} that ship with concur")
         raise UsageError(f"there is no {what} {name!r}", hint) from error
+
+
+def keys_in(path: Path, what: str, example: str) -> dict[str, Any]:
+    """The keys of a YAML file. Raises UsageError where it cannot be read or holds something
+    else."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
-            f"cannot read {what} {name}: {error.strerror}", "give the path of a YAML file"
+            f"cannot read {what}: {error.strerror}", "give the path of a YAML file"
         ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f": line {mark.line + 1}" if mark else ""
-        raise UsageError(f"{what} {name} is not YAML{line}", "correct the file") from error
+        raise UsageError(f"{what} is not YAML{line}", "correct the file") from error
     if not isinstance(data, dict | None):
         raise UsageError(
-            f"{what} {name} is a {type(data).__name__}, not a mapping of keys",
-            f"see deployments/{kind}",
+            f"{what} is a {type(data).__name__}, not a mapping of keys", f"see {example}"
         )
     return data or {}
 

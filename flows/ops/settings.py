@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from flows.config import keys_in
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 
@@ -180,7 +181,8 @@ def load_settings(
 
     Raises UsageError where they cannot be used.
     """
-    given = {**(_read(file) if file else {}), **options}
+    read = keys_in(Path(file), file, "deployments/stack.yaml") if file else {}
+    given = {**read, **options}
     try:
         return StackSettings.model_validate(given), given
     except ValidationError as error:
@@ -217,22 +219,6 @@ def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.en
 def read_secrets(environment: Mapping[str, str] = os.environ) -> Secrets:
     """Secrets from the environment, unchecked."""
     return Secrets.model_validate({name: value for name, value in environment.items() if value})
-
-
-def _read(file: str) -> dict[str, Any]:
-    import yaml
-
-    try:
-        data = yaml.safe_load(Path(file).read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {file}: {error.strerror}", "give the path of a YAML file with --config"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not YAML", "correct the file") from error
-    if not isinstance(data, dict):
-        raise UsageError(f"{file} is no mapping of keys", "see deployments/stack.yaml")
-    return data
 
 
 def _explained(error: ValidationError, file: str | None) -> UsageError:

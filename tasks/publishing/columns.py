@@ -22,15 +22,12 @@ _TABLE: Mapping[str, Mapping[str, str]] = tomllib.loads(
 COLUMNS = {name: entry["meaning"] for name, entry in _TABLE.items()}
 ABOVE = {"candidates": CANDIDATES, "verdicts": VERDICTS, "tasks": TASKS}
 """The snapshots that give the other columns, by their name in a `Lineage`."""
-ORIGINS: Mapping[str, Mapping[str, str]] = {
-    above: {
-        name: entry["origin"].removeprefix(f"{above}.")
-        for name, entry in _TABLE.items()
-        if entry.get("origin", "").startswith(f"{above}.")
-    }
-    for above in ABOVE
-}
+ORIGINS: dict[str, dict[str, str]] = {above: {} for above in ABOVE}
 """Per snapshot: its column ("column.field" of a struct) by the name that is published."""
+for _name, _entry in _TABLE.items():
+    if "origin" in _entry:
+        _above, _, _path = _entry["origin"].partition(".")
+        ORIGINS[_above][_name] = _path
 REQUIRED = {
     **dict.fromkeys(("candidate_id", "task_id", "task_code", "generator"), "text"),
     **dict.fromkeys(("reasoning", "answer", "code", "criterion"), "text"),

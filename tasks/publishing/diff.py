@@ -109,8 +109,14 @@ def diff(old: SnapshotRef | Path, new: SnapshotRef | Path, root: str | None = No
     """
     was, now = read_side(old, root), read_side(new, root)
     share(was, now)
-    gained = [_absent(row, was, now) for name, row in now.rows.items() if name not in was.rows]
-    lost = [_absent(row, now, was) for name, row in was.rows.items() if name not in now.rows]
+    gained, lost = (
+        [
+            _change(row, _Case(row, without, having).why_absent())
+            for name, row in having.rows.items()
+            if name not in without.rows
+        ]
+        for without, having in ((was, now), (now, was))
+    )
     both = [(row, now.rows[name]) for name, row in was.rows.items() if name in now.rows]
     changed = [found for pair in both if (found := _changed(*pair, was, now))]
     tasks = list(_tasks(was, now, {change.candidate_id: change for change in (*gained, *lost)}))
@@ -143,10 +149,6 @@ def _change(row: Row, why: Why) -> SampleChange:
 
 
 # -- why a sample is on one side only --------------------------------------------------------------
-
-
-def _absent(row: Row, without: Side, having: Side) -> SampleChange:
-    return _change(row, _Case(row, without, having).why_absent())
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,21 @@ class _Case:
         return f"on the other side both were timed otherwise: {self.why_verdict(name)}"
 
     def why_verdict(self, name: str | None = None) -> str:
-        return _why_verdict(name or self.row.candidate_id, self.without, self.having)
+        """What made two verdicts on one candidate differ, as far as the manifests tell."""
+        sides = self.without, self.having
+        devices = [side.fact(VERIFICATION, "device") for side in sides]
+        if devices[0] != devices[1]:
+            return f"another device ({devices[0]}, {devices[1]})"
+        if None not in [side.config(VERIFICATION) for side in sides]:
+            if changed := _changed_names(VERIFICATION, *sides):
+                return f"the protocol differs: {_few(changed)}"
+            known = [(side.verdicts or {}).get(name or self.row.candidate_id) for side in sides]
+            keys = {verdict.key for verdict in known if verdict}
+            if len(keys) == 2 and None not in keys:
+                return "the verifier's code changed"
+            if len(keys) == 1 and self.without.verdicts is not self.having.verdicts:
+                return "measured again under the same conditions"
+        return "why is unknown"
 
 
 def _changed(before: Row, after: Row, old: Side, new: Side) -> SampleChange | None:
@@ -289,7 +305,8 @@ def _changed(before: Row, after: Row, old: Side, new: Side) -> SampleChange | No
             detail += " (the intervals do not meet)" if apart else " (the intervals meet)"
         if not same_criterion:
             detail += f", taken as {after.criterion} instead of {before.criterion}"
-        return _change(after, ("verdict", f"{detail}; {_why_verdict(name, old, new)}"))
+        why = _Case(after, old, new).why_verdict()
+        return _change(after, ("verdict", f"{detail}; {why}"))
     if not same_criterion:
         criteria = f"{before.criterion} to {after.criterion}"
         if second is None:
@@ -299,23 +316,6 @@ def _changed(before: Row, after: Row, old: Side, new: Side) -> SampleChange | No
     if before.operator_kind != after.operator_kind:
         return _change(after, ("verdict", f"{before.operator_kind} to {after.operator_kind}"))
     return None
-
-
-def _why_verdict(candidate_id: str, a: Side, b: Side) -> str:
-    """What made two verdicts on one candidate differ, as far as the manifests tell."""
-    devices = [side.fact(VERIFICATION, "device") for side in (a, b)]
-    if devices[0] != devices[1]:
-        return f"another device ({devices[0]}, {devices[1]})"
-    if a.config(VERIFICATION) is not None and b.config(VERIFICATION) is not None:
-        if changed := _changed_names(VERIFICATION, a, b):
-            return f"the protocol differs: {_few(changed)}"
-        known = [(side.verdicts or {}).get(candidate_id) for side in (a, b)]
-        keys = {verdict.key for verdict in known if verdict}
-        if len(keys) == 2 and None not in keys:
-            return "the verifier's code changed"
-        if len(keys) == 1 and a.verdicts is not b.verdicts:
-            return "measured again under the same conditions"
-    return "why is unknown"
 
 
 def _few(names: Sequence[str]) -> str:

@@ -200,7 +200,7 @@ def select(
     snapshot: Snapshot, columns: Sequence[str], on: str, among: pl.DataFrame | None = None
 ) -> pl.DataFrame:
     """As Snapshot.read: some columns, each value of `on` once, those in `among` only."""
-    keys = None if among is None else among.select(on).unique()
+    keys = None if among is None else among.select(on)
     with readable(snapshot.path):
         wanted = list(dict.fromkeys((on, *columns)))
         found = snapshot.read(columns=wanted, unique=on, among=keys)

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
@@ -43,7 +42,7 @@ from tasks.publishing.lineage import Lineage, analysis_of, facts, lineage
 from tasks.publishing.shards import Shard, write_shards
 from tasks.publishing.statistics import statistics_of, workloads_of
 from tasks.reporting.text import cell
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef, another_runs
 from tasks.versions import PUBLISHING_VERSION
 
 MAX_CHARACTERS = (
@@ -302,9 +301,9 @@ def _beside(out: Path) -> Iterator[Path]:
     """An empty directory next to `out`, removed when the block ends. What killed processes left
     there goes as well."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{out.name}.*.new"):
-        owner = left.name.removeprefix(f".{out.name}.").removesuffix(".new")
-        if owner.isdigit() and (int(owner) == os.getpid() or not psutil.pid_exists(int(owner))):
+    for left in out.parent.glob(f".{out.name}.*"):
+        owner = re.fullmatch(r"(\d+)\.(new|scratch)", left.name.removeprefix(f".{out.name}."))
+        if owner and not another_runs(int(owner[1])):
             shutil.rmtree(left, ignore_errors=True)
     folder = out.parent / f".{out.name}.{os.getpid()}.new"
     folder.mkdir()

@@ -5,7 +5,7 @@ parts; rows ascend by task_id, sample_index, candidate_id; a shard is closed by 
 that brings it to the limit (a row group holds at most 1,000 rows and, unless a single row weighs
 more, 32 MiB of uncompressed data); a task's split follows from the seed and its id alone, so no
 refresh moves it. Memory holds the ids and provenance of all rows (about 0.5 kB a row), and one
-bucket and one row group of texts.
+stretch of rows, and two row groups of texts.
 
 Does not guarantee that both splits have no program in common: two task_ids may name the same
 program.
@@ -155,28 +155,27 @@ def _rows(line: Lineage) -> pl.DataFrame:
     where, keys = line.curated.path, {"candidate_id": "text", "task_id": "text"}
     with readable(where):
         rows = line.curated.index(list(keys))
-        rows = rows.unique("candidate_id", keep="first", maintain_order=True)
+        rows = rows.filter(pl.col("candidate_id").is_first_distinct())
     if rows.is_empty():
         raise _empty(where)
     require(rows, f"the curated set {where}", keys)
     for above, names in ORIGINS.items():
         on = "task_id" if above == "tasks" else "candidate_id"
         found = select(getattr(line, above), list(names.values()), on, rows)
+        if above == "tasks":  # a row without its task has no licence
+            config = manifest_of(source_of(line.tasks)).get("config") or {}
+            licences = [licence_of(str(each), config) for each in found["source"]]
+            found = found.with_columns(task_license=pl.Series(licences, dtype=pl.String))
         published = {path.rpartition(".")[2]: name for name, path in names.items()}
-        rows = rows.join(found.rename(published, strict=False), on=on, how="left")
-    config = manifest_of(source_of(line.tasks)).get("config") or {}
-    licences = {each: licence_of(str(each), config) for each in set(rows["task_source"])}
+        added = rows.select(on).join(found, on=on, how="left", maintain_order="left").drop(on)
+        rows = rows.hstack(added.rename(published, strict=False))
     # a verdict only says "cpu"; which one it was is known of the whole snapshot
     cpu = str(manifest_of(line.verdicts).get("device") or "cpu")
     defaults = {"device": None, "sample_index": 0, "turn": 1}  # of older snapshots
     absent = {name: pl.lit(each) for name, each in defaults.items() if name not in rows.columns}
     return (
         rows.with_columns(**absent)
-        .with_columns(
-            pl.col("turn").fill_null(1),
-            pl.col("device").replace({"cpu": cpu}),
-            task_license=pl.col("task_source").replace_strict(licences, return_dtype=pl.String),
-        )
+        .with_columns(pl.col("turn").fill_null(1), pl.col("device").replace({"cpu": cpu}))
         .sort("task_id", "sample_index", "candidate_id", nulls_last=True)
     )
 
@@ -214,7 +213,7 @@ def _tables(
     """Tables of the published schema, in order."""
     elsewhere, start = provenance(), 0
     stored = pa.schema([field for field in schema if field.name not in elsewhere])
-    tables = tables_in_order(curated, rows, stored, scratch)
+    tables = tables_in_order(curated, rows, stored, scratch, buffer_bytes=GROUP_BYTES)
     while True:
         with readable(curated.path):
             if (table := next(tables, None)) is None:
@@ -226,13 +225,20 @@ def _tables(
         columns = []
         with readable(f"what {curated.path} was made from"):
             for field in schema:
-                if field.name in stored.names:
-                    columns.append(table[field.name])
-                elif field.name in part.columns:
-                    columns.append(part[field.name].to_arrow().cast(field.type))
-                else:
-                    columns.append(pa.nulls(len(table), field.type))
+                found = table if field.name in stored.names else part
+                columns.append(_typed(found, field))
         yield pa.table(columns, schema=schema)
+
+
+def _typed(rows: pa.Table | pl.DataFrame, field: pa.Field) -> pa.Array:
+    """A column in the type that is published: null where it is missing, or no struct although one
+    is wanted."""
+    if isinstance(rows, pa.Table):
+        return rows[field.name]
+    kind = rows.schema.get(field.name)
+    if kind is None or (pa.types.is_struct(field.type) and not isinstance(kind, pl.Struct)):
+        return pa.nulls(len(rows), field.type)
+    return rows[field.name].to_arrow().cast(field.type)
 
 
 def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:

@@ -4,6 +4,7 @@ The names below are what stages and flows use; `journal` and `parts` are details
 """
 
 from tasks.store.identity import code_hash, fingerprint
+from tasks.store.journal import another_runs
 from tasks.store.ordering import rows_in_order, tables_in_order
 from tasks.store.parts import combine_parts, present_columns
 from tasks.store.snapshot import (
@@ -24,6 +25,7 @@ __all__ = [
     "PART_ROWS",
     "Snapshot",
     "SnapshotRef",
+    "another_runs",
     "code_hash",
     "combine_parts",
     "fingerprint",

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 STRETCH_ROWS = 2048
 BUFFER_BYTES = 128 * 2**20
-TABLE_BYTES = 4096
-"""What a small table takes in memory besides its content, about."""
+TABLE_BYTES, COLUMN_BYTES = 4096, 512
+"""What a small table and each of its columns take in memory besides their content, about."""
 POSITION = "__position"
 
 
@@ -105,7 +105,7 @@ class _Waiting:
         for stretch in np.unique(stretches).tolist():
             found = table.take(np.flatnonzero(stretches == stretch))
             self._tables[stretch].append(found)
-            self._bytes[stretch] += TABLE_BYTES + found.nbytes
+            self._bytes[stretch] += TABLE_BYTES + COLUMN_BYTES * found.num_columns + found.nbytes
 
     def take(self, stretch: int) -> pa.Table:
         """All rows of a stretch, in order."""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 PART_ROWS = 1000
 BATCH_ROWS = 256
+READ_ROWS = 4096
 WRITE_FIX = (
     "choose another root with --set root=DIR, free some disk, or correct its permissions; what was"
     " already written is intact"
@@ -164,20 +166,29 @@ class Snapshot:
         return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
 
     def frames(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pl.DataFrame]]:
-        """Each part with its rows, in the order of writing; columns that it lacks are left out.
+        """Each part with some thousand of its rows, in the order of writing; columns that it lacks
+        are left out.
 
         "column.field" reads one field of a struct, as a column of the field's name. Raises
         UsageError where that column is no struct.
         """
         import polars as pl
-        import pyarrow.parquet as pq
 
         for part in self.parts():
-            with self._fs.open(part, "rb") as handle:
-                wanted = present_columns(pq.read_schema(handle), columns) if columns else None
-                handle.seek(0)
-                # unlike ParquetFile.read, this makes a column of a struct's field
-                yield part, pl.DataFrame(pq.read_table(handle, columns=wanted))
+            with self.open_part(part) as file:
+                schema = file.schema_arrow
+                wanted = present_columns(schema, columns) if columns else schema.names
+                paths = [name.partition(".")[::2] for name in wanted]
+                batches = file.iter_batches(READ_ROWS, columns=wanted)
+                # a part without rows has no batches
+                for batch in batches if file.metadata.num_rows else [schema.empty_table()]:
+                    yield (
+                        part,
+                        pl.DataFrame(batch).select(
+                            pl.col(name).struct.field(inner) if inner else pl.col(name)
+                            for name, inner in paths
+                        ),
+                    )
 
     def read(
         self,
@@ -190,9 +201,11 @@ class Snapshot:
         column, with `among` (which has that column) only of the values there.
 
         Columns are those of `frames`; one that some parts lack, because an older version wrote
-        them, is null in their rows. Takes memory for what it returns and for one part. Raises
+        them, is null in their rows. Takes memory for what it returns and for one batch. Raises
         UsageError where a column is of two kinds in two parts, or cannot be a key.
         """
+        import polars as pl
+
         tables = []
         for _, frame in self.frames(columns):
             if unique and unique not in frame.columns and not frame.is_empty():
@@ -205,7 +218,7 @@ class Snapshot:
             tables.append(frame)
         frame = combine_parts(tables, self.path)
         if unique and not frame.is_empty():
-            frame = frame.unique(subset=unique, keep="first", maintain_order=True)
+            frame = frame.filter(pl.col(unique).is_first_distinct())
         return frame
 
     def has_column(self, name: str) -> bool:
@@ -225,13 +238,14 @@ class Snapshot:
         """
         import polars as pl
 
-        kinds = {**dict.fromkeys(columns, pl.String), "part": pl.String, "row": pl.UInt32}
+        kinds = {**dict.fromkeys(columns, pl.String), "part": pl.Categorical}
         frames = [
-            frame.with_row_index("row").with_columns(part=pl.lit(part))
+            frame.with_columns(part=pl.lit(part, dtype=pl.Categorical))
             for part, frame in self.frames(columns)
         ]
         found = combine_parts(frames, self.path) if frames else pl.DataFrame(schema=kinds)
-        return found.select(*kinds)
+        number = pl.int_range(pl.len(), dtype=pl.UInt32).over("part")
+        return found.select(*kinds, row=number)
 
     def batches_at(
         self, part: str, rows: NDArray[Any], columns: Sequence[str] | None = None
@@ -273,9 +287,9 @@ class Snapshot:
         """
         taken = iter(rows)
         while part := list(islice(taken, PART_ROWS)):
-            self._append_part(part, schema)
+            self._append_part(schema, part)
 
-    def _append_part(self, rows: list[Row], schema: pa.Schema, suffix: str = "") -> None:
+    def _append_part(self, schema: pa.Schema, rows: list[Row], suffix: str = "") -> None:
         """`suffix` ends the part's name: see journal.part_suffix."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -302,15 +316,12 @@ class Snapshot:
         """
         self._require_unfinished()
 
-        def write_part(rows: list[Row], suffix: str) -> None:
-            self._append_part(rows, schema, suffix)
-
         def add(row: Row) -> None:
             with explain_write_errors(self.root, WRITE_FIX):
                 journal.add(row)
 
         with explain_write_errors(self.root, WRITE_FIX):
-            journal = Journal(self._local_path, write_part, rows_per_part)
+            journal = Journal(self._local_path, partial(self._append_part, schema), rows_per_part)
         with closing(journal):
             yield add
 
@@ -339,7 +350,7 @@ class Snapshot:
             # its writer may have been killed after it had written the part
             rows = [] if part_suffix(path) in known else read_journal(path)
             if rows:
-                self._append_part(list(rows), schema, part_suffix(path))
+                self._append_part(schema, list(rows), part_suffix(path))
             saved += len(rows)
             path.unlink()
         return saved

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import benchmarks
 from benchmarks.chaos import Run, candidates, compared
@@ -65,25 +67,13 @@ def calm() -> Run:
     )
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        ({}, None),
-        (
-            {"verdicts": {"a": ["correct", "ok", ""], "b": ["runtime_error", "crashed", ""]}},
-            "1 verdicts differ",
-        ),
-        ({"verdicts": {"a": ["correct", "ok", ""]}}, "1 verdicts differ"),
-        ({"rows": 3, "twice": ["a"]}, "two rows for"),
-        ({"left_processes": ["compiler (7)"]}, "processes left"),
-        ({"left_files": ["/tmp/concur-1-x"]}, "files left"),
-        ({"builds": {"k": ["build_failed", ""]}}, "build k"),
-        ({"killing_s": 30}, "needs more candidates"),
-    ],
-)
-def test_what_the_comparison_finds(change: dict[str, object], fault: str | None) -> None:
+FAULTS = yaml.safe_load((ROOT / "tests/data/chaos_faults.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", FAULTS, ids=str)
+def test_what_the_comparison_finds(case: dict[str, Any]) -> None:
     chaos = calm()
-    for name, value in change.items():
-        setattr(chaos, name, value)
+    for name in case.keys() - {"fault"}:
+        setattr(chaos, name, case[name])
     faults = compared(2, 120, 7, calm(), chaos).faults
-    assert faults == [] if fault is None else fault in "; ".join(faults)
+    assert bool(faults) is bool(case["fault"]) and case["fault"] in "; ".join(faults)

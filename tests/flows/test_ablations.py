@@ -1,13 +1,10 @@
 """Ablations: what they are made of, what they cost, and that a branch that fails, a kill or an
 empty budget costs no more than it must."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +21,10 @@ from flows.ablation.plan import (
 from flows.ablation.records import BRANCH, Meter, load_spent, sole_writer
 from flows.cli.main import main
 from kernels_eval.errors import UsageError
+from tests.support.cases import cases
 from tests.support.quick_ablations import devices, profile, quick, samples
+
+CASES = cases("flows")
 
 __all__ = ["devices", "quick"]
 STRATEGIES = ("concur", "random", "min_length")
@@ -79,23 +79,7 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        ({"strategies": ("concurr",)}, ("no strategy 'concurr'", "did you mean concur")),
-        ({"strategies": ("a.yaml",)}, ("there is no strategy", "a.yaml")),
-        ({"sizes": (0,)}, ("size of 0",)),
-        ({"seeds": (-1,)}, ("seed -1",)),
-        (
-            {"overrides": ("benchmark.models=[base]",)},
-            ("leaves out the tuned model", "recorded, base, tuned"),
-        ),
-        ({"overrides": ("root=s3://bucket/x",)}, ("not a local directory", "--set root=DIR")),
-        ({"overrides": ("training.num_epoch=1",)}, ("training.num_epoch", "num_epochs")),
-        ({"max_gpu_hours": 0.0}, ("max_gpu_hours", "greater than 0")),
-        ({"profile": "abblation"}, ("no profile", "ablation")),
-    ],
-)
+@pytest.mark.parametrize(("asked", "words"), CASES["bad_ablations"])
 def test_bad_input_is_one_clear_error(asked, words):
     with pytest.raises(UsageError) as caught:
         config = ablation_config(**asked)
@@ -124,30 +108,15 @@ def test_the_form_is_readable():
 def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
     runner = CliRunner()
     assert "--max-gpu-hours" in runner.invoke(main, ["ablate", "--help"]).output
-    refused = runner.invoke(main, ["ablate", "--strategies", "nothing", "--estimate"])
-    assert refused.exit_code == 2 and refused.output.startswith(
-        "error: there is no strategy 'nothing'"
-    )
+    refused = runner.invoke(main, "ablate --strategies nothing --estimate".split())
+    assert refused.exit_code == 2
+    assert refused.output.startswith("error: there is no strategy 'nothing'")
 
 
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ({}, "ablate ablation: concur, random, min_length, speedup, 20"),
-        (
-            {"profile": "/somewhere/own.yaml", "strategies": ("rules/mine.yaml", "concur")},
-            "ablate own: mine, concur, 20",
-        ),
-        (
-            {"strategies": ("a", "b", "c", "d", "e", "f"), "overrides": ("name=x", 'name="7"')},
-            "ablate 7: a, b, c, d, 2 more, 20",
-        ),
-        ({"strategies": ("a",), "overrides": ("name=[",)}, "ablate ablation: a, 20"),
-    ],
-)
+@pytest.mark.parametrize(("asked", "said"), CASES["ablation_names"])
 def test_the_run_of_an_ablation_is_named_by_what_it_compares(asked, said, monkeypatch):
     from flows.naming import ablation_name
 
@@ -158,7 +127,7 @@ def test_the_run_of_an_ablation_is_named_by_what_it_compares(asked, said, monkey
     assert ablation_name().startswith("ablate: 20")
 
 
-def four_trainings(branches: int, rows: float) -> Work:
+def four_trainings(branches, rows):
     basis = f"{4 * rows:.0f} rows, counted"
     return Work(suite=3, branches=branches, rows=(rows,) * 4, rows_basis=basis, answered=4)
 
@@ -168,9 +137,8 @@ def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path):
     work = four_trainings(8, 10.0)
     alone, four = (estimate(pipeline, work, gpus=gpus, parallel=gpus) for gpus in (1, 4))
     assert alone.trainings == 4 and alone.steps == 4 * 5 * 2  # ten rows, two a step, two epochs
-    assert alone.gpu_hours == pytest.approx(four.gpu_hours) and alone.hours == pytest.approx(
-        4 * four.hours
-    )
+    assert alone.gpu_hours == pytest.approx(four.gpu_hours)
+    assert alone.hours == pytest.approx(4 * four.hours)
     assert all("assumed" in part.basis for part in alone.parts)
     longer = work._replace(rows=(20.0,) * 4)
     assert estimate(pipeline, longer, gpus=1, parallel=1).gpu_hours > alone.gpu_hours
@@ -198,9 +166,8 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path):
         while (waited := time.monotonic() - begun) < 0.05:
             assert meter.gpu_hours * 3600 <= 3 * (waited + 1.0)
     spent = meter.phases_of("a")["train"]
-    assert 0.15 <= spent < 30 and load_spent(tmp_path)["a", "train"] == pytest.approx(
-        spent, abs=0.01
-    )
+    assert 0.15 <= spent < 30
+    assert load_spent(tmp_path)["a", "train"] == pytest.approx(spent, abs=0.01)
     BRANCH.set("")
     later = Meter(budget_gpu_hours=1.0)
     later.keep_in(tmp_path)
@@ -233,13 +200,13 @@ def empty_mlflow(tmp_path_factory):
 
 
 class Home:
-    def __init__(self, path: Path, database: Path) -> None:
+    def __init__(self, path, database):
         self.path, self.root = path, path / "root"
         self.root.mkdir()
         (self.root / "mlflow.db").write_bytes(database.read_bytes())
         self.verdicts = samples(self.root).fingerprint
 
-    def config(self, **changes: Any) -> AblationConfig:
+    def config(self, **changes):
         asked = {
             "profile": profile(self.path),
             "strategies": STRATEGIES,
@@ -248,12 +215,12 @@ class Home:
         }
         return AblationConfig(**(asked | changes))
 
-    def ablation(self, **changes: Any) -> Any:
+    def ablation(self, **changes):
         from flows.ablation.flow import ablate
 
         return ablate.fn(self.config(**changes))
 
-    def runs(self) -> dict[str, Any]:
+    def runs(self):
         """MLflow's runs by name; a name that is there twice fails."""
         from mlflow.tracking import MlflowClient
 
@@ -291,11 +258,9 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
         for name, run in runs.items()
         if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id
     }
-    assert (
-        set(children) == set(states)
-        and parent.info.status == "FINISHED"
-        and parent.data.tags["concur.complete"] == "false"
-    )
+    assert set(children) == set(states)
+    assert parent.info.status == "FINISHED"
+    assert parent.data.tags["concur.complete"] == "false"
     assert children["random-all-seed1"].info.status == "FAILED"
     assert children["random-all-seed1"].data.tags["concur.error"] == broken.error
 
@@ -345,10 +310,8 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     rows = next(branch.rows for branch in second.ablation.branches if branch.strategy == "concur")
     curve = client.get_metric_history(parent.info.run_id, "exec_at_1_over_size/concur")
     assert {point.step for point in curve} == {rows}
-    assert (
-        again["concur-all-seed0"].inputs.dataset_inputs
-        and "concur.model_version" in again["concur-all-seed0"].data.tags
-    )
+    assert again["concur-all-seed0"].inputs.dataset_inputs
+    assert "concur.model_version" in again["concur-all-seed0"].data.tags
     tables = {file.path for file in client.list_artifacts(parent.info.run_id, "tables")}
     assert tables == {"tables/branches.json", "tables/strategies.json"}
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
@@ -371,11 +334,9 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
 
     # the table: seeds pooled, differences to the first strategy, corrected over the strategies
     table = {row["strategy"]: row for row in third.strategies}
-    assert (
-        list(table) == list(STRATEGIES)
-        and table["concur"]["difference"] is None
-        and table["concur"]["seeds"] == 2
-    )
+    assert list(table) == list(STRATEGIES)
+    assert table["concur"]["difference"] is None
+    assert table["concur"]["seeds"] == 2
     for name in STRATEGIES[1:]:
         assert table[name]["difference"] == pytest.approx(
             table[name]["exec_at_1"] - table["concur"]["exec_at_1"]
@@ -429,7 +390,7 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     assert plain.complete
     held = Meter.held
 
-    def long(self: Meter, phase: str, devices: int = 1) -> Any:
+    def long(self, phase, devices=1):
         return held(
             self, phase, devices * 1_000_000 if phase == "train" else devices
         )  # a clock that runs fast
@@ -437,9 +398,8 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     monkeypatch.setattr(Meter, "held", long)
     short = home.ablation(**asked, max_gpu_hours=0.5)
     states = [branch.state for branch in short.ablation.branches]
-    assert (
-        states[:2] == ["done", "done"] and states.count("left_out") >= 2
-    )  # those of concur are there already
+    assert states[:2] == ["done", "done"]
+    assert states.count("left_out") >= 2  # those of concur are there already
     left = [branch for branch in short.ablation.branches if branch.state == "left_out"]
     assert all("larger --max-gpu-hours to continue" in (branch.error or "") for branch in left)
     assert any("left out" in caution for caution in short.ablation.cautions) and not short.complete
@@ -447,11 +407,9 @@ def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     same = home.ablation(
         **asked, max_gpu_hours=0.5
     )  # nothing is left of it, which is no reason to refuse what is done
-    assert (
-        [branch.state for branch in same.ablation.branches] == states
-        and same.new == ()
-        and sum(quick.trained.values()) == trained
-    )
+    assert [branch.state for branch in same.ablation.branches] == states
+    assert same.new == ()
+    assert sum(quick.trained.values()) == trained
     monkeypatch.setattr(Meter, "held", held)
     rest = home.ablation(**asked, max_gpu_hours=1e6)
     assert rest.complete and set(rest.new) >= {branch.name for branch in left}
@@ -470,11 +428,9 @@ def test_an_mlflow_that_is_down_is_a_caution(quick, home):
         seeds=(0,),
         overrides=("tracking.uri=sqlite:////proc/nowhere/mlflow.db",),
     )
-    assert (
-        result.complete
-        and result.mlflow_run is None
-        and "MLflow was not written" in result.ablation.cautions[-1]
-    )
+    assert result.complete
+    assert result.mlflow_run is None
+    assert "MLflow was not written" in result.ablation.cautions[-1]
     written = home.ablation(strategies=("concur",), seeds=(0,))
     assert written.mlflow_run and written.new == () and "concur-all-seed0" in home.runs()
 
@@ -512,9 +468,8 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devic
             key: Artifact.get(key) for key in ("ablation", "ablation-estimate", "ablation-progress")
         }
     states = {branch.name: branch.state for branch in result.ablation.branches}
-    assert [name for name, state in states.items() if state == "failed"] == [
-        "random-all-seed1"
-    ] and devices.most_at_once == 3
+    assert [name for name, state in states.items() if state == "failed"] == ["random-all-seed1"]
+    assert devices.most_at_once == 3
     parent = next(run for name, run in runs.items() if name.startswith("ablate "))
     assert parent.state_name == "Completed"
     assert {name: run.state_name for name, run in runs.items() if name in states} == {
@@ -522,11 +477,8 @@ def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devic
     }
     assert all(runs[name].parent_task_run_id for name in states)
     for branch in result.ablation.branches:
-        assert branch.prefect_url and branch.prefect_url.endswith(
-            f"/runs/flow-run/{runs[branch.name].id}"
-        )
+        assert branch.prefect_url
+        assert branch.prefect_url.endswith(f"/runs/flow-run/{runs[branch.name].id}")
     assert "exec_at_1" in shown["ablation"].data and "trainings" in shown["ablation-estimate"].data
-    assert (
-        "6 of 6 branches ended" in shown["ablation-progress"].description
-        and "left" in shown["ablation-progress"].description
-    )
+    assert "6 of 6 branches ended" in shown["ablation-progress"].description
+    assert "left" in shown["ablation-progress"].description

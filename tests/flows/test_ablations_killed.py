@@ -1,19 +1,16 @@
 """A real ablation, killed with SIGKILL in the middle of a training and run again: it ends as one
 that nobody killed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tasks.store.snapshot import Snapshot, snapshots
+from tasks.store.snapshot import snapshots
 from tests.support.commands import kill_tree, start, tiny
 
 PROFILE = tiny(
@@ -34,7 +31,7 @@ RUN_S = 1200
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def ended(directory: Path, *command: str) -> Any:
+def ended(directory, *command):
     """What a command prints that ends well."""
     process = start(*command, cwd=directory)
     try:
@@ -45,14 +42,14 @@ def ended(directory: Path, *command: str) -> Any:
     return json.loads(out)
 
 
-def snapshot(directory: Path, stage: str, fingerprint: str) -> Snapshot:
+def snapshot(directory, stage, fingerprint):
     (found,) = [
         each for each in snapshots(str(directory / "out"), stage) if each.fingerprint == fingerprint
     ]
     return found
 
 
-def made_by(directory: Path, branch: dict[str, Any]) -> dict[str, Any]:
+def made_by(directory, branch):
     """What a branch came to: its losses, the adapter's bytes, the answers, the scores."""
     training = snapshot(directory, "training", branch["trained"])
     answers = snapshot(directory, "synthesis", branch["answers"]["candidates"]["fingerprint"])
@@ -75,7 +72,7 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
     )  # timings differ from run to run: both compare the same verdicts
 
     first = start(*ABLATION, cwd=killed)
-    seen: list[str] = []
+    seen = []
     assert first.stderr is not None
     try:
         for text in first.stderr:
@@ -95,9 +92,9 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
 
     second = ended(killed, *ABLATION)
     other = ended(whole, *ABLATION)
-    assert (
-        second["complete"] and other["complete"] and second["fingerprint"] == other["fingerprint"]
-    )
+    assert second["complete"]
+    assert other["complete"]
+    assert second["fingerprint"] == other["fingerprint"]
     assert second["new"] == ["max_length-2-seed0"]  # the branch that was done is not done again
     assert second["gpu_hours"] * 3600 > sum(sum(phases.values()) for phases in before.values())
     for mine, theirs in zip(second["branches"], other["branches"], strict=True):

@@ -1,7 +1,5 @@
 """`concur analyze` on tables as a user has them, and what it says of those it cannot use."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -14,16 +12,20 @@ import pytest
 import flows
 from benchmarks.analysis_scale import plant, planted_frame
 from flows.cli.analyze import analysis_of, read
+from flows.cli.common import rendered
 from kernels_eval.errors import UsageError
 from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
+from tests.support.cases import cases
 from tests.support.planted import QUICK, planted
+
+CASES = cases("flows")
 
 ROOT = Path(flows.__file__).parent.parent
 
 
-def concur(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+def concur(*arguments, cwd):
     command = [sys.executable, "-m", "flows.cli", "analyze", *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
@@ -64,7 +66,8 @@ def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path):
     )
     alone = analysis_of(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
     assert joined.observations == alone.observations and joined.difficulty == alone.difficulty
-    assert joined.observations.finding[0] in joined.summary()
+    printed = rendered("analyze", joined.as_json(), found=joined)
+    assert joined.observations.finding[0] in printed
 
 
 def test_another_generator_is_compared(tmp_path):
@@ -77,10 +80,7 @@ def test_another_generator_is_compared(tmp_path):
         out=str(tmp_path / "a"),
         other_verdicts=str(tmp_path / "two.parquet"),
     )
-    assert (
-        found.difficulty.agreement is not None
-        and found.difficulty.agreement.spearman.value == pytest.approx(1.0)
-    )
+    assert found.difficulty.agreement.spearman.value == pytest.approx(1.0)
 
 
 def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path):
@@ -92,11 +92,9 @@ def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path):
     )
     (directory / "part-00002.parquet").write_bytes((directory / "part-00000.parquet").read_bytes())
     frame = read(Source(str(directory), None, "nowhere", unfinished=True))
-    assert (
-        frame.height == 150
-        and frame["finish_reason"].null_count() == 50
-        and "extra" not in frame.columns
-    )
+    assert frame.height == 150
+    assert frame["finish_reason"].null_count() == 50
+    assert "extra" not in frame.columns
     # a column that the first part lacks is there too
     (directory / "part-00000.parquet").unlink()
     assert (
@@ -136,25 +134,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path):
     pl.read_parquet(tmp_path / "verdicts" / "*.parquet").with_columns(
         candidate_id=pl.lit("x")
     ).write_parquet(tmp_path / "foreign.parquet")
-    cases = {
-        "is not there": ["--verdicts", "nowhere"],
-        "holds no Parquet file": ["--verdicts", "empty"],
-        "cannot be read as Parquet": ["--verdicts", "bad.parquet"],
-        "no finished verification snapshot": ["--root", "empty"],
-        "--candidates without --verdicts": ["--candidates", "candidates"],
-        "is not a local path": ["--verdicts", "s3://bucket/verdicts"],
-        "needs the columns reasoning_tokens": ["--verdicts", "verdicts"],
-        "needs the columns status": ["--verdicts", "candidates"],
-        "has its candidate in": ["--verdicts", "foreign.parquet", "--candidates", "candidates"],
-        "without --other-verdicts": [
-            "--verdicts",
-            "verdicts",
-            "--candidates",
-            "candidates",
-            "--other-candidates",
-            "candidates",
-        ],
-    }
+    cases = CASES["bad_analyses"]
     for said, arguments in cases.items():
         options = dict(
             zip(
@@ -170,9 +150,9 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path):
         with pytest.raises(UsageError, match=said):
             analysis_of(**paths, out=str(tmp_path / "out"))
     done = concur("--verdicts", "verdicts", cwd=tmp_path)
-    assert (
-        done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "analysis").exists()
 
 

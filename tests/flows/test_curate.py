@@ -1,17 +1,14 @@
 """`concur curate` as a user runs it: files and snapshots in, tables, JSON and training sets out;
 and the strategies that ship."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 import flows
 from flows.cli.main import main
@@ -21,7 +18,10 @@ from tasks.curation.flags import TRACE_FLAGS
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
+from tests.support.cases import cases
 from tests.support.samples import FUSION, SINGLE, finished, frame, sample
+
+CASES = cases("flows")
 
 ROWS = [
     sample(
@@ -37,11 +37,11 @@ ROWS = [
 SHIPPED = sorted(shipped_dir("strategies").glob("*.yaml"))
 
 
-def curate(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["curate", *map(str, arguments)])
+def curate(*arguments):
+    return CliRunner().invoke(main, ["curate", *" ".join(map(str, arguments)).split()])
 
 
-def refused(*arguments: object) -> str:
+def refused(*arguments):
     done = curate(*arguments)
     assert done.exit_code == 2 and done.stdout == "" and len(done.stderr.splitlines()) == 1, (
         done.output
@@ -74,7 +74,7 @@ def root(tmp_path):
     return store
 
 
-def curated_json(*arguments: object) -> Any:
+def curated_json(*arguments):
     done = curate(*arguments, "--json")
     return json.loads(done.stdout)
 
@@ -103,7 +103,7 @@ def test_the_files_are_the_names_and_travel_with_the_wheel():
 
 
 def test_a_file_with_verdicts_and_candidates(table):
-    data = curated_json("--verdicts", table)
+    data = curated_json(f"--verdicts {table}")
     (found,) = data["sets"]
     places = {"verdicts": "", "candidates": ""}
     assert data["source"] | places == places | {
@@ -112,15 +112,13 @@ def test_a_file_with_verdicts_and_candidates(table):
         "operators_from": {"verdict": 36},
     }
     assert found["strategy"] == "concur" and sum(found["criteria"].values()) == found["samples"] > 0
-    assert (
-        sum(found["composition"].values()) == found["samples"]
-        and found["config"]["min_speedup"] == 5.0
-    )
+    assert sum(found["composition"].values()) == found["samples"]
+    assert found["config"]["min_speedup"] == 5.0
 
 
 def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
     out = tmp_path / "sets"
-    done = curate("--verdicts", table, "--strategy", "all", "--size", "3,6", "--out", out)
+    done = curate(f"--verdicts {table} --strategy all --size 3,6 --out {out}")
     assert done.exit_code == 0, done.output
     names = {path.name for path in out.iterdir()}
     drawn = {
@@ -133,20 +131,15 @@ def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
         rows = pl.read_parquet(each["file"])
         assert rows.columns == CURATED.names and rows.height == each["samples"] <= each["size"]
     moved = pl.read_parquet(out / "shuffled_reasoning-6.parquet")
-    assert (moved["reasoning"] == "thoughts of " + moved["reasoning_from"]).all() and (
-        moved["reasoning_from"] != moved["candidate_id"]
-    ).all()
+    assert (moved["reasoning"] == "thoughts of " + moved["reasoning_from"]).all()
+    assert (moved["reasoning_from"] != moved["candidate_id"]).all()
     plain = pl.read_parquet(out / "concur-6.parquet")
-    assert (
-        plain["reasoning_from"].null_count() == 6
-        and (plain["reasoning"] == "thoughts of " + plain["candidate_id"]).all()
-    )
+    assert plain["reasoning_from"].null_count() == 6
+    assert (plain["reasoning"] == "thoughts of " + plain["candidate_id"]).all()
 
 
 def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_path):
-    done = curate(
-        "--root", root, "--strategy", "shuffled_reasoning", "--out", tmp_path / "sets", "--json"
-    )
+    done = curate(f"--root {root} --strategy shuffled_reasoning --out {tmp_path}/sets --json")
     assert done.exit_code == 0, done.output
     rows = pl.read_parquet(tmp_path / "sets/shuffled_reasoning.parquet")
     for row in rows.iter_rows(named=True):
@@ -155,25 +148,14 @@ def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_p
             f"# {row['task_id']}",
             "cpp",
         )
-        assert (
-            row["answer"] == f"answer {row['candidate_id']}"
-            and row["reasoning"] == f"thoughts of {row['reasoning_from']}"
-        )
+        assert row["answer"] == f"answer {row['candidate_id']}"
+        assert row["reasoning"] == f"thoughts of {row['reasoning_from']}"
         assert row["speedup"] > 0 and row["operator_kind"] in ("single_operator", "fusion")
-    by_path = curate(
-        "--verdicts",
-        root / "verification/v",
-        "--candidates",
-        root / "synthesis/c",
-        "--strategy",
-        "shuffled_reasoning",
-        "--json",
-    )
+    places = f"--verdicts {root}/verification/v --candidates {root}/synthesis/c"
+    by_path = curate(f"{places} --strategy shuffled_reasoning --json")
     sets = [json.loads(each.stdout)["sets"][0] for each in (done, by_path)]
-    assert (
-        sets[0]["criteria"] == sets[1]["criteria"]
-        and sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
-    )
+    assert sets[0]["criteria"] == sets[1]["criteria"]
+    assert sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
 
 
 def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root):
@@ -182,9 +164,9 @@ def test_the_verdicts_of_the_newest_training_set_go_before_newer_ones(root):
     late = finished(root, "verification", ROWS[:3], VERDICTS, "late", ["c", "t"]).open()
     manifest = Path(late.path) / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"created_at": "2', '"created_at": "3'))
-    assert curated_json("--root", root)["source"]["rows"] == len(ROWS)
+    assert curated_json(f"--root {root}")["source"]["rows"] == len(ROWS)
     (Path(curation.path) / "manifest.json").unlink()
-    assert curated_json("--root", root)["source"]["rows"] == 3
+    assert curated_json(f"--root {root}")["source"]["rows"] == 3
 
 
 def test_parts_of_older_versions_lack_columns(root):
@@ -196,86 +178,55 @@ def test_parts_of_older_versions_lack_columns(root):
     )
     older.append([row | {"turn": 2, "parent": "x"} for row in ROWS[3:]], CANDIDATES)
     older.publish(config={})
-    done = curate(
-        "--verdicts",
-        root / "verification/v",
-        "--candidates",
-        older.path,
-        "--strategy",
-        "random",
-        "--size",
-        99,
-        "--json",
-    )
-    assert json.loads(done.stdout)["sets"][0]["samples"] == 1
+    places = f"--verdicts {root}/verification/v --candidates {older.path}"
+    (found,) = curated_json(f"{places} --strategy random --size 99")["sets"]
+    assert found["samples"] == 1
     assert set(older.read(columns=["candidate_id", "turn"])["turn"][:4]) == {None, 2}
 
 
 def test_explain_says_why_on_a_terminal_and_as_json(table):
     done = curate(
-        "--verdicts",
-        table,
-        "--explain",
-        "t0-9",
-        "--strategy",
-        "concur",
-        "--strategy",
-        "random",
-        "--size",
-        "2",
+        f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2",
     )
-    assert (
-        done.exit_code == 0
-        and done.stdout.count("did not take it") == 2
-        and "size 2" in done.stdout
-    )
+    assert done.exit_code == 0
+    assert done.stdout.count("did not take it") == 2
+    assert "size 2" in done.stdout
     assert "status incorrect" in done.stdout
-    (said,) = curated_json("--verdicts", table, "--explain", "t1-1")["explanations"]
-    assert (
-        said["candidate_id"] == "t1-1"
-        and said["taken"] is False
-        and "the shortest correct of its task has" in said["reasons"][0]
-    )
-    assert "no candidate 'nobody'" in refused("--verdicts", table, "--explain", "nobody")
+    (said,) = curated_json(f"--verdicts {table} --explain t1-1")["explanations"]
+    assert said["candidate_id"] == "t1-1"
+    assert said["taken"] is False
+    assert "the shortest correct of its task has" in said["reasons"][0]
+    assert "no candidate 'nobody'" in refused(f"--verdicts {table} --explain nobody")
 
 
 def test_keys_are_set_as_everywhere(table):
-    low = curated_json("--verdicts", table, "--set", "min_speedup=1")["sets"][0]
+    low = curated_json(f"--verdicts {table} --set min_speedup=1")["sets"][0]
     assert low["config"]["min_speedup"] == 1.0 and low["criteria"]["high_speedup"] > 0
-    assert "did you mean min_speedup?" in refused("--verdicts", table, "--set", "min_speedups=1")
+    assert "did you mean min_speedup?" in refused(f"--verdicts {table} --set min_speedups=1")
 
 
 def test_a_strategy_file_of_the_users_own(table, tmp_path):
     (tmp_path / "mine.yaml").write_text("strategy: speedup\nmax_per_task: null\nsize: 36\n")
-    (found,) = curated_json("--verdicts", table, "--strategy", tmp_path / "mine.yaml")["sets"]
+    (found,) = curated_json(f"--verdicts {table} --strategy {tmp_path}/mine.yaml")["sets"]
     assert found["samples"] == 36 and found["tasks"] == 12
-    both = [
-        "--strategy",
-        "speedup",
-        "--strategy",
-        tmp_path / "mine.yaml",
-        "--out",
-        tmp_path / "sets",
-    ]
-    assert "the same name" in refused("--verdicts", table, *both)
+    both = f"--strategy speedup --strategy {tmp_path}/mine.yaml --out {tmp_path}/sets"
+    assert "the same name" in refused(f"--verdicts {table}", both)
     assert not (tmp_path / "sets").exists()
 
 
 def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root):
     rows = [row | {"reference_operators": []} for row in ROWS]
     silent = finished(root, "verification", rows, VERDICTS, "silent", ["c", "t"]).open()
-    asked = ["--verdicts", silent.path, "--strategy", "random", "--size", 99, "--json"]
-    without = json.loads(curate(*asked).stdout)
-    assert (
-        without["source"]["operators_from"] == {"unknown": 36}
-        and without["sets"][0]["composition"]["single_operator"] == 0
-    )
+    asked = f"--verdicts {silent.path} --strategy random --size 99"
+    without = curated_json(asked)
+    assert without["source"]["operators_from"] == {"unknown": 36}
+    assert without["sets"][0]["composition"]["single_operator"] == 0
     counted = [{"task_id": f"t{n}", "operators": SINGLE if n % 2 else FUSION} for n in range(11)]
     finished(root, "workloads", counted, WORKLOADS, "w", ["t"])
-    found = json.loads(curate(*asked).stdout)
+    found = curated_json(asked)
     assert found["source"]["operators_from"] == {"unknown": 3, "workload": 33}
     assert found["sets"][0]["composition"] == {"single_operator": 5, "fusion": 7}
-    assert "known from: unknown 3, workload 33" in curate(*asked[:-1]).stdout
+    assert "known from: unknown 3, workload 33" in curate(asked).stdout
 
 
 def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path):
@@ -285,44 +236,27 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
         for row in ROWS
     ]
     frame(*rows).write_parquet(tmp_path / "traces.parquet")
-    asked = [
-        "--verdicts",
-        tmp_path / "traces.parquet",
-        "--set",
-        "exclude_flags=[repetitive, ends_in_loop]",
-    ]
-    (found,) = curated_json(*asked)["sets"]
-    assert (
-        found["trace_flags"]["left_out"] == 1
-        and found["trace_flags"]["correct"]["ends_in_loop"] == 1
-    )
-    (said,) = curated_json(*asked, "--explain", "t1-0")["explanations"]
+    asked = f"--verdicts {tmp_path}/traces.parquet --set exclude_flags=[repetitive,ends_in_loop]"
+    (found,) = curated_json(asked)["sets"]
+    assert found["trace_flags"]["left_out"] == 1
+    assert found["trace_flags"]["correct"]["ends_in_loop"] == 1
+    (said,) = curated_json(asked, "--explain t1-0")["explanations"]
     assert said["reasons"] == ["left out: trace flag repetitive, ends_in_loop (exclude_flags)"]
     assert (
-        curated_json("--verdicts", table)["sets"][0]["trace_flags"] is None
+        curated_json(f"--verdicts {table}")["sets"][0]["trace_flags"] is None
     )  # no text is read for nothing
     frame(*rows).drop("reasoning").write_parquet(tmp_path / "lean.parquet")
     assert "was not measured" in refused(
-        "--verdicts", tmp_path / "lean.parquet", "--set", "exclude_flags=[truncated]"
+        f"--verdicts {tmp_path}/lean.parquet --set exclude_flags=[truncated]"
     )
     assert "exclude_flags.0 = 'repetition'" in refused(
-        "--verdicts", table, "--set", "exclude_flags=[repetition]"
+        f"--verdicts {table} --set exclude_flags=[repetition]"
     )
 
-    by_root = [
-        "--root",
-        root,
-        "--strategy",
-        "random",
-        "--size",
-        99,
-        "--set",
-        "max_per_task=null",
-        "--set",
-        "exclude_flags=[truncated]",
-    ]
+    by_root = f"--root {root} --strategy random --size 99 --set max_per_task=null"
+    by_root += " --set exclude_flags=[truncated]"
     assert "every correct one has a trace flag" in refused(
-        *by_root
+        by_root
     )  # measured here: "thoughts of t0-0" ends within its sentence
     kept = [
         {"candidate_id": row["candidate_id"], "trace_flags": []}
@@ -330,40 +264,30 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
         if row["status"] == "correct"
     ]
     finished(root, "trace-flags", kept, TRACE_FLAGS, "f", ["v", "c"])
-    assert curated_json(*by_root)["sets"][0]["samples"] == 36  # as the refresh has found them
-    assert "flags of the correct ones' reasoning: repetitive 0" in curate("--root", root).stdout
+    assert curated_json(by_root)["sets"][0]["samples"] == 36  # as the refresh has found them
+    assert "flags of the correct ones' reasoning: repetitive 0" in curate(f"--root {root}").stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--strategy", "conkur"], "did you mean concur?"),
-        (["--strategy", "nowhere.yaml"], "there is no strategy 'nowhere.yaml'"),
-        (["--size", "3,x"], "--size '3,x'"),
-        (["--size", "0"], "--size '0'"),
-        (["--set", "seed=-1"], "seed = -1"),
-        (["--verdicts", "nowhere"], "--verdicts nowhere is not there"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "part"), CASES["bad_curations"])
 def test_what_cannot_be_used_is_one_line(table, arguments, part):
-    assert part in refused("--verdicts", table, *arguments)
+    assert part in refused(f"--verdicts {table}", *arguments)
 
 
 def test_places_that_cannot_be_read(table, root, tmp_path):
     (tmp_path / "text.parquet").write_text("no table")
-    assert "cannot be read as Parquet" in refused("--verdicts", tmp_path / "text.parquet")
-    assert "no finished verification snapshot" in refused("--root", tmp_path / "empty")
-    assert "not a finished snapshot" in refused("--verdicts", tmp_path)
+    assert "cannot be read as Parquet" in refused(f"--verdicts {tmp_path}/text.parquet")
+    assert "no finished verification snapshot" in refused(f"--root {tmp_path}/empty")
+    assert "not a finished snapshot" in refused(f"--verdicts {tmp_path}")
     frame(*ROWS).drop("reasoning_tokens").write_parquet(tmp_path / "lean.parquet")
-    assert "reasoning_tokens" in refused("--verdicts", tmp_path / "lean.parquet")
+    assert "reasoning_tokens" in refused(f"--verdicts {tmp_path}/lean.parquet")
     frame(*ROWS).drop("candidate_id").write_parquet(tmp_path / "nameless.parquet")
-    assert "no column candidate_id" in refused("--verdicts", tmp_path / "nameless.parquet")
+    assert "no column candidate_id" in refused(f"--verdicts {tmp_path}/nameless.parquet")
     frame(sample("other", 0, 1, 1.0)).write_parquet(tmp_path / "other.parquet")
     assert "has its candidate in" in refused(
-        "--verdicts", table, "--candidates", tmp_path / "other.parquet"
+        f"--verdicts {table} --candidates {tmp_path}/other.parquet"
     )
     frame(ROWS[-1]).write_parquet(tmp_path / "wrong.parquet")
     assert "curation took none of 1 candidates (0 correct)" in refused(
-        "--verdicts", tmp_path / "wrong.parquet", "--out", tmp_path / "sets"
+        f"--verdicts {tmp_path}/wrong.parquet --out {tmp_path}/sets"
     )
     assert not (tmp_path / "sets").exists()

@@ -1,13 +1,9 @@
 """prefect.yaml: what it registers can be imported, its parameters are a configuration, and nothing
 runs by itself until asked."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
-from collections.abc import Iterator
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import httpx
@@ -20,17 +16,17 @@ from flows.forms import RunForm, configuration
 from kernels_eval.records import Language
 from tests.support import commands
 from tests.support.commands import ROOT
-from tests.support.servers import Served, prefect_server
+from tests.support.servers import prefect_server
 
 FILE = ROOT / "prefect.yaml"
 SCHEDULED = {"nightly", "ablations", "watchdog"}
 
 
-def deployments() -> list[dict[str, Any]]:
+def deployments():
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))["deployments"]
 
 
-def name_of(deployment: dict[str, Any]) -> str:
+def name_of(deployment):
     return deployment["name"]
 
 
@@ -45,9 +41,8 @@ def test_the_file_is_a_project_with_deployments_of_distinct_names():
     assert data["name"] == "concur"
     names = [deployment["name"] for deployment in data["deployments"]]
     assert names and len(set(names)) == len(names)
-    assert not data.get("push") and not data.get(
-        "pull"
-    )  # workers run what is installed, they fetch no code
+    assert not data.get("push")
+    assert not data.get("pull")  # workers run what is installed, they fetch no code
 
 
 @each
@@ -64,14 +59,14 @@ def test_the_entrypoint_is_a_module_path_to_a_flow_whose_form_takes_the_paramete
     assert len(json.dumps(deployment["parameters"])) < 512 * 1024  # Prefect's limit
 
 
-def flow_of(deployment: dict[str, Any]) -> Flow:
+def flow_of(deployment):
     module, name = deployment["entrypoint"].rsplit(".", 1)
     found = getattr(importlib.import_module(module), name)
     assert isinstance(found, Flow)
     return found
 
 
-def fields_of(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def fields_of(schema):
     """Every field of every form of a flow's parameters, with what it refers to."""
     definitions = schema["definitions"]
     for form in schema["properties"].values():
@@ -122,9 +117,8 @@ def test_schedules_wait_for_a_person_and_say_where_and_when(deployment):
     schedules = deployment.get("schedules", [])
     assert schedules or deployment["name"] not in SCHEDULED
     slugs = [schedule["slug"] for schedule in schedules]
-    assert all(slugs) and len(set(slugs)) == len(
-        slugs
-    )  # a slug is what a second deploy finds the schedule by
+    assert all(slugs)
+    assert len(set(slugs)) == len(slugs)  # a slug is what a second deploy finds the schedule by
     for schedule in schedules:
         assert schedule["active"] is False
         assert ZoneInfo(schedule["timezone"]).key == schedule["timezone"]
@@ -165,13 +159,13 @@ def server(tmp_path):
         yield served
 
 
-def asked(server: Served, path: str) -> Any:
+def asked(server, path):
     return httpx.post(f"{server.api_url}/{path}", json={}, timeout=60).raise_for_status().json()
 
 
 @pytest.mark.slow
 def test_prefect_deploy_registers_everything_and_starts_nothing(server):
-    def prefect(*arguments: str) -> None:
+    def prefect(*arguments):
         env = commands.environment(**server.environment, PREFECT_CLI_PROMPT="false")
         done = commands.run([sys.executable, "-m", "prefect", *arguments], env)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -197,5 +191,5 @@ def test_prefect_deploy_registers_everything_and_starts_nothing(server):
         ]
         assert kept == [(each["slug"], False, each["cron"], each["timezone"]) for each in schedules]
         limit = found["global_concurrency_limit"]
-        assert limit is not None and limit["limit"] == declared["concurrency_limit"]["limit"]
+        assert limit["limit"] == declared["concurrency_limit"]["limit"]
     assert asked(server, "flow_runs/count") == 0

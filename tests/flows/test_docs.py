@@ -44,9 +44,8 @@ def reasons(command: Command) -> list[str]:
 
 
 def is_run(command: Command) -> bool:
-    read = command.text.startswith(
-        (".venv/bin/python -c", "for stage in ")
-    )  # they read snapshots: typed after the refresh
+    # they read snapshots: typed after the refresh
+    read = command.text.startswith((".venv/bin/python -c", "for stage in "))
     return command.text in RUN or command.text in LINE or read
 
 
@@ -94,20 +93,15 @@ def test_what_is_wrong_is_seen() -> None:
 def test_commands_named_in_passing_have_the_options_they_are_named_with() -> None:
     seen = 0
     for page in {fence.page for fence in fences()}:
-        for span in re.findall(
-            r"`(?:\.venv/bin/)?concur ([a-z][\w-]*[^`\n]*)`", page.read_text(encoding="utf-8")
-        ):
+        text = page.read_text(encoding="utf-8")
+        for span in re.findall(r"`(?:\.venv/bin/)?concur ([a-z][\w-]*[^`\n]*)`", text):
             name, *words = span.split()
             if name == "line":  # the flow `concur line`, as Prefect shows it
                 continue
             assert name in main.commands, f"{page.name}: concur {name}"
-            options = {
-                option for parameter in main.commands[name].params for option in parameter.opts
-            } | {"--help"}
-            for word in words:
-                assert not word.startswith("--") or word.partition("=")[0] in options, (
-                    f"{page.name}: concur {span}"
-                )
+            known = {option for found in main.commands[name].params for option in found.opts}
+            named = {word.partition("=")[0] for word in words if word.startswith("--")}
+            assert named <= known | {"--help"}, f"{page.name}: concur {span}"
             seen += 1
     assert seen > 20
 
@@ -120,15 +114,10 @@ def test_commands_named_in_passing_have_the_options_they_are_named_with() -> Non
 def test_snippets_are_what_they_look_like(fence, tmp_path: Path) -> None:
     if fence.language == "python":
         for node in ast.walk(ast.parse(fence.text)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
-                "kernels_eval",
-                "tasks",
-                "flows",
-            ):
-                assert all(
-                    hasattr(importlib.import_module(node.module), alias.name)
-                    for alias in node.names
-                ), ast.unparse(node)
+            package = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0]
+            if package in ("kernels_eval", "tasks", "flows"):
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
         return
     documents = list(yaml.safe_load_all(fence.text))
     keys = set(documents[0]) if isinstance(documents[0], dict) else set()
@@ -172,34 +161,32 @@ def write_what_pages_say(place: Path) -> None:
             (place / fence.title).write_text(fence.text, encoding="utf-8")
 
 
+def typed(words: str) -> str:
+    """What `concur` prints, which must succeed."""
+    done = CliRunner().invoke(main, words.split())
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
 @pytest.mark.parametrize("text", RUN)
 def test_a_command_does_what_its_page_says(
     text: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
-    done = CliRunner().invoke(main, text.removeprefix(CONCUR).split())
-    assert done.exit_code == 0, done.output
-    assert RUN[text] in done.output.replace("\n", " ")
+    assert RUN[text] in typed(text.removeprefix(CONCUR)).replace("\n", " ")
 
 
 def test_placeholders_can_be_filled_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    one = CliRunner().invoke(main, ["curate", "--explain", "t-0-0"])
-    assert one.exit_code == 0 and "concur" in one.output, one.output
-    published = CliRunner().invoke(main, ["publish", "--out", "old"])
-    assert published.exit_code == 0, published.output
-    compared = CliRunner().invoke(
-        main, ["diff", "old", str(next(Path(".concur/curation").iterdir()))]
-    )
-    assert compared.exit_code == 0 and "t/" not in compared.output.partition("lost")[0], (
-        compared.output
-    )
+    assert "concur" in typed("curate --explain t-0-0")
+    typed("publish --out old")
+    compared = typed(f"diff old {next(Path('.concur/curation').iterdir())}")
+    assert "t/" not in compared.partition("lost")[0], compared
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
 def test_help_is_there(name: str) -> None:
-    done = CliRunner().invoke(main, [name, "--help"])
-    assert done.exit_code == 0 and done.output.startswith(f"Usage: main {name}"), done.output
+    assert typed(f"{name} --help").startswith(f"Usage: main {name}")
 
 
 @pytest.mark.slow
@@ -232,7 +219,7 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     for text in [*LINE, *readers, *(text for text in RUN if " benchmark " not in text)]:
         with (tmp_path / "log").open("wb") as log:
-            typed = subprocess.Popen(
+            shell = subprocess.Popen(
                 ["bash", "-c", text],
                 cwd=tmp_path,
                 env=environment,
@@ -241,12 +228,10 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
                 start_new_session=True,
             )
         try:
-            status = typed.wait(timeout=900)
+            status = shell.wait(timeout=900)
         finally:
-            with suppress(
-                ProcessLookupError
-            ):  # what it started and did not stop: nothing, where it ended by itself
-                os.killpg(typed.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it left nothing behind
+                os.killpg(shell.pid, signal.SIGKILL)
         assert status == 0, (text, (tmp_path / "log").read_text(errors="replace")[-3000:])
 
 
@@ -274,13 +259,9 @@ def test_the_site_builds_strictly_and_holds_every_page(site: Path) -> None:
     "page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name
 )
 def test_links_of_pages_outside_of_the_site_lead_somewhere(page: Path) -> None:
-    found = [
-        target
-        for _, target, _ in hook("repository").links(page.name, page.read_text(encoding="utf-8"))
-    ]
-    assert found and all((ROOT / target).exists() for target in found), [
-        target for target in found if not (ROOT / target).exists()
-    ]
+    links = hook("repository").links(page.name, page.read_text(encoding="utf-8"))
+    found = [target for _, target, _ in links]
+    assert found and [target for target in found if not (ROOT / target).exists()] == []
 
 
 def test_the_site_asks_nothing_of_another_machine(site: Path) -> None:
@@ -298,11 +279,8 @@ def test_the_reference_names_every_command_option_and_key(site: Path) -> None:
     cli = (site / "reference" / "cli.html").read_text(encoding="utf-8")
     for name, command in main.commands.items():
         assert f"concur {name}<" in cli, name
-        for parameter in command.params:
-            assert (
-                not isinstance(parameter, click.Option)
-                or f"<code>{parameter.opts[0]}</code>" in cli
-            ), (name, parameter.opts)
+        for option in (found for found in command.params if isinstance(found, click.Option)):
+            assert f"<code>{option.opts[0]}</code>" in cli, (name, option.opts)
     keys = (site / "reference" / "configuration.html").read_text(encoding="utf-8")
 
     def names(model: type, found: set[str]) -> set[str]:

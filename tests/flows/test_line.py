@@ -1,8 +1,6 @@
 """The whole line as a user runs it, killed with SIGKILL while it verifies, started again, and run
 once more for nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -12,13 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from queue import Empty, Queue
 from time import monotonic
-from typing import Any
 
 import polars as pl
 import pytest
 import yaml
 
-from tasks.store.snapshot import Snapshot, snapshots
+from tasks.store.snapshot import snapshots
 from tasks.tracking.writing import PARENT_TAG
 from tests.support.commands import kill_tree, start, tiny
 
@@ -38,11 +35,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
 class Line:
     """One `concur run` in a session of its own, its stderr read as it comes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory):
         self.process = start("run", "--profile", "tiny.yaml", cwd=directory)
-        self.stderr: list[str] = []
-        self.stdout: list[str] = []
-        self._lines: Queue[str | None] = Queue()
+        self.stderr = []
+        self.stdout = []
+        self._lines = Queue()
         self._readers = [
             threading.Thread(target=read, daemon=True)
             for read in (self._read_stderr, self._read_stdout)
@@ -50,18 +47,18 @@ class Line:
         for reader in self._readers:
             reader.start()
 
-    def _read_stderr(self) -> None:
+    def _read_stderr(self):
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.stderr.append(line)
             self._lines.put(line)
         self._lines.put(None)
 
-    def _read_stdout(self) -> None:
+    def _read_stdout(self):
         assert self.process.stdout is not None
         self.stdout.extend(self.process.stdout)
 
-    def wait_for(self, pattern: str, timeout_s: float) -> re.Match[str]:
+    def wait_for(self, pattern, timeout_s):
         """The first line of stderr that matches. Fails where the command ends, or stays silent,
         before it."""
         deadline = monotonic() + timeout_s
@@ -76,14 +73,14 @@ class Line:
                 return found
         raise AssertionError(f"no line {pattern!r} in\n{''.join(self.stderr)[-4000:]}")
 
-    def finish(self, timeout_s: float) -> int:
+    def finish(self, timeout_s):
         status = self.process.wait(timeout=timeout_s)
         for reader in self._readers:
             reader.join(timeout=30)
         return status
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "".join(self.stdout)
 
 
@@ -96,31 +93,31 @@ def directory(tmp_path):
 @pytest.fixture
 def lines(directory):
     """Every line that a test starts ends with it."""
-    started: list[Line] = []
+    started = []
     yield started
     for line in started:
         kill_tree(line.process)
 
 
-def started(directory: Path, lines: list[Line]) -> Line:
+def started(directory, lines):
     lines.append(Line(directory))
     return lines[-1]
 
 
-def verification(root: Path) -> list[Snapshot]:
+def verification(root):
     return [
         found for found in snapshots(str(root), "verification") if found.parts() or journals(found)
     ]
 
 
-def journals(snapshot: Snapshot) -> list[Path]:
+def journals(snapshot):
     return sorted(Path(snapshot.path).glob(".journal-*.jsonl"))
 
 
-def whole_rows(root: Path) -> dict[str, dict]:
+def whole_rows(root):
     """Verdicts that the killed run left: rows of parts and whole lines of journals, by
     candidate."""
-    found: dict[str, dict] = {}
+    found = {}
     for snapshot in verification(root):
         for row in snapshot.read().to_dicts():
             found[row["candidate_id"]] = row
@@ -131,7 +128,7 @@ def whole_rows(root: Path) -> dict[str, dict]:
     return found
 
 
-def said(value: Any) -> Any:
+def said(value):
     """A row without what it does not say: a journal leaves absent fields out, a table holds them as
     nulls."""
     if isinstance(value, dict):
@@ -142,12 +139,12 @@ def said(value: Any) -> Any:
 class Outside(HTMLParser):
     """Everything a page would load from elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.found: list[str] = []
-        self.inside: list[str] = []
+        self.found = []
+        self.inside = []
 
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attributes):
         for name, value in attributes:
             loads = name in ("src", "srcset", "poster", "data") or (
                 name == "href" and tag in ("link", "use", "image")
@@ -218,9 +215,8 @@ def test_killed_started_again_and_run_for_nothing(directory, lines):
         for found in snapshots(str(root), "workloads")
         if found.fingerprint in curated.manifest["upstream"]
     ]
-    assert workloads.read()["problem"].to_list() == [None, None] and set(
-        workloads.read()["executed"]
-    ) == {"meta"}
+    assert workloads.read()["problem"].to_list() == [None, None]
+    assert set(workloads.read()["executed"]) == {"meta"}
     assert len(snapshots(str(root), "workloads")) == 2
     assert set(curated.manifest["operators_from"]) == {"verdict"}
     (analysis,) = snapshots(str(root), "analysis")
@@ -232,7 +228,7 @@ def test_killed_started_again_and_run_for_nothing(directory, lines):
     check_tracking(root)
 
 
-def check_report(path: Path, finding: str) -> None:
+def check_report(path, finding):
     """One file that can be mailed: it shows what ran, and loads nothing."""
     page = path.read_text(encoding="utf-8")
     outside = Outside()
@@ -253,7 +249,7 @@ def check_report(path: Path, finding: str) -> None:
         assert text in page, text
 
 
-def check_tracking(root: Path) -> None:
+def check_tracking(root):
     """MLflow holds one finished parent run, however often the line ran, and nothing unfinished."""
     with sqlite3.connect(f"file:{root / 'mlflow.db'}?mode=ro", uri=True) as database:
         runs = dict(

@@ -1,30 +1,28 @@
 """The morning report on planted snapshots: what is new, what failed, what it cost; and the history
 it compares with."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
 from flows.config import PipelineConfig
-from flows.morning.history import BEGAN, PLACE, Refresh, before, entered, refreshes
-from flows.morning.report import Morning, report_of
+from flows.morning.history import BEGAN, PLACE, before, entered, refreshes
+from flows.morning.report import report_of
 from flows.morning.step import write_files
 from flows.morning.text import headline, markdown
 from kernels_eval.errors import UsageError
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
+from tests.support.cases import cases
+
+CASES = cases("flows")
 
 
-def written(
-    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: Any, **extra: Any
-) -> SnapshotRef:
+def written(root, stage, name, rows, schema, **extra):
     snapshot = Snapshot(str(root), stage, name)
     if not snapshot.finished:
         snapshot.append(rows, schema)
@@ -32,9 +30,7 @@ def written(
     return snapshot.ref
 
 
-def planted(
-    root: Path, night: str, tasks: int, statuses: dict[str, str], taken: list[str], **telemetry: Any
-) -> dict[str, SnapshotRef]:
+def planted(root, night, tasks, statuses, taken, **telemetry):
     """The snapshots of one night: `statuses` by candidate; `taken` are those of the training set.
     The task of `c12` is `t1`."""
     chosen = written(
@@ -99,11 +95,11 @@ def planted(
     return {"tasks": chosen, "candidates": candidates, "verdicts": verdicts, "curated": curated}
 
 
-def morning(root: str, ended: Refresh) -> Morning:
+def morning(root, ended):
     return report_of(ended, *before(root, ended))
 
 
-def night(root: Path, snapshots: dict[str, SnapshotRef], **changes: Any) -> Refresh:
+def night(root, snapshots, **changes):
     config = PipelineConfig(root=str(root), name="nightly")
     with entered(config) as entry:
         return entry.ends("finished", snapshots=snapshots, **changes)
@@ -119,23 +115,17 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01", "c11"])
     first = morning(str(tmp_path), night(tmp_path, snapshots))
     assert first.compared_with is None and not first.nothing_new
-    assert {change.what: (change.rows, change.new) for change in first.changes} == {
-        "tasks": (2, 2),
-        "candidates": (3, 3),
-        "verdicts": (3, 3),
-        "curated": (2, 2),
-    }
+    assert {change.what: [change.rows, change.new] for change in first.changes} == CASES[
+        "first_changes"
+    ]
     again = morning(str(tmp_path), night(tmp_path, snapshots))
     assert again.nothing_new and headline(again).startswith("Nothing new")
-    assert (
-        again.errors == ()
-        and again.new_status_counts == {}
-        and again.status_counts == {"correct": 2, "compile_error": 1}
-    )
+    assert again.errors == ()
+    assert again.new_status_counts == {}
+    assert again.status_counts == {"correct": 2, "compile_error": 1}
     header = "| what | now | new | gone | new ones are (of) |\n| --- | --- | --- | --- | --- |\n"
-    assert f"{header}| tasks |" in markdown(again) and "| candidates | 3 | 0 | 0 |" in markdown(
-        again
-    )
+    assert f"{header}| tasks |" in markdown(again)
+    assert "| candidates | 3 | 0 | 0 |" in markdown(again)
 
 
 def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
@@ -146,12 +136,9 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
             tmp_path, planted(tmp_path, "two", 3, SECOND, ["c01", "c21"]), cautions=("no figures",)
         ),
     )
-    assert {change.what: (change.new, change.gone) for change in found.changes} == {
-        "tasks": (1, 0),
-        "candidates": (3, 0),
-        "verdicts": (3, 0),
-        "curated": (1, 1),
-    }
+    assert {change.what: [change.new, change.gone] for change in found.changes} == CASES[
+        "second_changes"
+    ]
     assert found.new_status_counts == {"correct": 1, "compile_error": 1, "runtime_error": 1}
     assert found.reason_counts == {"build_failed": 2}
     assert sum(group.count for group in found.errors) == 2
@@ -159,11 +146,9 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert "+ the task is new" in curated.reasons and sum(curated.reasons.values()) == 2
     assert found.cautions == ("no figures",)
     text = markdown(found)
-    assert (
-        "1 new task, 3 new candidates" in text
-        and "1 training sample gone" in text
-        and "no figures" in text
-    )
+    assert "1 new task, 3 new candidates" in text
+    assert "1 training sample gone" in text
+    assert "no figures" in text
     assert (
         "<b>" not in text and "task &#124; 2" in text
     )  # what candidates and tasks wrote does nothing on the page
@@ -178,7 +163,7 @@ def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path):
     assert morning(str(tmp_path), ended).gpu_hours == 0.0  # two devices of a CPU
     on_gpus = morning(str(tmp_path), ended.model_copy(update={"gpus": 2}))
     assert on_gpus.gpu_hours == pytest.approx(1.0)
-    assert [cost.stage for cost in on_gpus.costs] == ["tasks", "candidates", "verdicts", "curated"]
+    assert [cost.stage for cost in on_gpus.costs] == "tasks candidates verdicts curated".split()
     assert "1.00 GPU-hours" in markdown(on_gpus)
     later = ended.model_copy(update={"began_at": datetime(2100, 1, 1, tzinfo=UTC).isoformat()})
     assert morning(str(tmp_path), later).costs == ()
@@ -198,11 +183,8 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
         entry.ends("finished", snapshots=snapshots)
     found = morning(str(tmp_path), night(tmp_path, snapshots))
     assert [each.ending for each in found.unfinished] == ["failed", "stopped", "unknown"]
-    assert (
-        found.compared_with is not None
-        and found.compared_with.name == "nightly"
-        and found.nothing_new
-    )
+    assert found.compared_with.name == "nightly"
+    assert found.nothing_new
     assert "| failed | RuntimeError: the &#60;disk&#62; is full |" in markdown(found)
     failed = next(each for each in refreshes(str(tmp_path)) if each.ending == "failed")
     assert "The refresh failed after" in headline(morning(str(tmp_path), failed))

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import shlex
 
 import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
 from tests.support.curated import line, sample
-
-ROOT = Path(__file__).parents[2]
+from tests.support.processes import python
 
 
 @pytest.fixture
@@ -63,9 +59,12 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
     [
         ("publish --root {tmp}/nothing --out {tmp}/set", "no finished curated set"),
         ("publish --root {tmp}/root --out {tmp}/set --holdout 1.5", "holdout_share = 1.5"),
-        ("publish --root {tmp}/root --out {tmp}/set --license MY", "license = 'MY'"),
+        ("publish --root {tmp}/root --out {tmp}/set --license 'My Own'", "license = 'My Own'"),
         ("publish --root {tmp}/root --out {tmp}/set --observations {tmp}/no.md", "cannot read"),
-        ("publish --root {tmp}/root --out {tmp}/set --figure {tmp}/no.png", "read the figure"),
+        (
+            "publish --root {tmp}/root --out {tmp}/set --figure {tmp}/no.png",
+            "cannot read the figure",
+        ),
         ("publish --root {tmp}/root --out {tmp}/root", "holds something else"),
         (
             "publish --root {tmp}/root --out {tmp}/set --push a/b",
@@ -76,7 +75,7 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
 )
 def test_what_cannot_be_used_is_one_line_and_2(tmp_path, curated, arguments, said, monkeypatch):
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    status, out, err = concur(*arguments.format(tmp=tmp_path).split())
+    status, out, err = concur(*shlex.split(arguments.format(tmp=tmp_path)))
     assert status == 2 and out == "" and said in err
     assert err.startswith("error: ") and err.count("\n") == 1
 
@@ -90,14 +89,6 @@ def test_publishing_needs_no_framework(tmp_path, curated):
         f" {curated.fingerprint!r}); print(json.dumps(sorted({{'torch', 'ray', 'prefect', 'mlflow',"
         " 'transformers', 'datasets'} & set(sys.modules))))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-        timeout=120,
-    )
+    done = python(script)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []

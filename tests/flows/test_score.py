@@ -1,14 +1,11 @@
 """`concur benchmark`: verdicts on disk in, scores out; what they cannot support is null and said,
 and bad tables are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -23,18 +20,19 @@ from tasks.benchmark.metrics import pass_at_k
 from tasks.benchmark.score_table import markdown_of
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
+from tests.support.cases import cases
+
+CASES = cases("flows")
 
 ROOT = Path(flows.__file__).parent.parent
 TASK = (
     "import torch\nclass Model(torch.nn.Module):\n    pass\ndef get_inputs():\n    return []\ndef"
     " get_init_inputs():\n    return []\n"
 )
-QUICK: dict[str, Any] = {"resamples": 100}
+QUICK = {"resamples": 100}
 
 
-def verdict(
-    task_id: str, sample: int, speedup: float | None = None, **other: Any
-) -> dict[str, Any]:
+def verdict(task_id, sample, speedup=None, **other):
     """Correct where a speedup is given (0: not timed), else a wrong output."""
     right = (
         {"status": "correct", "reason": "ok"}
@@ -59,7 +57,7 @@ def verdict(
     )
 
 
-def table(path: Path, rows: list[dict[str, Any]]) -> str:
+def table(path, rows):
     schema = {"timing": pl.Struct({"speedup": pl.Float64}), "outputs_match": pl.Boolean}
     pl.DataFrame(
         rows,
@@ -70,13 +68,13 @@ def table(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def value(
-    data: dict[str, Any],
-    metric: str,
-    k: int | None,
-    group: str = "all",
-    track: str = "custom_kernel",
-    **more: str,
-) -> Any:
+    data,
+    metric,
+    k,
+    group="all",
+    track="custom_kernel",
+    **more,
+):
     asked = {"metric": metric, "k": k, "group": group, "track": track, **more}
     found = [
         row["value"]
@@ -87,7 +85,7 @@ def value(
     return found[0]
 
 
-def rows_of_two_levels() -> list[dict[str, Any]]:
+def rows_of_two_levels():
     """Level 1: one task right twice of four (speedups 2 and 0.5), one never. Level 2: one task
     right in all of four, speedup 4."""
     first = [
@@ -101,24 +99,22 @@ def test_scores_are_the_estimators_level_by_level(tmp_path):
     data = score_table(
         table(tmp_path / "v.parquet", rows_of_two_levels()), ks=(1, 2, 10), ps=(0.0, 1.0), **QUICK
     )
-    assert [group["group"] for group in data["groups"]] == ["all", "level 1", "level 2"] and data[
-        "devices"
-    ] == ["H200"]
+    assert [group["group"] for group in data["groups"]] == ["all", "level 1", "level 2"]
+    assert data["devices"] == ["H200"]
     assert value(data, "exec", 1) == pytest.approx((0.5 + 0 + 1) / 3)
     assert value(data, "exec", 2, "level 1") == pytest.approx(pass_at_k(4, 2, 2) / 2)
     assert value(data, "fast_1", 1, "level 1") == pytest.approx(1 / 8)
     assert value(data, "geometric_mean_speedup", None, "level 1") == pytest.approx(1.0)
-    assert value(data, "exec", 10) is None and any(
-        "pass@10 of m is not there: a task has 4 samples" in note for note in data["notes"]
-    )
+    assert value(data, "exec", 10) is None
+    assert any("pass@10 of m is not there: a task has 4 samples" in note for note in data["notes"])
     row = next(
         row
         for row in data["scores"]
         if row["metric"] == "exec" and row["k"] == 1 and row["group"] == "all"
     )
-    assert (
-        row["lower"] <= row["value"] <= row["upper"] and row["tasks"] == 3 and row["samples"] == 12
-    )
+    assert row["lower"] <= row["value"] <= row["upper"]
+    assert row["tasks"] == 3
+    assert row["samples"] == 12
     lines = markdown_of(data)
     assert "fast_1@2" in lines[0] and "@10" not in lines[0] and len(lines) == 2 + 3 * 2
 
@@ -131,9 +127,8 @@ def test_both_tracks_and_what_is_not_said(tmp_path):
         verdict("t", 2, None, **alien, outputs_match=None),
     ]
     data = score_table(table(tmp_path / "v.parquet", rows), ks=(1,), ps=(0.0,), **QUICK)
-    assert value(data, "exec", 1) == pytest.approx(1 / 3) and value(
-        data, "exec", 1, track="any"
-    ) == pytest.approx(2 / 3)
+    assert value(data, "exec", 1) == pytest.approx(1 / 3)
+    assert value(data, "exec", 1, track="any") == pytest.approx(2 / 3)
     assert any(note.startswith("1 verdicts do not say whether outputs") for note in data["notes"])
 
 
@@ -158,10 +153,8 @@ def test_times_that_were_not_recorded_are_not_guessed(tmp_path):
     ]
     data = score_table(table(tmp_path / "v.parquet", rows), ks=(1,), ps=(0.0, 1.0), **QUICK)
     assert value(data, "exec", 1, model="m") == value(data, "fast_0", 1, model="m") == 0.5
-    assert (
-        value(data, "fast_1", 1, model="m") is None
-        and value(data, "fast_1", 1, model="timed") == 0.5
-    )
+    assert value(data, "fast_1", 1, model="m") is None
+    assert value(data, "fast_1", 1, model="timed") == 0.5
     assert any("No reference time was recorded for m" in note for note in data["notes"])
 
 
@@ -178,10 +171,7 @@ def test_a_model_that_left_tasks_out_is_named(tmp_path):
 
 
 def test_tables_without_a_model_or_optional_columns_take_the_label(tmp_path):
-    rows = [
-        {"candidate_id": "a", "task_id": "t", "status": "correct"},
-        {"candidate_id": "b", "task_id": "t", "status": "timeout"},
-    ]
+    rows = CASES["bare_rows"]
     data = score_table(
         table(tmp_path / "v.parquet", rows), label="recorded elsewhere", ks=(1,), **QUICK
     )
@@ -200,9 +190,8 @@ def test_levels_come_from_the_tasks(tmp_path):
     pl.DataFrame([task.model_dump() for task in tasks]).write_parquet(tmp_path / "t.parquet")
     verdicts = table(tmp_path / "v.parquet", [verdict("a", 0, 1.0), verdict("b", 0)])
     data = score_table(verdicts, tasks=str(tmp_path / "t.parquet"), ks=(1,), **QUICK)
-    assert [group["group"] for group in data["groups"]] == ["all", "level 1", "level 5"] and value(
-        data, "exec", 1, "level 1"
-    ) == 1.0
+    assert [group["group"] for group in data["groups"]] == ["all", "level 1", "level 5"]
+    assert value(data, "exec", 1, "level 1") == 1.0
     with pytest.raises(UsageError, match="1 of 2 tasks are not in .*such as c"):
         score_table(
             table(tmp_path / "w.parquet", [verdict("a", 0), verdict("c", 0)]),

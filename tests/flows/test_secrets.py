@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+import httpx
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -108,11 +109,8 @@ def watched_command_lines() -> Iterator[set[bytes]]:
 def test_what_is_planted_is_found(tmp_path: Path) -> None:
     """Otherwise the test below could not fail."""
     wanted = forms(["canary-abcdefghij"])
-    pq.write_table(
-        pa.table({"x": ["a" * 5000 + " canary-abcdefghij"]}),
-        tmp_path / "a.parquet",
-        compression="zstd",
-    )
+    packed = pa.table({"x": ["a" * 5000 + " canary-abcdefghij"]})
+    pq.write_table(packed, tmp_path / "a.parquet", compression="zstd")
     with sqlite3.connect(tmp_path / "b.db") as database:
         database.execute("create table t (x text)")
         database.execute("insert into t values ('canary-abcdefghij')")
@@ -120,11 +118,8 @@ def test_what_is_planted_is_found(tmp_path: Path) -> None:
     (tmp_path / "c.log").write_text(
         "Authorization: Basic " + base64.b64encode(b"user:canary-abcdefghij").decode()
     )
-    assert {Path(each.split(" in ")[1]).name for each in leaks([tmp_path], wanted)} == {
-        "a.parquet",
-        "b.db",
-        "c.log",
-    }
+    names = {Path(each.split(" in ")[1]).name for each in leaks([tmp_path], wanted)}
+    assert names == {"a.parquet", "b.db", "c.log"}
     with watched_command_lines() as seen:
         subprocess.run(
             [sys.executable, "-c", "import time; time.sleep(0.5)", "canary-abcdefghij"], check=True
@@ -138,13 +133,10 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
     mark = os.urandom(6).hex()
     secrets = {name: f"canary-{name}-{mark}" for name in ("hub", "generator", "mlflow", "prefect")}
     login = {"user": "admin", "password": secrets["mlflow"]}
-    answers = [EXFILTRATING, *responses(load("train")[0].name, "cpp")][
-        :4
-    ]  # the task that `tasks.limit=1` takes; some are correct
-    root, ray = (
-        tmp_path / "root",
-        Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp")),
-    )  # Ray's sockets allow no long path
+    # answers to the task that `tasks.limit=1` takes; some are correct
+    answers = [EXFILTRATING, *responses(load("train")[0].name, "cpp")][:4]
+    # Ray's sockets allow no long path
+    root, ray = tmp_path / "root", Path(tempfile.mkdtemp(prefix="cr-", dir="/tmp"))
     try:
         with (
             watched_command_lines() as lines,
@@ -154,17 +146,18 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
             ) as prefect,
             mlflow_server(tmp_path / "mlflow", **(login if AUTH else {})) as mlflow,
         ):
-            environment = clean_environment() | dict(prefect.environment) | dict(mlflow.environment)
-            environment |= {
+            environment = {
+                **clean_environment(),
+                **prefect.environment,
+                **mlflow.environment,
                 "MLFLOW_TRACKING_USERNAME": "admin",
                 "MLFLOW_TRACKING_PASSWORD": secrets["mlflow"],
-            }
-            environment |= {
                 "HF_TOKEN": secrets["hub"],
                 "OPENAI_API_KEY": secrets["generator"],
                 "RAY_TMPDIR": str(ray),
+                "PYTHONPATH": str(ROOT),
+                "PREFECT_LOGGING_LEVEL": "DEBUG",
             }
-            environment |= {"PYTHONPATH": str(ROOT), "PREFECT_LOGGING_LEVEL": "DEBUG"}
             command = [sys.executable, "-m", "tests.support.secret_run", str(root), endpoint.url]
             done = subprocess.run(
                 command, env=environment, cwd=tmp_path, capture_output=True, timeout=600
@@ -179,9 +172,7 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
                 f"{mlflow.url}/api/2.0/mlflow/experiments/get?experiment_id=0"
             )
         wanted = forms(secrets.values())
-        own = [
-            tmp_path / "mlflow" / "basic_auth.ini"
-        ]  # the settings that this test gave to MLflow's server
+        own = [tmp_path / "mlflow" / "basic_auth.ini"]  # what this test gave to MLflow's server
         assert leaks([root, tmp_path / "prefect", tmp_path / "mlflow", ray], wanted, own) == []
         assert [one for one in wanted if one in said] == []
         assert [line for line in lines for one in wanted if one in line] == []
@@ -193,11 +184,4 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
 
 
 def _refused(url: str) -> bool:
-    import urllib.error
-    import urllib.request
-
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="GET"), timeout=30):
-            return False
-    except urllib.error.HTTPError as error:
-        return error.code in (401, 403)
+    return httpx.get(url, timeout=30, trust_env=False).status_code in (401, 403)

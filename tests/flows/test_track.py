@@ -3,10 +3,6 @@ MLflow's own client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -19,19 +15,22 @@ from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.parent.draft import VerdictDraft, verdict_of
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
-from kernels_eval.records import Candidate, KernelTask, Language, Phases, Verdict
+from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.analysis import stage as analysis_stage
 from tasks.benchmark.report.files import Report
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import SCORES
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.tracking.stages import verification_record
 from tasks.tracking.writing import PARENT_TAG
 from tasks.training.stage import HISTORY
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
+from tests.support.cases import cases
 from tests.support.planted import QUICK, planted
+
+CASES = cases("flows")
 
 TASK = KernelTask(
     task_id="t",
@@ -40,7 +39,7 @@ TASK = KernelTask(
 )
 # (reason, tier, from the cache?, seconds with the device, phases); the last one has a reference
 # that was there already
-JUDGED: list[tuple[str, str | None, bool, float, Phases | None]] = [
+JUDGED = [
     ("wrong_output", "lite", False, 6.0, Phases(reference_s=3.0, load_s=1.0, correctness_s=2.0)),
     ("exception", "lite", True, 1.5, Phases(load_s=0.5, correctness_s=1.0)),
     ("wrong_shape", "full", False, 4.0, Phases(load_s=3.0, correctness_s=1.0)),
@@ -52,7 +51,7 @@ JUDGED: list[tuple[str, str | None, bool, float, Phases | None]] = [
 class Clock:
     now = 50.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 
@@ -62,16 +61,16 @@ class Workers:
     quarantined: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock):
         self.clock, self.telemetry = clock, Telemetry(builders=2, devices=1)
 
-    def __enter__(self) -> Workers:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+    def verify(self, pairs):
         self.telemetry.tick(2)
         for task, candidate in pairs:
             reason, tier, cached, run_s, phases = JUDGED[candidate.sample_index]
@@ -99,17 +98,13 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "root"
 
 
-def written(
-    root: Path, name: str, rows: list[dict[str, Any]], schema: pa.Schema, **extra: Any
-) -> SnapshotRef:
+def written(root, name, rows, schema, **extra):
     snapshot = Snapshot(str(root), name, f"fingerprint-of-{name}")
     snapshot.append(rows, schema)
     return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
-def verified(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
+def verified(root, monkeypatch):
     """Tasks, candidates, and the verdicts that the stage itself has written of them; one candidate
     has no code."""
     clock = Clock()
@@ -131,7 +126,7 @@ def verified(
     candidates = written(root, "synthesis", rows, CANDIDATES, requests=len(rows), generator="test")
 
     class Judged(stage.Verification):
-        def pool(self) -> Any:
+        def pool(self):
             return Workers(clock)
 
     return (
@@ -152,16 +147,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
         pa.schema([("candidate_id", pa.string())]),
         criterion_counts={"short": 1},
     )
-    steps = [
-        {
-            "step": 1,
-            "epoch": 1.0,
-            "loss": 2.0,
-            "learning_rate": 0.1,
-            "grad_norm": 1.0,
-            "num_tokens": 5.0,
-        }
-    ]
+    steps = CASES["training_log"]
     trained = written(root, "training", steps, HISTORY, loss_first=2.0, loss_last=2.0, seconds=3.0)
     adapter = trained.open().local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
@@ -194,14 +180,14 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     client = MlflowClient()
     experiment = client.get_experiment_by_name(config.tracking.experiment)
 
-    def child(name: str = "verification") -> Any:
+    def child(name="verification"):
         found = client.search_runs([experiment.experiment_id], f"tags.`{PARENT_TAG}` = '{first}'")
         (run,) = [run for run in found if run.info.run_name == name]
         return run
 
     metrics = child().data.metrics
 
-    def under(prefix: str) -> dict[str, float]:
+    def under(prefix):
         return {name: value for name, value in metrics.items() if name.startswith(prefix)}
 
     assert under("status_") == {
@@ -210,19 +196,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
         "status_runtime_error": 1,
         "status_no_code": 1,
     }
-    assert under("pool/") == {
-        "pool/candidates": 5,
-        "pool/wall_s": 50.0,
-        "pool/candidates_per_hour": 360.0,
-        "pool/on_device": 3,
-        "pool/devices": 1,
-        "pool/device_busy_share": 0.23,
-        "pool/device_s_per_candidate": 2.3,
-        "pool/builders": 2,
-        "pool/builder_busy_share": 0.25,
-        "pool/queue_depth_mean": 0.4,
-        "pool/queue_depth_most": 2,
-    }
+    assert under("pool/") == CASES["pool_metrics"]
     assert under("builds/") == {
         "builds/candidates": 4,
         "builds/lite_share": 0.5,
@@ -249,7 +223,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
         for name in ("phases", "pool")
     }
     rows = {row["phase"]: row for row in tables["phases"].to_dict("records")}
-    assert list(rows) == ["reference", "load", "correctness", "attribution", "timing", "run"]
+    assert list(rows) == "reference load correctness attribution timing run".split()
     assert (rows["load"]["candidates"], rows["load"]["sum_s"], rows["load"]["median_s"]) == (
         3,
         4.5,
@@ -348,9 +322,7 @@ def test_nothing_built_has_no_share_of_builds(root):
     metrics = verification_record(
         VerificationConfig(), written(root, "verification", [], VERDICTS, **common)
     ).metrics
-    assert (
-        metrics["builds/candidates"] == 0
-        and metrics["builds/lite_share"] is None
-        and metrics["builds/cache_hit_share"] is None
-    )
+    assert metrics["builds/candidates"] == 0
+    assert metrics["builds/lite_share"] is None
+    assert metrics["builds/cache_hit_share"] is None
     assert metrics["pool/candidates"] == 0 and metrics["phases/load_median_s"] is None

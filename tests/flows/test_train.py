@@ -1,12 +1,9 @@
 """`concur train`: which set, which prompts, what it prints, and what MLflow is told of a training
 by itself."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,36 +16,32 @@ from flows.track import training_run_record
 from flows.train import of_line
 from kernels_eval.errors import UsageError
 from tasks.benchmark.report.inputs import training_steps
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.writing import PARENT_TAG
+from tests.support.cases import cases
 from tests.support.commands import concur
 from tests.support.curated import line, sample
+
+CASES = cases("flows")
 
 SAMPLES = [sample("t/1", 0, 10, 6.0), sample("t/1", 1, 30, 5.5), sample("t/2", 0, 10, 6.0)]
 LOG = pa.schema(
     [("step", pa.int64())]
     + [
         (name, pa.float64())
-        for name in (
-            "epoch",
-            "loss",
-            "learning_rate",
-            "held_out_loss",
-            "tokens_per_s",
-            "system/cpu",
-        )
+        for name in "epoch loss learning_rate held_out_loss tokens_per_s system/cpu".split()
     ]
     + [("note", pa.string())]
 )
 
 
-def trained_on(curated: SnapshotRef) -> SnapshotRef:
+def trained_on(curated):
     """A training snapshot with columns that today's trainer may not know, one of them not of
     numbers."""
     snapshot = Snapshot(curated.root, "training", "f00d")
-    values: list[tuple[Any, ...]] = [
+    values = [
         (0, 0.0, None, None, 3.0, None, None, None),
         (1, 0.5, 2.0, 1e-4, None, 100.0, 50.0, "a"),
         (2, 1.0, math.nan, 5e-5, 2.5, 120.0, 70.0, "b"),
@@ -56,14 +49,7 @@ def trained_on(curated: SnapshotRef) -> SnapshotRef:
     snapshot.append([dict(zip(LOG.names, row, strict=True)) for row in values], LOG)
     adapter = snapshot.local_dir("adapter")
     (adapter / "adapter_config.json").write_text("{}")
-    extra = {
-        "loss_first": 2.0,
-        "loss_last": 1.5,
-        "seconds": 3.0,
-        "tokens": 500,
-        "base_model": "org/base",
-        "rows": 3,
-    }
+    extra = CASES["training_facts"]
     return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
 
 
@@ -80,14 +66,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     )
     client = mlflow.tracking.MlflowClient(tracking_uri=uri, registry_uri=uri)
     run = client.get_run(run_id)
-    assert run.data.metrics == {
-        "curated": 3,
-        "train_loss_first": 2.0,
-        "train_loss_last": 1.5,
-        "held_out_loss_first": 3.0,
-        "held_out_loss_last": 2.5,
-        "held_out_loss_lowest": 2.5,
-    }
+    assert run.data.metrics == CASES["training_metrics"]
     assert run.data.params["training.lora_rank"] == "32"
     assert [entry.dataset.digest for entry in run.inputs.dataset_inputs] == [
         curated.fingerprint[:36]
@@ -98,28 +77,16 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
         curated.fingerprint[:36]
     ]
     series = {
-        name: [(p.step, p.value) for p in client.get_metric_history(child.info.run_id, name)]
+        name: [[p.step, p.value] for p in client.get_metric_history(child.info.run_id, name)]
         for name in child.data.metrics
     }
-    assert series == {
-        "loss": [(1, 2.0)],  # NaN is no value, and some databases refuse it
-        "learning_rate": [(1, 1e-4), (2, 5e-5)],
-        "held_out_loss": [(0, 3.0), (2, 2.5)],
-        "tokens_per_s": [(1, 100.0), (2, 120.0)],
-        "system/cpu": [(1, 50.0), (2, 70.0)],
-        "loss_first": [(0, 2.0)],
-        "loss_last": [(0, 1.5)],
-        "seconds": [(0, 3.0)],
-        "tokens": [(0, 500.0)],
-    }
+    assert series == CASES["training_series"]
 
     assert registered_version(run_id, Destination(uri, None, "concur")) == "concur-tiny/1"
     (version,) = client.search_model_versions("name = 'concur-tiny'")
     upstream = curated.open().manifest["upstream"]
-    assert (
-        version.tags["concur.curated"] == curated.fingerprint
-        and version.tags["concur.training"] == trained.fingerprint
-    )
+    assert version.tags["concur.curated"] == curated.fingerprint
+    assert version.tags["concur.training"] == trained.fingerprint
     assert {version.tags[f"concur.{name}"] for name in ("verdicts", "candidates", "tasks")} <= set(
         upstream
     )
@@ -130,9 +97,8 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
     signature = mlflow.models.get_model_info("models:/concur-tiny/1").signature
-    assert signature.inputs.input_names() == ["prompt"] and signature.outputs.input_names() == [
-        "response"
-    ]
+    assert signature.inputs.input_names() == ["prompt"]
+    assert signature.outputs.input_names() == ["response"]
 
 
 def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(
@@ -174,16 +140,7 @@ def test_a_set_that_cannot_be_trained_on_is_told(tmp_path):
         of_line(curated.root, None, config)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--root", "{tmp}/nothing"), "no finished curated set"),
-        (("--root", "{tmp}/root", "--curated", "zzz"), "no curated snapshot"),
-        (("--root", "{tmp}/root", "--merged", "{tmp}"), "exists"),
-        (("--root", "{tmp}/root", "--profile", "nope"), "no profile 'nope'"),
-        (("--root", "{tmp}/root", "--set", "training.rank=3"), "unknown key"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "said"), CASES["bad_trainings"])
 def test_bad_input_is_told_at_once(tmp_path, arguments, said):
     line(tmp_path / "root", SAMPLES)
     done = CliRunner().invoke(
@@ -193,26 +150,7 @@ def test_bad_input_is_told_at_once(tmp_path, arguments, said):
 
 
 def test_what_is_printed():
-    data = {
-        "rows": 4800,
-        "curated": "c0ffee",
-        "dropped": 12,
-        "loss_first": 0.6,
-        "loss_last": 0.5,
-        "held_out": {"0": 0.7, "612": 0.61},
-        "adapter": "/a",
-        "rank": 32,
-        "size_bytes": 4_200_000,
-        "base_model": "Qwen/QwQ-32B",
-        "new_work": True,
-        "merged": {"directory": "/m", "dtype": "bfloat16", "relative_difference": 0.031},
-        "mlflow": {
-            "run_id": "r1",
-            "experiment": "concur",
-            "model_version": "concur-paper/3",
-            "tracking_uri": "sqlite:///x",
-        },
-    }
+    data = CASES["printed_training"]
     out = rendered("train", data)
     for said in (
         "4,800 rows of c0ffee, 12 left out",
@@ -237,24 +175,20 @@ def test_the_command_trains_once_and_says_where(tmp_path):
     command = ["train", "--root", tmp_path / "root", "--json"]
     command += [word for setting in settings for word in ("--set", setting)]
 
-    def trained(*more: object) -> dict[str, Any]:
+    def trained(*more):
         done = concur(*command, *more, cwd=tmp_path, HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     first = trained("--merged", tmp_path / "merged", "--merged-dtype", "float32")
-    assert (
-        first["rows"] == 3
-        and first["new_work"]
-        and first["mlflow"]["model_version"] == "concur-local/1"
-    )
-    assert (Path(first["adapter"]) / "adapter_model.safetensors").is_file() and first["rank"] == 4
-    assert (tmp_path / "merged" / "model.safetensors").is_file() and first["merged"][
-        "relative_difference"
-    ] <= 1e-3
+    assert first["rows"] == 3
+    assert first["new_work"]
+    assert first["mlflow"]["model_version"] == "concur-local/1"
+    assert (Path(first["adapter"]) / "adapter_model.safetensors").is_file()
+    assert first["rank"] == 4
+    assert (tmp_path / "merged" / "model.safetensors").is_file()
+    assert first["merged"]["relative_difference"] <= 1e-3
     again = trained()
-    assert (
-        not again["new_work"]
-        and again["adapter"] == first["adapter"]
-        and again["mlflow"] == first["mlflow"]
-    )
+    assert not again["new_work"]
+    assert again["adapter"] == first["adapter"]
+    assert again["mlflow"] == first["mlflow"]

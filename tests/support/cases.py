@@ -1,14 +1,11 @@
-"""Tables of cases and their expected values, which lie in tests/data/cases."""
-
-from __future__ import annotations
+"""Cases and expected values of tests, kept as tables in tests/data."""
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 
-def cases(name: str) -> dict[str, Any]:
-    """The tables of one file of tests, by their names."""
-    path = Path(__file__).parents[1] / "data" / "cases" / f"{name}.yaml"
+def cases(name):
+    """What tests/data/NAME.yaml holds, by the name that the tests use."""
+    path = Path(__file__).parents[1] / "data" / f"{name}.yaml"
     return yaml.safe_load(path.read_text(encoding="utf-8"))

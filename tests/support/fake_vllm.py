@@ -33,14 +33,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--served-model-name", required=True)
-    for name in (
-        "--max-model-len",
-        "--max-num-seqs",
-        "--tensor-parallel-size",
-        "--max-loras",
-        "--max-lora-rank",
-    ):
-        parser.add_argument(name, type=int)
+    for name in "max-model-len max-num-seqs tensor-parallel-size max-loras max-lora-rank".split():
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
     parser.add_argument("--speculative-config", type=json.loads)
     for name in (
@@ -96,30 +90,13 @@ class Handler(BaseHTTPRequestHandler):
                 time.sleep(0.02)
             if prompt == "kill the server" and there("poison"):
                 os.kill(os.getpid(), signal.SIGKILL)
-            note(
-                "answers.jsonl",
-                port=self.options.port,
-                model=body["model"],
-                prompt=prompt,
-                seed=body["seed"],
-            )
-            message = {
-                "role": "assistant",
-                "content": f"{body['model']} says {prompt} {body['seed']}",
-            }
+            model, seed = body["model"], body["seed"]
+            note("answers.jsonl", port=self.options.port, model=model, prompt=prompt, seed=seed)
+            message = {"role": "assistant", "content": f"{model} says {prompt} {seed}"}
             choice = {"index": 0, "finish_reason": "stop", "message": message}
             usage = {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
-            self.answer(
-                200,
-                {
-                    "id": "x",
-                    "object": "chat.completion",
-                    "created": 0,
-                    "model": body["model"],
-                    "choices": [choice],
-                    "usage": usage,
-                },
-            )
+            said = {"id": "x", "object": "chat.completion", "created": 0, "model": model}
+            self.answer(200, said | {"choices": [choice], "usage": usage})
         finally:
             with Handler.lock:
                 Handler.in_flight -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -59,3 +60,27 @@ def svgs(page: Page) -> list[ElementTree.Element]:
         ElementTree.fromstring(base64.b64decode(source.removeprefix("data:image/svg+xml;base64,")))
         for source in sources
     ]
+
+
+def assert_tame(page: Page) -> None:
+    """Every tag is closed, nothing is loaded from elsewhere, and neither page nor figures act."""
+    assert page.open == []
+    assert not {"script", "link", "iframe", "object", "b"} & {tag for tag, _ in page.tags}
+    sources = [found[name] for _, found in page.tags for name in ("src", "srcset") if name in found]
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
+    for element in (element for root in svgs(page) for element in root.iter()):
+        kind = element.tag.split("}")[-1]
+        assert kind not in {"script", "img", "image", "foreignObject", "a"}
+        for name, value in element.attrib.items():
+            assert not name.lower().startswith("on")
+            assert not name.endswith("href") or value.startswith("#")
+
+
+def assert_whole_tables(markdown: str, more_than: int) -> None:
+    """There are more than so many tables, and their rows have as many cells as their heads."""
+    blocks = markdown.strip().split("\n\n")
+    tables = [block.split("\n") for block in blocks if block.startswith("|")]
+    assert len(tables) > more_than
+    for header, rule, *body in tables:
+        assert re.fullmatch(r"\|( --- \|)+", rule)
+        assert {line.count("|") for line in (header, *body)} == {rule.count("|")}, header

@@ -25,28 +25,12 @@ from kernels_eval.records import Candidate, KernelTask, Language, Timing, Verdic
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.sampler import Response
 from tasks.training.stage import HISTORY
+from tests.support.cases import cases
 from tests.support.curated import FUSION, SINGLE, line, sample
 
-PROFILE = {
-    "name": "tried",
-    "language": "cpp",
-    "synthesis": {"sampler": "recorded", "samples_per_task": 3},
-    "training": {
-        "base_model": "small",
-        "batch_size": 2,
-        "gradient_accumulation": 1,
-        "num_epochs": 2,
-    },
-    "benchmark": {
-        "tasks": {"source": "bundled", "split": "heldout", "limit": 3},
-        "models": ["base", "tuned"],
-        "samples_per_task": 4,
-        "sampling": {"max_tokens": 64},
-        "ks": [1],
-        "ps": [1.0],
-        "resamples": 200,
-    },
-}
+CASES = cases("flows")
+
+PROFILE = CASES["ablation_profile"]
 
 
 def samples(root: Path, tasks: int = 6) -> SnapshotRef:

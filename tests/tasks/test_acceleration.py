@@ -1,46 +1,43 @@
 """The accelerated model learns what the plain one learns: losses, gradients, names, masks; and it
 compiles once."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import pytest
 import torch
 
 from kernels_eval.errors import UsageError
 from tasks.training.acceleration import (
-    Acceleration,
     AccelerationOptions,
     accelerate,
     decoder_layers,
     shape_of,
 )
 from tasks.training.packing import pack
+from tests.support.cases import cases
 from tests.support.training import adapted_qwen
+
+CASES = cases("training")
 
 TOKENS = 24
 
 
-def model(dropout: float = 0.0, layers: int = 3) -> torch.nn.Module:
+def model(dropout=0.0, layers=3):
     return adapted_qwen(dropout=dropout, num_hidden_layers=layers, attn_implementation="sdpa")
 
 
-def accelerated(adapted: torch.nn.Module, seed: int = 0, **options: Any) -> Acceleration:
+def accelerated(adapted, seed=0, **options):
     """Uncompiled unless it is asked for."""
     made = AccelerationOptions(**{"compile": False} | options)
     return accelerate(adapted, tokens=TOKENS, seed=seed, options=made)
 
 
-def row(length: int = TOKENS, seed: int = 1) -> dict[str, list[int]]:
+def row(length=TOKENS, seed=1):
     ids = torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
     return {"input_ids": ids, "labels": [-100] * (length // 3) + ids[length // 3 :]}
 
 
-def loss_and_gradients(
-    adapted: torch.nn.Module, line: dict[str, torch.Tensor]
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def loss_and_gradients(adapted, line):
     adapted.zero_grad()
     labels = line["labels"]
     logits = adapted(**{name: value for name, value in line.items() if name != "labels"}).logits
@@ -53,9 +50,7 @@ def loss_and_gradients(
     }
 
 
-def assert_same(
-    ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], tolerance: float = 1e-4
-) -> None:
+def assert_same(ours, theirs, tolerance=1e-4):
     assert ours.keys() == theirs.keys()
     for name, wanted in theirs.items():
         scale = wanted.abs().max().clamp(min=1e-6)
@@ -79,7 +74,7 @@ def test_losses_gradients_and_names_are_those_of_the_plain_model(recompute):
 def test_masks_follow_seed_and_step_and_a_resumed_position():
     line = pack([row()])
 
-    def losses(seed: int, start: int, count: int, recompute: str = "keep") -> list[float]:
+    def losses(seed, start, count, recompute="keep"):
         adapted = model(dropout=0.3)
         acceleration = accelerated(adapted, seed=seed, recompute=recompute)
         acceleration.micro_step = start
@@ -171,7 +166,7 @@ def test_the_shape_is_read_off_the_model():
     )
 
 
-def compiled_codes() -> int:
+def compiled_codes():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
@@ -228,7 +223,7 @@ def test_lines_of_any_length_share_compiled_code(fresh_compiler):
     eager, compiled = model(dropout=0.3, layers=2), model(dropout=0.3, layers=2)
     accelerated(eager, seed=5)
     accelerated(compiled, seed=5, compile=True, dynamic_lengths=True, compile_backend="aot_eager")
-    for lengths, padding in (((9, 14), 3), ((5, 8, 11), 0), ((20, 21), 9), ((30,), 2), ((17,), 0)):
+    for lengths, padding in CASES["line_lengths"]:
         rows = [row(length, length) for length in lengths]
         line = pack(rows, padded_tokens=sum(lengths) + padding)
         theirs, ours = loss_and_gradients(eager, line), loss_and_gradients(compiled, line)
@@ -259,9 +254,9 @@ def test_a_layer_saves_what_the_plan_counts(recompute, fresh_compiler):
     hidden = inner.embed_tokens(torch.ones(1, 256, dtype=torch.long)).requires_grad_()
     angles = inner.rotary_emb(hidden, torch.arange(256)[None])
     shared = {tensor.data_ptr() for tensor in (*adapted.parameters(), *angles)}
-    saved: dict[int, torch.Tensor] = {}
+    saved = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def keep(tensor):
         if tensor.data_ptr() not in shared:
             saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor

@@ -1,8 +1,6 @@
 """What only a GPU has: kernels for packed rows, the choice of attention, generated code under
 autocast."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -17,7 +15,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 
 
-def model(dropout: float = 0.0) -> torch.nn.Module:
+def model(dropout=0.0):
     return adapted_qwen(
         dropout=dropout,
         rank=16,
@@ -28,14 +26,12 @@ def model(dropout: float = 0.0) -> torch.nn.Module:
     )
 
 
-def row(length: int) -> dict[str, list[int]]:
+def row(length):
     ids = torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(length)).tolist()
     return {"input_ids": ids, "labels": ids}
 
 
-def loss_and_gradient(
-    adapted: torch.nn.Module, line: dict[str, torch.Tensor]
-) -> tuple[float, torch.Tensor]:
+def loss_and_gradient(adapted, line):
     adapted.zero_grad()
     line = {name: value.to(CUDA) for name, value in line.items()}
     labels = line.pop("labels")
@@ -48,15 +44,15 @@ def loss_and_gradient(
     )
 
 
-def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def relative(ours, theirs):
     return float((ours - theirs).norm() / theirs.norm())
 
 
 def test_attention_is_chosen_by_time():
     times = fastest_attention(8, 2, 128, 1024, CUDA)
-    assert (
-        SDPA in times and list(times.values()) == sorted(times.values()) and min(times.values()) > 0
-    )
+    assert SDPA in times
+    assert list(times.values()) == sorted(times.values())
+    assert min(times.values()) > 0
 
 
 @pytest.mark.parametrize("compile", [False, True])

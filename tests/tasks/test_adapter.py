@@ -1,14 +1,11 @@
 """What leaves training: an adapter that vLLM takes, merged weights only where they agree, and a
 card that tells the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -28,6 +25,9 @@ from tasks.training.card import card, sources_of, write_card
 from tasks.training.formatting import Dropped
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 from tasks.training.result import HISTORY, TrainingResult
+from tests.support.cases import cases
+
+CASES = cases("training")
 
 TEXT = "Write a kernel that adds one to every element of a tensor.\n" + "x = x + 1\n" * 40
 PROBES = [TEXT, "<think>\nFour at a time.\n</think>\n\nclass ModelNew: pass"]
@@ -52,7 +52,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def make(base, tmp_path_factory):
-    def make(*, scale: float = 1.0, untrained: bool = False, **changes: Any) -> Path:
+    def make(*, scale=1.0, untrained=False, **changes):
         """A LoRA adapter of rank 32 on the seven projections with random matrices; `scale` is by
         how much it changes the model."""
         import torch
@@ -105,18 +105,7 @@ def test_an_adapter_of_ours_is_told_as_it_is(base, adapter):
     assert facts.size_bytes == (adapter / WEIGHTS).stat().st_size
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"r": 64}, "rank 64 and the server takes 32.*--max-lora-rank 64"),
-        ({"rank_pattern": {"q_proj": 48}}, "rank 48 and the server takes 32"),
-        ({"use_dora": True}, "use_dora is set"),
-        ({"lora_bias": True}, "lora_bias is set"),
-        ({"bias": "all"}, "bias is 'all'"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
-        ({"untrained": True}, "changes nothing"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), CASES["bad_adapters"])
 def test_what_vllm_refuses_and_what_does_nothing_is_found_here(make, changes, said):
     with pytest.raises(UsageError, match=said):
         check_adapter(make(**changes))
@@ -181,10 +170,8 @@ def test_merged_weights_answer_as_base_and_adapter_do(base, adapter, tmp_path, d
         "and it is not the base model"
     )
     assert MergeCheck.model_validate_json((out / MERGE).read_text()) == check and check.agrees
-    assert (
-        check.positions == sum(len(load_tokenizer(base)(text)["input_ids"]) for text in PROBES)
-        and check.same_top_token > 0.9
-    )
+    assert check.positions == sum(len(load_tokenizer(base)(text)["input_ids"]) for text in PROBES)
+    assert check.same_top_token > 0.9
 
 
 def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(base, make, tmp_path):
@@ -252,16 +239,10 @@ ADAPTER = AdapterFacts(
     parameters=1_000_000,
     size_bytes=4_200_000,
 )
-FACTS: dict[str, Any] = {
-    "name": "night-12",
-    "base_model": "Qwen/QwQ-32B",
-    "curated": "c0ffee",
-    "strategy": "concur",
-    "tools": {"peft": "0.21.2"},
-}
+FACTS = CASES["card_facts"]
 
 
-def parts(text: str) -> tuple[dict[str, Any], str]:
+def parts(text):
     _, front, body = text.split("---\n", 2)
     return yaml.safe_load(front), body
 
@@ -273,22 +254,7 @@ def test_a_card_tells_the_run(tmp_path):
     assert front["base_model"] == "Qwen/QwQ-32B" and front["library_name"] == "peft"
     (loss,) = front["model-index"][0]["results"]
     assert loss["metrics"] == [{"type": "loss", "value": 0.61}]
-    for said in (
-        "0.6123 over the first epoch, 0.4877 over the last",
-        "On 93 tasks that training never saw",
-        "| 0 | 0 | 0.7100 |",
-        "| 1224 | 2 | 0.6100 |",
-        "4,892 rows of the curated snapshot `c0ffee`, chosen by the strategy `concur`",
-        "1 empty_answer, 12 overlong",
-        (
-            "vllm serve Qwen/QwQ-32B --enable-lora --max-lora-rank 32 --lora-modules"
-            " night-12=DIRECTORY"
-        ),
-        "PeftModel.from_pretrained",
-        "| `lora_rank` | `32` | paper, training setup: r = 32",
-        "check both before you publish",
-        "peft 0.21.2",
-    ):
+    for said in CASES["card_words"]:
         assert said in body, said
     assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
 
@@ -306,12 +272,10 @@ def test_a_card_leaves_out_what_is_not_known_and_tells_no_path(tmp_path):
     facts = FACTS | {"base_model": str(base), "strategy": None, "tools": {}}
     front, body = parts(card(result, TrainingRecipe(), ADAPTER, **facts))
     assert "base_model" not in front and str(tmp_path) not in body and "`small-1a2b`" in body
-    assert (
-        "No tasks were held out." in body
-        and "not trained on" not in body
-        and "strategy `" not in body
-        and "Made with" not in body
-    )
+    assert "No tasks were held out." in body
+    assert "not trained on" not in body
+    assert "strategy `" not in body
+    assert "Made with" not in body
 
 
 @pytest.mark.parametrize(
@@ -390,7 +354,7 @@ def test_vllm_serves_an_adapter_that_passed_by_its_name_and_the_merged_weights_a
     served = VllmSampler(
         str(base), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs"
     )
-    said: dict[str, str] = {}
+    said = {}
     try:
         for name in ("small", "tuned"):
             served._asked = name

@@ -1,10 +1,6 @@
 """A registered adapter has a signature and answers under it, loaded by MLflow alone from the
 registry."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
@@ -35,7 +31,7 @@ def adapter(base, tmp_path_factory):
     return directory
 
 
-def greedy(base: Path, adapter: Path | None, tokens: int) -> str:
+def greedy(base, adapter, tokens):
     import torch
 
     tokenizer, model = (
@@ -70,21 +66,17 @@ def test_the_registry_gives_back_a_model_that_answers(base, adapter, tmp_path, m
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
     info = mlflow.models.get_model_info("models:/concur-tiny/1")
-    assert (
-        info.signature == signature()
-        and info.run_id == run_id
-        and info.metadata == {"concur.curated": "c0ffee"}
-    )
+    assert info.signature == signature()
+    assert info.run_id == run_id
+    assert info.metadata == {"concur.curated": "c0ffee"}
     assert info.flavors["concur_lora"]["base_model"] == str(base)
 
     loaded = mlflow.pyfunc.load_model("models:/concur-tiny/1")
     answered = loaded.predict(
         pd.DataFrame({"prompt": [PROMPT, PROMPT]}), params={"max_new_tokens": 12}
     )
-    assert (
-        list(answered.columns) == ["response"]
-        and answered["response"].to_list() == [greedy(base, adapter, 12)] * 2
-    )
+    assert list(answered.columns) == ["response"]
+    assert answered["response"].to_list() == [greedy(base, adapter, 12)] * 2
     assert greedy(base, adapter, 12) != greedy(base, None, 12)
     drawn = {"max_new_tokens": 12, "temperature": 1.5}
     first, again, other = (

@@ -1,8 +1,6 @@
 """The analysis from snapshot to snapshot: what its manifest and files say, that nothing is done
 twice, and samples that say nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -29,15 +27,13 @@ def test_numbers_words_page_and_figures(tmp_path):
     )
 
     found = stage.found_in(made.ref)
-    assert (
-        found.finding == (*expected.finding, *divided.finding)
-        and found.cautions == expected.cautions
-    )
+    assert found.finding == (*expected.finding, *divided.finding)
+    assert found.cautions == expected.cautions
     numbers = {row["name"]: row for row in made.read().to_dicts()}
     within = expected.everything.within.odds_ratio
     assert [
         numbers["all/odds_ratio_within_tasks_per_sd"][key]
-        for key in ("value", "lower", "upper", "tasks")
+        for key in "value lower upper tasks".split()
     ] == [
         within.value,
         within.lower,
@@ -46,20 +42,18 @@ def test_numbers_words_page_and_figures(tmp_path):
     ]
     assert numbers["speedup/spearman"]["value"] == expected.speedup.spearman.value
     assert all((row["value"] is None) == (row["why_not"] is not None) for row in numbers.values())
-    assert made.manifest["rows"] == len(numbers) and made.manifest["upstream"] == [
-        ref.fingerprint for ref in refs
-    ]
+    assert made.manifest["rows"] == len(numbers)
+    assert made.manifest["upstream"] == [ref.fingerprint for ref in refs]
 
     records = made.manifest["records"]
     assert records["observations"]["everything"] == json.loads(
         expected.everything.model_dump_json()
     )
-    assert (
-        len(records["difficulty"]["tertiles"]["groups"]) == 3
-        and "points" not in records["observations"]["speedup"]
-    )
+    assert len(records["difficulty"]["tertiles"]["groups"]) == 3
+    assert "points" not in records["observations"]["speedup"]
     names = [path.name for path in found.files]
-    assert names[0] == "report.md" and {
+    assert names[0] == "report.md"
+    assert {
         "analysis.json",
         "findings.md",
         "difficulty.svg",
@@ -136,21 +130,17 @@ def test_a_few_samples_are_analysed_as_far_as_they_go(tmp_path):
         QUICK,
     )
     numbers = {row["name"]: row for row in made.open().read().to_dicts()}
-    assert (
-        numbers["all/share_correct"]["value"] == 0.5
-        and numbers["speedup/spearman"]["value"] is None
-    )
+    assert numbers["all/share_correct"]["value"] == 0.5
+    assert numbers["speedup/spearman"]["value"] is None
     assert numbers["speedup/spearman"]["why_not"] and stage.found_in(made).finding
 
 
 def test_a_remote_root_holds_the_words_and_numbers(tmp_path):
     root = f"memory://{tmp_path.name}"
     made = stage.run(*planted(root, 100), QUICK)
-    assert (
-        stage.found_in(made).files == ()
-        and stage.found_in(made).finding
-        and made.open().read().height > 5
-    )
+    assert stage.found_in(made).files == ()
+    assert stage.found_in(made).finding
+    assert made.open().read().height > 5
 
 
 def test_older_parts_without_a_column_are_read(tmp_path):
@@ -161,8 +151,6 @@ def test_older_parts_without_a_column_are_read(tmp_path):
     older.append(rows[50:], CANDIDATES)
     older.publish(config={})
     frame = stage.joined(verdicts.open(), older)
-    assert (
-        frame.height == 100
-        and frame["finish_reason"].null_count() == 50
-        and frame["speedup"].null_count() < 100
-    )
+    assert frame.height == 100
+    assert frame["finish_reason"].null_count() == 50
+    assert frame["speedup"].null_count() < 100

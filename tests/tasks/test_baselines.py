@@ -1,11 +1,6 @@
 """Scores against two baselines: eager PyTorch always, torch.compile where verdicts were timed
 against it, nothing guessed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,19 +14,19 @@ from tasks.benchmark.report.files import to_markdown
 from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.samples import BASELINES, baselines_of, uncompiled_tasks
 from tasks.benchmark.score_table import markdown_of
-from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, distribution, score
+from tasks.benchmark.scoring import GEOMETRIC_MEAN, distribution, score
 from tasks.benchmark.stage import SCORES, Answers, scores_of
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 from tests.support.verdict_rows import find
 
-ASKED: dict[str, Any] = {"ks": (1,), "ps": (0.0, 1.0), "resamples": 100}
+ASKED = {"ks": (1,), "ps": (0.0, 1.0), "resamples": 100}
 NO_BASELINE = CompiledBaseline(
     mode="default", compile_s=3.0, unavailable_reason="it does not compile"
 )
 
 
-def against(speedup: float | None) -> CompiledBaseline:
+def against(speedup):
     if speedup is None:
         return NO_BASELINE
     numbers = {
@@ -43,9 +38,7 @@ def against(speedup: float | None) -> CompiledBaseline:
     return CompiledBaseline(mode="default", graphs=1, compile_s=3.0, drift=0.0, **numbers)
 
 
-def verdict(
-    task: str, number: int, eager: float | None, compiled: CompiledBaseline | None = None
-) -> Verdict:
+def verdict(task, number, eager, compiled=None):
     """Correct with this speedup against eager PyTorch; wrong where it is None."""
     status = (Status.CORRECT, "ok") if eager else (Status.INCORRECT, "wrong_output")
     timing = eager and Timing(
@@ -70,7 +63,7 @@ def verdict(
     )
 
 
-def stored(path: Path, verdicts: list[Verdict], schema: pa.Schema = VERDICTS) -> Path:
+def stored(path, verdicts, schema=VERDICTS):
     pq.write_table(
         pa.Table.from_pylist([each.model_dump(mode="json") for each in verdicts], schema=schema),
         path,
@@ -78,7 +71,7 @@ def stored(path: Path, verdicts: list[Verdict], schema: pa.Schema = VERDICTS) ->
     return path
 
 
-def frame(tmp_path: Path, **models: list[Verdict]) -> pl.DataFrame:
+def frame(tmp_path, **models):
     return pl.concat(
         pl.read_parquet(stored(tmp_path / f"{name}.parquet", verdicts)).with_columns(
             pl.lit(name).alias("model")
@@ -87,18 +80,18 @@ def frame(tmp_path: Path, **models: list[Verdict]) -> pl.DataFrame:
     )
 
 
-def both(tmp_path: Path) -> list[ScoreRow]:
+def both(tmp_path):
     made = frame(tmp_path, m=BOTH)
     return [row for baseline in BASELINES for row in score(made, baseline=baseline, **ASKED)]
 
 
-def kept(tmp_path: Path, name: str, rows: list[dict[str, Any]], schema: pa.Schema) -> SnapshotRef:
+def kept(tmp_path, name, rows, schema):
     snapshot = Snapshot(str(tmp_path), "benchmark", name)
     snapshot.append(rows, schema)
     return snapshot.publish(config={}, rows=len(rows)).ref
 
 
-def value(rows: list[ScoreRow], metric: str, model: str = "m") -> float | None:
+def value(rows, metric, model="m"):
     k = None if metric == GEOMETRIC_MEAN else 1
     return find(rows, metric, k, "custom_kernel", model=model).value
 
@@ -180,10 +173,8 @@ def test_a_verdict_with_it_survives_the_table(tmp_path):
         for row in rows
     ]
     assert again == BOTH
-    assert (
-        again[0].timing.compiled == against(2.0)
-        and again[2].timing.compiled.unavailable_reason == "it does not compile"
-    )
+    assert again[0].timing.compiled == against(2.0)
+    assert again[2].timing.compiled.unavailable_reason == "it does not compile"
 
 
 def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path):
@@ -200,10 +191,8 @@ def test_the_command_names_the_baseline_of_every_row(tmp_path):
     path = str(stored(tmp_path / "v.parquet", BOTH))
     data = score_table(path, ks=(1,), ps=(0.0, 1.0), resamples=50)
     lines = [line.split(" | ") for line in markdown_of(data)]
-    assert (
-        lines[0][3] == "against"
-        and [line[3] for line in lines[2:]] == ["eager"] * 2 + ["torch.compile"] * 2
-    )
+    assert lines[0][3] == "against"
+    assert [line[3] for line in lines[2:]] == ["eager"] * 2 + ["torch.compile"] * 2
     assert lines[4][5] == "-", "Exec stands in the row of eager PyTorch"
     assert (
         "Scores against torch.compile leave out 1 tasks without such a baseline: c."

@@ -1,10 +1,6 @@
 """Groups of tasks, and what to look at: a signature is said where the numbers show it, with these
 numbers, and else not."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import polars as pl
 import pytest
@@ -12,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.benchmark.breakdown import (
-    GroupRow,
     arl_groups,
     gap,
     level_groups,
@@ -20,7 +15,6 @@ from tasks.benchmark.breakdown import (
     score_groups,
 )
 from tasks.benchmark.diagnosis import (
-    Diagnosis,
     Evidence,
     Traces,
     correct_but_slow,
@@ -34,14 +28,17 @@ from tasks.benchmark.errors import error_groups, first_error, signature
 from tasks.benchmark.metrics import wilson_interval
 from tasks.benchmark.scoring import ScoreRow, distribution, score
 from tests.support import verdict_rows
+from tests.support.cases import cases
 from tests.support.verdict_rows import frame
 
+CASES = cases("benchmark")
 
-def row(task: str, outcome: float | str, model: str = "tuned", **facts: Any) -> dict[str, Any]:
+
+def row(task, outcome, model="tuned", **facts):
     return verdict_rows.row(model, task, outcome, **facts)
 
 
-def levels(one: int, two: int, tasks: int = 50, speedup: float = 0.5) -> pl.DataFrame:
+def levels(one, two, tasks=50, speedup=0.5):
     """`one` and `two` of so many tasks of levels 1 and 2 are solved."""
     solved = {1: one, 2: two}
     return frame(
@@ -61,7 +58,7 @@ TASKS = pl.DataFrame(
 )
 
 
-def of_levels(verdicts: pl.DataFrame) -> list[GroupRow]:
+def of_levels(verdicts):
     return score_groups(verdicts, {"level": level_groups(TASKS)}, ks=(1,), resamples=300)
 
 
@@ -79,24 +76,10 @@ def test_a_group_is_scored_as_its_verdicts_alone_would_be():
 
 
 def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last():
-    workloads = pl.DataFrame(
-        {
-            "task_id": ["a", "b", "c", "d"],
-            "operator_kind": ["fusion", "single_operator", "fusion", None],
-            "families": [["matmul", "softmax"], ["matmul"], ["softmax", "matmul"], []],
-        }
-    )
+    workloads = pl.DataFrame(CASES["workloads"])
     found = operator_groups(workloads)
-    assert found["operator_kind"] == {
-        "fusion": ["a", "c"],
-        "single_operator": ["b"],
-        "not counted": ["d"],
-    }
-    assert list(found["operator_family"].items()) == [
-        ("matmul", ["a", "b", "c"]),
-        ("softmax", ["a", "c"]),
-        ("not counted", ["d"]),
-    ]
+    assert found["operator_kind"] == CASES["operator_kinds"]
+    assert list(map(list, found["operator_family"].items())) == CASES["operator_families"]
     verdicts = frame(row("a", 2.0), row("b", "wrong_output"))
     rows = score_groups(verdicts, found, ks=(1,), resamples=50)
     matmul = verdict_rows.find(rows, "exec", by="operator_family", group="matmul")
@@ -106,13 +89,10 @@ def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last():
 
 def test_thirds_by_mean_length_leave_unknown_lengths_out():
     lengths = pl.DataFrame(
-        {
-            "task_id": ["a", "a", "b", "c", "d", "e", "f", "g"],
-            "reasoning_tokens": [100, 900, 300, 200, 50, 700, 800, None],
-        },
+        CASES["lengths"],
         schema_overrides={"reasoning_tokens": pl.Int64},
     )
-    assert arl_groups(lengths) == {"short": ["d", "c"], "middle": ["b", "a"], "long": ["e", "f"]}
+    assert arl_groups(lengths) == CASES["thirds"]
     assert arl_groups(lengths.head(3)) == {}
 
 
@@ -120,16 +100,15 @@ def test_the_gap_of_two_groups_covers_the_truth():
     """Two groups of 60 tasks that are solved at 20 and 45 %: 95 of 100 intervals hold 25 points."""
     rng, hits, runs = np.random.default_rng(0), 0, 400
 
-    facts: dict[str, Any] = {"model": "m", "track": "any", "metric": "exec", "samples": 60}
+    facts = {"model": "m", "track": "any", "metric": "exec", "samples": 60}
 
-    def scored(share: float) -> ScoreRow:
+    def scored(share):
         solved = int(rng.binomial(60, share))
         lower, upper = wilson_interval(solved, 60)
         return ScoreRow(**facts, value=solved / 60, lower=lower, upper=upper, tasks=60)
 
     for _ in range(runs):
         found = gap(scored(0.45), scored(0.20))
-        assert found is not None
         hits += found[1].lower <= 0.25 <= found[1].upper
     assert 0.925 <= hits / runs <= 0.98
     assert gap(ScoreRow(**facts, tasks=0), scored(0.2)) is None
@@ -138,21 +117,21 @@ def test_the_gap_of_two_groups_covers_the_truth():
 # -- signatures ------------------------------------------------------------------------------------
 
 
-def evidence(**facts: Any) -> Evidence:
+def evidence(**facts):
     return Evidence(**({"single_operator": (196, 4892)} | facts))
 
 
 def test_level_2_above_level_1_is_reported_with_its_numbers_and_its_likely_cause():
     groups = of_levels(levels(15, 30))
     found = level_gap("tuned", 1, evidence(groups=groups))
-    assert found is not None and found.numbers["difference"] == pytest.approx(0.30)
+    assert found.numbers["difference"] == pytest.approx(0.30)
     assert found.numbers["lower"] > 0 and found.numbers["single_operator_share"] == 196 / 4892
     assert "difference 30.0 %" in found.shown() and "training count 4,892" in found.shown()
     assert "Exec@1" in found.sentence and "add single-operator tasks" in found.sentence
     balanced = level_gap("tuned", 1, evidence(groups=groups, single_operator=(500, 1000)))
-    assert balanced is not None and "not the likely cause" in balanced.sentence
+    assert "not the likely cause" in balanced.sentence
     unknown = level_gap("tuned", 1, evidence(groups=groups, single_operator=None))
-    assert unknown is not None and "training set" not in unknown.sentence
+    assert "training set" not in unknown.sentence
 
 
 @pytest.mark.parametrize(("one", "two"), [(15, 18), (30, 15), (20, 26)])
@@ -167,7 +146,7 @@ def test_high_exec_and_low_fast_1_is_reported_with_the_median_speedup():
         distribution(verdicts, resamples=100),
     )
     found = correct_but_slow("tuned", 1, scores, Evidence(speedups=speedups))
-    assert found is not None and found.numbers["exec"] == pytest.approx(0.8)
+    assert found.numbers["exec"] == pytest.approx(0.8)
     assert found.numbers["fast_1"] == 0 and found.numbers["median_speedup"] == 0.5
     for quiet in (levels(40, 40, speedup=2.0), levels(5, 5, speedup=0.5)):
         rows = score(quiet, ks=(1,), ps=(1.0,), resamples=300)
@@ -179,18 +158,12 @@ def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set():
     now = Traces(samples=400, flagged={"self_doubting": 140, "repetitive": 10}, median_tokens=9000)
     training = Traces(samples=5000, flagged={"self_doubting": 1050})
 
-    def read(traces: Traces, before: Traces | None = before) -> Diagnosis | None:
+    def read(traces, before=before):
         known = {"tuned": traces} | ({"base": before} if before else {})
         return verbose("tuned", Evidence(traces=known, training=training, baseline="base"))
 
     found = read(now)
-    assert found is not None and found.numbers == {
-        "outputs_count": 400,
-        "self_doubting_share": 0.35,
-        "self_doubting_share_before": 0.1,
-        "median_tokens_ratio": 2.25,
-        "training_self_doubting_share": 0.21,
-    }
+    assert found.numbers == CASES["verbose"]
     assert found.sentence.startswith("tuned: outputs are self-doubting, longer than base's.")
     assert "The training set holds such traces" in found.sentence
     # 17.5 % of 40 may be chance
@@ -204,7 +177,6 @@ def test_answers_that_were_cut_off_are_reported():
         *(row("a", "truncated") for _ in range(30)), *(row("a", 2.0) for _ in range(70))
     )
     found = cut_off("tuned", verdicts)
-    assert found is not None
     assert found.numbers == {"share": 0.3, "cut_off_count": 30, "answers_count": 100}
     assert cut_off("tuned", verdicts.tail(75)) is None and cut_off("x", verdicts.clear()) is None
 
@@ -212,7 +184,7 @@ def test_answers_that_were_cut_off_are_reported():
 CALLS = ["aten::empty", "aten::convolution"]
 
 
-def slow(*shares: float, speedup: float = 0.5) -> pl.DataFrame:
+def slow(*shares, speedup=0.5):
     return frame(
         *(
             row(f"t{i}", speedup, custom_kernel_time_share=share, library_calls=CALLS)
@@ -224,7 +196,6 @@ def slow(*shares: float, speedup: float = 0.5) -> pl.DataFrame:
 def test_kernels_that_replaced_what_does_not_take_the_time_are_reported():
     verdicts = slow(*[0.1] * 8, *[0.9] * 2)
     found = missed_bottleneck("tuned", verdicts, {})
-    assert found is not None
     assert found.numbers == {"kernels": 10, "share": 0.8, "missed_count": 8}
     assert "spend more than half of their time outside" in found.sentence
     # four are no pattern, two of ten may be chance
@@ -241,12 +212,12 @@ def test_kernels_that_replaced_what_does_not_take_the_time_are_reported():
 def test_with_a_profile_the_operator_that_was_left_to_torch_is_named():
     verdicts = slow(*[0.9] * 10)
 
-    def of(operator: str, share: float) -> Diagnosis | None:
+    def of(operator, share):
         spent = {f"t{i}": {operator: share, "rest": 0.1} for i in range(10)}
         return missed_bottleneck("tuned", verdicts, spent)
 
     found = of("torch.convolution", 0.8)
-    assert found is not None and found.numbers["share"] == 1.0
+    assert found.numbers["share"] == 1.0
     assert "to torch (torch.convolution 10)" in found.sentence
     assert of("aten::mm", 0.8) is None
     assert of("aten::convolution", 0.4) is None  # no operator takes most of the time
@@ -282,60 +253,13 @@ def test_a_diagnosis_names_every_sign_and_does_not_blame_training_for_the_baseli
 
 # -- typical errors --------------------------------------------------------------------------------
 
-TRACE = """Traceback (most recent call last):
-  File "/a/b.py", line 3, in f
-    x = error()
-TypeError: forward() takes 2 arguments but 3 were given
 
-"""
-
-
-@pytest.mark.parametrize(
-    ("log", "detail", "expected"),
-    [
-        (
-            "In file included from x\nmain.cpp:12:30: error: 'd' was not declared\n note: more",
-            "",
-            "main.cpp:12:30: error: 'd' was not declared",
-        ),
-        (TRACE, "", "TypeError: forward() takes 2 arguments but 3 were given"),
-        (
-            '\x1b[31mmain.cu(3): error: identifier "q" is undefined\x1b[0m',
-            "",
-            'main.cu(3): error: identifier "q" is undefined',
-        ),
-        ("", "killed by signal 11\nmore", "killed by signal 11"),
-        (
-            "nothing to see",
-            "CUDA error: an illegal memory access",
-            "CUDA error: an illegal memory access",
-        ),
-        ("", "", ""),
-    ],
-)
+@pytest.mark.parametrize(("log", "detail", "expected"), CASES["first_errors"])
 def test_the_first_error_line_is_found(log, detail, expected):
     assert first_error(log, detail) == expected
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            "main.cpp:12:30: error: 'rmax' was not declared in this scope; did you mean 'fmax'?",
-            "'…' was not declared in this scope",
-        ),
-        ('/tmp/x/main.cu(14): error: identifier "blk" is undefined', "identifier '…' is undefined"),
-        (
-            "TypeError: forward() takes 2 positional arguments but 3 were given",
-            "TypeError: forward() takes N positional arguments but N were given",
-        ),
-        ("/a/b_c/d.so: undefined symbol: selu_cuda", "PATH: undefined symbol: selu_cuda"),
-        (
-            "RuntimeError: can't allocate 1.5e9 bytes at 0x7f00",
-            "RuntimeError: can't allocate N bytes at N",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("line", "expected"), CASES["signatures"])
 def test_a_signature_holds_no_place_no_name_and_no_number(line, expected):
     assert signature(line) == expected
 
@@ -371,10 +295,7 @@ def test_groups_count_failures_tasks_and_models_and_leave_wrong_outputs_out():
         row("t1", "wrong_output", detail="relative RMS error"),
     )
     found = error_groups(verdicts)
-    assert [(g.count, g.tasks, g.reason, g.names) for g in found] == [
-        (4, 3, "build_failed", ("d", "rmax")),
-        (1, 1, "exception", ()),
-    ]
+    assert [[g.count, g.tasks, g.reason, list(g.names)] for g in found] == CASES["error_groups"]
     assert found[0].models == {"tuned": 3, "base": 1} and found[0].example == undeclared[0]
     assert error_groups(verdicts, limit=1) == found[:1]
 

@@ -1,8 +1,6 @@
 """The comparison in a real browser: on wide and small screens, light and dark, with nothing loaded
 from elsewhere."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest
@@ -33,7 +31,7 @@ def test_the_page_fits_every_screen_and_asks_for_nothing(tmp_path):
                 page = browser.new_context(
                     color_scheme=scheme, viewport={"width": width, "height": 900}
                 ).new_page()
-                asked: list[str] = []
+                asked = []
                 page.on("request", lambda request, asked=asked: asked.append(request.url))
                 page.goto(made.html.as_uri())
                 assert [

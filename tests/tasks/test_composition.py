@@ -1,10 +1,7 @@
 """Tables of statuses, sets and what sets share, and their figures: parts add up, and everyone can
 read them."""
 
-from __future__ import annotations
-
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -32,9 +29,12 @@ from tasks.analysis.composition_figures import (
     overlap_figure,
     status_figure,
 )
-from tasks.reporting.charts import LOOKS, Drawn, Look
+from tasks.reporting.charts import LOOKS, Look
+from tests.support.cases import cases
 from tests.support.drawings import assert_readable, linear
 from tests.support.samples import FUSION, SINGLE, frame, sample, samples
+
+CASES = cases("analysis")
 
 RELU = ["torch.nn.functional.relu"]
 ROWS = [
@@ -55,11 +55,8 @@ FAMILIES = task_families(frame(*ROWS))
 def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown():
     verdicts = frame(*ROWS)
     found = status_by_family(verdicts, FAMILIES)
-    assert [(row.family, row.tasks, row.candidates, row.counts) for row in found] == [
-        ("activation", 1, 4, {"correct": 1, "no_code": 3}),
-        ("matmul", 1, 4, {"correct": 3, "compile_error": 1}),
-        ("unknown", 1, 1, {"correct": 1}),
-    ]
+    shown = [[row.family, row.tasks, row.candidates, row.counts] for row in found]
+    assert shown == CASES["statuses"]
     twice = pl.concat([verdicts, verdicts])
     assert status_by_family(twice, FAMILIES) == found  # a candidate counts once
     for lost, said in ((verdicts.drop("status"), "status"), (verdicts.clear(), "names a task")):
@@ -67,15 +64,7 @@ def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown():
             status_by_family(lost, FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ("families", "leading"),
-    [
-        ("matmul activation", "matmul"),
-        ("matmul convolution", "convolution"),
-        ("activation elementwise", "activation"),
-        ("", "unknown"),
-    ],
-)
+@pytest.mark.parametrize(("families", "leading"), CASES["leading_families"])
 def test_the_leading_family_is_what_a_kernel_mostly_computes(families, leading):
     assert leading_family(families.split()) == leading
 
@@ -84,9 +73,9 @@ def test_what_a_set_holds():
     found = composition("mine", CORRECT, FAMILIES)
     assert (found.samples, found.tasks, found.single_operator, found.fusion) == (5, 3, 1, 4)
     assert found.families == {"matmul": 3, "activation": 1, "unknown": 1}
-    assert found.tokens is not None and (found.tokens.n, found.tokens.median) == (5, 102.0)
+    assert (found.tokens.n, found.tokens.median) == (5, 102.0)
     # NaN is not timed
-    assert found.speedups is not None and (found.speedups.n, found.speedups.median) == (4, 2.0)
+    assert (found.speedups.n, found.speedups.median) == (4, 2.0)
     curated = pl.DataFrame({"task_id": ["a", "b"], "reasoning_tokens": [5, 7]}).with_columns(
         speedup=pl.Series([None, -1.0]), operator_kind=pl.Series(["fusion", None])
     )
@@ -103,7 +92,7 @@ def test_what_a_set_holds():
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from(["a", "b", "c", "d", "e"]),
+        st.sampled_from("a b c d e".split()),
         st.frozensets(st.integers(0, 12).map(str)),
         max_size=5,
     )
@@ -144,7 +133,7 @@ def test_the_tables_name_sets_that_are_the_same_and_what_they_share():
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def many(sets: int = 12, tasks: int = 30) -> Figures:
+def many(sets=12, tasks=30):
     operators = [
         SINGLE,
         FUSION,
@@ -183,11 +172,11 @@ def test_every_figure_reads_on_white_and_on_black_and_says_its_n(tmp_path):
     assert [drawn.name for drawn in figures] == ["status-by-family", "composition", "overlap"]
 
 
-def caption_of(drawn: Drawn) -> str:
+def caption_of(drawn):
     return str(drawn.figure._supxlabel.get_text())
 
 
-def boxes_of(drawn: Drawn) -> dict[str, Any]:
+def boxes_of(drawn):
     """Every text that is drawn, and where (pixels)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
@@ -214,11 +203,11 @@ def boxes_of(drawn: Drawn) -> dict[str, Any]:
     }
 
 
-def paper_scale() -> list[Drawn]:
+def paper_scale():
     """Sets of 214,638 samples, and speedups within less than a decade."""
     speedups = Quantiles(n=200_000, p10=0.55, p25=0.8, median=1.2, p75=1.9, p90=3.1)
     tokens = Quantiles(n=214_638, p10=4_000, p25=6_000, median=9_000, p75=15_000, p90=31_000)
-    facts: dict[str, Any] = {"samples": 214_638, "tasks": 180_000, "tokens": tokens}
+    facts = {"samples": 214_638, "tasks": 180_000, "tokens": tokens}
     facts |= dict.fromkeys(("single_operator", "fusion"), 107_319) | {"speedups": speedups}
     held = [
         SetComposition(name=f"set_{number}", families={"matmul": 214_638}, **facts)
@@ -251,22 +240,16 @@ def test_no_letters_lie_over_others_or_leave_the_picture(what):
 # Viénot, Brettel and Mollon 1999: linear RGB as protanopes and deuteranopes see it
 AS_SEEN = {
     "everyone": np.eye(3),
-    "protanopia": np.array([[0.1124, 0.8876, 0.0], [0.1124, 0.8876, 0.0], [0.0040, -0.0040, 1.0]]),
-    "deuteranopia": np.array(
-        [[0.2928, 0.7072, 0.0], [0.2928, 0.7072, 0.0], [-0.0223, 0.0223, 1.0]]
-    ),
+    "protanopia": np.array(CASES["protanopia"]),
+    "deuteranopia": np.array(CASES["deuteranopia"]),
 }
 TOLD_APART = 20.0  # difference in CIE Lab; 2.3 is just noticeable side by side
 
 
-def lab(colour: str, seen: np.ndarray) -> np.ndarray:
+def lab(colour, seen):
     rgb = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
     light = np.clip(seen @ linear(rgb), 0, 1)
-    xyz = (
-        np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-        @ light
-        / [0.9505, 1.0, 1.089]
-    )
+    xyz = np.array(CASES["xyz"]) @ light / [0.9505, 1.0, 1.089]
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
@@ -284,10 +267,8 @@ def test_kinds_are_told_apart_by_every_reader(reader):
 
 
 def test_every_status_has_a_look_of_its_own():
-    assert (
-        set(STATUS_LOOKS) == set(STATUSES)
-        and len(set(STATUS_LOOKS.values()) | {OTHER}) == len(STATUSES) + 1
-    )
+    assert set(STATUS_LOOKS) == set(STATUSES)
+    assert len(set(STATUS_LOOKS.values()) | {OTHER}) == len(STATUSES) + 1
     assert all(isinstance(look, Look) for look in STATUS_LOOKS.values())
 
 

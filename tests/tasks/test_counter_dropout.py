@@ -1,7 +1,5 @@
 """Dropout without state: rate, independence, purity, and what compiled code keeps of it."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -12,19 +10,19 @@ from tasks.training.dropout import CounterDropout, DropoutKeys, keep_mask
 ROWS, COLUMNS, RATE = 512, 640, 0.05
 
 
-def dropouts(count: int, seed: int = 3, step: int = 0) -> list[CounterDropout]:
+def dropouts(count, seed=3, step=0):
     modules = [CounterDropout(RATE, torch.device("cpu")) for _ in range(count)]
     DropoutKeys(modules, seed).set(step)
     return modules
 
 
-def masks(count: int, *, seed: int = 3, step: int = 0) -> torch.Tensor:
+def masks(count, *, seed=3, step=0):
     return torch.stack(
         [keep_mask((ROWS, COLUMNS), module.key, RATE) for module in dropouts(count, seed, step)]
     )
 
 
-def assert_independent(first: torch.Tensor, second: torch.Tensor) -> None:
+def assert_independent(first, second):
     """Of dropped elements, as many coincide as chance gives: within five standard errors of rate
     squared."""
     both = (~first & ~second).double()
@@ -97,11 +95,11 @@ def test_compiled_code_draws_the_same_mask_and_keeps_nothing_of_it():
     module = dropouts(1)[0]
     weight = torch.nn.Parameter(torch.randn(8, COLUMNS))
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x):
         return torch.nn.functional.linear(module(x), weight)
 
     x = torch.randn(ROWS, COLUMNS, requires_grad=True)
-    saved: list[torch.Tensor] = []
+    saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
     ):

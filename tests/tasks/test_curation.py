@@ -1,8 +1,6 @@
 """Each criterion on frames small enough to decide by hand, then the invariants of the whole rule on
 arbitrary ones."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -10,55 +8,15 @@ from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
 from tasks.operators import operator_kind
+from tests.support.cases import cases
 from tests.support.samples import frame, listed, sample, samples
 
-CASES = {
-    "the shortest and the fastest must be one sample": (
-        "a-0 100 2.0; a-1 200 1.5; b-0 100 1.5; b-1 200 2.0",
-        "a-0 concise_and_fast",
-    ),
-    "only correct samples compete": (
-        "a-0 10 - status=incorrect; a-1 20 - status=rejected; a-2 300 1.2",
-        "a-2 concise_and_fast",
-    ),
-    "a tie in both takes the lowest index": ("a-1 100 2.0; a-0 100 2.0", "a-0 concise_and_fast"),
-    "a tie in length is no obstacle": ("b-0 100 1.0; b-1 100 2.0", "b-1 concise_and_fast"),
-    "a tie in speedup is no obstacle": ("c-0 100 2.0; c-1 90 2.0", "c-1 concise_and_fast"),
-    "a sample without timing is never the fastest": ("a-0 100 -", ""),
-    "a sample without timing can be the shortest": ("a-0 100 -; a-1 200 3.0", ""),
-    "high speedup is strict and takes every sample once": (
-        "a-0 100 9.0; a-1 900 5.0; a-2 800 5.01; a-3 700 7.0",
-        "a-0 concise_and_fast; a-2 high_speedup; a-3 high_speedup",
-    ),
-    "single operators fill up to balance in order of task": (
-        """s3-0 100 1.0 single; s3-1 200 2.0 single; s1-0 100 1.0 single; s1-1 200 2.0 single
-        s2-0 100 1.0 single; s2-1 200 2.0 single; f0-0 100 1.1; f1-0 100 1.1""",
-        "f0-0 concise_and_fast; f1-0 concise_and_fast; s1-0 single_operator; s2-0 single_operator",
-    ),
-    "the shortest single operator not yet taken, one a task": (
-        """f0-0 100 1.1; f1-0 100 1.1; f2-0 100 1.1; f3-0 100 1.1; f4-0 100 1.1
-        s-0 100 3.0 single; s-1 300 2.0 single; s-2 200 1.0 single""",
-        "f0-0 concise_and_fast; f1-0 concise_and_fast; f2-0 concise_and_fast; f3-0"
-        " concise_and_fast; f4-0 concise_and_fast; s-0 concise_and_fast; s-2 single_operator",
-    ),
-    "none is added where single operators prevail already": (
-        "s-0 100 3.0 single; s-1 200 2.0 single; f-0 100 1.0",
-        "f-0 concise_and_fast; s-0 concise_and_fast",
-    ),
-    "an answer without reasoning neither competes nor is taken": (
-        "a-0 0 9.0; a-1 100 3.0; a-2 200 2.0; b-0 0 9.0",
-        "a-1 concise_and_fast",
-    ),
-    "an incorrect sample needs no length": (
-        "a-0 - - status=incorrect; a-1 10 2.0",
-        "a-1 concise_and_fast",
-    ),
-}
+CASES = cases("curation")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES["rule"])
 def test_the_rule_by_hand(name):
-    rows, expected = CASES[name]
+    rows, expected = CASES["rule"][name]
     assert listed(*samples(rows)) == expected
 
 
@@ -96,15 +54,7 @@ def test_rows_come_through_unchanged():
     assert curate(rows, CurationConfig()).drop("criterion").equals(rows)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"single_operator_quota": 1.0},
-        {"single_operator_quota": -1},
-        {"min_speedup": -1},
-        {"strategy": "best"},
-    ],
-)
+@pytest.mark.parametrize("bad", CASES["bad_configs"])
 def test_config_refuses_what_means_nothing(bad):
     with pytest.raises(ValidationError):
         CurationConfig(**bad)
@@ -119,19 +69,7 @@ def test_config_survives_json():
         ) is type(quota)
 
 
-@pytest.mark.parametrize(
-    ("operators", "kind"),
-    [
-        (["torch.nn.functional.linear"], "single_operator"),
-        (("torch.Tensor.add",), "single_operator"),
-        (["torch.Tensor.add_", "torch.nn.functional.batch_norm"], "single_operator"),
-        (["torch.Tensor.add_", "torch.Tensor.add_", "torch.nn.functional.batch_norm"], "fusion"),
-        (["torch.Tensor.add_", "torch.nn.functional.relu"], "fusion"),
-        (["torch.matmul", "torch.matmul"], "fusion"),
-        (["torch.nn.functional.linear", "torch.nn.functional.gelu"], "fusion"),
-        ([], "fusion"),
-    ],
-)
+@pytest.mark.parametrize(("operators", "kind"), CASES["operator_kinds"])
 def test_operator_kind(operators, kind):
     assert operator_kind(operators) == kind
 
@@ -143,7 +81,7 @@ def test_operator_kind_on_what_verification_really_records():
 
     from kernels_eval.checks.operators import reference_operators
 
-    def kind(layer: torch.nn.Module, *shape: int) -> str:
+    def kind(layer, *shape):
         return operator_kind(
             reference_operators(lambda: layer(torch.ones(*shape).transpose(-1, -2).contiguous()))
         )

@@ -1,27 +1,27 @@
 """Planted difficulty is found, ARL that only mirrors its own wrong samples is unmasked, and two
 generators are compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 import pytest
 
 from kernels_eval.errors import UsageError
 from tasks.analysis.difficulty import difficulty, divide, monotone
-from tasks.analysis.records import Difficulty
 from tasks.reporting.findings import Estimate
+from tests.support.cases import cases
+
+CASES = cases("analysis")
 
 
 def planted(
-    tasks: int,
+    tasks,
     *,
-    seed: int,
-    harder: float,
-    wrong_longer: float = 0.0,
-    name: str = "g",
-    samples: int = 8,
-) -> pl.DataFrame:
+    seed,
+    harder,
+    wrong_longer=0.0,
+    name="g",
+    samples=8,
+):
     """`harder`: how much of a task's hardness reaches its lengths; `wrong_longer`: tokens that a
     wrong sample is longer by itself.
 
@@ -50,14 +50,12 @@ def planted(
     )
 
 
-def execs(found: Difficulty) -> list[float]:
-    assert found.tertiles is not None
+def execs(found):
     return [group.exec.value or 0.0 for group in found.tertiles.groups]
 
 
 def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup():
     found = difficulty(planted(600, seed=0, harder=1.0))
-    assert found.tertiles is not None and found.split_half is not None
     assert [group.name for group in found.tertiles.groups] == ["easy", "medium", "hard"]
     assert [group.tasks for group in found.tertiles.groups] == [200, 200, 200]
     assert (
@@ -69,9 +67,8 @@ def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup():
     assert execs(found) == sorted(execs(found), reverse=True)
     assert found.arl_exec.upper < -0.5 and found.reliability.lower > 0.7
     # moved thresholds, other numbers of groups, and medians say the same
-    assert len(found.sensitivity) == 7 and {
-        division.exec_monotone for division in found.sensitivity
-    } == {"falls"}
+    assert len(found.sensitivity) == 7
+    assert {division.exec_monotone for division in found.sensitivity} == {"falls"}
     assert "falls with every step, with 95 % confidence" in found.finding[0]
 
 
@@ -86,7 +83,6 @@ def test_lengths_without_difficulty_are_not_taken_for_it():
             }
         )
         found = divide(tasks.with_columns(samples=1, timed=0, log_sum=0.0), (1 / 3, 2 / 3), "x")
-        assert found is not None
         said.append(found.exec_monotone)
     # intervals hold with 95 % for both steps: a rise is claimed in one of 40 at most, a fall of
     # both steps hardly ever
@@ -97,7 +93,6 @@ def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples
     """All tasks are equally hard; wrong samples are longer. ARL then counts failures, and only a
     split by samples shows it."""
     found = difficulty(planted(600, seed=2, harder=0.0, wrong_longer=3000.0))
-    assert found.tertiles is not None and found.split_half is not None
     assert found.tertiles.exec_monotone == "falls"
     assert found.split_half.exec_monotone in ("not shown", "not refuted")
     assert all(step.lower < 0 < step.upper for step in found.split_half.steps)
@@ -105,7 +100,7 @@ def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples
 
 def test_a_rise_beyond_doubt_refutes():
     found = difficulty(planted(600, seed=3, harder=-1.0))
-    assert found.tertiles is not None and found.tertiles.exec_monotone == "refuted"
+    assert found.tertiles.exec_monotone == "refuted"
     assert "does not fall monotonically" in found.finding[0]
 
 
@@ -113,15 +108,12 @@ def test_two_generators_that_share_difficulty_agree_and_others_do_not():
     first = planted(600, seed=4, harder=1.0, name="first")
     same = difficulty(first, planted(600, seed=5, harder=1.0, name="second")).agreement
     other = difficulty(first, planted(600, seed=5, harder=0.0, name="second")).agreement
-    assert same is not None and other is not None
     assert (same.first, same.second, same.tasks) == ("first", "second", 600)
     assert same.spearman.lower > 0.8 and same.kappa.lower > 0.6 and same.same_third.lower > 0.7
-    assert (
-        other.spearman.lower < 0 < other.spearman.upper
-        and other.kappa.lower < 0 < other.kappa.upper
-    )
-    assert same.crossed is not None and same.crossed.exec_monotone == "falls"
-    assert other.crossed is not None and other.crossed.exec_monotone != "falls"
+    assert other.spearman.lower < 0 < other.spearman.upper
+    assert other.kappa.lower < 0 < other.kappa.upper
+    assert same.crossed.exec_monotone == "falls"
+    assert other.crossed.exec_monotone != "falls"
 
 
 def test_a_frame_of_two_generators_is_divided():
@@ -137,32 +129,17 @@ def test_generators_without_a_common_task_cannot_agree():
     first, second = planted(30, seed=4, harder=1.0), planted(30, seed=5, harder=1.0, name="h")
     found = difficulty(first, second.with_columns(task_id="other/" + pl.col("task_id")))
     both = found.agreement
-    assert both is not None and both.tasks == 0 and both.spearman.value is None
+    assert both.tasks == 0
+    assert both.spearman.value is None
     assert "0 tasks are shared" in both.spearman.why_not
 
 
 def test_groups_by_hand():
-    frame = pl.DataFrame(
-        {
-            "task_id": ["a", "a", "b", "b", "c", "c"],
-            "status": ["correct", "correct", "correct", "incorrect", "incorrect", "timeout"],
-            "reasoning_tokens": [100, 300, 500, 700, 1000, 3000],
-            "speedup": [2.0, 8.0, 0.5, None, None, None],
-        }
-    )
+    frame = pl.DataFrame(CASES["samples"])
     found = difficulty(frame)
-    assert found.tertiles is not None
     groups = found.tertiles.groups
-    assert [(group.from_arl, group.to_arl, group.exec.value) for group in groups] == [
-        (200, 200, 1.0),
-        (600, 600, 0.5),
-        (2000, 2000, 0.0),
-    ]
-    assert [group.speedup.value for group in groups] == [
-        pytest.approx(4.0),
-        pytest.approx(0.5),
-        None,
-    ]
+    shown = [(g.from_arl, g.to_arl, g.exec.value, pytest.approx(g.speedup.value)) for g in groups]
+    assert [list(group) for group in shown] == CASES["groups"]
     assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
 
 
@@ -226,13 +203,11 @@ def test_the_words_on_speedup_follow_the_means_that_they_show():
                 for n in range(samples)
             ]
     frame = pl.DataFrame(
-        rows, schema=["task_id", "status", "reasoning_tokens", "speedup"], orient="row"
+        rows, schema="task_id status reasoning_tokens speedup".split(), orient="row"
     )
     found = difficulty(frame)
-    assert found.tertiles is not None
     values = [group.speedup.value for group in found.tertiles.groups]
-    assert values[0] > values[1] and all(
-        step.value is not None for step in found.tertiles.speed_steps
-    )
+    assert values[0] > values[1]
+    assert all(step.value is not None for step in found.tertiles.speed_steps)
     for step, before, after in zip(found.tertiles.speed_steps, values, values[1:], strict=False):
         assert step.value == pytest.approx(np.log(before) - np.log(after), abs=1e-9)

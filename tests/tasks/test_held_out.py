@@ -1,12 +1,9 @@
 """Held-out tasks are chosen by task, their loss is that of their completion tokens, and measuring
 it changes nothing of the training."""
 
-from __future__ import annotations
-
 import json
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,6 +18,9 @@ from tasks.training.formatting import label_mask, to_prompt_completion
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY, training_log
 from tasks.training.trainer import LoraTrainer
+from tests.support.cases import cases
+
+CASES = cases("training")
 
 NAMES = st.lists(st.text(max_size=8), max_size=60)
 CONFIGS = st.builds(
@@ -35,7 +35,7 @@ CONFIGS = st.builds(
 # -- the split -------------------------------------------------------------------------------------
 
 
-def chosen(names: list[str], config: EvaluationConfig) -> set[str] | None:
+def chosen(names, config):
     try:
         return held_out_tasks(names, config)
     except UsageError:
@@ -51,9 +51,8 @@ def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names, conf
         return
     training, held_out = split_by_task(rows, config)
     assert sorted(row["row"] for row in training + held_out) == list(range(len(rows)))
-    assert {row["task_id"] for row in held_out} == held and {
-        row["task_id"] for row in training
-    } == set(names) - held
+    assert {row["task_id"] for row in held_out} == held
+    assert {row["task_id"] for row in training} == set(names) - held
     assert all(side == sorted(side, key=lambda row: row["row"]) for side in (training, held_out)), (
         "in their order"
     )
@@ -109,7 +108,7 @@ def test_a_share_is_about_that_share_and_of_a_small_set_nothing():
 WORDS = "walk over the rows four at a time and keep the sum in a register".split()
 
 
-def rows(count: int, offset: int = 0) -> list[dict[str, Any]]:
+def rows(count, offset=0):
     """Rows of unequal length: a mean over rows and a mean over tokens differ."""
     return [
         {
@@ -139,14 +138,14 @@ def evaluated(base, examples):
     Returns the trainer."""
 
     def run(
-        out: Path,
-        held_out: list[dict[str, Any]] | None = None,
+        out,
+        held_out=None,
         *,
-        resume: int | None = None,
-        callbacks: Sequence[Any] = (),
-        patience: int | None = None,
-        rate: float = 5e-3,
-    ) -> Any:
+        resume=None,
+        callbacks=(),
+        patience=None,
+        rate=5e-3,
+    ):
         recipe = TrainingRecipe(
             batch_size=2,
             gradient_accumulation=1,
@@ -171,17 +170,17 @@ def evaluated(base, examples):
     return run
 
 
-def checkpoint(out: Path, step: int) -> Path:
+def checkpoint(out, step):
     return out / "checkpoints" / f"checkpoint-{step}"
 
 
-def losses_of(trainer: Any) -> list[tuple[int, float, float]]:
+def losses_of(trainer):
     """Step, epoch and held-out loss."""
     log = training_log(trainer.state.log_history)
     return [(row["step"], row["epoch"], row[HELD_OUT]) for row in log if row[HELD_OUT] is not None]
 
 
-def by_hand(model: Any, examples: list[dict[str, Any]], tokenizer: Any) -> float:
+def by_hand(model, examples, tokenizer):
     """Mean over every completion token of the examples: what the hook has to log."""
     import torch
 
@@ -232,7 +231,7 @@ def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_sa
     from transformers import TrainerCallback
 
     class PowerCut(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == 5:
                 raise ConnectionError
 
@@ -308,7 +307,7 @@ def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_
 
 def test_the_log_has_the_loss_in_the_rows_of_its_steps_and_a_row_before_the_first_step():
     steps = [{"step": step, "epoch": step / 2, "loss": 3.0 - step} for step in (1, 2)]
-    measured = [{"step": 0, "epoch": 0, "eval_loss": 4.0}, {"step": 2, "epoch": 1, "eval_loss": 3}]
+    measured = CASES["evaluations"]
     twice = {"step": 2, "epoch": 1, "eval_loss": 9.0}
     summary = {"step": 2, "train_loss": 1.5}
     empty = dict.fromkeys(HISTORY.names)

@@ -1,7 +1,5 @@
 """Estimators against brute force, and intervals against what statistics says they must do."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -15,6 +13,9 @@ from tasks.benchmark.metrics import (
     pass_at_k,
     wilson_interval,
 )
+from tests.support.cases import cases
+
+CASES = cases("benchmark")
 
 
 @given(
@@ -40,7 +41,7 @@ def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case):
     assert pass_at_k(n, c, 1) == pytest.approx(c / n)
 
 
-@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 5), (0, 0, 1), (5, 6, 1), (5, -1, 1), (5, 2, 0)])
+@pytest.mark.parametrize(("n", "c", "k"), CASES["impossible"])
 def test_pass_at_k_refuses_what_has_no_unbiased_estimate(n, c, k):
     with pytest.raises(ValueError):
         pass_at_k(n, c, k)
@@ -62,9 +63,8 @@ def test_bootstrap_is_deterministic_and_stays_within_the_data(values, seed):
 def test_bootstrap_narrows_with_tasks_and_widens_with_the_level():
     few, many = [0.0, 1.0, 0.0, 1.0], [0.0, 1.0] * 100
 
-    def width(values: list[float], level: float = 0.95) -> float:
+    def width(values, level=0.95):
         interval = bootstrap_interval(values, mean, seed=1, level=level)
-        assert interval is not None
         return interval[1] - interval[0]
 
     assert width(few) > 0.7

@@ -1,11 +1,8 @@
 """Planted effects come back within their intervals, planted nothing is not claimed, and data that
 cannot say is told so."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -36,26 +33,26 @@ SCHEMA = {
 }
 
 
-def inside(truth: float, estimate: Any) -> bool:
+def inside(truth, estimate):
     return estimate.bounded and estimate.lower <= truth <= estimate.upper
 
 
-def claim(found: Observations, number: int = 0) -> tuple[str, str]:
+def claim(found, number=0):
     """Verdict and note of one of the paper's two claims."""
     return found.findings[number].verdict, found.findings[number].note
 
 
-def notes(found: Observations) -> str:
+def notes(found):
     return " ".join(row.note for row in found.findings)
 
 
-def rows(*samples: tuple[str, str, int | None, float | None], **more: Any) -> pl.DataFrame:
+def rows(*samples, **more):
     """(task, status, reasoning tokens, speedup) as a frame with the columns that are read."""
     frame = pl.DataFrame(list(samples), schema=SCHEMA, orient="row")
     return frame.with_columns(**{name: pl.Series(values) for name, values in more.items()})
 
 
-def outcome(right: Any) -> str:
+def outcome(right):
     return "correct" if right else "incorrect"
 
 
@@ -131,7 +128,7 @@ def test_truncation_alone_is_recognised_as_such():
     found = observe(rows(*samples, finish_reason=np.where(cut, "length", "stop")), QUICK)
     assert found.truncated == int(cut.sum()) and found.truncated_correct == 0
     assert direction(found.everything.within) == "shorter"
-    assert found.complete is not None and direction(found.complete.within) == "open"
+    assert direction(found.complete.within) == "open"
     assert claim(found) == ("supports", "only as long as samples that were cut off count")
 
 
@@ -142,7 +139,8 @@ def test_a_peak_between_short_and_long_is_not_called_a_slope():
     ]
     found = observe(rows(*samples), QUICK)
     turn, shown = bend(found.everything.tenths), found.everything
-    assert turn is not None and turn[0] == 1 and 3000 <= turn[1].from_tokens < 6000
+    assert turn[0] == 1
+    assert 3000 <= turn[1].from_tokens < 6000
     assert shown.past_turn is not None and shown.past_turn_from == turn[1].from_tokens
     assert "explores and does not test" in notes(found) and "not monotone" in notes(found)
 
@@ -216,7 +214,7 @@ def test_intervals_widen_when_samples_repeat_within_tasks():
     [
         *(
             (lambda frame, lost=lost: frame.drop(lost), lost)
-            for lost in ("task_id", "status", "reasoning_tokens", "speedup")
+            for lost in "task_id status reasoning_tokens speedup".split()
         ),
         (lambda frame: frame.with_columns(reasoning_tokens=pl.lit("many")), "something else"),
         (
@@ -241,7 +239,7 @@ def test_a_frame_that_cannot_be_used_is_one_clear_error(change, said):
 
 LONG, EVEN = pl.col("reasoning_tokens") >= 9000, pl.int_range(pl.len()) % 2 == 0
 UNSAYABLE, UNTIMED = "length cannot be judged", "speed cannot be judged"
-CASES: dict[str, tuple[dict[str, Any], str]] = {
+CASES = {
     "none correct": ({"status": pl.lit("incorrect")}, UNSAYABLE + UNTIMED),
     "all correct": ({"status": pl.lit("correct")}, UNSAYABLE),
     "one task": ({"keep": pl.int_range(pl.len()) < 5}, UNSAYABLE),
@@ -304,7 +302,7 @@ def test_rows_left_out_are_counted_by_reason():
         ("t", "correct", None, 1.0),
         ("t", "no_code", 0, None),
         ("t", "correct", 10, 1.0),
-        candidate_id=["a", "b", "c", "d", "e", "a"],
+        candidate_id="a b c d e a".split(),
     )
     samples = samples_of(frame)
     reasons = ("repeated", "reference failed", "length unknown", "no reasoning")
@@ -346,7 +344,7 @@ def test_the_json_holds_every_figure(planted):
     data = json.loads(json.dumps(as_json(found, divided), allow_nan=False))["observations"]
     ratio = data["everything"]["within"]["odds_ratio"]
     assert ratio["value"] == found.everything.within.odds_ratio.value
-    assert {"value", "lower", "upper", "p", "n", "tasks", "method"} <= ratio.keys()
+    assert set("value lower upper p n tasks method".split()) <= ratio.keys()
     assert Observations.model_validate(data) == found
 
 

@@ -1,11 +1,6 @@
 """Lines of packed rows in a trainer: the gradient is that of the unpacked rows, plans are followed,
 a resumed run goes on in them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from datasets import Dataset
@@ -13,7 +8,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from tasks.training.acceleration import AccelerationOptions, accelerate
-from tasks.training.batching import Plan, plan_epochs
+from tasks.training.batching import plan_epochs
 from tasks.training.packing import pack, use_lines
 from tasks.training.recipe import PROJECTIONS
 from tests.support.training import plain_trainer
@@ -21,7 +16,7 @@ from tests.support.training import plain_trainer
 BUDGET, VOCABULARY = 48, 64
 
 
-def rows(count: int = 11) -> list[dict[str, list[int]]]:
+def rows(count=11):
     generator = torch.Generator().manual_seed(0)
     made = []
     for index in range(count):
@@ -33,19 +28,19 @@ def rows(count: int = 11) -> list[dict[str, list[int]]]:
 LENGTHS = [len(row["input_ids"]) for row in rows()]
 
 
-def plans(epochs: int) -> list[Plan]:
+def plans(epochs):
     return plan_epochs(LENGTHS, token_budget=BUDGET, epochs=epochs, seed=0, window_rows=64)
 
 
 def trainer(
-    folder: Path,
+    folder,
     *,
-    accumulation: int,
-    epochs: int = 2,
-    dropout: float = 0.0,
-    packed: bool = True,
-    rate: float = 1e-2,
-) -> Any:
+    accumulation,
+    epochs=2,
+    dropout=0.0,
+    packed=True,
+    rate=1e-2,
+):
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=32,
@@ -87,7 +82,7 @@ def trainer(
     return made
 
 
-def adapter(made: Any) -> dict[str, torch.Tensor]:
+def adapter(made):
     return {
         name: parameter.detach().clone()
         for name, parameter in made.model.named_parameters()
@@ -113,12 +108,12 @@ def test_one_step_over_packed_rows_is_one_step_over_the_rows_alone(tmp_path):
     ), "something was learned"
 
 
-def seen(made: Any) -> list[list[int]]:
+def seen(made):
     """First token, length of every line that the trainer trains on."""
     lines = []
     collate = made.data_collator
 
-    def recording(batch: Any) -> Any:
+    def recording(batch):
         lines.append([len(example["input_ids"]) for example in batch[0]])
         return collate(batch)
 

@@ -159,6 +159,21 @@ def test_columns_that_a_later_curation_adds_are_published_and_older_snapshots_ha
     assert "| another_column | as curation wrote it |" in card_of(out)
 
 
+def test_provenance_that_is_missing_or_of_another_type_is_null(out, curated):
+    above = lineage(curated)
+    for snapshot, spoilt in (
+        (above.tasks, lambda rows: rows.filter(pl.col("task_id") != "t/00")),
+        (above.candidates, lambda rows: rows.with_columns(sampling=pl.lit("greedy"))),
+    ):
+        (part,) = snapshot.parts()
+        spoilt(pl.read_parquet(part)).write_parquet(part)
+    publish(curated, out)
+    rows = load(out)
+    assert {rows[0][name] for name in ("task_source", "task_license", "init_form")} == {None}
+    assert set(rows["task_license"]) == {None, "Apache-2.0"} and set(rows["sampling"]) == {None}
+    assert rows[0]["prompt_hash"] == "prompt"
+
+
 def test_the_card_says_what_the_tasks_compute(tmp_path, out):
     """Of the tasks in the set, not of all that were counted."""
     counted = [
@@ -480,9 +495,12 @@ def test_a_place_that_cannot_be_written_is_one_error(tmp_path, curated):
 def test_killed_between_the_renames_the_old_folder_comes_back(tmp_path, out, curated):
     made = publish(curated, out)
     out.rename(tmp_path / ".out.old")
-    (tmp_path / ".out.999999999.new").mkdir()  # of a process that is no more
+    dead, alive = 999999999, os.getppid()
+    for name in (f".out.{dead}.new", f".out.{dead}.scratch", f".out.{alive}.new"):
+        (tmp_path / name).mkdir()
     assert publish(curated, out) == made
-    assert publish(curated, out, MIT) != made and names_in(tmp_path) == ["out", "root"]
+    assert publish(curated, out, MIT) != made
+    assert names_in(tmp_path) == [f".out.{alive}.new", "out", "root"]
 
 
 def test_the_newest_set_of_the_rule_is_found_and_others_by_name(curated):

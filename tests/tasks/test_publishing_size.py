@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION
 from tasks.store.snapshot import Snapshot, SnapshotRef
-from tasks.tables import CANDIDATES, CURATED, VERDICTS
-from tasks.tables import TASKS as TASKS_SCHEMA
+from tests.support.processes import python
 
 TEXT_BYTES = 1000
 PER_PART = 5000
@@ -33,27 +29,9 @@ made.rows["concur"]["train"]}))
 """
 
 
-def write_part(
-    snapshot: Snapshot,
-    number: int,
-    columns: dict[str, pl.Expr],
-    rows: pl.DataFrame,
-    schema: pa.Schema,
-) -> None:
-    table = rows.select(**columns).to_arrow()
-    arrays = [
-        (
-            table[name].cast(schema.field(name).type)
-            if name in table.column_names
-            else pa.nulls(len(table), schema.field(name).type)
-        )
-        for name in schema.names
-    ]
-    path = Path(snapshot.path)
-    path.mkdir(parents=True, exist_ok=True)
-    pq.write_table(
-        pa.table(arrays, schema=schema), path / f"part-{number:020d}-x.parquet", compression="lz4"
-    )
+def write_part(snapshot: Snapshot, number: int, rows: pl.DataFrame, **columns: Any) -> None:
+    path = snapshot.local_dir() / f"part-{number:020d}-x.parquet"
+    rows.select(**columns).write_parquet(path, compression="lz4")
 
 
 def large_line(root: Path, rows: int) -> SnapshotRef:
@@ -70,46 +48,26 @@ def large_line(root: Path, rows: int) -> SnapshotRef:
         chosen = pl.DataFrame({"number": order[part * PER_PART : (part + 1) * PER_PART]})
         named = {"candidate_id": candidate, "task_id": task}
         texts = dict.fromkeys(("reasoning", "code", "answer", "task_code"), text)
-        words = {name: pl.lit("x") for name in ("generator", "criterion", "language")}
-        told = {**named, **texts, **words, "speedup": pl.lit(1.5), "reasoning_tokens": number}
-        write_part(snapshots[CURATION], part, told, chosen, CURATED)
-        write_part(
-            snapshots[SYNTHESIS],
-            part,
-            {**named, "sample_index": number % 5, "prompt_hash": candidate},
-            chosen,
-            CANDIDATES,
-        )
-        write_part(
-            snapshots[VERIFICATION],
-            part,
-            {**named, "verdict_key": candidate, "device": pl.lit("GPU")},
-            chosen,
-            VERDICTS,
-        )
+        words = dict.fromkeys(("generator", "criterion", "language"), pl.lit("x"))
+        facts = {
+            CURATION: {**texts, **words, "speedup": pl.lit(1.5), "reasoning_tokens": number},
+            SYNTHESIS: {"sample_index": number % 5, "prompt_hash": candidate},
+            VERIFICATION: {"verdict_key": candidate, "device": pl.lit("GPU")},
+        }
+        for stage, columns in facts.items():
+            write_part(snapshots[stage], part, chosen, **named, **columns)
     tasks = pl.DataFrame({"number": range(0, rows, 5)})
-    write_part(
-        snapshots[TASKS], 0, {"task_id": task, "source": pl.lit("user")}, tasks, TASKS_SCHEMA
-    )
-    for name, above in (
-        (TASKS, []),
-        (SYNTHESIS, []),
-        (VERIFICATION, []),
-        (CURATION, [VERIFICATION, SYNTHESIS, TASKS]),
-    ):
-        snapshots[name].publish(
-            config={"strategy": "concur"},
-            upstream=[snapshots[other].fingerprint for other in above],
-        )
+    write_part(snapshots[TASKS], 0, tasks, task_id=task, source=pl.lit("user"))
+    above = [snapshots[stage].fingerprint for stage in (VERIFICATION, SYNTHESIS, TASKS)]
+    for stage, snapshot in snapshots.items():
+        upstream = above if stage == CURATION else []
+        snapshot.publish(config={"strategy": "concur"}, upstream=upstream)
     return snapshots[CURATION].ref
 
 
 def published(tmp_path: Path, rows: int) -> dict[str, float]:
     ref = large_line(tmp_path / "root", rows)
-    command = [sys.executable, "-c", PROGRAM, ref.model_dump_json(), str(tmp_path / f"out{rows}")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=500
-    )
+    done = python(PROGRAM, ref.model_dump_json(), tmp_path / f"out{rows}", timeout_s=500)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from tasks.curation.config import FLAGS, QualityConfig
 from tasks.curation.quality import MEASURES, quality, stream_quality
+from tests.support.cases import cases
+
+CASES = cases("curation")
 
 GOOD = """The reference multiplies two matrices, so the kernel tiles both operands through shared \
 memory.
@@ -72,21 +75,7 @@ def test_a_draft_written_again_is_no_repetition_and_the_same_prose_is():
     assert quality([GOOD + code.replace("`", "") * 6])["repeated_share"][0] > 0.5
 
 
-@pytest.mark.parametrize(
-    ("text", "cut"),
-    [
-        ("It is done.", False),
-        ("It is done. \n\n", False),
-        ("It is", True),
-        ("", False),
-        ("```python\nx = 1\n```", False),
-        ("```python\nx = 1\n", True),
-        ("<think>So it is.", True),
-        ("<think>So it is.</think> Yes.", False),
-        ("Then y = f(x)", False),
-        ("\u5b8c\u6210\u4e86\u3002", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "cut"), CASES["cut_thoughts"])
 def test_where_a_thought_is_cut(text, cut):
     assert ("truncated" in flags(text)) == cut
 

@@ -1,8 +1,6 @@
 """Which operators a candidate replaced, read from its source, and what is said of it. Nothing here
 runs a candidate."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 
@@ -13,7 +11,7 @@ from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
 from tests.support.cases import cases
 
-CASES = cases("replaced")
+CASES = cases("benchmark")
 
 HEAD = """
 import torch
@@ -26,7 +24,7 @@ NATIVE; }''', functions=["softmax"])
 """
 
 
-def source(forward: str, init: str = "pass", extra: str = "", native: str = "x") -> str:
+def source(forward, init="pass", extra="", native="x"):
     lines = [
         HEAD.replace("NATIVE", native),
         extra,
@@ -38,7 +36,7 @@ def source(forward: str, init: str = "pass", extra: str = "", native: str = "x")
     return "\n".join([*lines, *(f"        {line}" for line in forward.splitlines())])
 
 
-def called(forward: str, **parts: str) -> frozenset[str]:
+def called(forward, **parts):
     found = called_operators(source(forward, **parts))
     assert found is not None
     return found
@@ -49,10 +47,7 @@ def test_what_is_still_left_to_torch(forward, parts, keys):
     assert called(forward, **parts) == set(keys)
 
 
-@pytest.mark.parametrize(
-    ("names", "count"),
-    CASES["names_of_one_operator_are_one"],
-)
+@pytest.mark.parametrize(("names", "count"), CASES["operator_names"])
 def test_names_of_one_operator_are_one(names, count):
     assert len({operator_key(name) for name in names.split()}) == count
 
@@ -81,16 +76,13 @@ def test_calls_in_a_circle_end():
     assert called_operators(base) == frozenset()
 
 
-def code_of(task: str, number: int, language: str = "cpp") -> str:
+def code_of(task, number, language="cpp"):
     code = parse_response(bundled.responses(task, language)[number]).code
     assert code is not None
     return code
 
 
-SPENT = {
-    "bundled/group_norm_swish": {"sigmoid": 0.4, "mul": 0.3, "group_norm": 0.3},
-    "bundled/linear_gelu": {"linear": 0.74, "gelu": 0.26},
-}
+SPENT = CASES["spent"]
 
 
 def test_recorded_answers_that_fuse_and_one_that_falls_back():
@@ -105,7 +97,7 @@ def test_recorded_answers_that_fuse_and_one_that_falls_back():
     assert shares[0][0] == pytest.approx(1.0) and shares[2][0] == 0.0
 
 
-def verdicts(*answers: tuple[str, int, str]) -> pl.DataFrame:
+def verdicts(*answers):
     return pl.DataFrame(
         {"model": "m", "task_id": f"bundled/{task}", "status": status, "reason": "ok"}
         | {"code": code_of(task, number)}
@@ -119,7 +111,7 @@ def test_the_sentence_holds_its_numbers():
     ]
     made = verdicts(*answers, ("linear_gelu", 3, "incorrect"))
     found = replaced("m", made, SPENT)
-    assert found is not None and found.sign == "replaced"
+    assert found.sign == "replaced"
     assert found.numbers["share"] == pytest.approx(7 / 8), "of the correct answers"
     assert found.numbers["main_operator_share"] == pytest.approx((5 * 0.4 + 3 * 0.74) / 8)
     assert found.numbers["replaced_time_share"] == pytest.approx(7 / 8)

@@ -1,11 +1,6 @@
 """What the report adds to the scores: groups of tasks, thirds by another model's reasoning, and how
 outputs and training traces read."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -21,7 +16,7 @@ from tasks.benchmark.report.inputs import (
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 from tasks.workload.record import WORKLOADS
 from tests.support.ablations import verdict
@@ -32,22 +27,20 @@ DOUBT = (
 TASK_COUNT = 12
 
 
-def written(
-    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: pa.Schema, **extra: Any
-) -> SnapshotRef:
+def written(root, stage, name, rows, schema, **extra):
     snapshot = Snapshot(str(root), stage, name)
     snapshot.append(rows, schema)
     return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
 def answered(
-    root: Path,
-    model: str,
+    root,
+    model,
     *,
-    tokens: Any = lambda task: None,
-    right: Any = lambda task: True,
-    text: str = "short",
-) -> Answers:
+    tokens=lambda task: None,
+    right=lambda task: True,
+    text="short",
+):
     candidates = [
         {
             "candidate_id": f"task-{i:03}-0",
@@ -98,7 +91,7 @@ def benchmarked(tmp_path):
     )
 
 
-def values(rows: list[Any], by: str, model: str) -> dict[str, float | None]:
+def values(rows, by, model):
     wanted = (by, model, "exec", 1, "custom_kernel")
     return {
         row.group: row.value
@@ -107,7 +100,7 @@ def values(rows: list[Any], by: str, model: str) -> dict[str, float | None]:
     }
 
 
-def groups_of(made: Benchmarked) -> tuple[list[Any], str]:
+def groups_of(made):
     frame = answers_frame(list(made.answers))
     return breakdowns(made.suite, made.workloads, made.answers, frame, ks=(1,), resamples=50)
 
@@ -171,7 +164,7 @@ def test_the_training_set_says_what_it_holds(tmp_path):
     flags = {"correct": {"self_doubting": 9}, "taken": taken, "left_out": 0}
     curated = written(tmp_path, "curation", "c", rows, CURATED, trace_flags=flags).open()
     found = training_traces(curated)
-    assert found is not None and (found.samples, found.median_tokens) == (4, 15)
+    assert (found.samples, found.median_tokens) == (4, 15)
     assert found.flagged["self_doubting"] == 2 and single_operators(curated) == (1, 4)
     schema = pa.schema([("candidate_id", pa.string())])
     bare = written(tmp_path, "curation", "bare", [{"candidate_id": "c"}], schema).open()
@@ -180,7 +173,6 @@ def test_the_training_set_says_what_it_holds(tmp_path):
 
 def test_a_frame_of_answers_says_where_kernels_spent_their_time(benchmarked):
     frame = answers_frame(list(benchmarked.answers))
-    assert {"custom_kernel_time_share", "library_calls"} <= set(frame.columns) and frame[
-        "model"
-    ].n_unique() == 2
+    assert {"custom_kernel_time_share", "library_calls"} <= set(frame.columns)
+    assert frame["model"].n_unique() == 2
     assert isinstance(frame.schema["library_calls"], pl.List)

@@ -1,10 +1,6 @@
 """Scores that can be worked out by hand, the difference between the tracks, and what few tasks may
 not claim."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -14,7 +10,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
 from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.samples import excluded_tasks
-from tasks.benchmark.scoring import ScoreRow, score
+from tasks.benchmark.scoring import score
 from tasks.benchmark.tables import PUBLISHED, published_table
 from tests.support.verdict_rows import BROKEN, CHEAT, WRONG, find, frame, outcomes, row
 
@@ -23,11 +19,11 @@ GEOMETRIC = ("geometric_mean_speedup", None)
 OWN = "custom_kernel"
 
 
-def own(scores: list[ScoreRow], metric: str, k: int | None = 1, **facts: Any) -> ScoreRow:
+def own(scores, metric, k=1, **facts):
     return find(scores, metric, k, OWN, **facts)
 
 
-def scored(*rows: dict[str, Any], ks: tuple[int, ...] = (1,)) -> list[ScoreRow]:
+def scored(*rows, ks=(1,)):
     return score(frame(*rows), ks=ks, ps=PS)
 
 
@@ -65,7 +61,7 @@ def test_the_first_track_takes_right_outputs_without_a_custom_kernel():
 def test_tracks_agree_with_the_verdicts_own_properties():
     timing = {"reference_ms": 0.7, "candidate_ms": 1.0, "speedup": 0.7, "speedup_lower": 0.7}
     timing |= {"speedup_upper": 0.7, "pairs": 1, "calls_per_sample": 1, "clock_bound_ms": 1.0}
-    found: list[dict[str, Any]] = [
+    found = [
         {"status": "rejected", "reason": CHEAT, "outputs_match": True},
         {"status": "incorrect", "reason": WRONG, "outputs_match": False},
         {"status": "correct", "reason": "ok", "outputs_match": True, "timing": timing},

@@ -1,12 +1,9 @@
 """Scores as other people count them: KernelBench's formulas and tolerances, degenerate tasks, the
 spread of speedups, many comparisons."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -18,29 +15,29 @@ from kernels_eval.errors import UsageError
 from tasks.benchmark.comparing import compare_all, holm
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.samples import RULES, excluded_tasks, samples_by_model
-from tasks.benchmark.scoring import ScoreRow, distribution, score, variants
+from tasks.benchmark.scoring import distribution, score, variants
 from tests.support.verdict_rows import WRONG as FAILED
 from tests.support.verdict_rows import find, frame, outcomes, row
 
 
-def value(rows: list[ScoreRow], metric: str, k: int = 1, track: str = "any") -> float | None:
+def value(rows, metric, k=1, track="any"):
     return find(rows, metric, k, track).value
 
 
-def execs(rows: list[ScoreRow]) -> list[ScoreRow]:
+def execs(rows):
     return [each for each in rows if (each.metric, each.track) == ("exec", "any")]
 
 
 # -- KernelBench's published formulas, written from arXiv 2502.10517 and nothing of ours -----------
 
 
-def kernelbench_fast_p(results: list[tuple[bool, float]], p: float) -> Fraction:
+def kernelbench_fast_p(results, p):
     """Section 3.3: fast_p = 1/N sum over tasks of 1(correct_i and speedup_i > p), one sample a
     task."""
     return Fraction(sum(1 for correct, speedup in results if correct and speedup > p), len(results))
 
 
-def kernelbench_fast_p_at_k(results: list[list[tuple[bool, float]]], p: float, k: int) -> Fraction:
+def kernelbench_fast_p_at_k(results, p, k):
     """Its section on repeated sampling: 1/N sum of 1 - C(n - c, k) / C(n, k), c of a task's n
     samples correct and faster than p."""
     total = Fraction(0)
@@ -98,7 +95,7 @@ def test_the_defaults_are_the_thresholds_and_ks_of_the_plan():
 # -- KernelBench's tolerances ----------------------------------------------------------------------
 
 
-def close(both: bool | None, loose: bool | None) -> dict[str, Any]:
+def close(both, loose):
     return {"correctness": {"kernelbench_1e4": both, "kernelbench_1e2": loose}}
 
 
@@ -199,7 +196,7 @@ def test_one_task_or_none_gives_no_interval_or_no_number():
 # -- many comparisons ------------------------------------------------------------------------------
 
 
-def three_models() -> pl.DataFrame:
+def three_models():
     """`good` solves everything, `same` what `base` solves."""
     solved = {"base": lambda i: i % 4 == 0, "same": lambda i: i % 4 == 1, "good": lambda i: True}
     return frame(

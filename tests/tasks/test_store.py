@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -156,10 +157,8 @@ def test_many_rows_become_parts_of_a_thousand_as_they_come(snapshot):
 
 
 def test_an_index_says_where_each_row_lies(snapshot):
-    assert (
-        snapshot.index(["key"]).columns == ["key", "part", "row"]
-        and snapshot.index(["key"]).is_empty()
-    )
+    empty = snapshot.index(["key"])
+    assert empty.columns == ["key", "part", "row"] and empty.is_empty()
     for start in (0, 700):
         snapshot.append([row(number) for number in range(start, start + 700)], SCHEMA)
     index = snapshot.index(["key", "value"])
@@ -170,15 +169,14 @@ def test_an_index_says_where_each_row_lies(snapshot):
     assert list(snapshot.rows_of(index[5:6], ["value"])) == [{"value": 5}]
 
 
-def test_scratch_files_go_with_their_block_or_with_the_next_run(snapshot):
+def test_scratch_files_go_with_their_block_and_what_killed_processes_left_with_the_next_run(
+    snapshot,
+):
     with snapshot.scratch() as directory:
         assert not directory.exists()
         directory.mkdir(parents=True)
         (directory / "x").touch()
     assert not directory.exists()
-
-
-def test_what_killed_processes_have_left_goes(snapshot):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
     # of a process that is dead, and of one that lives
@@ -219,29 +217,28 @@ from tasks.store.snapshot import Snapshot
 from tests.tasks.test_store import SCHEMA, row
 
 with Snapshot(sys.argv[1], "stage", "f00d").journal(SCHEMA, rows_per_part=int(sys.argv[2])) as add:
-    number = 0
-    while True:
+    for number in range(int(sys.argv[3])):
         add(row(number))
         print(number, flush=True)  # only after the row is on disk
-        number += 1
+    sys.stdin.read()
 """
 
 
-def killed_writer(root: str, rows_per_part: int, rows: int) -> int:
-    """Start a process that adds rows without end, kill -9 it once it has said `rows`; the last
-    number that it had said."""
+@contextmanager
+def writer(root: str, rows_per_part: int = 1000, rows: int = 10**9) -> Iterator[subprocess.Popen]:
+    """A process that adds rows and says the number of each; killed (-9) when the block ends."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, root, str(rows_per_part)],
+        [sys.executable, "-c", WRITER, root, str(rows_per_part), str(rows)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    said = next(number for number in map(int, process.stdout) if number >= rows)
-    process.kill()
-    # what it said before the signal reached it
-    whole_lines = process.stdout.read().split("\n")[:-1]
-    assert process.wait(timeout=30) == -signal.SIGKILL
-    return int(whole_lines[-1]) if whole_lines else said
+    try:
+        yield process
+    finally:
+        process.kill()
+        assert process.wait(timeout=30) == -signal.SIGKILL
 
 
 def journals(snapshot: Snapshot) -> list[Path]:
@@ -256,7 +253,10 @@ def left_journal(snapshot: Snapshot, numbers: Iterable[int], pid: int) -> None:
 
 @pytest.mark.parametrize("rows_per_part", [1000, 7])
 def test_kill_9_loses_no_row_that_was_added(snapshot, rows_per_part):
-    said = killed_writer(snapshot.root, rows_per_part, rows=40)
+    with writer(snapshot.root, rows_per_part) as process:
+        said = next(number for number in map(int, process.stdout) if number >= 40)
+    # what it said before the signal reached it
+    said = int([str(said), *process.stdout.read().split("\n")[:-1]][-1])
     (journal,) = journals(snapshot)
     in_parts = len(keys(snapshot)) if snapshot.parts() else 0
     assert (in_parts == 0) if rows_per_part == 1000 else (in_parts >= 35)
@@ -281,13 +281,24 @@ def test_several_journals_are_recovered_even_where_a_writers_id_is_used_again(sn
     assert not journals(snapshot)
 
 
-def test_the_journal_of_a_living_writer_is_left_alone(snapshot):
+def test_the_journal_of_a_living_writer_is_left_alone_until_it_is_killed(snapshot):
     """It is still being added to; taking it away would lose what comes next."""
-    with snapshot.journal(SCHEMA) as add:
+    with writer(snapshot.root, rows=1) as process:
+        assert process.stdout.readline() == "0\n"
+        assert snapshot.recover(SCHEMA) == 0
+        assert len(journals(snapshot)) == 1 and snapshot.parts() == []
+    assert snapshot.recover(SCHEMA) == 1
+    assert keys(snapshot) == ["k000000"] and not journals(snapshot)
+    with Snapshot(snapshot.root, "stage", "own").journal(SCHEMA) as add:  # this process's
         add(row(1))
-        assert snapshot.recover(SCHEMA) == 0 and snapshot.parts() == []
+        own = Snapshot(snapshot.root, "stage", "own")
+        assert own.recover(SCHEMA) == 0 and own.parts() == []
         add(row(2))
-    assert keys(snapshot) == ["k000001", "k000002"]
+    assert keys(own) == ["k000001", "k000002"]
+
+
+class Killed(BaseException):
+    """A stand-in for a signal, at one place in the code."""
 
 
 @pytest.mark.parametrize("who", ["writer", "recovery"])
@@ -298,9 +309,6 @@ def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
         with snapshot.journal(SCHEMA) as add:
             add(row(1))
             add(row(2))
-
-    class Killed(BaseException):
-        pass
 
     def die(*_: object, **__: object) -> None:
         raise Killed
@@ -313,9 +321,7 @@ def test_killed_between_a_part_and_the_end_of_its_journal_no_row_is_there_twice(
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(Path, "unlink", die)
         snapshot.recover(SCHEMA) if who == "recovery" else journal()
-    assert (
-        len(snapshot.parts()) == 1 and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1
-    )
+    assert len(snapshot.parts()) == 1 and len(journals(snapshot)) == 1
     assert snapshot.recover(SCHEMA) == 0
     assert snapshot.read().to_dicts() == [row(1), row(2)]
     assert not list(Path(snapshot.path).glob(".*"))
@@ -325,17 +331,14 @@ def test_text_with_separators_of_every_kind_stays_in_its_row(snapshot, monkeypat
     """Compiler logs and model answers hold anything; what Python calls a line end must not cut a
     row in a journal in two."""
     odd = row(1) | {"names": ["a\u2028b\u0085c\x0cd\x1ce\r\nf", "\x00", "\U0001f600"]}
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(UsageError, match="killed"),
-        snapshot.journal(SCHEMA) as add,
-    ):
+    with monkeypatch.context() as patch:
         patch.setattr(
             snapshot, "_append_part", lambda *_: (_ for _ in ()).throw(UsageError("killed"))
         )  # leaves the journal behind
-        add(odd)
-        add(row(2))
-    assert snapshot.parts() == [] and len(list(Path(snapshot.path).glob(".journal-*.jsonl"))) == 1
+        with pytest.raises(UsageError, match="killed"), snapshot.journal(SCHEMA) as add:
+            add(odd)
+            add(row(2))
+    assert snapshot.parts() == [] and len(journals(snapshot)) == 1
     assert snapshot.recover(SCHEMA) == 2
     assert snapshot.read().to_dicts() == [odd, row(2)]
 
@@ -570,8 +573,6 @@ def test_others_read_it_without_our_code(tmp_path, snapshot):
 def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
     """A lone surrogate in a model's text once stopped a run for good: neither the part nor the
     journal could be written again."""
-    import pyarrow as pa
-
     schema = pa.schema([("key", pa.string()), ("names", pa.list_(pa.string()))])
     snapshot = Snapshot(str(tmp_path), "stage", "f" * 8)
     with snapshot.journal(schema) as add:
@@ -579,14 +580,9 @@ def test_text_that_utf8_cannot_hold_is_stored_all_the_same(tmp_path):
     assert snapshot.read()["key"].to_list() == ["bad ?"]
 
 
-def test_a_parser_that_another_thread_disturbs_is_asked_again(
-    monkeypatch,
-):
-    before, parse, faults = (
-        code_hash("tasks.progress"),
-        ast.parse,
-        [SystemError("AST constructor recursion depth mismatch")] * 2,
-    )
+def test_a_parser_that_another_thread_disturbs_is_asked_again(monkeypatch):
+    before, parse = code_hash("tasks.progress"), ast.parse
+    faults = [SystemError("AST constructor recursion depth mismatch")] * 2
 
     def disturbed(*given: Any, **options: Any) -> ast.Module:
         if faults:

@@ -1,12 +1,9 @@
 """Every strategy on frames decided by hand, against an oracle in plain Python, and its laws on
 arbitrary frames; then unusable input."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from fractions import Fraction
-from typing import Any
 
 import polars as pl
 import pytest
@@ -20,6 +17,7 @@ from tasks.curation.criteria import balanced, single_operators_wanted
 from tasks.curation.pool import draw_numbers, eligible_samples
 from tasks.curation.strategies import BASELINES, RULES, curate
 from tasks.operators import operator_kind
+from tests.support.cases import cases
 from tests.support.samples import (
     FUSION,
     SINGLE,
@@ -31,29 +29,29 @@ from tests.support.samples import (
     taken,
 )
 
+CASES = cases("curation")
+
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 QUIET = settings(max_examples=15, deadline=None)
 
 
-def ids(rows: list[dict[str, Any]], **config: Any) -> list[str]:
+def ids(rows, **config):
     return [name for name, _ in taken(*rows, **config)]
 
 
-def speedup_of(row: dict[str, Any]) -> float:
+def speedup_of(row):
     speedup = (row["timing"] or {}).get("speedup") or 0.0
     return speedup if speedup == speedup else 0.0
 
 
-def oracle(
-    rows: list[dict[str, Any]], min_speedup: float = 5.0, quota: Fraction = Fraction(1, 2)
-) -> list[tuple[str, str]]:
+def oracle(rows, min_speedup=5.0, quota=Fraction(1, 2)):
     """concur's rule, written down a second time, a sample at a time."""
     correct = [row for row in rows if row["status"] == "correct"]
     correct.sort(key=lambda row: (row["task_id"], row["sample_index"]))
     of_task = {row["task_id"]: [] for row in correct}
     for row in correct:
         of_task[row["task_id"]].append(row)
-    chosen: dict[str, str] = {}
+    chosen = {}
     for mine in of_task.values():
         shortest, fastest = min(row["reasoning_tokens"] for row in mine), max(map(speedup_of, mine))
         for row in mine:
@@ -150,7 +148,7 @@ def test_answers_to_follow_ups_wait_to_be_asked_for():
 # -- controls --------------------------------------------------------------------------------------
 
 
-def many(seed: int = 1, tasks: int = 60) -> list[dict[str, Any]]:
+def many(seed=1, tasks=60):
     """Five samples a task, a third of the tasks single operators, lengths and speedups
     independent."""
     rng = random.Random(seed)
@@ -220,15 +218,12 @@ def test_shuffled_reasoning_moves_every_trace_to_another_task():
     tokens = dict(rows.select("candidate_id", "reasoning_tokens").iter_rows())
     for row in moved.iter_rows(named=True):
         assert task[row["reasoning_from"]] != row["task_id"]
-        assert (
-            row["reasoning"] == f"thoughts of {row['reasoning_from']}"
-            and row["reasoning_tokens"] == tokens[row["reasoning_from"]]
-        )
+        assert row["reasoning"] == f"thoughts of {row['reasoning_from']}"
+        assert row["reasoning_tokens"] == tokens[row["reasoning_from"]]
     assert sorted(moved["reasoning_from"]) == sorted(plain["candidate_id"])
     other = curate(rows, CurationConfig(strategy="shuffled_reasoning", seed=1))
-    assert other["candidate_id"].equals(moved["candidate_id"]) and not other[
-        "reasoning_from"
-    ].equals(moved["reasoning_from"])
+    assert other["candidate_id"].equals(moved["candidate_id"])
+    assert not other["reasoning_from"].equals(moved["reasoning_from"])
 
 
 def test_reasoning_cannot_be_moved_within_one_task_only():
@@ -243,18 +238,7 @@ def test_reasoning_cannot_be_moved_within_one_task_only():
 # -- baselines -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"strategy": "min_length", "size": 2}, "a-0 b-0"),
-        ({"strategy": "max_length", "size": 2}, "c-0 a-1"),
-        ({"strategy": "speedup", "size": 2}, "a-1 b-0"),
-        ({"strategy": "min_length", "size": 3, "max_per_task": None}, "a-0 b-0 b-1"),
-        ({"strategy": "min_length", "size": 5, "max_per_task": 2}, "a-0 b-0 b-1 a-1 c-0"),
-        ({"strategy": "random", "size": 9}, 3),
-        ({"strategy": "random", "size": 9, "max_per_task": None}, 5),
-    ],
-)
+@pytest.mark.parametrize(("config", "expected"), CASES["baselines"])
 def test_each_baseline_by_hand(config, expected):
     found = ids(
         samples(
@@ -279,7 +263,7 @@ def test_without_a_size_a_baseline_takes_as_many_as_concur():
 def test_balanced_strategies_meet_the_quota_and_fill_up_where_one_kind_is_short():
     rows = many()  # 20 single-operator tasks, 40 fusions
 
-    def kinds(**config: Any) -> tuple[int, int]:
+    def kinds(**config):
         kept = ids(rows, **config)
         singles = sum(
             row["candidate_id"] in kept for row in rows if row["reference_operators"] == SINGLE
@@ -300,7 +284,7 @@ def test_balance_keeps_the_order_within_each_kind():
     rows = pl.DataFrame(
         {"name": list("abcdef"), "_single": [True, True, True, False, False, False]}
     )
-    assert balanced(rows, 4, 0.5)["name"].to_list() == ["a", "b", "d", "e"]
+    assert balanced(rows, 4, 0.5)["name"].to_list() == "a b d e".split()
     assert balanced(rows.filter("_single"), 2, 0.5)["name"].to_list() == ["a", "b"]
 
 
@@ -320,7 +304,7 @@ def test_the_draw_is_the_same_everywhere():
     assert draw_numbers(pl.Series(["a-0"]), 7).tolist() == [4226593054536099271]
     mask = 2**64 - 1
 
-    def mixed(state: int) -> int:
+    def mixed(state):
         state = (state + 0x9E3779B97F4A7C15) & mask
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & mask
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & mask
@@ -350,7 +334,7 @@ def test_random_draws_every_sample_alike():
 # -- laws ------------------------------------------------------------------------------------------
 
 
-def curated(rows: list[dict[str, Any]], config: CurationConfig) -> pl.DataFrame | None:
+def curated(rows, config):
     try:
         return curate(frame(*rows), config)
     except UsageError as error:
@@ -487,7 +471,5 @@ def test_a_timing_that_is_no_struct_is_refused_and_one_without_values_is_not():
 def test_the_pool_makes_few_columns_of_wide_rows():
     pool = eligible_samples(frame(sample("a", 0, 10, 2.0)))
     names = {name for name in pool.columns if not name.startswith("_")}
-    assert (
-        names == {"candidate_id", "task_id", "sample_index", "reasoning_tokens"}
-        and len(pool.columns) == 10
-    )
+    assert names == {"candidate_id", "task_id", "sample_index", "reasoning_tokens"}
+    assert len(pool.columns) == 10

@@ -1,10 +1,7 @@
 """Flags of reasoning traces in the line: measured once, of correct samples, counted, and left out
 where that is asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -26,7 +23,7 @@ FINE = "A tile of each operand is loaded, and the partial sums stay in registers
 TRACES = {"a-0": LOOP, "a-1": FINE, "b-0": CUT, "b-1": LOOP, "c-0": None, "c-1": FINE}
 
 
-def rows(**changes: Any) -> list[dict[str, Any]]:
+def rows(**changes):
     """Three tasks with two correct samples each, and one that is wrong."""
     made = [
         sample(task, index, 10 + index, 2.0 - index / 2) | {"turn": 1}
@@ -40,7 +37,7 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
 @pytest.fixture
 def read(monkeypatch):
     """Every text that is measured."""
-    texts: list[str] = []
+    texts = []
     true = flags.quality
     monkeypatch.setattr(
         flags, "quality", lambda batch, config: (texts.extend(batch), true(batch, config))[1]
@@ -54,10 +51,15 @@ def test_correct_samples_are_flagged_and_counted(tmp_path, read, monkeypatch):
     made = flags.run(verdicts, candidates, QualityConfig()).open()
     found = dict(made.read().select("candidate_id", "trace_flags").iter_rows())
     loop = ["repetitive", "ends_in_loop"]
-    assert (
-        found == {"a-0": loop, "a-1": [], "b-0": ["truncated"], "b-1": loop, "c-0": [], "c-1": []}
-        and len(read) == 6
-    )
+    assert found == {
+        "a-0": loop,
+        "a-1": [],
+        "b-0": ["truncated"],
+        "b-1": loop,
+        "c-0": [],
+        "c-1": [],
+    }
+    assert len(read) == 6
     assert made.manifest["flag_counts"] == dict.fromkeys(FLAGS, 0) | {
         "repetitive": 2,
         "ends_in_loop": 2,
@@ -65,10 +67,8 @@ def test_correct_samples_are_flagged_and_counted(tmp_path, read, monkeypatch):
     }
     assert made.manifest["rows"] == 6 and made.read().columns == TRACE_FLAGS.names
     assert made.read().filter(candidate_id="a-0")["repeated_share"][0] > 0.9
-    assert (
-        flags.run(verdicts, candidates, QualityConfig(batch_characters=1)) == made.ref
-        and len(read) == 6
-    )
+    assert flags.run(verdicts, candidates, QualityConfig(batch_characters=1)) == made.ref
+    assert len(read) == 6
 
 
 def test_what_was_measured_once_is_not_read_again(tmp_path, read):
@@ -78,11 +78,9 @@ def test_what_was_measured_once_is_not_read_again(tmp_path, read):
     assert half.fingerprint == first.fingerprint
     more = [*rows(), sample("d", 0, 7, 1.0) | {"reasoning": FINE + " " + FINE}]
     second = flags.run(*line_of(tmp_path, more, "y")[:2], QualityConfig()).open()
-    assert (
-        len(read) == 7
-        and second.manifest["rows"] == 7
-        and second.read()["candidate_id"].is_unique().all()
-    )
+    assert len(read) == 7
+    assert second.manifest["rows"] == 7
+    assert second.read()["candidate_id"].is_unique().all()
     third = flags.run(
         verdicts, candidates, QualityConfig(max_loop_words=10_000)
     ).open()  # other thresholds, other flags
@@ -100,11 +98,11 @@ def test_a_killed_run_goes_on(tmp_path, read):
     assert (
         flags.run(verdicts, candidates, QualityConfig()).open().read()["candidate_id"].n_unique()
         == 6
-        and len(read) == 2
     )
+    assert len(read) == 2
 
 
-def flagged(samples: list[dict[str, Any]]) -> pl.DataFrame:
+def flagged(samples):
     measured = [
         (row["candidate_id"], row["reasoning"]) for row in samples if row["status"] == "correct"
     ]
@@ -134,10 +132,8 @@ def test_explain_names_the_flag():
     table = flagged(rows())
     config = CurationConfig(exclude_flags=("truncated", "ends_in_loop", "repetitive"))
     said = explain(table, config, "a-0")
-    assert (
-        said.reasons == ("left out: trace flag ends_in_loop, repetitive (exclude_flags)",)
-        and not said.taken
-    )
+    assert said.reasons == ("left out: trace flag ends_in_loop, repetitive (exclude_flags)",)
+    assert not said.taken
     assert explain(table, config, "a-1").taken and explain(table, CurationConfig(), "a-0").taken
     assert "status incorrect" in explain(table, config, "a-9").reasons[0]
 
@@ -168,14 +164,10 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
     }
     strict = config.model_copy(update={"exclude_flags": ("repetitive",)})
     made = stage.run(verdicts, candidates, tasks, strict, None, measured).open()
-    assert (
-        made.manifest["trace_flags"]["taken"] == none | {"truncated": 1}
-        and made.manifest["trace_flags"]["left_out"] == 2
-    )
-    assert (
-        set(made.read()["candidate_id"]) == {"a-1", "b-0", "c-0", "c-1"}
-        and made.manifest["upstream"][-1] == measured.fingerprint
-    )
+    assert made.manifest["trace_flags"]["taken"] == none | {"truncated": 1}
+    assert made.manifest["trace_flags"]["left_out"] == 2
+    assert set(made.read()["candidate_id"]) == {"a-1", "b-0", "c-0", "c-1"}
+    assert made.manifest["upstream"][-1] == measured.fingerprint
     assert stage.run(verdicts, candidates, tasks, config).open().manifest["trace_flags"] is None
 
     only = line_of(tmp_path, [row for row in rows() if row["reasoning"] == LOOP], "loops")
@@ -193,8 +185,6 @@ def test_deciding_reads_flags_and_no_text(tmp_path):
     verdicts, candidates, _ = line_of(tmp_path, rows())
     measured = flags.run(verdicts, candidates, QualityConfig()).open()
     table = deciding(verdicts.open(), candidates.open(), None, measured)
-    assert (
-        table["trace_flags"].null_count() == 1
-        and "reasoning" not in table.columns
-        and "words" not in table.columns
-    )
+    assert table["trace_flags"].null_count() == 1
+    assert "reasoning" not in table.columns
+    assert "words" not in table.columns

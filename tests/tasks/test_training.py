@@ -1,8 +1,6 @@
 """Reasoning carries loss, nothing is truncated, an interrupted run continues where it stopped, and
 the adapter on disk does something."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -113,9 +111,9 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
 
 
 def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(trained, base):
-    assert (
-        trained.steps == len(trained.history) == 9 and trained.rows == 6 and trained.dropped == ()
-    )
+    assert trained.steps == len(trained.history) == 9
+    assert trained.rows == 6
+    assert trained.dropped == ()
     assert trained.loss_last < trained.loss_first
     assert [entry["step"] for entry in trained.history] == list(range(1, 10))
     assert trained.history[-1]["epoch"] == 3
@@ -150,7 +148,7 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     tmp_path,
     capfd,
 ):
-    def stop_in_the_second_epoch(entry: dict[str, float]) -> None:
+    def stop_in_the_second_epoch(entry):
         if entry["step"] == 5:
             raise ConnectionError("power cut")
 
@@ -162,7 +160,7 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     (tmp_path / "checkpoints" / "checkpoint-6").mkdir()
     (tmp_path / "checkpoints" / "checkpoint-6" / "adapter_model.safetensors").write_bytes(b"half")
 
-    seen: list[float] = []
+    seen = []
     resumed = train(rows, RECIPE, base, tmp_path, lambda entry: seen.append(entry["step"]))
     assert seen == list(range(4, 10)), "the first epoch (steps 1 to 3) is not repeated"
     assert (resumed.resumed_from_step, resumed.tokens) == (3, trained.tokens)
@@ -229,7 +227,7 @@ def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
     rows,
     tmp_path,
 ):
-    seen: list[tuple[float, bool]] = []
+    seen = []
     result = train_on_ray(
         rows,
         RECIPE,

@@ -1,13 +1,9 @@
 """What training shows the model is what sampling asks it and what the parser reads back, under
 templates like those of QwQ and of Qwen3."""
 
-from __future__ import annotations
-
 import unicodedata
 from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -21,7 +17,6 @@ from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.sampler import Request
 from tasks.training.formatting import (
     IGNORED,
-    LabelMask,
     label_mask,
     select_examples,
     to_prompt_completion,
@@ -69,19 +64,19 @@ def base(tmp_path_factory):
 
 
 @cache
-def tokenizer_with(base: Path, template: str) -> Any:
+def tokenizer_with(base, template):
     tokenizer = load_tokenizer(base)
     tokenizer.chat_template = template
     return tokenizer
 
 
-def example_of(tokenizer: Any, reasoning: str = REASONING, answer: str = ANSWER) -> dict[str, Any]:
+def example_of(tokenizer, reasoning=REASONING, answer=ANSWER):
     row = {"candidate_id": "c", "prompt": PROMPT, "reasoning": reasoning, "answer": answer}
     (example,) = to_prompt_completion([row], tokenizer)
     return example
 
 
-def carried(mask: LabelMask) -> list[int]:
+def carried(mask):
     """The tokens that carry loss."""
     return [label for label in mask.labels if label != IGNORED]
 
@@ -90,12 +85,12 @@ class Parrot:
     """A model that says, after the one prompt it knows, what it was told to; any other prompt is an
     error."""
 
-    def __init__(self, prompt: list[int], says: list[int], vocabulary: int) -> None:
+    def __init__(self, prompt, says, vocabulary):
         self.prompt, self.says, self.vocabulary = prompt, says, vocabulary
         self.config = SimpleNamespace(max_position_embeddings=4096)
         self.device = "cpu"
 
-    def __call__(self, input_ids: Any, position_ids: Any, **_: Any) -> SimpleNamespace:
+    def __call__(self, input_ids, position_ids, **_):
         import torch
 
         if input_ids.shape[1] > 1:
@@ -211,9 +206,8 @@ def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
     )
     (kept,), dropped = select_examples([example], tokenizer, max_length=100_000, overlong="drop")
     mask = label_mask(kept, tokenizer)
-    assert (
-        dropped == [] and len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
-    )
+    assert dropped == []
+    assert len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
     labels = carried(mask)
     text = tokenizer.decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     parsed = parse_response(text, finish_reason="stop")

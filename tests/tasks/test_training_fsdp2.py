@@ -5,15 +5,11 @@ accelerate offers FSDP2 on GPUs only. Here it is told that two gloo processes ar
 else, from the sharding of the weights to the parts of a checkpoint, is what runs there.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
 import signal
 import socket
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,9 +29,7 @@ ONE = TrainingRecipe(
 TWO = ONE.model_copy(update={"workers": 2, "parallelism": "fsdp2", "gradient_checkpointing": True})
 
 
-def _member(
-    rank: int, port: int, recipe: TrainingRecipe, base: Path, out: Path, killed_at: int, told: Path
-) -> None:
+def _member(rank, port, recipe, base, out, killed_at, told):
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -55,16 +49,16 @@ def _member(
     torch.distributed.init_process_group("gloo")
     PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
 
-    def on_log(entry: dict[str, float]) -> None:
+    def on_log(entry):
         if entry["step"] == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     from trl import SFTTrainer
 
-    shares: list[float] = []
+    shares = []
     real = SFTTrainer.training_step
 
-    def training_step(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, *args, **kwargs):
         weights = [
             parameter for parameter in self.model.parameters() if isinstance(parameter, DTensor)
         ]
@@ -87,9 +81,7 @@ def _member(
     torch.distributed.destroy_process_group()
 
 
-def by_two(
-    recipe: TrainingRecipe, base: Path, out: Path, told: Path, killed_at: int = -1
-) -> list[dict[str, Any]]:
+def by_two(recipe, base, out, told, killed_at=-1):
     told.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -116,9 +108,8 @@ def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(
     base = tiny_model(tmp_path / "small")
     first, second = by_two(TWO, base, tmp_path / "whole", tmp_path / "told")
     alone = train(ROWS, ONE, base, tmp_path / "alone")
-    assert first["share"] == pytest.approx(0.5, abs=0.01) and second["share"] == pytest.approx(
-        0.5, abs=0.01
-    )
+    assert first["share"] == pytest.approx(0.5, abs=0.01)
+    assert second["share"] == pytest.approx(0.5, abs=0.01)
     history = first["result"]["history"]
     assert [entry["loss"] for entry in history] == pytest.approx(
         [entry["loss"] for entry in alone.history], rel=1e-5

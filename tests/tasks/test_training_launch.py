@@ -1,11 +1,8 @@
 """Several workers train as one would, survive the loss of one, and end with their caller."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
-from typing import Any
 
 import psutil
 import pytest
@@ -45,7 +42,7 @@ def by_two(ray_here, base, tmp_path_factory):
     return train_on_ray(ROWS, TWO, base, tmp_path_factory.mktemp("two"))
 
 
-def workers() -> list[psutil.Process]:
+def workers():
     """The processes of Ray Train's workers that this test started."""
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -57,7 +54,7 @@ def workers() -> list[psutil.Process]:
     return found
 
 
-def nothing_is_left(ray_here: Any, processes: list[psutil.Process]) -> None:
+def nothing_is_left(ray_here, processes):
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert not alive
     deadline = time.monotonic() + 60
@@ -82,9 +79,9 @@ def test_two_workers_take_the_steps_that_one_takes(base, by_two, tmp_path):
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(base, by_two, tmp_path):
-    seen: list[float] = []
+    seen = []
 
-    def kill_one(entry: dict[str, float]) -> None:
+    def kill_one(entry):
         seen.append(entry["step"])
         if len(seen) == 4:
             victim = workers()[-1]
@@ -102,9 +99,9 @@ def test_a_worker_that_is_killed_costs_the_steps_since_the_checkpoint(base, by_t
 
 @pytest.mark.slow
 def test_an_interrupted_caller_leaves_no_worker(ray_here, base, tmp_path):
-    left: list[psutil.Process] = []
+    left = []
 
-    def interrupt(entry: dict[str, float]) -> None:
+    def interrupt(entry):
         left.extend(workers())
         raise KeyboardInterrupt
 
@@ -117,7 +114,7 @@ def test_an_interrupted_caller_leaves_no_worker(ray_here, base, tmp_path):
 @pytest.mark.slow
 def test_what_one_worker_cannot_do_ends_the_run_at_once(ray_here, base, tmp_path):
     """One of two runs out of memory, and the other waits for it in a collective operation."""
-    seen: list[float] = []
+    seen = []
     with pytest.raises(
         UsageError,
         match=r"out of memory .* \(worker 1 of 2\), 20.00 GiB more asked for: .*three ways out",

@@ -1,10 +1,7 @@
 """The recipe is what PEFT and TRL really get, the paper's profile spells it out, and nothing in it
 changes unseen."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -18,12 +15,15 @@ from tasks.training import trainer as training
 from tasks.training.evaluation import EvaluationConfig
 from tasks.training.formatting import to_prompt_completion
 from tasks.training.recipe import TrainingRecipe
+from tests.support.cases import cases
 from tests.support.training import REASONING, row, tiny_model
+
+CASES = cases("training")
 
 PAPER = Path(__file__).parents[2] / "deployments" / "profiles" / "paper.yaml"
 
 
-def paper() -> TrainingRecipe:
+def paper():
     return TrainingRecipe.model_validate(
         yaml.safe_load(PAPER.read_text(encoding="utf-8"))["training"]
     )
@@ -82,50 +82,15 @@ def test_what_trl_and_peft_get_is_the_recipe(base, tmp_path):
         "dropout": lora.lora_dropout,
         "bias": lora.bias,
         "kind": lora.task_type,
+        "target_modules": sorted(lora.target_modules),
     }
-    assert got == {"r": 32, "alpha": 32, "dropout": 0.05, "bias": "none", "kind": "CAUSAL_LM"}
-    assert sorted(lora.target_modules) == [
-        "down_proj",
-        "gate_proj",
-        "k_proj",
-        "o_proj",
-        "q_proj",
-        "up_proj",
-        "v_proj",
-    ]
+    assert got == CASES["lora"]
     assert not (lora.use_rslora or lora.use_dora or lora.modules_to_save), (
         "the adapter is scaled by alpha / r = 1, and nothing else is"
     )
 
     args = trainer.args
-    expected: dict[str, Any] = {
-        "num_train_epochs": 3,
-        "max_steps": -1,
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": 8,
-        "learning_rate": 1e-4,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": 0.03,
-        "optim": "adamw_torch_fused",
-        "weight_decay": 0.0,
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-8,
-        "max_grad_norm": 1.0,
-        "label_smoothing_factor": 0.0,
-        "neftune_noise_alpha": None,
-        "bf16": True,
-        "gradient_checkpointing": True,
-        "max_length": None,
-        "packing": False,
-        "completion_only_loss": True,
-        "loss_type": "nll",
-        "average_tokens_across_devices": True,
-        "seed": 0,
-        "data_seed": None,
-        "logging_nan_inf_filter": False,
-        "report_to": [],
-    }
+    expected = CASES["trainer_arguments"]
     assert {name: getattr(args, name) for name in expected} == expected
 
 
@@ -139,32 +104,7 @@ def test_a_share_of_warm_up_is_a_share_of_all_steps(base, tmp_path):
     )
 
 
-CHANGES: dict[str, Any] = {
-    "base_model": "Qwen/Qwen3-8B",
-    "lora_rank": 16,
-    "lora_alpha": 64,
-    "lora_dropout": 0.1,
-    "target_modules": ("q_proj",),
-    "num_epochs": 4,
-    "learning_rate": 2e-4,
-    "lr_schedule": "linear",
-    "warmup_share": 0.1,
-    "weight_decay": 0.01,
-    "max_grad_norm": 0.5,
-    "batch_size": 2,
-    "gradient_accumulation": 16,
-    "workers": 4,
-    "parallelism": "ddp",
-    "max_length": "data",
-    "overlong": "refuse",
-    "bf16": True,
-    "gradient_checkpointing": True,
-    "acceleration": "on",
-    "packing": True,
-    "evaluation": EvaluationConfig(share=0.1),
-    "seed": 1,
-    "checkpoint_every_steps": 7,
-}
+CHANGES = CASES["changes"] | {"evaluation": EvaluationConfig(share=0.1)}
 
 
 def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path):

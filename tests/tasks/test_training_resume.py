@@ -1,15 +1,11 @@
 """A training process that is killed at any moment costs time and nothing else: the same losses and
 the same adapter, byte for byte."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.result import TrainingResult
 from tasks.training.trainer import train
 from tests.support.training import adapter_bytes, die_while_training, row
 
@@ -33,8 +29,8 @@ def uninterrupted(base, killed, tmp_path_factory):
     return train(ROWS, RECIPE, base, tmp_path_factory.mktemp("whole"))
 
 
-def goes_on_exactly(base: Path, out: Path, uninterrupted: TrainingResult, from_step: int) -> None:
-    seen: list[float] = []
+def goes_on_exactly(base, out, uninterrupted, from_step):
+    seen = []
     result = train(ROWS, RECIPE, base, out, lambda entry: seen.append(entry["step"]))
     assert result.resumed_from_step == from_step
     assert seen == list(range(from_step + 1, 10)), "nothing is done twice"

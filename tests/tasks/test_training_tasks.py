@@ -1,10 +1,6 @@
 """The tasks that a run trains on: none that the benchmark knows, each once, and a manifest that
 says why one is missing."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from kernels_eval.errors import UsageError
@@ -12,7 +8,9 @@ from kernels_eval.records import KernelTask
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run
 from tasks.sources.stage import keep, read_tasks
-from tasks.store.snapshot import SnapshotRef
+from tests.support.cases import cases
+
+CASES = cases("training")
 
 CODE = """
 import torch
@@ -36,11 +34,11 @@ ON, OFF = DecontaminationConfig(), DecontaminationConfig(enabled=False)
 ONCE, AS_OFTEN = DeduplicationConfig(), DeduplicationConfig(enabled=False)
 
 
-def code(answer: str, layer: str = "layer", width: int = 32, size: int = 8) -> str:
+def code(answer, layer="layer", width=32, size=8):
     return CODE.format(answer=answer, layer=layer, width=width, size=size)
 
 
-def snapshot(root: Path, **codes: str) -> SnapshotRef:
+def snapshot(root, **codes):
     return keep(
         [KernelTask(task_id=f"user/{name}", name=name, code=text) for name, text in codes.items()],
         str(root),
@@ -68,7 +66,7 @@ def tasks(tmp_path):
     )
 
 
-def names(ref: SnapshotRef) -> list[str]:
+def names(ref):
     return [task.name for task in read_tasks(ref)]
 
 
@@ -78,14 +76,10 @@ def test_what_the_benchmark_knows_is_left_out_and_so_is_what_repeats_another(tas
     assert names(chosen) == ["fresh"]
     assert manifest["status_counts"] == {"kept": 1, "known to the benchmark": 3, "repeated": 1}
     removed = {
-        row["task_id"]: (row["level"], row["benchmark_task_id"])
+        row["task_id"]: [row["level"], row["benchmark_task_id"]]
         for row in manifest["decontamination"]["removed"]
     }
-    assert removed == {
-        "user/same": ("exact", "user/known"),
-        "user/renamed": ("normalised", "user/known"),
-        "user/resized": ("shapes", "user/known"),
-    }
+    assert removed == CASES["removed_tasks"]
     assert [(row["id"], row["equals"]) for row in manifest["deduplication"]["removed"]] == [
         ("user/twin", "user/fresh")
     ]

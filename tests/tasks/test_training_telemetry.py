@@ -1,10 +1,6 @@
 """Tokens per second, utilisation and the machine's numbers in the training log, by hand and in a
 real training."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from tasks.sources.small_model import load_causal_model, load_tokenizer
@@ -53,16 +49,16 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
 
         now = 0.0
 
-        def perf_counter(self) -> float:
+        def perf_counter(self):
             return self.now
 
     clock = Clock()
 
     class Passing(TrainerCallback):
-        def on_step_end(self, *_: Any, **__: Any) -> None:
+        def on_step_end(self, *_, **__):
             clock.now += 2.0
 
-        def on_prediction_step(self, *_: Any, **__: Any) -> None:
+        def on_prediction_step(self, *_, **__):
             clock.now += 86_400.0
 
     monkeypatch.setattr(trainer, "time", clock)

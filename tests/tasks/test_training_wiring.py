@@ -1,8 +1,6 @@
 """What the recipe switches on reaches the run: held-out tasks, early stop, the log's columns,
 acceleration and packed lines."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -86,9 +84,8 @@ def test_a_run_that_waits_for_no_epoch_without_progress_stops(base, tmp_path):
         "a run that had stopped does not go on, not by a step"
     )
     names = ("adapter_model.safetensors", "adapter_config.json")
-    assert again.adapter_dir == result.adapter_dir and all(
-        (again.adapter_dir / name).stat().st_size for name in names
-    )
+    assert again.adapter_dir == result.adapter_dir
+    assert all((again.adapter_dir / name).stat().st_size for name in names)
 
 
 def test_what_does_not_go_together_is_refused():
@@ -118,9 +115,8 @@ def test_acceleration_is_on_by_itself_where_it_was_measured_to_help():
         )
         for gpu in (True, False)
     }
-    assert [key for key, value in decided.items() if value == "on"] == [("none", True)] and len(
-        decided
-    ) == 6
+    assert [key for key, value in decided.items() if value == "on"] == [("none", True)]
+    assert len(decided) == 6
     assert TrainingRecipe(packing=True).resolve(gpu=False).acceleration == "on", (
         "lines of rows need its attention"
     )

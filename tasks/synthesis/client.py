@@ -46,8 +46,9 @@ NO_KEY = "none"
 header."""
 LONGEST_CAUSE = 300
 UNREAD = 256
-"""Answers that wait for the caller, before the next request waits too: memory stays flat where the
-disk is slower than the server."""
+"""Most answers that wait for the caller (and never more than requests may be in flight), before the
+next request waits too: memory stays flat where the disk is slower than the server, and a stage that
+stops asks for few of them again."""
 SIGNAL_CHECK_S = 0.5
 """A Ctrl-C that comes just before the wait begins does not wake it: the wait ends now and then to
 see it."""
@@ -115,7 +116,8 @@ class OpenAISampler(Sampler):
             return
         # an event loop on a thread of its own: the caller's may have one
         with start_blocking_portal(name="synthesis client") as portal:
-            answers, received = create_memory_object_stream[Response](UNREAD)
+            unread = min(UNREAD, self.concurrency)
+            answers, received = create_memory_object_stream[Response](unread)
             asking = portal.start_task_soon(self._ask_all, requests, answers)
             with suppress(EndOfStream):
                 while True:

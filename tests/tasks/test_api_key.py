@@ -25,22 +25,13 @@ pytestmark = pytest.mark.slow  # Prefect's server takes 10 s to start
 
 
 @pytest.fixture(scope="module", autouse=True)
-def prefect_home(tmp_path_factory):
-    """A Prefect of its own with one good block and others that hold no text."""
-    from prefect import settings
+def blocks(prefect_home):
+    """One good block and others that hold no text."""
     from prefect.blocks.system import Secret
-    from prefect.testing.utilities import prefect_test_harness
 
-    home = tmp_path_factory.mktemp("prefect")
-    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with (
-        settings.temporary_settings(updates=updates),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
-        Secret(value=KEY + "\n").save("endpoint", _sync=True)  # as a file or a prompt gives it
-        Secret(value={"key": KEY}).save("a-mapping", _sync=True)
-        Secret(value=" ").save("blank", _sync=True)
-        yield home
+    kept = {"endpoint": KEY + "\n", "a-mapping": {"key": KEY}, "blank": " "}
+    for name, value in kept.items():  # a line feed, as a file or a prompt gives it
+        Secret(value=value).save(name, _sync=True)
 
 
 class Endpoint:

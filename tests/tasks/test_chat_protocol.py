@@ -25,6 +25,7 @@ from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.stage import Synthesis
+from tests.support.cases import cases
 from tests.support.chat_server import Answer, Server, completion, serving
 from tests.support.requests import (
     KEY,
@@ -35,6 +36,8 @@ from tests.support.requests import (
     tasks_snapshot,
     without_proxies,
 )
+
+CASES = cases("chat_protocol")
 
 LONG_TOKENS = 200_000
 MODULE = (
@@ -75,15 +78,7 @@ def written(
 
 @pytest.mark.parametrize(
     ("status", "header", "pauses_s"),
-    [
-        (429, "7", [7.0, 7.0, 7.0]),
-        (503, "7", [7.0, 7.0, 7.0]),
-        (429, "86400", [client_module.LONGEST_PAUSE_S] * 3),
-        (429, None, [2.0, 4.0, 8.0]),
-        (500, None, [2.0, 4.0, 8.0]),
-        (429, "Wed, 21 Oct 2099 07:28:00 GMT", [2.0, 4.0, 8.0]),
-        (429, "-3", [2.0, 4.0, 8.0]),
-    ],
+    CASES["pauses_are_the_servers_wish_or_double"],
 )
 def test_pauses_are_the_servers_wish_or_double(status, header, pauses_s, monkeypatch):
     decided, pause_s = [], OpenAISampler._pause_s
@@ -250,48 +245,14 @@ def test_a_circle_of_redirects_ends():
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "finish", ["stop", "length", "content_filter", None, "a reason of tomorrow"]
-)
-def test_the_finish_reason_is_kept_as_it_was_said(finish):
-    with serving(lambda number, body: (200, completion("text", finish))) as server:
+@pytest.mark.parametrize("case", CASES["what_a_completion_holds"])
+def test_what_a_completion_holds_is_kept_and_the_rest_is_unknown(case):
+    """Without an answer, the limit came before `</think>`."""
+    choice = {"index": 0, "message": case["message"], "finish_reason": case.get("finish_reason")}
+    body = {"choices": [choice], "usage": case.get("usage")}
+    with serving(lambda number, _: (200, body)) as server:
         (response,) = ask(server)
-    assert (response.text, response.finish_reason) == ("text", finish)
-
-
-@pytest.mark.parametrize(
-    "usage",
-    [
-        None,
-        {},
-        {"completion_tokens": None},
-        {"completion_tokens": "many"},
-        {"prompt_tokens": 1},
-        "much",
-    ],
-)
-def test_unknown_usage_is_unknown(usage):
-    with serving(lambda number, body: (200, completion(tokens=None) | {"usage": usage})) as server:
-        (response,) = ask(server)
-    assert (response.text, response.completion_tokens) == ("an answer", None)
-
-
-@pytest.mark.parametrize(
-    ("message", "reasoning"),
-    [
-        ({"reasoning": None, "reasoning_content": "thoughts"}, "thoughts"),
-        ({"reasoning": "thoughts", "reasoning_content": None}, "thoughts"),
-        ({"reasoning": "thoughts", "reasoning_content": ""}, "thoughts"),
-        ({"reasoning": None}, None),
-        ({"reasoning": {"effort": "high"}}, None),
-        ({}, None),
-    ],
-)
-@pytest.mark.parametrize("content", ["answer", None])  # None: the limit came before `</think>`
-def test_either_field_holds_the_reasoning(message, reasoning, content):
-    with serving(lambda number, body: (200, completion(content, **message))) as server:
-        (response,) = ask(server)
-    assert (response.text, response.reasoning) == (content or "", reasoning)
+    assert case["kept"].items() <= response.model_dump().items()
 
 
 # --- the stage
@@ -388,20 +349,7 @@ def test_a_long_answer_goes_through_the_stage_whole(tasks):
 
 @pytest.mark.parametrize(
     ("answer", "reasoning", "reason"),
-    [
-        (completion(None, "length", reasoning="Add one"), "Add one", "truncated"),
-        (completion(None, "length", reasoning_content="Add one"), "Add one", "truncated"),
-        (completion("Add one", "length"), "Add one", "truncated"),
-        (completion("<think>\nAdd one", "length"), "Add one", "truncated"),
-        (completion(None, "content_filter"), "", "no_code_block"),
-        (completion("Add one.</think>I cannot.", None), "Add one.", "no_code_block"),
-        (completion("I cannot.", "stop", reasoning="Add one."), "Add one.", "no_code_block"),
-        (
-            completion("```python\nx = 1\n```", "stop", reasoning="Add one."),
-            "Add one.",
-            "missing_model_new",
-        ),
-    ],
+    CASES["an_answer_without_code_is_a_candidate_with_the_reason"],
 )
 def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks, answer, reasoning, reason):
     with serving(lambda number, body: (200, answer)) as server:
@@ -414,14 +362,7 @@ def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks, answer, re
 
 @pytest.mark.parametrize(
     "message",
-    [
-        {"content": f"```python\n{MODULE}```", "reasoning": "Add one."},
-        {"content": f"```python\n{MODULE}```", "reasoning_content": "Add one."},
-        {"content": f"<think>\nAdd one.\n</think>\n```python\n{MODULE}```"},
-        {"content": f"Add one.\n</think>\n```python\n{MODULE}```"},
-        {"content": f"Add one.\n```python\n{MODULE}```"},
-        {"content": "The code above.", "reasoning": f"Add one.\n```python\n{MODULE}```"},
-    ],
+    CASES["reasoning_and_code_are_apart_whatever_the_server_returns"],
 )
 def test_reasoning_and_code_are_apart_whatever_the_server_returns(tasks, message):
     with serving(lambda number, body: (200, completion(**message))) as server:

@@ -17,20 +17,13 @@ from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import KNOWN_MODELS, sampling_for
 from tasks.synthesis.stage import Synthesis
+from tests.support.cases import cases
+
+CASES = cases("known_models")
 
 ROOT = Path(store.__file__).parents[2]
 KEVIN, QWQ, KERNEL_CODER = "cognition-ai/Kevin-32B", "Qwen/QwQ-32B", "lkongam/KernelCoder"
-CARDS = {
-    KEVIN: {"temperature": 0.9, "top_p": 1.0, "max_tokens": 16384},
-    QWQ: {"temperature": 0.6, "top_p": 0.95, "top_k": 40, "min_p": 0.0, "max_tokens": 32768},
-    KERNEL_CODER: {
-        "temperature": 1.0,
-        "top_p": 0.95,
-        "top_k": 40,
-        "min_p": 0.0,
-        "max_tokens": 16384,
-    },
-}
+CARDS = CASES["cards"]
 
 
 def asked(model: str | None, **sampling: object) -> SamplingParams:
@@ -143,7 +136,7 @@ def test_the_paper_profile_asks_as_the_paper_did():
     assert other.synthesis.sampling.identity == CARDS[KERNEL_CODER] | {"min_p": 0.05, "seed": 0}
 
 
-@pytest.mark.parametrize("sampling", [{}, {"top_k": None}, {"temperature": 1.0, "min_p": 0.1}])
+@pytest.mark.parametrize("sampling", CASES["survives_json"])
 def test_a_configuration_survives_json_with_its_effective_values(sampling):
     config = line(QWQ, sampling=sampling).model_copy(
         update={

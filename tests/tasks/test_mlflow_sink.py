@@ -30,9 +30,11 @@ from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
 from tasks.tracking.writing import FINGERPRINT_TAG, PARENT_TAG, STAGE_TAG, VERSION_TAG
+from tests.support.cases import cases
 
-FINGERPRINT = "0123456789abcdef0123456789abcdef"
-ADAPTER = {"directory": "a", "base_model": "org/base", "registered_model": "concur-adapter"}
+CASES = cases("mlflow_sink")
+
+FINGERPRINT = CASES["record"]["run_fingerprint"]
 
 
 class Home:
@@ -70,64 +72,21 @@ class Home:
     def children(self, parent: str) -> dict[str, Any]:
         return {run.info.run_name: run for run in self.runs(f"tags.`{PARENT_TAG}` = '{parent}'")}
 
+    def data(self, piece: dict[str, Any]) -> dict[str, Any]:
+        """A piece of CASES, with the paths of this test."""
+        return json.loads(json.dumps(piece).replace("{home}", str(self.path)))
+
     def record(self, fingerprint: str = FINGERPRINT, **changes: Any) -> RunRecord:
-        adapter, snapshot = self.path / "adapter", self.path / "verification"
-        adapter.mkdir(exist_ok=True)
+        snapshot = self.path / "verification"
         snapshot.mkdir(exist_ok=True)
-        (adapter / "adapter_config.json").write_text('{"r": 32}')
-        (adapter / "adapter_model.safetensors").write_bytes(b"weights")
-        (self.path / "report.html").write_text("<h1>report</h1>")
-        (self.path / "speedup.png").write_bytes(b"\x89PNG")
-        (self.path / "loss.svg").write_text("<svg/>")
+        for name, content in CASES["files"].items():
+            (self.path / name).parent.mkdir(exist_ok=True)
+            (self.path / name).write_text(content)
         for part in range(2):
             rows = [{"candidate_id": f"{part}-{index}", "status": "correct"} for index in range(3)]
-            pq.write_table(
-                pa.Table.from_pylist(rows, schema=VERDICTS), snapshot / f"part-{part}.parquet"
-            )
-        stages = (
-            StageRecord(
-                name="verification",
-                params={"workers": 2},
-                metrics={"correct": 3, "rejected": 0},
-                tags={"device": "cpu"},
-            ),
-            StageRecord(
-                name="training",
-                series={"loss": [(1, 2.5), (2, 1.5), (3, 0.75)]},
-                artifacts=(self.path / "loss.svg",),
-                datasets=(DatasetRef("curated", str(snapshot), "c0ffee"),),
-            ),
-            StageRecord(
-                name="benchmark base",
-                metrics={
-                    "exec_at_1": 0.5,
-                    "exec_at_1_lower": 0.1,
-                    "exec_at_1_upper": 0.9,
-                    "exec_at_5": None,
-                },
-            ),
-            StageRecord(name="benchmark tuned", metrics={"exec_at_1": 0.0, "fast_1_at_1": 0.0}),
-        )
-        values: dict[str, Any] = {
-            "run_fingerprint": fingerprint,
-            "name": "local refresh",
-            "tags": {"language": "cpp"},
-            "params": {
-                "curation": {"strategy": "concur", "min_speedup": 5.0},
-                "ks": [1, 5],
-                "seed": None,
-            },
-            "metrics": {"curated": 7, "fast_1_at_1": 0.0},
-            "stages": stages,
-            "datasets": [("verification", str(snapshot), FINGERPRINT)],
-            "artifacts": (self.path / "report.html", self.path / "speedup.png"),
-            "adapter": {
-                "directory": adapter,
-                "base_model": "org/base",
-                "lineage": {"concur.curated": "c0ffee", "concur.tasks": "beef"},
-                "registered_model": "concur-adapter",
-            },
-        }
+            table = pa.Table.from_pylist(rows, schema=VERDICTS)
+            pq.write_table(table, snapshot / f"part-{part}.parquet")
+        values = self.data(CASES["record"]) | {"run_fingerprint": fingerprint}
         return RunRecord(**(values | changes))
 
 
@@ -152,31 +111,17 @@ def test_everything_of_a_run_reads_back(home):
     run_id = home.log(home.record())
     run = home.client.get_run(run_id)
     assert run.info.status == "FINISHED" and run.info.run_name == "local refresh"
-    assert run.data.params == {
-        "curation.strategy": "concur",
-        "curation.min_speedup": "5.0",
-        "ks": "[1, 5]",
-        "seed": "null",
-    }
-    assert run.data.metrics == {"curated": 7.0, "fast_1_at_1": 0.0}
-    assert run.data.tags["language"] == "cpp" and run.data.tags[FINGERPRINT_TAG] == FINGERPRINT
-
+    assert run.data.tags[FINGERPRINT_TAG] == FINGERPRINT
     children = home.children(run_id)
-    assert set(children) == {"verification", "training", "benchmark base", "benchmark tuned"}
+    for name, found in {"run": run, **children}.items():
+        expected = CASES["read_back"][name]
+        assert (found.data.params, found.data.metrics) == (expected["params"], expected["metrics"])
+        assert expected["tags"].items() <= found.data.tags.items()
+    assert {"run", *children} == set(CASES["read_back"])
     assert {child.info.status for child in children.values()} == {"FINISHED"}
-    assert children["verification"].data.metrics == {"correct": 3.0, "rejected": 0.0}
-    assert children["verification"].data.params == {"workers": "2"}
-    assert children["verification"].data.tags["device"] == "cpu"
     assert children["training"].data.tags[STAGE_TAG] == "training"
     history = home.client.get_metric_history(children["training"].info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(1, 2.5), (2, 1.5), (3, 0.75)]
-    # k above the number of samples has no value: nothing is written, least of all a zero
-    assert children["benchmark base"].data.metrics == {
-        "exec_at_1": 0.5,
-        "exec_at_1_lower": 0.1,
-        "exec_at_1_upper": 0.9,
-    }
-    assert children["benchmark tuned"].data.metrics == {"exec_at_1": 0.0, "fast_1_at_1": 0.0}
 
 
 def test_artifacts_lie_under_the_given_root(home):
@@ -187,24 +132,13 @@ def test_artifacts_lie_under_the_given_root(home):
         if path.is_file()
     }
     loss = home.children(run_id)["training"].info.run_id
-    own = (
-        "report.html",
-        "figures/speedup.png",
-        "adapter/adapter_config.json",
-        "adapter/adapter_model.safetensors",
-        "adapter/MLmodel",
-    )
-    assert files == {f"{run_id}/artifacts/{name}" for name in own} | {
-        f"{loss}/artifacts/figures/loss.svg"
-    }
+    expected = {f"{run_id}/artifacts/{name}" for name in CASES["artifacts"]}
+    assert files == expected | {f"{loss}/artifacts/figures/loss.svg"}
 
 
 def test_a_table_reads_back_and_a_replay_does_not_lengthen_it(home, monkeypatch):
-    rows = [
-        {"phase": "load", "candidates": 3, "median_s": 1.5},
-        {"phase": "timing", "candidates": 0, "median_s": None},
-    ]
-    record = home.record(stages=(StageRecord(name="verification", tables={"phases": rows}),))
+    stages = [{"name": "verification", "tables": {"phases": CASES["phases"]}}]
+    record = home.record(stages=stages)
     for _ in range(2):
         home.log(record)
     monkeypatch.setenv(
@@ -261,10 +195,7 @@ def test_the_registered_version_is_the_adapter(home):
         and version.tags[FINGERPRINT_TAG] == FINGERPRINT
     )
     assert home.client.get_run(run_id).data.tags[VERSION_TAG] == "concur-adapter/1"
-    assert {name: version.tags[name] for name in ("concur.curated", "concur.tasks")} == {
-        "concur.curated": "c0ffee",
-        "concur.tasks": "beef",
-    }
+    assert CASES["record"]["adapter"]["lineage"].items() <= version.tags.items()
     assert registered_version(run_id, Destination(home.uri, None, "refresh")) == "concur-adapter/1"
     weights = mlflow.artifacts.download_artifacts(
         f"{version.source}/adapter_model.safetensors", tracking_uri=home.uri
@@ -392,22 +323,10 @@ def test_a_failing_write_is_marked_failed_and_raised(home):
     assert home.parents()[new] == "FINISHED" and failed not in home.parents()
 
 
-@pytest.mark.parametrize(
-    "broken", ["artifact", "stage artifact", "adapter", "dataset", "stage dataset"]
-)
+@pytest.mark.parametrize("broken", CASES["missing"])
 def test_a_missing_path_is_named_before_anything_is_written(home, broken):
-    missing = home.path / "not there"
-    changes: dict[str, dict[str, Any]] = {
-        "artifact": {"artifacts": (missing,)},
-        "stage artifact": {"stages": (StageRecord(name="training", artifacts=(missing,)),)},
-        "adapter": {"adapter": {**ADAPTER, "directory": missing}},
-        "dataset": {"datasets": [("tasks", str(missing), "f")]},
-        "stage dataset": {
-            "stages": (StageRecord(name="training", datasets=[("tasks", str(missing), "f")]),)
-        },
-    }
     with pytest.raises(UsageError, match="not there"):
-        home.log(home.record(**changes[broken]))
+        home.log(home.record(**home.data(CASES["missing"][broken])))
     assert home.runs() == []
 
 
@@ -475,43 +394,17 @@ def test_flatten():
         path: Path = Path("a/b")
         empty: dict[str, int] = {}
 
-    assert flatten(
-        {"a": {"b": 1.5, "c": [1, {"d": None}]}, "e": Inner(), "f": True, "g": "text"}
-    ) == {
-        "a.b": "1.5",
-        "a.c": '[1, {"d": null}]',
-        "e.path": "a/b",
-        "e.empty": "{}",
-        "f": "true",
-        "g": "text",
-    }
+    given = {"a": {"b": 1.5, "c": [1, {"d": None}]}, "e": Inner(), "f": True, "g": "text"}
+    assert flatten(given) == CASES["flat"]
     assert flatten({}) == {}
     with pytest.raises(UsageError, match=r"a\.b"):
         flatten({"a.b": 1, "a": {"b": 2}})
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"run_fingerprint": "x' or '1' = '1"},
-        {"adapter": {**ADAPTER, "directory": None}},  # a registered model of nothing
-        {"adapter": {**ADAPTER, "base_model": None}},  # an adapter to nothing
-        {"adapter": {**ADAPTER, "registered_model": "a/b"}},
-        {"artifacts": (Path("a/report.html"), Path("b/report.html"))},
-        {
-            "stages": (
-                {"name": "training", "metrics": {"loss": 1.0}, "series": {"loss": [(1, 2.0)]}},
-            )
-        },
-        {"stages": ({"name": "verification", "tables": {"phases": [{"a": 1}, {"b": 2}]}},)},
-        {"stages": ({"name": "verification", "tables": {"../phases": [{"a": 1}]}},)},
-        {"stages": ({"name": "verification", "tables": {"phases": []}},)},
-        {"unknown": 1},
-    ],
-)
-def test_illegal_records_cannot_be_built(home, changes):
+@pytest.mark.parametrize("fault", CASES["illegal"])
+def test_illegal_records_cannot_be_built(home, fault):
     with pytest.raises(ValidationError):
-        home.record(**changes)
+        home.record(**CASES["illegal"][fault])
 
 
 def test_without_an_artifact_root_artifacts_lie_beside_the_database(home, monkeypatch):

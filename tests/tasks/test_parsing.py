@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from kernels_eval.records import REASONS, Candidate, Language, Status
 from tasks.synthesis.parsing import Parsed, is_unfinished, parse_response
+from tests.support.cases import cases
+
+CASES = cases("parsing")
 
 MODULE = (
     "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x"
@@ -81,14 +84,7 @@ def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_sp
 
 @pytest.mark.parametrize(
     ("thought", "answer", "finish_reason", "reason"),
-    [
-        (fenced(DRAFT), "The code above", "length", "truncated"),
-        (fenced(DRAFT), f"```python\n{MODULE}", "stop", "truncated"),
-        (fenced(DRAFT), f"Change this:\n{fenced(HELPER)}", "stop", "missing_model_new"),
-        (f"{fenced(DRAFT)}\n{fenced(HELPER)}", "That is all.", "stop", "no_code_block"),
-        (f"{fenced(DRAFT)}\n```python\n", "That is all.", "stop", "no_code_block"),
-        (fenced(HELPER), "That is all.", "stop", "no_code_block"),
-    ],
+    CASES["a_draft_stays_one_where_the_answer_holds_code_or_breaks_off"],
 )
 def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(
     thought, answer, finish_reason, reason
@@ -135,24 +131,7 @@ CPP_CLASS = fenced("class ModelNew { int x; };", "cpp")
 @pytest.mark.parametrize("finish_reason", [None, "stop", "length"])
 @pytest.mark.parametrize(
     ("text", "code"),
-    [
-        (CUT_BEHIND, MODULE),
-        (fenced(MODULE, ""), MODULE),
-        (fenced(MODULE, " Python"), MODULE),
-        (fenced(MODULE, "py", "````"), MODULE),
-        (fenced(MODULE, "python", "~~~"), MODULE),
-        (fenced(MODULE).replace("\n", "\r\n"), MODULE),
-        ("1. Here:\n" + "\n".join(f"   {line}" for line in fenced(MODULE).split("\n")), MODULE),
-        (f"The code is as follows.{fenced(MODULE)}", MODULE),
-        (fenced(MODULE) + " The kernel is fused.", MODULE),
-        (f"```python\nimport torch  # never closed\n{fenced(MODULE)}", MODULE),
-        (fenced(MODULE, "cuda"), MODULE),
-        (f"{CPP_CLASS}\n{fenced(MODULE)}\n{CPP_CLASS}", MODULE),
-        (f"{fenced(MODULE)}\n{fenced(HELPER)}", MODULE),
-        (fenced(QUOTING), QUOTING),
-        (fenced(QUOTING, fence="````"), QUOTING),
-        (fenced(BROKEN), BROKEN),
-    ],
+    CASES["fences_as_models_write_them"],
 )
 def test_fences_as_models_write_them(text, code, finish_reason):
     assert parse_response(text, finish_reason=finish_reason).code == code
@@ -166,17 +145,7 @@ def test_a_module_without_a_fence_or_an_answer_counts_unless_it_was_cut_off(text
 
 @pytest.mark.parametrize(
     ("text", "finish_reason", "reason"),
-    [
-        *((NEVER_CLOSED, finish_reason, "truncated") for finish_reason in (None, "stop", "length")),
-        ("", None, "no_code_block"),
-        ("I cannot do that.", None, "no_code_block"),
-        ("Define class ModelNew as you like.", None, "no_code_block"),
-        (f"Write ```{MODULE.splitlines()[0]}``` first.", None, "no_code_block"),
-        (fenced(HELPER), None, "missing_model_new"),
-        (fenced("class ModelNewer:\n    pass"), None, "missing_model_new"),
-        (fenced('TEXT = """\nclass ModelNew:\n"""'), None, "missing_model_new"),
-        (CPP_CLASS, None, "missing_model_new"),
-    ],
+    CASES["why_there_is_no_code"],
 )
 def test_why_there_is_no_code(text, finish_reason, reason):
     assert parse_response(text, finish_reason=finish_reason).parse_reason == reason
@@ -189,22 +158,7 @@ def test_what_stopped_at_the_limit_before_any_tag_is_all_reasoning():
 
 @pytest.mark.parametrize(
     ("text", "unfinished"),
-    [
-        (f"x</think>{fenced(MODULE)}", False),
-        (f"```python\nx</think>{fenced(MODULE)}", False),
-        (f"x</think>{fenced(MODULE)}\n```python\nimport", True),
-        ("<think>\nPerhaps", True),
-        ("<think>a</think>\n```python\nx = 1", True),
-        ("<think>a ```\nnever closed in the reasoning</think> answer", False),
-        ("````md\n```python\n````\n", False),
-        ("````md\n```\n", True),
-        ("```inline``` code", False),
-        ("plain", False),
-        ("  ```python\n  x\n  ```", False),
-        ("```python\r\nx\r\n```\r\n", False),
-        (fenced(MODULE), False),
-        ("", False),
-    ],
+    CASES["a_recorded_response_that_breaks_off_is_noticed"],
 )
 def test_a_recorded_response_that_breaks_off_is_noticed(text, unfinished):
     assert is_unfinished(text) is unfinished

@@ -19,6 +19,9 @@ from tasks.progress import gathering
 from tasks.sources import hub, kernelbook
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import load_tasks
+from tests.support.cases import cases
+
+CASES = cases("pinned")
 
 COMMIT, OTHER = "a" * 40, "b" * 40
 CODE = """
@@ -208,7 +211,7 @@ def broken_hub(status: int) -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-@pytest.mark.parametrize(("status", "down"), [(503, True), (404, False), (401, False)])
+@pytest.mark.parametrize(("status", "down"), CASES["what_the_hubs_own_client_raises_is_told_apart"])
 def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch, status, down):
     from huggingface_hub import HfApi
 

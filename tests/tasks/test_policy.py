@@ -3,6 +3,7 @@ Prefect."""
 
 from __future__ import annotations
 
+import builtins
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +11,11 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from kernels_eval import errors
 from kernels_eval.errors import (
-    ClusterError,
     DeviceError,
-    DiskFullError,
-    EvalError,
     GpuLostError,
     SandboxError,
-    ToolchainError,
     UsageError,
 )
 from tasks import policy
@@ -30,6 +28,9 @@ from tasks.policy import (
 )
 from tasks.progress import observed_by, report
 from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tests.support.cases import cases
+
+CASES = cases("policy")
 
 SCHEMA = pa.schema([("value", pa.int64())])
 CALLS: list[int] = []
@@ -59,45 +60,14 @@ def _nothing_called_yet():
     FAULTS.clear()
 
 
-@pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory):
-    """A Prefect of its own: server, database and stored results end with this file."""
-    from prefect import settings
-    from prefect.testing.utilities import prefect_test_harness
-
-    home = tmp_path_factory.mktemp("prefect")
-    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with (
-        settings.temporary_settings(updates=updates),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
-        yield home
-
-
 # -- what is retried -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("error", "again"),
-    [
-        (GpuLostError("gone"), True),
-        (SandboxError("fork server died"), True),
-        (ToolchainError("nvcc broke"), True),
-        (ClusterError("the raylet was killed"), True),
-        (DiskFullError("no room"), False),
-        (EvalError("some machine's fault"), True),
-        (ConnectionRefusedError("endpoint"), True),
-        (TimeoutError("endpoint"), True),
-        (UsageError("unreadable"), False),
-        (DeviceError("no GPU"), False),
-        (ValueError("a bug"), False),
-        (KeyError("a bug"), False),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
-)
-def test_a_machines_fault_is_retried_and_nothing_else(error, again):
+@pytest.mark.parametrize(("name", "again"), CASES["a_machines_fault"].items())
+def test_a_machines_fault_is_retried_and_nothing_else(name, again):
     from prefect.states import Completed, Failed
 
+    error = (vars(errors).get(name) or getattr(builtins, name))("a reason")
     assert infrastructure_only(None, None, Failed(message=str(error), data=error)) is again
     assert infrastructure_only(None, None, Completed(data=1)) is False
 
@@ -272,12 +242,7 @@ def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatc
 
 @pytest.mark.parametrize(
     ("counted", "seconds", "said"),
-    [
-        (2, 60.0, "s: 5 of 100"),
-        (3, 4.0, "s: 5 of 100"),
-        (5, 60.0, "s: 5 of 100, 5 a minute, about 19 min left"),
-        (5, 600.0, "s: 5 of 100, 30 an hour, about 3 h 10 min left"),
-    ],
+    CASES["a_rate_is_said_once_there_is_one"],
 )
 def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
     assert policy.pace("s", 5, 100, counted, seconds) == said

@@ -53,6 +53,10 @@ from tasks.synthesis.requests import Questions, first_requests
 from tasks.synthesis.sampler import Request, Requests, Response
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
+from tests.support.cases import cases
+from tests.support.requests import make_request
+
+CASES = cases("refine")
 
 ROOT = Path(flows.__file__).parent.parent
 TASK = KernelTask(task_id="t/0", name="t0", code="class Model: pass\n")
@@ -119,14 +123,7 @@ def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason):
 
 @pytest.mark.parametrize(
     ("lower", "below", "expected"),
-    [
-        (0.8, 1.0, True),
-        (1.0, 1.0, True),
-        (1.001, 1.0, False),
-        (1.4, 1.5, True),
-        (0.8, 0.0, False),
-        (None, 1.0, False),
-    ],
+    CASES["a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain"],
 )
 def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(lower, below, expected):
     assert followed_up(verdict("ok", timing=timing(lower) if lower else None), below) is expected
@@ -285,19 +282,7 @@ def test_hostile_output_stays_inside_its_block_and_small(name, reason):
         and fence not in inside
     )
     assert quoted.count(TOOLS) == 1 and len(inside) <= MOST_ERROR + 60
-    assert not any(
-        mark in prompt
-        for mark in (
-            "<|",
-            "<\uff5c",
-            "</think>",
-            "<think>",
-            "[/INST]",
-            "<s>",
-            "</s>",
-            "<start_of_turn>",
-        )
-    )
+    assert not any(mark in prompt for mark in CASES["marks_of_chats"])
     assert "/home/user" not in prompt and "user/secret/home" not in prompt
     assert (
         name not in ("huge", "one huge word")
@@ -336,21 +321,7 @@ def test_a_long_error_keeps_its_beginning_and_its_end():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        ("/tmp/concur-x1/b/main.cpp:12:3: error", "main.cpp:12:3: error"),
-        (
-            "In file included from /root/.cache/concur/lite/torch/extension.h:3,",
-            "In file included from extension.h:3,",
-        ),
-        ('  File "/home/me/candidate.py", line 3, in f', '  File "candidate.py", line 3, in f'),
-        ("-I/opt/torch/include -L/usr/lib64/x", "-Iinclude -Lx"),
-        ("cannot open '/scratch/job 7/a'", "cannot open 'job 7/a'"),
-        ("me/.cache/build/k.cpp:3: error\nk.cpp:4: a/b", "k.cpp:3: error\nk.cpp:4: a/b"),
-        ("~/venv/lib/x.so: file:///srv/a/b.o", "x.so: file:b.o"),
-        ("/a/../../home/me/k.cu", "k.cu"),
-        ("x = a/b/c; // out[i] = f(x)/n/m", "x = a/b/c; // out[i] = f(x)/n/m"),
-        ("\x1b[1m/home/\x1b[0mme/k.cu", "k.cu"),
-    ],
+    CASES["directories_of_this_machine_are_not_told"],
 )
 def test_directories_of_this_machine_are_not_told(text, expected):
     assert bounded(text, MOST_ERROR) == expected
@@ -366,23 +337,7 @@ def test_a_module_keeps_its_text():
 
 def test_any_text_comes_out_bounded_and_printable():
     draw = random.Random(7)
-    alphabet = [
-        "/",
-        "a",
-        "`",
-        "\x1b",
-        "[",
-        "]",
-        "\n",
-        " ",
-        ".",
-        "\x07",
-        "<",
-        "|",
-        "\ud800",
-        "0m",
-        "/tmp/x",
-    ]
+    alphabet = [*"/a`\x1b[]\n .\x07<|\ud800", "0m", "/tmp/x"]
     for _ in range(300):
         text = "".join(draw.choices(alphabet, k=draw.randrange(1, 3_000)))
         most = draw.choice([2, 10, 64])
@@ -776,14 +731,7 @@ def test_recorded_responses_have_one_turn(tmp_path):
     from tasks.sources import bundled
 
     task = next(task for task in bundled.load() if task.name == "softmax_rows")
-    asked = Request(
-        request_key="k",
-        task=task,
-        language=Language.CPP,
-        prompt="p",
-        sample_index=0,
-        sampling=SamplingParams(),
-    )
+    asked = make_request(task=task)
     assert len(list(RecordedSampler().sample([asked]))) == 1
     assert not list(RecordedSampler().sample([asked.model_copy(update={"turn": 2, "parent": "c"})]))
 
@@ -798,13 +746,7 @@ def test_turns_are_off_unless_asked_for_and_never_in_the_benchmark():
 
 
 def test_a_later_turn_has_a_parent_and_the_first_has_none():
-    fields = {
-        "candidate_id": "c",
-        "task_id": "t",
-        "language": Language.CPP,
-        "generator": "g",
-        "code": "x",
-    }
+    fields = {"candidate_id": "c", "task_id": "t", "language": "cpp", "generator": "g", "code": "x"}
     assert Candidate(**fields).turn == 1 and Candidate(**fields, turn=2, parent="p").parent == "p"
     for wrong in ({"turn": 2}, {"parent": "p"}, {"turn": 0}):
         with pytest.raises(ValidationError):

@@ -19,8 +19,11 @@ from tasks.synthesis import client as client_module
 from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
 from tasks.synthesis.sampler import Request, Response
+from tests.support.cases import cases
 from tests.support.chat_server import Answer, Server, completion, serving
 from tests.support.requests import KEY, KEY_ENV, ask, client, make_request, without_proxies
+
+CASES = cases("samplers")
 
 
 def request(
@@ -134,11 +137,7 @@ def test_responses_file_may_name_its_language(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"model": ["A", "B", "A"]}, "2 models"),
-        ({"model": [None, None, None]}, "None"),
-        ({"sample_id": [0, 0, 0]}, "two responses for kernelbench/L1/3"),
-    ],
+    CASES["responses_file_refuses_what_is_ambiguous"],
 )
 def test_responses_file_refuses_what_is_ambiguous(tmp_path, changes, message):
     with pytest.raises(UsageError, match=message):
@@ -179,12 +178,12 @@ def test_sends_what_was_asked_and_returns_what_was_said():
 
 
 def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch):
-    monkeypatch.setattr(client_module, "UNREAD", 5)
+    monkeypatch.setattr(client_module, "UNREAD", unread := 2)
     asked = [make_request(index, prompt=f"prompt {index}") for index in range(60)]
     full = threading.Event()
 
     def answer(number: int, body: dict) -> Answer:
-        if number >= 5 + 3 - 1:
+        if number >= unread + 3 - 1:
             full.set()
         return 200, completion(body["messages"][0]["content"])
 
@@ -192,12 +191,12 @@ def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch):
         stream = client(server.url, concurrency=3).sample(asked)
         first = next(
             stream
-            # while it is held, no more than these are asked: five unread, and three that wait for
+            # while it is held, no more than these are asked: two unread, and three that wait for
             # room
         )
         assert full.wait(timeout=20)
         others = ask(server, count=40, concurrency=1)  # time in which the first would ask on
-        assert len(server.bodies) - len(others) <= 5 + 3 + 1
+        assert len(server.bodies) - len(others) <= unread + 3 + 1
         assert len([first, *stream]) == len(server.bodies) - len(others) == 60
 
 
@@ -249,25 +248,9 @@ def test_an_answer_that_never_comes_times_out():
         over.set()
 
 
-def test_missing_parts_are_unknown_not_invented():
-    with serving(lambda number, body: (200, completion(None, "content_filter", None))) as server:
-        (response,) = ask(server)
-    assert response == Response(request_key="0", text="", finish_reason="content_filter")
-
-
-def test_lone_surrogates_do_not_stop_the_run():
-    with serving(lambda number, body: (200, completion("a\ud800b"))) as server:
-        (response,) = ask(server)
-    assert response.text == "a?b"
-
-
 @pytest.mark.parametrize(
     ("status", "message"),
-    [
-        (401, rf"refused the API key.*{KEY_ENV}"),
-        (403, rf"refused the API key.*{KEY_ENV}"),
-        (404, r"org/model.*synthesis\.model"),
-    ],
+    CASES["a_wrong_key_or_address_stops_at_once"],
 )
 def test_a_wrong_key_or_address_stops_at_once(status, message):
     with serving(lambda number, body: (status, {"error": {"message": "no"}})) as server:

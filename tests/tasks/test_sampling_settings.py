@@ -15,8 +15,11 @@ from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.recorded import RecordedSampler
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.stage import make_sampler
+from tests.support.cases import cases
 from tests.support.chat_server import Answer, completion, serving
 from tests.support.requests import MINE, make_request, without_proxies
+
+CASES = cases("sampling_settings")
 
 PLAIN = {"model", "messages", "temperature", "top_p", "max_tokens", "seed"}
 
@@ -97,7 +100,7 @@ def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(en
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"top_k": -1}, {"min_p": 1.5}, {"min_p": -0.1}, {"repetition_penalty": 0.0}, {"top_k": 0.5}],
+    CASES["values_out_of_range_are_refused"],
 )
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
@@ -141,29 +144,11 @@ def softmax(logits: dict[int, float]) -> dict[int, float]:
     return {token: math.exp(value) / total for token, value in logits.items()}
 
 
-@pytest.mark.parametrize(
-    ("settings", "left"),
-    [
-        ({"top_k": 2}, {2, 4}),
-        ({"top_k": 1}, {2}),
-        ({"top_k": 0}, {0, 1, 2, 3, 4}),
-        ({"top_k": 1000}, {0, 1, 2, 3, 4}),
-        ({"min_p": 0.3}, {0, 2, 4}),  # exp(1 - 2) = 0.37 of the likeliest, exp(0 - 2) = 0.14
-        ({"min_p": 1.0}, {2}),
-        ({"min_p": 0.0}, {0, 1, 2, 3, 4}),
-        ({"top_k": 3, "min_p": 0.5}, {2, 4}),
-        (
-            {"top_k": 2, "top_p": 0.6},
-            {2},
-        ),  # of two, the first alone has 0.62: the nucleus is one of what top-k leaves
-        ({"top_p": 0.6}, {2, 4}),  # of all it has 0.44
-        ({"top_k": 4, "temperature": 0.0}, {2}),
-    ],
-)
+@pytest.mark.parametrize(("settings", "left"), CASES["draws"])
 def test_draws_follow_the_settings(settings, left):
     found = shares(SamplingParams(**settings))
     expected = softmax({token: LOGITS[token] for token in left})
-    assert {token for token, share in enumerate(found) if share} == left
+    assert {token for token, share in enumerate(found) if share} == set(left)
     assert all(abs(found[token] - expected[token]) < CLOSE for token in left)
 
 

@@ -31,8 +31,11 @@ from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler, options, serve_command
 from tasks.synthesis.stage import Synthesis, make_sampler
 from tasks.synthesis.supervisor import Command, Supervised
+from tests.support.cases import cases
 from tests.support.requests import make_request
 from tests.support.waiting import until
+
+CASES = cases("server")
 
 ROOT = Path(__file__).parents[2]
 FAKE = f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve"
@@ -180,19 +183,10 @@ def test_starts_at_the_first_request_answers_and_leaves_nothing(four_gpus, fake,
     ]
     (start,) = fake.starts
     words = start["argv"]
-    assert words[:2] == ["serve", "org/model"] and words[words.index("--host") + 1] == "127.0.0.1"
-    assert {
-        "--enable-prefix-caching",
-        "--enable-lora",
-        "--speculative-config",
-        f"tuned={adapters['tuned']}",
-    } <= set(words)
-    assert (
-        words[words.index("--max-lora-rank") + 1] == "32"
-        and words[words.index("--tensor-parallel-size") + 1] == "2"
-    )
-    # 6 / 2 + 256 + 1000 tokens, in steps of 256
-    assert words[words.index("--max-model-len") + 1] == "1280"
+    assert words[:2] == ["serve", "org/model"]
+    served_so = {"--enable-prefix-caching", "--speculative-config", "--enable-lora"}
+    assert served_so | {f"tuned={adapters['tuned']}"} <= set(words)
+    assert {name: words[words.index(name) + 1] for name in CASES["options"]} == CASES["options"]
     assert start["env"]["CUDA_VISIBLE_DEVICES"] in ("0,1", "2,3")
     assert "PYTHONPATH" not in start["env"] and not any(
         name.startswith("RAY_") for name in start["env"]
@@ -325,22 +319,7 @@ def test_a_request_that_kills_every_server_ends_the_run(four_gpus, fake):
 
 @pytest.mark.parametrize(
     ("trouble", "message"),
-    [
-        (
-            "refuse_start",
-            (
-                r"did not become healthy: it ended with exit status 3; the end of"
-                r" .*replica-0\.log:\n(.*\n)*.*has no such window"
-            ),
-        ),
-        (
-            "never_healthy",
-            (
-                r"did not become healthy: it was not healthy 2 s after its start \(Server"
-                r" error '503.*\n(.*\n)*.*startup complete"
-            ),
-        ),
-    ],
+    CASES["a_server_that_never_serves_is_one_clear_error"],
 )
 def test_a_server_that_never_serves_is_one_clear_error(four_gpus, fake, trouble, message):
     fake.set(trouble)
@@ -607,13 +586,7 @@ def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake):
 # --------------------------------------------------------------------------------------------------
 
 
-UNIMPORTANT = {
-    **{"python": "/usr/bin/python3", "command": "vllm serve", "env": {"A": "b"}, "listen": "node"},
-    **{"replicas": 8, "tensor_parallel": 4, "max_num_seqs": 12, "gpu_memory_utilization": 0.5},
-    **{"prefix_caching": False, "cpu_kv_cache_gib": 2, "ngram_tokens": 4, "log_mib": 1},
-    **{"lease_s": 5.0, "restarts": 1, "restart_pause_s": 2.0, "drain_s": 1.0},
-    "start_timeout_s": 9.0,
-}
+UNIMPORTANT = CASES["undecisive"]
 """Settings that decide nothing of what is generated, with a value other than the default."""
 
 

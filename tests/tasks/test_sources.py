@@ -20,6 +20,9 @@ from tasks.sources.config import TasksConfig
 from tasks.sources.degenerate import degenerate_tasks, weak_tasks
 from tasks.sources.files import check_task_source
 from tasks.sources.stage import load_tasks
+from tests.support.cases import cases
+
+CASES = cases("sources")
 
 GOOD = """\
 import torch.nn as nn
@@ -61,18 +64,7 @@ def good(number: int = 0, entry_point: str = "Model") -> str:
 
 @pytest.mark.parametrize(
     ("code", "missing"),
-    [
-        (good().replace("class Model", "class Net"), "class Model"),
-        (good().replace("def get_inputs", "def inputs"), r"get_inputs\(\)"),
-        (good().replace("def get_init_inputs", "def init_inputs"), r"get_init_inputs\(\)"),
-        ("x = 1", r"class Model or get_inputs\(\) or get_init_inputs\(\)"),
-        ("", "class Model"),
-        (
-            "def f():\n    class Model: pass\n" + good().replace("class Model", "class Net"),
-            "class Model",
-        ),
-        (good().replace("class Model(nn.Module):", "def Model():\n  class X:"), "class Model"),
-    ],
+    CASES["check_names_what_is_missing_and_how_it_should_look"],
 )
 def test_check_names_what_is_missing_and_how_it_should_look(code, missing):
     with pytest.raises(UsageError, match=rf"^my\.py does not define {missing}") as caught:
@@ -95,15 +87,7 @@ def test_check_says_where_a_file_is_not_python(code):
 
 @pytest.mark.parametrize(
     "code",
-    [
-        good(),
-        good().replace("\n", "\r\n"),
-        good() + "\n# \u00e9\n",
-        "if True:\n" + "".join(f"    {line}\n" for line in good().splitlines()),
-        "try:\n    import triton\nexcept ImportError:\n    triton = None\n" + good(),
-        good().replace("def get_init_inputs():\n    return []", "get_init_inputs = lambda: []"),
-        good() + "\nregex = '\\d'\n",
-    ],
+    CASES["check_takes_ordinary_modules_without_a_word"],
 )
 def test_check_takes_ordinary_modules_without_a_word(code):
     with warnings.catch_warnings():
@@ -260,15 +244,7 @@ def test_parquet_needs_only_name_and_code(tmp_path):
 
 @pytest.mark.parametrize(
     ("columns", "message"),
-    [
-        ({"name": ["a"]}, "no column code"),
-        ({"name": ["a", None], "code": [good(), good()]}, "row 1: name"),
-        ({"name": ["a"], "code": [None]}, "row 0: code"),
-        ({"name": ["a", "a"], "code": [good(), good(1)]}, "row 1: task_id user/a is there already"),
-        ({"name": ["a"], "code": ["x = 1"]}, r"row 0 \(a\) does not define class Model"),
-        ({"name": ["a"], "code": [good()], "init_form": ["kwargs"]}, "row 0: init_form"),
-        ({"name": [1], "code": [good()]}, "row 0: "),
-    ],
+    CASES["parquet_with_a_fault_names_the_row"],
 )
 def test_parquet_with_a_fault_names_the_row(tmp_path, columns, message):
     pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
@@ -319,14 +295,7 @@ def bad_lines(folder: Path, *lines: str) -> Path:
 
 @pytest.mark.parametrize(
     ("lines", "message"),
-    [
-        (["{"], "line 1 is not JSON"),
-        ([json.dumps({"name": "a", "code": good()}), "", "[1]"], "line 3 is no JSON object"),
-        ([json.dumps({"name": "a", "program": good()})], "row 0 has no code"),
-        ([json.dumps({"name": "a", "code": "x = 1"})], r"row 0 \(a\) does not define class Model"),
-        ([json.dumps({"name": "a", "code": 7})], "row 0: code"),
-        ([], "holds no row"),
-    ],
+    CASES["json_lines_with_a_fault_name_the_line"],
 )
 def test_json_lines_with_a_fault_name_the_line(tmp_path, lines, message):
     with pytest.raises(UsageError, match=rf"bad\.jsonl.*{message}"):
@@ -511,15 +480,7 @@ def test_kernelbook_says_what_it_cannot_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("location", "is_id"),
-    [
-        ("Org/Data", True),
-        ("a-b/c.d_e", True),
-        ("./a/b", False),
-        ("/a/b", False),
-        ("a", False),
-        ("a/b/c", False),
-        ("~/a", False),
-    ],
+    CASES["what_counts_as_a_hub_id"],
 )
 def test_what_counts_as_a_hub_id(location, is_id):
     assert hub.is_hub_id(location) is is_id

@@ -4,6 +4,7 @@ is said of a table that does not do."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -15,6 +16,9 @@ from tasks.sources.stage import keep
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.tables import SCHEMA, CandidateTable
 from tasks.tables import CANDIDATES
+from tests.support.cases import cases
+
+CASES = cases("tables")
 
 TASK = bundled.load()[0]
 PROGRAM = "class Model: pass\ndef get_inputs(): return []\ndef get_init_inputs(): return []\n"
@@ -48,14 +52,8 @@ def written(
     )
 
 
-def candidates(
-    tmp_path: Path,
-    rows: list[dict],
-    program: str = PROGRAM,
-    language: Language = Language.CPP,
-    name: str = "c",
-) -> list[dict]:
-    return written(tmp_path, rows, program, language, name).open().read().to_dicts()
+def candidates(tmp_path: Path, rows: list[dict], *args: Any, **options: Any) -> list[dict]:
+    return written(tmp_path, rows, *args, **options).open().read().to_dicts()
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -72,15 +70,17 @@ def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path):
         tables.load(path)
 
 
-def test_tasks_in_kernelbenchs_columns_and_in_ours(tmp_path):
-    path = table(
-        tmp_path / "k.parquet", [{"level": 1, "problem_id": 3, "name": "3_x", "code": PROGRAM}]
-    )
-    assert [task.task_id for task in tables.load(path)] == ["kernelbench/L1/3"]
-    path = table(tmp_path / "ours.parquet", [TASK.model_dump()])
-    assert tables.load(path) == [TASK]
-    path = table(tmp_path / "named.parquet", [{"name": "x", "code": PROGRAM}])
-    assert [task.task_id for task in tables.load(path)] == ["user/x"]
+@pytest.mark.parametrize(
+    ("row", "task_id"),
+    [
+        ({"level": 1, "problem_id": 3, "name": "3_x"}, "kernelbench/L1/3"),
+        (TASK.model_dump(), TASK.task_id),
+        ({"name": "x"}, "user/x"),
+    ],
+)
+def test_tasks_in_kernelbenchs_columns_and_in_ours(tmp_path, row, task_id):
+    (task,) = tables.load(table(tmp_path / "t.parquet", [{"code": PROGRAM} | row]))
+    assert task.task_id == task_id and (task == TASK or task.code == PROGRAM)
 
 
 def test_tasks_of_folders_globs_and_source_files(tmp_path):
@@ -94,54 +94,19 @@ def test_tasks_of_folders_globs_and_source_files(tmp_path):
 
 
 def test_one_task_has_one_program(tmp_path):
-    path = table(
-        tmp_path / "t.parquet",
-        [{"task_id": "t", "code": PROGRAM}, {"task_id": "t", "code": PROGRAM}],
-    )
-    assert len(tables.load(path)) == 1
-    path = table(
-        tmp_path / "u.parquet",
-        [{"task_id": "t", "code": PROGRAM}, {"task_id": "t", "code": PROGRAM + "#"}],
-    )
+    path, one = tmp_path / "t.parquet", {"task_id": "t", "code": PROGRAM}
+    assert len(tables.load(table(path, [one, one]))) == 1
     with pytest.raises(UsageError, match="another program for task 't'"):
-        tables.load(path)
+        tables.load(table(path, [one, one | {"code": PROGRAM + "#"}]))
 
 
 # -- candidates ------------------------------------------------------------------------------------
 
 
 def test_code_is_taken_as_it_is_and_responses_are_parsed(tmp_path):
-    rows = candidates(
-        tmp_path,
-        [
-            {"task_id": "t", "code": CODE},
-            {"task_id": "t", "code": None},
-            {"task_id": "u", "code": " "},
-        ],
-    )
-    assert [(row["code"], row["parse_reason"]) for row in rows] == [
-        (CODE, None),
-        (None, "no_code_block"),
-        (None, "no_code_block"),
-    ]
-    assert [(row["row"], row["sample_index"], row["given_id"]) for row in rows] == [
-        (0, 0, None),
-        (1, 1, None),
-        (2, 0, None),
-    ]
-    rows = candidates(
-        tmp_path,
-        [{"task_id": "t", "response": text} for text in (ANSWER, ANSWER[:-8], None, "no")],
-        name="r",
-    )
-    assert [row["code"] for row in rows] == [CODE, None, None, None]
-    assert [row["parse_reason"] for row in rows] == [
-        None,
-        "truncated",
-        "no_code_block",
-        "no_code_block",
-    ]
-    assert (rows[0]["reasoning"], rows[0]["response"]) == ("hm", ANSWER)
+    for name, case in CASES["code_and_responses"].items():
+        rows = candidates(tmp_path, case["rows"], name=name)
+        assert [list(map(row.get, case["columns"])) for row in rows] == case["found"]
 
 
 def test_recorded_responses_to_kernelbench(tmp_path):
@@ -233,26 +198,7 @@ def test_languages(tmp_path):
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [
-        (
-            [{"task_id": "t", "text": "x"}],
-            (
-                r"c\.parquet is no table of candidates: its columns are task_id, text \(wanted:"
-                r" task_id, code; or"
-            ),
-        ),
-        ([{"code": CODE}], "is no table of candidates: its columns are code"),
-        ([{"task_id": None, "code": CODE}], "row 0 names no task"),
-        ([{"task_id": "t", "code": None, "parse_reason": "lazy"}], "row 0: .*parse_reason 'lazy'"),
-        ([{"task_id": "t", "code": CODE, "sample_index": -1}], "row 0: sample_index"),
-        (
-            [
-                {"task_id": "t", "code": CODE, "candidate_id": "a"},
-                {"task_id": "t", "code": "other", "candidate_id": "a"},
-            ],
-            "row 1: candidate_id 'a' stands for another candidate",
-        ),
-    ],
+    CASES["what_cannot_be_used_is_one_error_that_names_it"],
 )
 def test_what_cannot_be_used_is_one_error_that_names_it(tmp_path, rows, said):
     with pytest.raises(UsageError, match=said) as caught:

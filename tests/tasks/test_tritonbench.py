@@ -25,6 +25,9 @@ from tasks.sources.functions import (
     adapt,
 )
 from tasks.sources.stage import load_tasks
+from tests.support.cases import cases
+
+CASES = cases("tritonbench")
 
 RULE = "#" * 146
 REFERENCE = """\
@@ -194,15 +197,7 @@ def test_a_result_that_is_returned_without_a_dict():
 
 @pytest.mark.parametrize(
     ("call", "random"),
-    [
-        ("dropped(a)", True),
-        ("dropped(a, training=False)", False),
-        ("dropped(a, 0.0)", False),
-        ("dropped(a, share)", True),
-        ("dropped(a, training=off)", False),
-        ("dropped(a, training=a.sum() > 0)", True),
-        ("dropped(a, training=not off)", True),
-    ],
+    CASES["calls_that_draw_random_numbers_are_left_out"],
 )
 def test_calls_that_draw_random_numbers_are_left_out(call, random):
     reference = (
@@ -250,37 +245,7 @@ def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given():
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        (REFERENCE, "0 lines of #"),
-        (text("results['a'] = scaled(torch.ones(2))") + f"\n{RULE}\n", "2 lines of #"),
-        (
-            text("results['a'] = scaled(torch.ones(2)").replace("return results", "return"),
-            "is not Python",
-        ),
-        (text("x = 1"), "0 test functions"),
-        (
-            text("results['a'] = scaled(torch.ones(2)).shape"),
-            r"its result is `scaled\(torch\.ones\(2\)\)\.shape`",
-        ),
-        (text("with torch.no_grad():\n        results['a'] = scaled(torch.ones(2))"), "`with`"),
-        (
-            text("for i in range(3):\n        results[i] = scaled(torch.ones(i))"),
-            "cannot place `for i in range",
-        ),
-        (
-            text("class Net(torch.nn.Module):\n        pass", "results['a'] = scaled(Net())"),
-            "modules of their own",
-        ),
-        (text("results['a'] = scaled(2.0)"), "every test call is given no tensor"),
-        (
-            text("a = torch.ones(2)", "a.requires_grad_()", "results['a'] = scaled(a)"),
-            "cannot place `a.requires_grad_",
-        ),
-        (
-            text(
-                "results['a'] = scaled(torch.ones(2))", reference="def one(): pass\ndef two(): pass"
-            ),
-            "defines 2 functions, none of them scaled",
-        ),
+        *CASES["what_does_not_become_a_task_says_why"],
         ("(" * 3000 + f"\n{RULE}\n", "is not Python"),
     ],
 )
@@ -389,19 +354,7 @@ def test_a_file_of_operators_is_surveyed(tmp_path):
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [
-        ([{"name": "a"}], "no column code_with_tests"),
-        (
-            [{"name": "a", "code_with_tests": GOOD}, {"name": None, "code_with_tests": GOOD}],
-            "row 1 has no name",
-        ),
-        ([{"name": "a", "code_with_tests": " "}], "row 0 has no code_with_tests"),
-        ([{"name": "scaled", "code_with_tests": GOOD}] * 2, "holds scaled twice"),
-        (
-            [{"name": "scaled", "code_with_tests": REFERENCE}],
-            "no operator that becomes a task: holds 0 lines",
-        ),
-    ],
+    CASES["a_file_with_a_fault_is_refused"],
 )
 def test_a_file_with_a_fault_is_refused(tmp_path, rows, message):
     with pytest.raises(UsageError, match=message):

@@ -52,21 +52,6 @@ def ray_here():
 
 
 @pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory):
-    """A Prefect of its own: server, database and stored results end with this file."""
-    from prefect import settings
-    from prefect.testing.utilities import prefect_test_harness
-
-    home = tmp_path_factory.mktemp("prefect")
-    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with (
-        settings.temporary_settings(updates=updates),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
-        yield home
-
-
-@pytest.fixture(scope="module")
 def tasks():
     return [task for task in bundled.load("train") if task.name in NAMES]
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,8 +20,8 @@ ROOT = Path(benchmarks.__file__).parent.parent
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
 def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     command = [
         sys.executable,
         "-m",
@@ -49,7 +48,7 @@ def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(
     )
 
 
-def test_candidates_are_of_every_kind_and_each_has_an_identity() -> None:
+def test_candidates_are_of_every_kind_and_each_has_an_identity():
     made = candidates(500)
     assert len({candidate.candidate_id for _, candidate in made}) == 500
     assert [candidate.candidate_id for _, candidate in candidates(500)] == [
@@ -71,7 +70,7 @@ FAULTS = yaml.safe_load((ROOT / "tests/data/chaos_faults.yaml").read_text(encodi
 
 
 @pytest.mark.parametrize("case", FAULTS, ids=str)
-def test_what_the_comparison_finds(case: dict[str, Any]) -> None:
+def test_what_the_comparison_finds(case):
     chaos = calm()
     for name in case.keys() - {"fault"}:
         setattr(chaos, name, case[name])

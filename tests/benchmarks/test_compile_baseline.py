@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from benchmarks.compile_baseline import MORE, report, tasks_of
 from kernels_eval.checks.inputs import construct, load_module, make_inputs
 
 
-def test_every_built_in_task_runs_on_a_cpu_and_grows_on_a_gpu(tmp_path: Path) -> None:
+def test_every_built_in_task_runs_on_a_cpu_and_grows_on_a_gpu(tmp_path):
     small, large = tasks_of(None, "cpu"), tasks_of(None, "cuda:0")
     assert len(small) == len({task.task_id for task in small}) == 22
     for task, grown in zip(small[: len(MORE)], large, strict=False):
@@ -27,12 +25,12 @@ def test_every_built_in_task_runs_on_a_cpu_and_grows_on_a_gpu(tmp_path: Path) ->
         assert task.code != grown.code and task.task_id == grown.task_id
 
 
-def test_a_folder_of_tasks_can_be_given(tmp_path: Path) -> None:
+def test_a_folder_of_tasks_can_be_given(tmp_path):
     (tmp_path / "one.py").write_text("class Model: pass\n", encoding="utf-8")
     assert [task.task_id for task in tasks_of(str(tmp_path), "cpu")] == ["file/one"]
 
 
-def test_the_table_names_what_compiled_and_what_did_not(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_names_what_compiled_and_what_did_not(capsys):
     timed = {
         "eager_ms": 2.0,
         "compiled_ms": 1.0,

@@ -15,7 +15,7 @@ from benchmarks import curation_scale
 from benchmarks.curation_scale import PER_TASK, synthetic
 
 
-def test_the_synthetic_table_is_what_it_says() -> None:
+def test_the_synthetic_table_is_what_it_says():
     rows = synthetic(2000)
     assert rows.equals(synthetic(2000)) and not rows.equals(synthetic(2000, seed=1))
     assert rows["candidate_id"].is_unique().all() and rows[
@@ -31,7 +31,7 @@ def test_the_synthetic_table_is_what_it_says() -> None:
     )
 
 
-def test_it_measures_each_strategy_at_each_size(tmp_path: Path) -> None:
+def test_it_measures_each_strategy_at_each_size(tmp_path):
     root = Path(curation_scale.__file__).parent.parent
     command = [
         sys.executable,

@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import polars as pl
-import pytest
 
 from benchmarks import degenerate_tasks
 
@@ -28,9 +26,7 @@ def get_init_inputs():
 """
 
 
-def test_a_task_whose_answer_is_always_the_same_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_task_whose_answer_is_always_the_same_is_listed(tmp_path, monkeypatch, capsys):
     rows = [
         (TASK.format(answer="x * 2 + 1"), 1, "1_linear", 1),
         (TASK.format(answer="torch.ones(4)"), 1, "2_constant", 2),

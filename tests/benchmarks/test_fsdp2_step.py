@@ -16,7 +16,7 @@ from benchmarks import fsdp2_step
 from tasks.training.recipe import TrainingRecipe
 
 
-def test_the_adapter_is_the_recipes() -> None:
+def test_the_adapter_is_the_recipes():
     recipe = TrainingRecipe()
     assert {
         "r": recipe.lora_rank,
@@ -32,7 +32,7 @@ def test_the_adapter_is_the_recipes() -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_take_steps_and_the_loss_falls(tmp_path: Path) -> None:
+def test_two_processes_take_steps_and_the_loss_falls(tmp_path):
     command = [
         sys.executable,
         "-m",

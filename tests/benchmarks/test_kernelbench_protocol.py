@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -66,7 +65,7 @@ DATA = yaml.safe_load((ROOT / "tests/data/kernelbench_protocol.yaml").read_text(
 MODES = {name: made | {"summary": summarise(made)} for name, made in DATA["modes"].items()}
 
 
-def test_a_process_is_worth_its_last_report() -> None:
+def test_a_process_is_worth_its_last_report():
     def line(phase: str, status: str | None, **seconds: float) -> str:
         return json.dumps({"phase": phase, "seconds": seconds, "status": status, "detail": ""})
 
@@ -83,7 +82,7 @@ def test_a_process_is_worth_its_last_report() -> None:
     assert (whole["status"], whole["seconds"]) == ("correct", {"load": 1.0, "end": 2.5})
 
 
-def test_a_chosen_sample_is_spread_out_and_always_the_same() -> None:
+def test_a_chosen_sample_is_spread_out_and_always_the_same():
     jobs = [Job(f"t/{number}", 0, "", "") for number in range(100)]
     assert {int(job.task_id[2:]) for job in choose(jobs, None, 4)} == {0, 25, 50, 75}
     assert len(choose(jobs, None, 1000)) == 100
@@ -99,7 +98,7 @@ def test_a_chosen_sample_is_spread_out_and_always_the_same() -> None:
     assert [job.task_id for job in choose(jobs, only, 4)] == ["t/7"]
 
 
-def test_the_summary_divides_each_phase_by_what_went_through_it() -> None:
+def test_the_summary_divides_each_phase_by_what_went_through_it():
     for mode, expected in DATA["summaries"].items():
         assert expected.items() <= MODES[mode]["summary"].items()
     split = MODES["sequential"]["summary"]["run_split_mean_s"]
@@ -108,7 +107,7 @@ def test_the_summary_divides_each_phase_by_what_went_through_it() -> None:
     assert len(protocol.table({"modes": MODES})) > 10
 
 
-def test_the_same_candidates_are_compared() -> None:
+def test_the_same_candidates_are_compared():
     found = compare(MODES, DATA["verdicts"], {"wall_s": 6.0})["modes"]
     for mode, expected in DATA["compared"].items():
         assert expected.items() <= found[mode].items()
@@ -117,9 +116,7 @@ def test_the_same_candidates_are_compared() -> None:
     assert compare(MODES, foreign, {"wall_s": 6.0})["modes"]["sequential"] == {"candidates": 0}
 
 
-def test_ours_can_be_compared_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ours_can_be_compared_later(tmp_path, monkeypatch, capsys):
     verdicts = tmp_path / "verdicts.json"
     verdicts.write_text(json.dumps(DATA["verdicts"][:3]))
     (tmp_path / "summary.json").write_text(json.dumps({"wall_s": 6.0, "candidates": 3}))
@@ -134,7 +131,7 @@ def test_ours_can_be_compared_later(
     assert compared["modes"]["sequential"]["ratio"] == 10.0
 
 
-def test_the_responses_of_what_was_done_can_be_given_to_ours(tmp_path: Path) -> None:
+def test_the_responses_of_what_was_done_can_be_given_to_ours(tmp_path):
     import polars as pl
 
     keys = {"level": [1, 1, 2], "problem_id": [1, 1, 1], "sample_id": [0, 1, 0]}
@@ -152,7 +149,7 @@ def test_the_responses_of_what_was_done_can_be_given_to_ours(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_bundled_candidates_build_and_run_one_after_the_other() -> None:
+def test_bundled_candidates_build_and_run_one_after_the_other():
     task = next(task for task in bundled.load() if task.name == "scale_shift_silu")
     codes = {
         number: parse_response(bundled.responses(task.name, "cpp")[number]).code
@@ -175,7 +172,7 @@ def test_bundled_candidates_build_and_run_one_after_the_other() -> None:
 
 
 @pytest.mark.slow
-def test_whatever_a_candidate_does_there_is_a_row() -> None:
+def test_whatever_a_candidate_does_there_is_a_row():
     forged = json.dumps({"phase": "end", "seconds": {}, "status": "incorrect"})
     jobs = [
         candidate(
@@ -197,7 +194,7 @@ def test_whatever_a_candidate_does_there_is_a_row() -> None:
 
 
 @pytest.mark.slow
-def test_the_budget_stops_new_candidates_and_cuts_what_is_late() -> None:
+def test_the_budget_stops_new_candidates_and_cuts_what_is_late():
     jobs = [candidate(number, "x", first="time.sleep(300)") for number in range(2)]
     found = run_mode(
         jobs, Settings("sequential", "cpu", budget_s=10, grace_s=1), lambda section: None

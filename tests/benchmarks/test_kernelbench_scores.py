@@ -46,15 +46,15 @@ def ours(path: Path, *names: tuple[str, int, str]) -> str:
     return str(path)
 
 
-def test_recorded_outcomes_in_our_words(tmp_path: Path) -> None:
+def test_recorded_outcomes_in_our_words(tmp_path):
     found = recorded_verdicts(recorded(tmp_path / "r.parquet"))
     assert found["status"].to_list()[:3] == ["correct", "incorrect", "compile_error"]
     assert found["candidate_id"][0] == "kernelbench/L1/1#0" and found.height == 9
 
 
 def test_the_latest_verdict_counts_and_levels_that_are_not_whole_are_left_out(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     level_1 = [(f"L1/{problem}", sample, "timeout") for problem in (1, 2) for sample in range(3)]
     first = ours(tmp_path / "a.json", *level_1, ("L2/1", 0, "correct"))
     second = ours(tmp_path / "b.json", ("L1/1", 1, "correct"))
@@ -77,7 +77,7 @@ def test_the_latest_verdict_counts_and_levels_that_are_not_whole_are_left_out(
     assert pl.read_parquet(tmp_path / "out" / "same.parquet").height == 6
 
 
-def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_refused(tmp_path):
     table = recorded_verdicts(recorded(tmp_path / "r.parquet"))
     with pytest.raises(
         UsageError, match="1 verdicts are of no response, such as kernelbench/L9/1 #0"

@@ -37,7 +37,7 @@ def row(problem: int, sample: int, response: str, runtime_ms: float) -> dict:
     }
 
 
-def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path: Path) -> None:
+def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path):
     path = tmp_path / "recorded.parquet"
     thought = "x" * 400
     made = [
@@ -63,14 +63,14 @@ def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path: Path) -> None:
         assert "another GPU" in page
 
 
-def test_a_response_breaks_off_in_a_block_or_in_a_sentence() -> None:
+def test_a_response_breaks_off_in_a_block_or_in_a_sentence():
     assert all(
         map(breaks_off, ("```python\nclass ModelNew:\n", "the kernel is", "<think>\nI think."))
     )
     assert not any(map(breaks_off, ("The kernel is done.\n", MODULE)))
 
 
-def test_a_file_without_the_columns_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_the_columns_is_refused(tmp_path):
     pl.DataFrame({"response": ["a"]}).write_parquet(tmp_path / "other.parquet")
     with pytest.raises(UsageError, match="recorded_correct"):
         adapted(str(tmp_path / "other.parquet"))
@@ -92,7 +92,7 @@ def verdict(
 
 
 @pytest.fixture
-def responses(tmp_path: Path) -> str:
+def responses(tmp_path):
     """Ten tasks of level 1 and two of level 2, two responses each, all recorded as incorrect."""
     made = [
         row(
@@ -116,7 +116,7 @@ def written(path: Path, *verdicts: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> list[str]:
+def files(tmp_path):
     """Verdicts of level 1 but for L1/10 #1, of half of level 2, and later ones of which some are
     correct."""
     first = [
@@ -127,9 +127,7 @@ def files(tmp_path: Path) -> list[str]:
     return [written(tmp_path / "a.json", *first), written(tmp_path / "b.json", *later)]
 
 
-def test_our_verdicts_take_the_place_of_the_recorded_ones(
-    tmp_path: Path, responses: str, files: list[str]
-) -> None:
+def test_our_verdicts_take_the_place_of_the_recorded_ones(tmp_path, responses, files):
     """The later file counts; a task that is not judged wholly, and a level with many of those, are
     left out and said."""
     ours, said, missing = judged(adapted(responses), files)
@@ -149,8 +147,8 @@ def test_our_verdicts_take_the_place_of_the_recorded_ones(
 
 @pytest.mark.slow
 def test_reports_of_our_verdicts_stand_beside_those_of_the_recorded_ones(
-    tmp_path: Path, responses: str, files: list[str]
-) -> None:
+    tmp_path, responses, files
+):
     out = tmp_path / "out"
     said = analyse(responses, str(out), files)
     assert set(said) == {*LENGTHS, *(f"recorded-{name}" for name in LENGTHS)}
@@ -170,7 +168,7 @@ def test_reports_of_our_verdicts_stand_beside_those_of_the_recorded_ones(
     assert pl.read_parquet(out / SAMPLES).height == 18
 
 
-def test_verdict_files_that_do_not_fit_are_refused(tmp_path: Path, responses: str) -> None:
+def test_verdict_files_that_do_not_fit_are_refused(tmp_path, responses):
     (tmp_path / "no.json").write_text("{")
     cases = {
         "cannot read": [str(tmp_path / "no.json")],

@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 
 import polars as pl
-import pytest
 
 from benchmarks import parsing
 
@@ -74,7 +73,7 @@ def responses(path: Path, **changes: object) -> Path:
     return path
 
 
-def test_every_kind_is_told_and_there_is_a_row_for_each() -> None:
+def test_every_kind_is_told_and_there_is_a_row_for_each():
     for row, (response, _, kind, correct) in zip(table().to_dicts(), ROWS, strict=True):
         compared = parsing.compare(row | {"level": 2, "sample_id": 3})
         found = (compared.row, compared.kind, compared.correct)
@@ -82,9 +81,7 @@ def test_every_kind_is_told_and_there_is_a_row_for_each() -> None:
     assert {row[2] for row in ROWS} == {*parsing.SAME, *parsing.GROUPS}
 
 
-def test_figures_and_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_and_lists(tmp_path, monkeypatch, capsys):
     out, recorded = tmp_path / "report.md", responses(tmp_path / "r.parquet")
     argv = ["parsing", "--responses", str(recorded), "--json", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", argv)
@@ -116,15 +113,13 @@ def test_figures_and_lists(
     assert "That is all" not in text and "draft = 1" not in text, "no word of the responses"
 
 
-def test_a_finish_reason_in_the_file_wins(tmp_path: Path) -> None:
+def test_a_finish_reason_in_the_file_wins(tmp_path):
     rows = parsing.read(str(responses(tmp_path / "r.parquet", finish_reason=pl.lit("length"))))
     assert [row["problem_id"] for row in rows] == sorted(row["problem_id"] for row in rows)
     assert all(parsing.compare(row).cut for row in rows)
 
 
-def test_what_is_wrong_with_the_file_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_with_the_file_is_one_line(tmp_path, monkeypatch, capsys):
     pl.DataFrame({"level": [1]}).write_parquet(tmp_path / "short.parquet")
     table().clear().write_parquet(tmp_path / "empty.parquet")
     for name, said in (

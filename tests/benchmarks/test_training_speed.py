@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -81,7 +80,7 @@ def test_long_logs_keep_their_head_and_tail():
 
 
 @pytest.mark.slow
-def test_without_dropout_both_learn_the_same(tmp_path: Path):
+def test_without_dropout_both_learn_the_same(tmp_path):
     out = tmp_path / "results.json"
     command = [
         sys.executable,

@@ -51,7 +51,7 @@ def answers(folder: Path, models: list[str], texts: list[str]) -> str:
 
 
 @pytest.mark.slow  # six tasks in confined processes
-def test_a_task_agrees_with_its_file_and_not_with_another(tmp_path: Path) -> None:
+def test_a_task_agrees_with_its_file_and_not_with_another(tmp_path):
     (task,) = tritonbench.load(operators(tmp_path / "files", doubled=FILE))
     cases = {
         "same": (FILE, True),
@@ -76,9 +76,7 @@ def test_a_task_agrees_with_its_file_and_not_with_another(tmp_path: Path) -> Non
         assert said in (found[name] or ""), (name, found[name])
 
 
-def test_the_page_lists_what_was_refused_and_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_lists_what_was_refused_and_left_out(tmp_path, monkeypatch, capsys):
     files = operators(tmp_path / "files", doubled=FILE, random=RANDOM)
     texts = ["def doubled(x, out=None):\n    return x\n", "x", "def f(:"]
     words = ["tritonbench", "--operators", str(files), "--no-run", "--out", str(tmp_path / "out")]
@@ -98,7 +96,7 @@ def test_the_page_lists_what_was_refused_and_left_out(
 
 
 @pytest.mark.slow  # a Ray cluster
-def test_recorded_answers_are_verified_and_scored(tmp_path: Path) -> None:
+def test_recorded_answers_are_verified_and_scored(tmp_path):
     """On a CPU there is no Triton: answers in torch are right, without a custom kernel."""
     tasks = tritonbench.load(operators(tmp_path / "files", doubled=FILE))
     good = "import torch\ndef doubled(x, out=None):\n    return torch.add(x, x, out=out)\n"
@@ -118,7 +116,7 @@ def test_recorded_answers_are_verified_and_scored(tmp_path: Path) -> None:
     assert "| none | no_code | missing_model_new | 1 |" in lines
 
 
-def test_accuracies_are_shares_of_operators(tmp_path: Path) -> None:
+def test_accuracies_are_shares_of_operators(tmp_path):
     said = [
         ("correct", "ok"),
         ("incorrect", "wrong_output"),

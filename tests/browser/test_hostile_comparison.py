@@ -7,8 +7,6 @@ import base64
 import html
 import json
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -31,19 +29,19 @@ class Logged(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_file(tmp_path_factory):
     return hostile_comparison(tmp_path_factory.mktemp("page")).html
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Logged]:
+def logged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ablation")
     with mlflow_server(folder / "mlflow") as server:
         yield Logged(server.url, log_hostile_ablation(folder, server.url))
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser(tmp_path):
     with chromium(tmp_path / "shots") as window:
         yield window
 
@@ -63,7 +61,7 @@ def quiet(browser: Browser) -> None:
     assert (fired(browser), browser.outside, browser.page_errors) == ([], [], [])
 
 
-def test_the_page_opened_as_a_file(browser: Browser, page_file: Path) -> None:
+def test_the_page_opened_as_a_file(browser, page_file):
     browser.page.goto(page_file.as_uri())
     unfolded(browser)
     settled(browser)
@@ -78,8 +76,8 @@ def test_the_page_opened_as_a_file(browser: Browser, page_file: Path) -> None:
 
 
 def test_without_escaping_the_page_would_act_and_its_policy_alone_would_stop_it(
-    browser: Browser, page_file: Path, tmp_path: Path
-) -> None:
+    browser, page_file, tmp_path
+):
     """Otherwise the test above could not fail; and the page has two locks."""
     raw, page = html.unescape(page_file.read_text(encoding="utf-8")), tmp_path / "raw.html"
     page.write_text(raw, encoding="utf-8")
@@ -95,9 +93,7 @@ def test_without_escaping_the_page_would_act_and_its_policy_alone_would_stop_it(
     ]
 
 
-def test_its_figures_opened_by_themselves(
-    browser: Browser, page_file: Path, tmp_path: Path
-) -> None:
+def test_its_figures_opened_by_themselves(browser, page_file, tmp_path):
     """An image runs nothing; the same file in a window of its own might."""
     drawn = re.findall(
         r"data:image/svg\+xml;base64,([\w+/=]+)", page_file.read_text(encoding="utf-8")
@@ -120,7 +116,7 @@ def test_its_figures_opened_by_themselves(
         quiet(browser)
 
 
-def test_the_page_in_the_preview_of_mlflow(browser: Browser, logged: Logged) -> None:
+def test_the_page_in_the_preview_of_mlflow(browser, logged):
     browser.page.goto(
         f"{logged.url}/#/experiments/{logged.runs.experiment}/runs/{logged.runs.parent}/artifacts/comparison.html"
     )
@@ -139,9 +135,7 @@ def test_the_page_in_the_preview_of_mlflow(browser: Browser, logged: Logged) -> 
 @pytest.mark.parametrize(
     ("name", "expected"), [("comparison.md", OUR_WORDS), ("comparison.json", "against_untuned")]
 )
-def test_its_other_files_in_the_preview_of_mlflow(
-    browser: Browser, logged: Logged, name: str, expected: str
-) -> None:
+def test_its_other_files_in_the_preview_of_mlflow(browser, logged, name, expected):
     browser.page.goto(
         f"{logged.url}/#/experiments/{logged.runs.experiment}/runs/{logged.runs.parent}/artifacts/{name}"
     )
@@ -151,9 +145,7 @@ def test_its_other_files_in_the_preview_of_mlflow(
     quiet(browser)
 
 
-def test_the_runs_of_the_ablation_and_their_comparison_in_mlflow(
-    browser: Browser, logged: Logged
-) -> None:
+def test_the_runs_of_the_ablation_and_their_comparison_in_mlflow(browser, logged):
     runs = f"{logged.url}/#/experiments/{logged.runs.experiment}/runs"
     pages = {
         "parent": f"{runs}/{logged.runs.parent}",

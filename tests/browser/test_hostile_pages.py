@@ -7,14 +7,13 @@ import json
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.support.acted import fired, settled, visit, words
-from tests.support.browser import Browser, chromium
+from tests.support.browser import chromium
 from tests.support.payloads import CANARY, FIRED, LINES
 from tests.support.servers import Served, clean_environment, mlflow_server, prefect_server
 
@@ -31,7 +30,7 @@ class Shown(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+def shown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     with prefect_server(folder / "prefect") as prefect, mlflow_server(folder / "mlflow") as mlflow:
         environment = clean_environment() | dict(prefect.environment) | {"PYTHONPATH": str(ROOT)}
@@ -49,12 +48,12 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser(tmp_path):
     with chromium(tmp_path / "shots") as window:
         yield window
 
 
-def test_the_payloads_fire_in_a_page_that_does_not_escape(browser: Browser, tmp_path: Path) -> None:
+def test_the_payloads_fire_in_a_page_that_does_not_escape(browser, tmp_path):
     """Otherwise the other tests could not fail."""
     page = tmp_path / "bad.html"
     page.write_text(f"<!doctype html><body>{LINES}</body>")
@@ -69,7 +68,7 @@ def test_the_payloads_fire_in_a_page_that_does_not_escape(browser: Browser, tmp_
 @pytest.mark.parametrize(
     "artifact", ["report", "comparison", "decontamination", "caution", "summary", "table"]
 )
-def test_artifacts_in_the_prefect_ui(browser: Browser, shown: Shown, artifact: str) -> None:
+def test_artifacts_in_the_prefect_ui(browser, shown, artifact):
     visit(
         browser,
         f"{shown.prefect.url}/artifacts/artifact/{shown.ids[artifact]}",
@@ -80,7 +79,7 @@ def test_artifacts_in_the_prefect_ui(browser: Browser, shown: Shown, artifact: s
 
 
 @pytest.mark.parametrize("run", ["run", "failed"])
-def test_names_and_logs_of_runs_in_the_prefect_ui(browser: Browser, shown: Shown, run: str) -> None:
+def test_names_and_logs_of_runs_in_the_prefect_ui(browser, shown, run):
     visit(
         browser, f"{shown.prefect.url}/runs/flow-run/{shown.ids[run]}", "onerror", f"prefect-{run}"
     )
@@ -89,7 +88,7 @@ def test_names_and_logs_of_runs_in_the_prefect_ui(browser: Browser, shown: Shown
     assert fired(browser) == []
 
 
-def test_what_the_prefect_ui_does_with_raw_markup(browser: Browser, shown: Shown) -> None:
+def test_what_the_prefect_ui_does_with_raw_markup(browser, shown):
     """No script runs by itself. But a picture from elsewhere is loaded and a `javascript:` link is
     a link (Prefect 3.8), in cells of tables
     too: that is why our edge escapes (SECURITY.md). Once this fails for the second part, that page
@@ -109,7 +108,7 @@ def mlflow_page(shown: Shown, tab: str) -> str:
     return f"{shown.mlflow.url}/#/experiments/{shown.experiment}/runs/{shown.ids['mlflow']}{tab}"
 
 
-def test_a_run_in_the_mlflow_ui(browser: Browser, shown: Shown) -> None:
+def test_a_run_in_the_mlflow_ui(browser, shown):
     visit(browser, mlflow_page(shown, ""), "onerror", "mlflow-run")
     assert fired(browser) == []
     visit(
@@ -122,7 +121,7 @@ def test_a_run_in_the_mlflow_ui(browser: Browser, shown: Shown) -> None:
 
 
 @pytest.mark.parametrize("name", ["report.html", "report.md"])
-def test_our_pages_in_the_mlflow_ui(browser: Browser, shown: Shown, name: str) -> None:
+def test_our_pages_in_the_mlflow_ui(browser, shown, name):
     browser.page.goto(mlflow_page(shown, f"/artifacts/{name}"))
     assert OUR_WORDS in words(browser, OUR_WORDS)  # the file is shown, not the run's name alone
     settled(browser)
@@ -130,7 +129,7 @@ def test_our_pages_in_the_mlflow_ui(browser: Browser, shown: Shown, name: str) -
     assert fired(browser) == []
 
 
-def test_what_the_mlflow_ui_does_with_raw_markup(browser: Browser, shown: Shown) -> None:
+def test_what_the_mlflow_ui_does_with_raw_markup(browser, shown):
     """A page that somebody else logged runs in a frame of its own origin: it cannot reach MLflow's
     page or its API (SECURITY.md)."""
     browser.page.goto(mlflow_page(shown, "/artifacts/raw.html"))
@@ -141,7 +140,7 @@ def test_what_the_mlflow_ui_does_with_raw_markup(browser: Browser, shown: Shown)
     assert not browser.page.evaluate(f"Boolean(window.{FIRED})")
 
 
-def test_the_report_opened_as_a_file(browser: Browser, tmp_path: Path) -> None:
+def test_the_report_opened_as_a_file(browser, tmp_path):
     from tasks.benchmark.report.files import build_report
     from tests.support.hostile_report import hostile_report
 

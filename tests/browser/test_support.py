@@ -4,15 +4,13 @@ the servers' own pages load in it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.support.browser import Browser, chromium, is_local
+from tests.support.browser import chromium, is_local
 from tests.support.servers import mlflow_server, prefect_server
 
 PAGE = """<!doctype html><title>page</title><script>window.ran = 6 * 7</script>
@@ -22,12 +20,12 @@ PAGE = """<!doctype html><title>page</title><script>window.ran = 6 * 7</script>
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser(tmp_path):
     with chromium(tmp_path / "shots") as window:
         yield window
 
 
-def test_what_is_local() -> None:
+def test_what_is_local():
     assert all(
         map(
             is_local,
@@ -51,7 +49,7 @@ def test_what_is_local() -> None:
 
 
 @pytest.mark.browser
-def test_scripts_run_and_nothing_leaves(browser: Browser, tmp_path: Path) -> None:
+def test_scripts_run_and_nothing_leaves(browser, tmp_path):
     (tmp_path / "index.html").write_text(PAGE)
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -72,7 +70,7 @@ def test_scripts_run_and_nothing_leaves(browser: Browser, tmp_path: Path) -> Non
 
 
 @pytest.mark.browser
-def test_both_user_interfaces_load(browser: Browser, tmp_path: Path) -> None:
+def test_both_user_interfaces_load(browser, tmp_path):
     with (
         prefect_server(tmp_path / "prefect") as prefect,
         mlflow_server(tmp_path / "mlflow") as mlflow,

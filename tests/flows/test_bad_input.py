@@ -73,7 +73,7 @@ def invoked(*words: object) -> Result:
 
 
 @pytest.fixture
-def there(tmp_path: Path) -> Line:
+def there(tmp_path):
     return Line(tmp_path / "root", SAMPLES)
 
 
@@ -138,9 +138,7 @@ CASES = [(*place.split(), *case) for place, cases in TABLES["refused"].items() f
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case[:3]))
-def test_what_cannot_be_used_is_one_error_and_changes_nothing(
-    tmp_path: Path, there: Line, case: tuple[Any, ...]
-) -> None:
+def test_what_cannot_be_used_is_one_error_and_changes_nothing(tmp_path, there, case):
     command, stage, part, *changes = case
     out = tmp_path / "out"
     if command == "publish":
@@ -166,7 +164,7 @@ BOTH = ("--strategy", "concur", "--strategy", "speedup")
 
 
 @pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, pl.DataFrame], str]:
+def usual(tmp_path_factory):
     """The sets of the line as it should be, and what publishing says of it first."""
     place = tmp_path_factory.mktemp("usual")
     whole = Line(place / "root", SAMPLES)
@@ -179,8 +177,8 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, pl.DataFr
 
 @pytest.mark.parametrize("name", TABLES["harmless"])
 def test_shards_that_differ_in_what_does_not_matter_give_the_same_sets(
-    tmp_path: Path, there: Line, usual: tuple[dict[str, pl.DataFrame], str], name: str
-) -> None:
+    tmp_path, there, usual, name
+):
     stage, *changes = TABLES["harmless"][name]
     there.rewrite(stage, *changes)
     done_well(there.run("curate", tmp_path / "sets", *BOTH))
@@ -202,7 +200,7 @@ def no_speedups(frame: pl.DataFrame) -> pl.DataFrame:
     return timed(frame, "speedup", values.alias("speedup"))
 
 
-def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path: Path, there: Line) -> None:
+def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path, there):
     """Such a sample counts as not timed: it can be the shortest, never the fastest, and no table or
     page has its value as a speedup."""
     there.rewrite("verification", no_speedups, "same")
@@ -229,7 +227,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path: Path, ther
         ("diff", "hold the same samples"),
     ],
 )
-def test_one_task_only(tmp_path: Path, command: str, said: str) -> None:
+def test_one_task_only(tmp_path, command, said):
     one = Line(tmp_path / "root", [each for each in SAMPLES if each["task"] == "t/1"])
     more = "--strategy concur --strategy shuffled_reasoning".split() * (command == "curate")
     assert said in done_well(one.run(command, tmp_path / "out", *more))
@@ -238,13 +236,13 @@ def test_one_task_only(tmp_path: Path, command: str, said: str) -> None:
         assert heights == {"concur": 2}
 
 
-def test_no_correct_candidate_is_analysed_as_such(tmp_path: Path, there: Line) -> None:
+def test_no_correct_candidate_is_analysed_as_such(tmp_path, there):
     there.rewrite("verification", none_correct)
     assert "undecided" in done_well(there.run("analyze", tmp_path / "analysis"))
 
 
 @pytest.mark.parametrize("command", ["curate", "analyze"])
-def test_the_first_verdict_of_a_candidate_counts(tmp_path: Path, there: Line, command: str) -> None:
+def test_the_first_verdict_of_a_candidate_counts(tmp_path, there, command):
     """In two tables and in one that holds both."""
     later = pl.read_parquet(there.place("verification") / "*.parquet")
     both = later.join(
@@ -261,9 +259,7 @@ def test_the_first_verdict_of_a_candidate_counts(tmp_path: Path, there: Line, co
     assert "none of 18 candidates (0 correct)" in refused(there.run(command, tmp_path / "out"))
 
 
-def test_a_set_published_before_its_snapshots_broke_is_compared_all_the_same(
-    tmp_path: Path, there: Line
-) -> None:
+def test_a_set_published_before_its_snapshots_broke_is_compared_all_the_same(tmp_path, there):
     """A published folder holds its rows; only why they changed is told by what it was made from."""
     done_well(there.run("publish", tmp_path / "published"))
     there.rewrite("curation", {"without": ["criterion"]})
@@ -272,7 +268,7 @@ def test_a_set_published_before_its_snapshots_broke_is_compared_all_the_same(
     assert "hold the same samples" in done_well(done)
 
 
-def test_a_manifest_that_is_no_manifest(tmp_path: Path, there: Line) -> None:
+def test_a_manifest_that_is_no_manifest(tmp_path, there):
     for text in ("{", "[]", "{}"):
         (there.place("curation") / "manifest.json").write_text(text)
         for command in ("publish", "diff"):

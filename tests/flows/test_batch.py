@@ -9,7 +9,6 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -37,7 +36,7 @@ DEFAULTS = VerificationConfig()
 
 
 @pytest.fixture
-def inputs(tmp_path: Path) -> tuple[Path, Path]:
+def inputs(tmp_path):
     """Six candidates of two bundled tasks: five responses, of which two are wrong, and one without
     code."""
     tasks = [task for task in bundled.load("train") if task.name in NAMES]
@@ -89,7 +88,7 @@ class Command:
 
 
 @pytest.fixture
-def commands() -> Iterator[list[Command]]:
+def commands():
     """Every command that a test starts ends with it, and all that it had started."""
     started: list[Command] = []
     yield started
@@ -107,9 +106,7 @@ def kept(out: Path) -> dict[str, dict]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_interrupted_then_finished_then_served(
-    tmp_path: Path, inputs: tuple[Path, Path], commands: list[Command]
-) -> None:
+def test_interrupted_then_finished_then_served(tmp_path, inputs, commands):
     arguments = ("candidates.parquet", "--tasks", "tasks.parquet", "--out", "out", *QUICK)
     out = tmp_path / "out"
 
@@ -173,9 +170,7 @@ def test_interrupted_then_finished_then_served(
     assert "ray" not in sys.modules or not batch._ray_runs()
 
 
-def test_a_table_without_any_code_needs_no_worker(
-    tmp_path: Path, inputs: tuple[Path, Path]
-) -> None:
+def test_a_table_without_any_code_needs_no_worker(tmp_path, inputs):
     """Everything but the workers: the snapshots, both files, the numbers of a batch in which
     nothing ran, and growing it by a row."""
     tasks = pl.read_parquet(inputs[1])["task_id"].to_list()
@@ -216,9 +211,7 @@ def refused(tmp_path: Path, *arguments: str) -> str:
     return lines[0]
 
 
-def test_bad_input_is_one_line_and_nothing_is_written(
-    tmp_path: Path, inputs: tuple[Path, Path]
-) -> None:
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path, inputs):
     pl.DataFrame({"task_id": ["t"], "text": ["x"]}).write_parquet(tmp_path / "bad.parquet")
     for words, parts in REFUSED.items():
         line = refused(tmp_path, *words.split(), "--tasks", "tasks.parquet", "--out", "out")
@@ -249,7 +242,7 @@ def call(
     return verify_batch(CandidateTable(candidates), str(tasks), out, config, language)
 
 
-def test_candidates_without_their_task_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+def test_candidates_without_their_task_are_counted_and_the_first_is_named(tmp_path):
     rows = [
         {"task_id": name, "code": CODE}
         for name in ("here", "gone\x1b[1m", "gone\x1b[1m", "far", "here")
@@ -266,9 +259,7 @@ def test_candidates_without_their_task_are_counted_and_the_first_is_named(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_language_without_its_device_and_an_out_that_is_a_file(
-    inputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_language_without_its_device_and_an_out_that_is_a_file(inputs, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(DeviceError, match="triton kernels need an NVIDIA GPU"):
         call(*inputs, language=Language.TRITON)
@@ -281,7 +272,7 @@ def test_a_language_without_its_device_and_an_out_that_is_a_file(
 # -- what is shown ---------------------------------------------------------------------------------
 
 
-def test_the_end_shows_numbers_and_no_markup_of_others() -> None:
+def test_the_end_shows_numbers_and_no_markup_of_others():
     data = json.loads((ROOT / "tests/data/batch_summary.json").read_text(encoding="utf-8"))
     shown = rendered("verify-batch", data)
     assert "\x1b" not in shown and "[red]CPU?[31m" in shown and "[bold]GPU 0?[0m" in shown

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +43,14 @@ GONE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stack(tmp_path_factory):
     with stacks.stack(tmp_path_factory.mktemp("browser") / "root") as found:
         found.prefect_done("deploy", "--all")
         yield found
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+def browser(tmp_path):
     with chromium(tmp_path / "shots") as window:
         window.page.set_default_timeout(SLOW_MS)
         yield window
@@ -142,7 +142,7 @@ def until(page: Page, found: Callable[[], Any]) -> Any:
     return answer
 
 
-def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Browser) -> None:
+def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     page = browser.page
     page.goto(f"{stack.prefect}/deployments")
     page.get_by_role("link", name="nightly", exact=True).click()
@@ -205,9 +205,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack: Stack, browser: Br
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
 
 
-def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(
-    stack: Stack, browser: Browser
-) -> None:
+def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(stack, browser):
     page = browser.page
     opened(page, stack, "ablations")
     field(page, "Name").locator("textarea").fill("weekly")
@@ -292,9 +290,7 @@ def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(
     )  # of each branch, in MLflow and in Prefect
 
 
-def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(
-    stack: Stack, browser: Browser
-) -> None:
+def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(stack, browser):
     page = browser.page
     opened(page, stack, "nightly")
     choose(page, "Profile", "local")
@@ -344,7 +340,7 @@ def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(
     assert browser.page_errors == []
 
 
-def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browser) -> None:
+def test_every_other_deployment_runs_from_its_form(stack, browser):
     """The line first: the others take up what it leaves. The second training is another one, whose
     adapter is then the one to score."""
     page = browser.page
@@ -370,9 +366,7 @@ def test_every_other_deployment_runs_from_its_form(stack: Stack, browser: Browse
     assert browser.page_errors == []
 
 
-def test_a_form_that_cannot_be_used_ends_the_run_with_one_sentence(
-    stack: Stack, browser: Browser
-) -> None:
+def test_a_form_that_cannot_be_used_ends_the_run_with_one_sentence(stack, browser):
     page = browser.page
     opened(page, stack, "curate")
     override(page, ["curation.stratgy=best"])

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ class Line(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+def line(tmp_path_factory):
     home = tmp_path_factory.mktemp("cancel")
     endpoint, root = Endpoint(), home / "root"
     with (
@@ -158,9 +158,7 @@ ORDER = [
 
 
 @pytest.mark.parametrize(("stage", "how"), ORDER, ids=lambda value: value)
-def test_a_run_that_is_stopped_leaves_nothing_running(
-    line: Line, stage: str, how: str, record_property: Any
-) -> None:
+def test_a_run_that_is_stopped_leaves_nothing_running(line, stage, how, record_property):
     if stage not in ("workloads", "synthesis"):
         line.endpoint.open.set()
     asked = len(line.server.bodies)
@@ -203,9 +201,7 @@ def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) ->
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])
-def test_servers_of_ours_are_gone_with_the_run(
-    line: Line, how: str, tmp_path: Path, record_property: Any
-) -> None:
+def test_servers_of_ours_are_gone_with_the_run(line, how, tmp_path, record_property):
     """vLLM's stand-in holds every answer, and its engine is a process of a session of its own that
     ignores SIGTERM."""
     fake = tmp_path / "fake"
@@ -243,7 +239,7 @@ def test_servers_of_ours_are_gone_with_the_run(
     until(lambda: not line.worker.left(), GONE_S, lambda: f"the end of {line.worker.names()}")
 
 
-def test_the_same_run_again_completes_with_no_row_lost_or_twice(line: Line) -> None:
+def test_the_same_run_again_completes_with_no_row_lost_or_twice(line):
     line.endpoint.open.set()
     state = line.night.ended(line.night.start(line.deployment), STAGE_S)
     assert state["type"] == "COMPLETED", state

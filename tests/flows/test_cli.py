@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
@@ -48,7 +47,7 @@ concur = partial(commands.concur, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path, monkeypatch):
     """The current directory: only FILES are in it. No GPU is visible."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
@@ -61,9 +60,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(("command", "said"), REFUSED.items())
-def test_unusable_input_is_2_in_one_line_and_changes_nothing(
-    here: Path, command: str, said: list[str]
-) -> None:
+def test_unusable_input_is_2_in_one_line_and_changes_nothing(here, command, said):
     done = CliRunner().invoke(main, command.split())
     lines = done.stderr.splitlines()
     assert (done.exit_code, done.stdout, len(lines)) == (2, "", 1), (done.output, done.exception)
@@ -79,11 +76,11 @@ def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def test_the_refusal_of_a_profile_names_them_all() -> None:
+def test_the_refusal_of_a_profile_names_them_all():
     assert set(REFUSED["run --profile zzz"]) == set(profile_names())
 
 
-def test_a_process_refuses_as_the_function_does(tmp_path: Path) -> None:
+def test_a_process_refuses_as_the_function_does(tmp_path):
     line = one_error_line(concur("run", "--set", "verification.worker=2", cwd=tmp_path))
     assert line.startswith("error: ") and "did you mean verification.workers?" in line
 
@@ -96,12 +93,12 @@ def test_a_process_refuses_as_the_function_does(tmp_path: Path) -> None:
         ("verify a.py b.py --language rust", ["cpp", "cuda", "triton"]),
     ],
 )
-def test_no_arguments_and_wrong_arguments_say_how(command: str, said: list[str]) -> None:
+def test_no_arguments_and_wrong_arguments_say_how(command, said):
     done = CliRunner().invoke(main, command.split())
     assert done.exit_code == 2 and all(part in done.output for part in said)
 
 
-def test_a_kernel_that_fails_is_a_verdict_and_exit_0(here: Path) -> None:
+def test_a_kernel_that_fails_is_a_verdict_and_exit_0(here):
     done = concur("verify", "task.py", "broken.py", "--json", cwd=here)
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
@@ -112,7 +109,7 @@ def test_a_kernel_that_fails_is_a_verdict_and_exit_0(here: Path) -> None:
 # -- doctor ----------------------------------------------------------------------------------------
 
 
-def test_doctor_json_is_one_object_and_the_exit_status_agrees(tmp_path: Path) -> None:
+def test_doctor_json_is_one_object_and_the_exit_status_agrees(tmp_path):
     done = concur("doctor", "--json", "--set", "root=out", cwd=tmp_path)
     report = json.loads(done.stdout)
     assert set(report) == {"profile", "runnable", "checks"} and report["profile"] == "local"
@@ -122,7 +119,7 @@ def test_doctor_json_is_one_object_and_the_exit_status_agrees(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []  # it looks and changes nothing
 
 
-def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path: Path) -> None:
+def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path):
     done = concur("doctor", "--profile", "cuda", "--json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
@@ -138,9 +135,7 @@ def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path: Path) -> None:
     ("error", "status"),
     [(UsageError, 2), (DeviceError, 2), (GpuLostError, 1), (SandboxError, 1), (ToolchainError, 1)],
 )
-def test_input_is_2_and_the_machine_is_1(
-    error: type[Exception], status: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_input_is_2_and_the_machine_is_1(error, status, capsys):
     raised = error("unreadable", "mend it")
     with pytest.raises(SystemExit) as caught, exit_statuses():
         raise raised
@@ -148,7 +143,7 @@ def test_input_is_2_and_the_machine_is_1(
     assert capsys.readouterr().err == f"error: {raised}\n" and "(mend it)" in str(raised)
 
 
-def test_an_interrupt_is_130_and_a_bug_is_not_hidden(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_is_130_and_a_bug_is_not_hidden(capsys):
     with pytest.raises(SystemExit) as caught, exit_statuses():
         raise KeyboardInterrupt
     assert caught.value.code == 130 and "rerun the same command" in capsys.readouterr().err
@@ -157,7 +152,7 @@ def test_an_interrupt_is_130_and_a_bug_is_not_hidden(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.slow
-def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path: Path) -> None:
+def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path):
     """Found inside a flow run: Prefect hands the error through, and it still ends in one line that
     names the fix."""
     tasks = "tasks={source: files, location: gone.parquet}"

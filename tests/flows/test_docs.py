@@ -50,7 +50,7 @@ def is_run(command: Command) -> bool:
 
 
 @pytest.mark.parametrize("command", ALL, ids=lambda command: command.place)
-def test_every_command_is_run_or_says_why_not(command: Command) -> None:
+def test_every_command_is_run_or_says_why_not(command):
     assert is_run(command) != bool(reasons(command)), (
         f"{command.text!r}: say in RUN, LINE or NOT_RUN what becomes of it, in one of them"
     )
@@ -58,13 +58,13 @@ def test_every_command_is_run_or_says_why_not(command: Command) -> None:
     assert kind != "other" or reasons(command) or is_run(command)
 
 
-def test_nothing_is_run_that_no_page_says() -> None:
+def test_nothing_is_run_that_no_page_says():
     said = {command.text for command in ALL}
     assert {*RUN, *LINE} <= said, {*RUN, *LINE} - said
     assert len(said) > 60
 
 
-def test_what_is_wrong_is_seen() -> None:
+def test_what_is_wrong_is_seen():
     """The check itself: each of these would be a broken page."""
     for words in (
         ["run", "--profil", "local"],
@@ -90,7 +90,7 @@ def test_what_is_wrong_is_seen() -> None:
             check(Command("here", text, text.split()))
 
 
-def test_commands_named_in_passing_have_the_options_they_are_named_with() -> None:
+def test_commands_named_in_passing_have_the_options_they_are_named_with():
     seen = 0
     for page in {fence.page for fence in fences()}:
         text = page.read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ def test_commands_named_in_passing_have_the_options_they_are_named_with() -> Non
     [fence for fence in fences() if fence.language in ("yaml", "python")],
     ids=lambda fence: fence.place,
 )
-def test_snippets_are_what_they_look_like(fence, tmp_path: Path) -> None:
+def test_snippets_are_what_they_look_like(fence, tmp_path):
     if fence.language == "python":
         for node in ast.walk(ast.parse(fence.text)):
             package = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0]
@@ -132,7 +132,7 @@ def test_snippets_are_what_they_look_like(fence, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A directory as a reader has it after a refresh, with the files that the pages tell to
     write."""
     place = tmp_path_factory.mktemp("reader")
@@ -169,14 +169,12 @@ def typed(words: str) -> str:
 
 
 @pytest.mark.parametrize("text", RUN)
-def test_a_command_does_what_its_page_says(
-    text: str, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_does_what_its_page_says(text, place, monkeypatch):
     monkeypatch.chdir(place)
     assert RUN[text] in typed(text.removeprefix(CONCUR)).replace("\n", " ")
 
 
-def test_placeholders_can_be_filled_in(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placeholders_can_be_filled_in(place, monkeypatch):
     monkeypatch.chdir(place)
     assert "concur" in typed("curate --explain t-0-0")
     typed("publish --out old")
@@ -185,13 +183,13 @@ def test_placeholders_can_be_filled_in(place: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", sorted(main.commands))
-def test_help_is_there(name: str) -> None:
+def test_help_is_there(name):
     assert typed(f"{name} --help").startswith(f"Usage: main {name}")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
+def test_the_line_of_the_pages_in_one_directory(tmp_path):
     """A real refresh, then every command that works on what it leaves, typed into a shell as it
     stands."""
     write_what_pages_say(tmp_path)
@@ -239,7 +237,7 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     built = tmp_path_factory.mktemp("site")
     config = ("--config-file", str(ROOT / "mkdocs.yml"), "--site-dir", str(built))
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", *config]
@@ -248,7 +246,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_site_builds_strictly_and_holds_every_page(site: Path) -> None:
+def test_the_site_builds_strictly_and_holds_every_page(site):
     for page in ROOT.glob("docs/**/*.md"):
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
     for name in ("cli", "configuration", "profiles", "tables"):
@@ -258,13 +256,13 @@ def test_the_site_builds_strictly_and_holds_every_page(site: Path) -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if page.parent == ROOT], ids=lambda page: page.name
 )
-def test_links_of_pages_outside_of_the_site_lead_somewhere(page: Path) -> None:
+def test_links_of_pages_outside_of_the_site_lead_somewhere(page):
     links = hook("repository").links(page.name, page.read_text(encoding="utf-8"))
     found = [target for _, target, _ in links]
     assert found and [target for target in found if not (ROOT / target).exists()] == []
 
 
-def test_the_site_asks_nothing_of_another_machine(site: Path) -> None:
+def test_the_site_asks_nothing_of_another_machine(site):
     for page in [*site.rglob("*.html"), *site.rglob("*.css")]:
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(https?:[^\"> ]+)", text)
@@ -275,7 +273,7 @@ def test_the_site_asks_nothing_of_another_machine(site: Path) -> None:
         assert not loaded, (page, loaded)
 
 
-def test_the_reference_names_every_command_option_and_key(site: Path) -> None:
+def test_the_reference_names_every_command_option_and_key(site):
     cli = (site / "reference" / "cli.html").read_text(encoding="utf-8")
     for name, command in main.commands.items():
         assert f"concur {name}<" in cli, name
@@ -294,7 +292,7 @@ def test_the_reference_names_every_command_option_and_key(site: Path) -> None:
     assert not missing
 
 
-def test_every_column_has_its_meaning_and_no_meaning_is_left_over() -> None:
+def test_every_column_has_its_meaning_and_no_meaning_is_left_over():
     """The hook itself raises for a column without one; this asks for the other direction, and that
     a nameless key is refused."""
     reference = hook("reference")
@@ -303,7 +301,7 @@ def test_every_column_has_its_meaning_and_no_meaning_is_left_over() -> None:
     assert sum(len(keys) for _, _, keys in reference.sections()) > 150
 
 
-def test_a_key_without_a_description_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_without_a_description_is_refused(monkeypatch):
     reference = hook("reference")
     schema = PipelineConfig.model_json_schema()
     del schema["properties"]["root"]["description"]
@@ -324,7 +322,7 @@ def hook(name: str):
 
 
 @pytest.mark.browser
-def test_the_site_read_from_the_disk_in_a_browser(site: Path, tmp_path: Path) -> None:
+def test_the_site_read_from_the_disk_in_a_browser(site, tmp_path):
     """No request leaves, nothing is wider than the screen, and search finds."""
     pages = ("index", "how-to/verify-a-table", "reference/cli", "reference/configuration")
     with chromium(tmp_path) as browser:

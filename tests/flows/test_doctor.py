@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ from tasks.synthesis.config import SynthesisConfig
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Questions that start processes are answered at once; the profile's needs are what these tests
     are about."""
     monkeypatch.setattr(
@@ -54,19 +53,17 @@ EVERYWHERE = "Python,torch,torch device,C++ compiler,ray,prefect,trl,disk,mlflow
         ("paper", "name=mine", "nvcc,GPUs", "required"),
     ],
 )
-def test_what_is_required_follows_the_profile(
-    quick: None, profile: str, override: str, names: str, need: str
-) -> None:
+def test_what_is_required_follows_the_profile(quick, profile, override, names, need):
     found = examined(profile, override)
     assert {found[name].need for name in names.split(",")} == {need}
 
 
-def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick: None) -> None:
+def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick):
     cuda = examined("cuda")
     assert "--set language=cpp" in cuda["GPUs"].fix and not runnable(list(cuda.values()))
 
 
-def test_only_what_is_required_decides() -> None:
+def test_only_what_is_required_decides():
     def check(ok: bool, need: doctor.Need) -> Check:
         return Check(name="x", found="y", ok=ok, need=need)
 
@@ -74,9 +71,7 @@ def test_only_what_is_required_decides() -> None:
     assert not runnable([check(True, "required"), check(False, "required")])
 
 
-def test_a_package_that_is_not_installed_comes_with_its_install_line(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_that_is_not_installed_comes_with_its_install_line(quick, monkeypatch):
     monkeypatch.setattr(doctor, "version", lambda name: metadata.version(f"no-such-{name}"))
     missing = examined()["ray"]
     assert (missing.found, missing.fix) == ("not installed", "pip install 'ray[default]'")
@@ -84,27 +79,21 @@ def test_a_package_that_is_not_installed_comes_with_its_install_line(
     assert doctor.package("ray") == (metadata.version("ray"), "")
 
 
-def test_a_machine_without_a_compiler(
-    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_a_compiler(quick, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     found = examined("local", f"root={tmp_path}")
     assert re.search(r"g\+\+|CXX", found["C++ compiler"].fix) and not runnable(list(found.values()))
 
 
-def test_torch_that_does_not_import_is_said_so(
-    quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_that_does_not_import_is_said_so(quick, monkeypatch):
     monkeypatch.setattr(doctor, "ask", lambda command, **_: None)
     found = examined()
     assert found["torch device"].found == "torch does not import"
     assert not runnable(list(found.values()))
 
 
-def test_a_full_disk_and_a_root_that_is_not_there_yet(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_full_disk_and_a_root_that_is_not_there_yet(monkeypatch, tmp_path):
     deep = tmp_path / "a" / "b"
     # it looks at what exists above, and makes nothing
     assert str(deep) in doctor.disk(str(deep))[0] and not deep.exists()
@@ -116,18 +105,16 @@ def test_a_full_disk_and_a_root_that_is_not_there_yet(
     ("program", "answer"),
     [("print('noise'); print('answer')", "answer"), ("raise SystemExit(3)", None), ("", None)],
 )
-def test_a_question_that_fails_is_no_answer(program: str, answer: str | None) -> None:
+def test_a_question_that_fails_is_no_answer(program, answer):
     assert doctor.ask([sys.executable, "-c", program]) == answer
 
 
-def test_a_question_to_nobody_or_for_too_long_is_no_answer(tmp_path: Path) -> None:
+def test_a_question_to_nobody_or_for_too_long_is_no_answer(tmp_path):
     assert doctor.ask([str(tmp_path / "gone")]) is None
     assert doctor.ask([sys.executable, "-c", "input()"], timeout_s=0.0) is None
 
 
-def test_vllm_is_asked_in_its_own_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_vllm_is_asked_in_its_own_environment(monkeypatch, tmp_path):
     """$CONCUR_VLLM_PYTHON names an interpreter; ours never imports vLLM."""
     interpreter = tmp_path / "python"
     named = SynthesisConfig(server={"python": str(interpreter)})
@@ -147,19 +134,17 @@ def test_vllm_is_asked_in_its_own_environment(
     assert doctor.vllm(named)[1] == f"{interpreter} -m pip install vllm"
 
 
-def test_a_fault_of_a_check_is_its_line(
-    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_fault_of_a_check_is_its_line(quick, monkeypatch, tmp_path):
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
     assert "CONCUR_VLLM_PYTHON" in examined("local", "synthesis.sampler=vllm")["vLLM"].fix
 
 
-def test_a_profile_that_cannot_be_read_is_an_error_not_a_check() -> None:
+def test_a_profile_that_cannot_be_read_is_an_error_not_a_check():
     with pytest.raises(UsageError, match="unknown key"):
         examine("local", ("rooot=x",))
 
 
-def test_isolation_is_what_the_sandbox_itself_would_report() -> None:
+def test_isolation_is_what_the_sandbox_itself_would_report():
     from kernels_eval.isolation import layers
 
     summary, *absent = doctor.isolation()
@@ -170,8 +155,8 @@ def test_isolation_is_what_the_sandbox_itself_would_report() -> None:
 
 
 def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setenv("CONCUR_ISOLATION_WITHOUT", "namespace:user,landlock")
     checks = {check.name: check for check in doctor.isolation()}
     assert "landlock" not in checks["isolation"].found
@@ -180,23 +165,19 @@ def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(
     assert all(check.fix and not check.ok for check in checks.values())
 
 
-def test_isolation_that_cannot_be_probed_is_not_called_sound(quick: None) -> None:
+def test_isolation_that_cannot_be_probed_is_not_called_sound(quick):
     (check,) = doctor.isolation()
     assert (check.ok, check.found) == (False, "not probed") and check.fix
 
 
-def test_a_root_that_this_user_cannot_write(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_root_that_this_user_cannot_write(monkeypatch, tmp_path):
     # permissions do not stop root, so the answer is made
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
     found, fix = doctor.disk(str(tmp_path / "theirs"))
     assert "not writable" in found and "write permission" in fix
 
 
-def test_the_build_cache_is_shown_with_its_size_and_limit(
-    quick: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_build_cache_is_shown_with_its_size_and_limit(quick, monkeypatch, tmp_path):
     monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CONCUR_CACHE_BYTES", str(3 * 10**9))
     cache = BuildCache(tmp_path / "cache")

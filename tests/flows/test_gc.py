@@ -38,13 +38,13 @@ NOTHING = Keep(refreshes=0, younger_than_days=0, unfinished_days=0)
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     (tmp_path / "root").mkdir()
     return tmp_path / "root"
 
@@ -124,7 +124,7 @@ def aged(path: str | Path, seconds: float) -> None:
         os.utime(each, (seconds, seconds))
 
 
-def test_the_newest_refreshes_stay_with_what_they_were_made_of(root: Path) -> None:
+def test_the_newest_refreshes_stay_with_what_they_were_made_of(root):
     tasks = made(root, "tasks", "shared", days=300)
     nights = [refresh(root, f"night {age}", 30 * age, tasks) for age in (1, 2, 3)]
     above = (nights[1][name] for name in ("verdicts", "candidates", "tasks"))
@@ -138,7 +138,7 @@ def test_the_newest_refreshes_stay_with_what_they_were_made_of(root: Path) -> No
     assert of(tasks, adapter, *nights[0].values()) == places(root)
 
 
-def test_what_is_young_or_half_done_stays_for_a_while(root: Path) -> None:
+def test_what_is_young_or_half_done_stays_for_a_while(root):
     young, old = refresh(root, "young", 3), refresh(root, "old", 30)
     begun = made(root, "verification", "begun", days=10, finished=False)
     left = made(root, "verification", "left", days=40, finished=False)
@@ -148,14 +148,14 @@ def test_what_is_young_or_half_done_stays_for_a_while(root: Path) -> None:
     assert of(begun, *young.values()) == places(root) and empty.is_dir()
 
 
-def test_a_report_and_what_its_json_names_stay(root: Path) -> None:
+def test_a_report_and_what_its_json_names_stay(root):
     night, unused = refresh(root, "night", 90), refresh(root, "unused", 90)
     scores = made(root, "benchmark", "scores", made(root, "verification", "answers"))
     reported(scores, {"fingerprints": {"analysis": night["analysis"].fingerprint}})
     assert gone(root) == of(*unused.values(), night["curated"])
 
 
-def test_published_sets_stay_wherever_the_folder_lies(root: Path, tmp_path: Path) -> None:
+def test_published_sets_stay_wherever_the_folder_lies(root, tmp_path):
     from tasks.publishing.sets import publish_set
     from tests.support.curated import line, sample
 
@@ -170,14 +170,14 @@ def test_published_sets_stay_wherever_the_folder_lies(root: Path, tmp_path: Path
 
 
 @pytest.fixture
-def mlflow_uri(root: Path) -> str:
+def mlflow_uri(root):
     return f"sqlite:///{root}/mlflow.db"
 
 
 @pytest.mark.slow  # MLflow makes its database: half a minute on a busy machine
 def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(
-    root: Path, mlflow_uri: str, tmp_path: Path
-) -> None:
+    root, mlflow_uri, tmp_path
+):
     from mlflow.tracking import MlflowClient
 
     from tasks.tracking.connection import Destination
@@ -219,7 +219,7 @@ def test_runs_and_registered_models_keep_what_they_name_until_they_are_deleted(
 
 
 @pytest.mark.slow  # MLflow is imported
-def test_nothing_is_deleted_where_mlflow_cannot_be_asked(root: Path) -> None:
+def test_nothing_is_deleted_where_mlflow_cannot_be_asked(root):
     old = refresh(root, "old", 90)
     (root / "mlflow.db").write_bytes(b"no database" * 100)
     shown = gc(root, "--keep", "0")
@@ -235,7 +235,7 @@ def test_nothing_is_deleted_where_mlflow_cannot_be_asked(root: Path) -> None:
     assert told["freed_bytes"] == sum(one["bytes"] for one in told["snapshots"]) > 0
 
 
-def test_a_link_is_never_followed(root: Path, tmp_path: Path) -> None:
+def test_a_link_is_never_followed(root, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     outside = made(elsewhere, "verification", "outside")
     inside = made(root, "verification", "inside")
@@ -251,7 +251,7 @@ def test_a_link_is_never_followed(root: Path, tmp_path: Path) -> None:
     assert outside.finished and (root / "verification" / stable_hash("another")).exists()
 
 
-def test_checkpoints_and_logs(root: Path) -> None:
+def test_checkpoints_and_logs(root):
     trained = made(root, "training", "done", days=1)
     begun = made(root, "training", "begun", days=1, finished=False)
     for one in (trained, begun):
@@ -269,7 +269,7 @@ def test_checkpoints_and_logs(root: Path) -> None:
     assert trained.finished and trained.keys("key") == {"done"}
 
 
-def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
+def test_a_manifest_that_cannot_be_read_stops_everything(root):
     old, broken = refresh(root, "old", 90), made(root, "curation", "broken")
     (Path(broken.path) / "manifest.json").write_text('{"stage": "cura')
     with pytest.raises(UsageError, match="what it needs is unknown"):
@@ -304,9 +304,7 @@ def wait(channel: Connection) -> None:
 
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
 @pytest.mark.parametrize("number", [1, 3, 9])
-def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
-    root: Path, call: str, number: int
-) -> None:
+def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(root, call, number):
     kept, tasks = refresh(root, "kept", 40), made(root, "tasks", "shared", days=99)
     old = [refresh(root, f"old {age}", age, tasks) for age in (60, 80, 90)]
     keep = Keep(refreshes=1, younger_than_days=0)
@@ -336,7 +334,7 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(
     assert places(root) == of(*kept.values())
 
 
-def test_what_another_process_writes_to_stays_and_is_finished(root: Path) -> None:
+def test_what_another_process_writes_to_stays_and_is_finished(root):
     snapshot = Snapshot(str(root), "verification", stable_hash("being written"))
 
     def write(channel: Connection) -> None:
@@ -357,7 +355,7 @@ def test_what_another_process_writes_to_stays_and_is_finished(root: Path) -> Non
     assert snapshot.finished and len(snapshot.keys("key")) == 51
 
 
-def test_a_run_holds_its_root_and_lets_go_when_it_dies(root: Path) -> None:
+def test_a_run_holds_its_root_and_lets_go_when_it_dies(root):
     old = refresh(root, "old", 90)
 
     def work(channel: Connection) -> None:
@@ -377,7 +375,7 @@ def test_a_run_holds_its_root_and_lets_go_when_it_dies(root: Path) -> None:
 
 
 @pytest.mark.parametrize("flow", ["refresh", "pipeline"])
-def test_the_flows_hold_their_root(flow: str) -> None:
+def test_the_flows_hold_their_root(flow):
     """By reading: a real flow needs a Prefect server, and a gc beside one is tested where there is
     one (`test_line.py` runs both flows)."""
     assert "\n@guarded\n" in (ROOT / "flows" / f"{flow}.py").read_text()
@@ -427,9 +425,7 @@ def roots(draw: st.DrawFn) -> list[Stored]:
         unfinished_days=st.floats(0, 100),
     ),
 )
-def test_nothing_that_stays_loses_what_it_was_made_of(
-    there: list[Stored], named: set[str], released: set[str], keep: Keep
-) -> None:
+def test_nothing_that_stays_loses_what_it_was_made_of(there, named, released, keep):
     now_s = 100 * DAY_S
     references = dict.fromkeys(named, "named")
     decisions = decide(there, references, keep, now_s, frozenset(released - named))
@@ -448,12 +444,12 @@ def test_nothing_that_stays_loses_what_it_was_made_of(
         del left[fingerprint]
 
 
-def test_sizes_as_a_person_reads_them() -> None:
+def test_sizes_as_a_person_reads_them():
     sizes = [in_units(size) for size in (0, 999, 1500, 2.5e9, 3e12)]
     assert sizes == ["0 B", "999 B", "1.5 kB", "2.5 GB", "3.0 TB"]
 
 
-def test_every_option_is_on_the_page_about_cleaning_up() -> None:
+def test_every_option_is_on_the_page_about_cleaning_up():
     text = (ROOT / "docs" / "how-to" / "clean-up.md").read_text(encoding="utf-8")
     options = {name for option in main.commands["gc"].params for name in option.opts} - {"--root"}
     assert [name for name in options if name not in text] == []

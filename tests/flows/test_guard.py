@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -42,7 +41,7 @@ def config(root: Path | str, **more: object) -> GuardedRun:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small(tmp_path):
     """A file system of 2 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -58,7 +57,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 # -- before the start ------------------------------------------------------------------------------
 
 
-def test_a_run_that_has_no_room_does_not_start(small: Path) -> None:
+def test_a_run_that_has_no_room_does_not_start(small):
     with pytest.raises(DiskFullError) as caught:
         require_room(config(small / "not" / "made" / "yet"))
     said = str(caught.value)
@@ -67,15 +66,13 @@ def test_a_run_that_has_no_room_does_not_start(small: Path) -> None:
     assert not (small / "not").exists(), "asking writes nothing"
 
 
-def test_what_is_switched_off_or_elsewhere_is_not_asked(small: Path) -> None:
+def test_what_is_switched_off_or_elsewhere_is_not_asked(small):
     assert require_room(config(small, guard={"reserve_gib": 0})) == []
     remote = config("memory://x", guard={"reserve_gib": 1e-6})
     assert not any("memory" in place for room in require_room(remote) for place in room.places)
 
 
-def test_the_estimate_counts_what_tasks_and_settings_bring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_estimate_counts_what_tasks_and_settings_bring(tmp_path, monkeypatch):
     tasks = load_tasks(TasksConfig(), str(tmp_path))
     count = tasks.open().manifest["rows"]
     settings = {"guard": {"reserve_gib": 0.001}}
@@ -92,7 +89,7 @@ def test_the_estimate_counts_what_tasks_and_settings_bring(
         require_room(many, tasks)
 
 
-def test_the_estimate_follows_what_earlier_runs_wrote(tmp_path: Path) -> None:
+def test_the_estimate_follows_what_earlier_runs_wrote(tmp_path):
     schema = pa.schema([("text", pa.string())])
     big = Snapshot(str(tmp_path), "verification", "f00d")
     big.append([{"text": os.urandom(5000).hex()} for _ in range(40)], schema)
@@ -102,7 +99,7 @@ def test_the_estimate_follows_what_earlier_runs_wrote(tmp_path: Path) -> None:
     assert 4_000 < row_bytes(config(tmp_path), "verification") < 12_000
 
 
-def test_directories_on_one_file_system_share_its_room(small: Path, tmp_path: Path) -> None:
+def test_directories_on_one_file_system_share_its_room(small, tmp_path):
     places = (("root", small / "a", 3), ("cache", small / "b", 4), ("temp", tmp_path, 5))
     found = rooms([Place(*each) for each in places])
     assert sorted((room.needed, len(room.places)) for room in found) == [(5, 1), (7, 2)]
@@ -118,8 +115,8 @@ def three_each(url: str) -> SynthesisConfig:
 
 
 def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
-    small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    small, monkeypatch, tmp_path
+):
     """A real stage on a real file system that somebody else fills: what was answered stays, and is
     not asked for again."""
     monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
@@ -154,8 +151,8 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
 
 
 def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_on(
-    small: Path,
-) -> None:
+    small,
+):
     """No reserve, and no warning: ENOSPC while the part is written. The journal still has the
     rows."""
     tasks = load_tasks(TasksConfig(limit=8), str(small))
@@ -180,7 +177,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_
         assert set(snapshot.read().columns) == set(CANDIDATES.names)
 
 
-def test_the_watch_asks_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watch_asks_once_a_second(tmp_path, monkeypatch):
     now, asked = [100.0], []
     monkeypatch.setattr(disk, "free_bytes", lambda path: asked.append(path) or 10 * GIB)
     watch = DiskWatch(config(tmp_path), clock=lambda: now[0])
@@ -197,7 +194,7 @@ def test_the_watch_asks_once_a_second(tmp_path: Path, monkeypatch: pytest.Monkey
 # -- what is told ----------------------------------------------------------------------------------
 
 
-def test_a_run_that_ends_early_tells_what_is_there(tmp_path: Path) -> None:
+def test_a_run_that_ends_early_tells_what_is_there(tmp_path):
     def written(stage: str, name: str, rows: int) -> Snapshot:
         snapshot = Snapshot(str(tmp_path), stage, name)
         snapshot.append([{"n": n} for n in range(rows)], pa.schema([("n", pa.int64())]))
@@ -231,7 +228,7 @@ HOSTILE = """<script>alert(1)</script>
 @pytest.mark.parametrize(
     "text", [*HOSTILE.splitlines(), "a | b\n| - |", "# big\n\n- list", "x" * 5000]
 )
-def test_text_of_others_stays_text(text: str) -> None:
+def test_text_of_others_stays_text(text):
     html = MarkdownIt("commonmark").enable("table").render(f"**E**: {shown(text)}\n")
     assert not re.search("<(script|img|a |table|h1|li|code|em)", html)
     assert len(shown(text)) < 1300
@@ -280,19 +277,19 @@ def program(text: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_stage_that_waits_for_ever_is_ended_with_its_children() -> None:
+def test_a_stage_that_waits_for_ever_is_ended_with_its_children():
     process, child = told_to_stop(1.0, "threading.Event().wait()")
     assert process.wait(timeout=30) == 128 + signal.SIGTERM
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
-def test_a_stage_that_cleans_up_in_time_ends_as_it_likes() -> None:
+def test_a_stage_that_cleans_up_in_time_ends_as_it_likes():
     process, child = told_to_stop(60.0, "started.kill(), started.wait()")
     process.communicate(timeout=30)
     assert process.returncode != 128 + signal.SIGTERM and not psutil.pid_exists(child)
 
 
-def test_other_signals_and_a_quiet_end_change_nothing() -> None:
+def test_other_signals_and_a_quiet_end_change_nothing():
     process = program(
         """
     import os, signal, threading

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ GONE_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def site(tmp_path_factory):
     home = tmp_path_factory.mktemp("night")
     with stack(home / "root", CONCUR_CACHE=str(home / "cache"), HF_HUB_OFFLINE="1") as running:
         running.deploy(NIGHTLY)
@@ -95,9 +94,7 @@ def verdicts(root: Path, columns: list[str]) -> list[dict[str, Any]]:
     return written(snapshot, columns)
 
 
-def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(
-    site: Stack, tmp_path: Path
-) -> None:
+def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(site, tmp_path):
     gpus = len(visible_gpus())
     queues = {
         queue["name"]: queue["concurrency_limit"]
@@ -125,9 +122,7 @@ def test_a_refresh_on_the_gpu_and_the_same_again_which_is_nothing_new(
     assert summary and "Nothing new" in summary[0]["data"]
 
 
-def test_runs_of_which_each_may_use_every_gpu_wait_for_each_other(
-    site: Stack, tmp_path: Path
-) -> None:
+def test_runs_of_which_each_may_use_every_gpu_wait_for_each_other(site, tmp_path):
     runs = [
         start(site, tmp_path / name, name, 0.31 + number / 100)
         for number, name in enumerate(("gpu-one", "gpu-two"))
@@ -160,8 +155,8 @@ def test_runs_of_which_each_may_use_every_gpu_wait_for_each_other(
 
 @pytest.mark.parametrize("how", ["cancel", "down"])
 def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_started_again(
-    site: Stack, tmp_path: Path, how: str
-) -> None:
+    site, tmp_path, how
+):
     root = tmp_path / "root"
     idle = used_mb()
     run = start(site, root, f"gpu-{how}", 0.4)

@@ -8,7 +8,6 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +64,7 @@ class Hook:
 
 
 @pytest.fixture
-def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hook]:
+def hook(monkeypatch):
     hook = Hook()
     with serving(hook) as hook.server:
         monkeypatch.setenv("NIGHT_HOOK", f"http://127.0.0.1:{hook.server.port}/{SECRET}")
@@ -89,7 +88,7 @@ def command(tmp_path: Path, program: str) -> list[str]:
     ]
 
 
-def test_a_command_and_a_webhook_are_told_the_same(tmp_path: Path, hook: Hook) -> None:
+def test_a_command_and_a_webhook_are_told_the_same(tmp_path, hook):
     program = (
         "open(out, 'w').write(json.dumps([json.load(sys.stdin),"
         " os.environ['CONCUR_NOTICE_STATE']]))"
@@ -102,7 +101,7 @@ def test_a_command_and_a_webhook_are_told_the_same(tmp_path: Path, hook: Hook) -
     assert (said["flow"], said["run"]) == ("refresh the data set", "refresh nightly")
 
 
-def test_the_worker_which_passes_by_name_tells_too(hook: Hook) -> None:
+def test_the_worker_which_passes_by_name_tells_too(hook):
     """Of a run that was cancelled or killed the worker tells, and Prefect calls hooks there by the
     names of their arguments."""
     tell(flow=FLOW, flow_run=run({"webhook_env": "NIGHT_HOOK"}), state=state(kind="CANCELLING"))
@@ -110,7 +109,7 @@ def test_the_worker_which_passes_by_name_tells_too(hook: Hook) -> None:
     assert (body["state"], body["state_name"]) == ("CANCELLED", "Cancelled")
 
 
-def test_no_word_of_an_error_is_told() -> None:
+def test_no_word_of_an_error_is_told():
     """An error may quote what a model wrote."""
     prefix = "Flow run encountered an exception: EvalError: "
     for message, kind in ((prefix + QUOTED, "EvalError"), (QUOTED, None), ("By " + QUOTED, None)):
@@ -119,7 +118,7 @@ def test_no_word_of_an_error_is_told() -> None:
         assert notice["error_kind"] == kind
 
 
-def test_subflows_and_runs_without_a_wish_are_silent(hook: Hook) -> None:
+def test_subflows_and_runs_without_a_wish_are_silent(hook):
     nothing = SimpleNamespace(id=1, name="x", parent_task_run_id=None, parameters={})
     for silent in (
         run({"webhook_env": "NIGHT_HOOK"}, parent="a task"),
@@ -131,7 +130,7 @@ def test_subflows_and_runs_without_a_wish_are_silent(hook: Hook) -> None:
     assert told(hook) == []
 
 
-def test_the_runs_own_process_hands_over_an_object(hook: Hook) -> None:
+def test_the_runs_own_process_hands_over_an_object(hook):
     config = PipelineConfig.model_validate({"guard": {"notify": {"webhook_env": "NIGHT_HOOK"}}})
     found = run(None)
     found.parameters = {"config": config}
@@ -143,8 +142,8 @@ def test_the_runs_own_process_hands_over_an_object(hook: Hook) -> None:
     "trouble", ["status", "redirect", "silence", "nobody", "no address", "not there"]
 )
 def test_a_webhook_in_trouble_costs_its_patience_and_its_address_is_in_no_log(
-    trouble: str, hook: Hook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    trouble, hook, monkeypatch, caplog
+):
     caplog.set_level(logging.DEBUG)
     hook.status = {"status": 500, "redirect": 302}.get(trouble, 200)
     if trouble == "silence":
@@ -161,9 +160,7 @@ def test_a_webhook_in_trouble_costs_its_patience_and_its_address_is_in_no_log(
 
 
 @pytest.mark.parametrize("program", ["sys.exit(3)", "time.sleep(60)"])
-def test_a_command_in_trouble_costs_its_patience(
-    tmp_path: Path, program: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_command_in_trouble_costs_its_patience(tmp_path, program, caplog):
     deliver(
         NotifyConfig(command=tuple(command(tmp_path, program)), timeout_s=1.5), {"state": "FAILED"}
     )
@@ -172,7 +169,7 @@ def test_a_command_in_trouble_costs_its_patience(
     assert "FileNotFoundError" in caplog.text
 
 
-def test_every_flow_of_the_line_has_the_hooks() -> None:
+def test_every_flow_of_the_line_has_the_hooks():
     from flows.benchmark import benchmark_models
     from flows.pipeline import concur_line
     from flows.refresh import refresh_dataset
@@ -187,7 +184,7 @@ def test_every_flow_of_the_line_has_the_hooks() -> None:
 
 
 @pytest.mark.parametrize("name", ["tell", "free-the-slot"])
-def test_automations_are_what_this_prefect_understands(name: str) -> None:
+def test_automations_are_what_this_prefect_understands(name):
     from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
     from prefect.server.events.schemas.automations import AutomationCore as ServerAutomation
 

@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,7 +68,7 @@ class Site(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory):
     home = tmp_path_factory.mktemp("killed")
     endpoint, cache = Endpoint(), home / "cache"
     # compiled once for a version of torch: minutes on a busy machine
@@ -152,7 +152,7 @@ def fresh(site: Site, name: str, folder: Path, held: bool = False) -> Refresh:
     return Refresh(site, name, folder / "root")
 
 
-def test_the_example_automations_are_made_by_the_command_of_the_docs(site: Site) -> None:
+def test_the_example_automations_are_made_by_the_command_of_the_docs(site):
     running = site.stack
     declared = []
     for name in ("free-the-slot", "tell"):
@@ -182,9 +182,7 @@ KILLED = (
 
 
 @pytest.mark.parametrize("case", KILLED.split())
-def test_a_refresh_outlives_a_part_that_is_killed(
-    site: Site, case: str, tmp_path: Path, record_property: Any
-) -> None:
+def test_a_refresh_outlives_a_part_that_is_killed(site, case, tmp_path, record_property):
     part, stage = case.split("-")
     refresh = fresh(site, case, tmp_path, held=stage == "synthesis")
     began = time.monotonic()
@@ -236,9 +234,7 @@ def test_a_refresh_outlives_a_part_that_is_killed(
 
 
 @pytest.mark.parametrize("how", ["down", "power cut"])
-def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(
-    site: Site, how: str, tmp_path: Path
-) -> None:
+def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(site, how, tmp_path):
     running, refresh = site.stack, fresh(site, how.replace(" ", "-"), tmp_path)
     run = refresh.start()
     until(

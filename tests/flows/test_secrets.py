@@ -106,7 +106,7 @@ def watched_command_lines() -> Iterator[set[bytes]]:
         thread.join()
 
 
-def test_what_is_planted_is_found(tmp_path: Path) -> None:
+def test_what_is_planted_is_found(tmp_path):
     """Otherwise the test below could not fail."""
     wanted = forms(["canary-abcdefghij"])
     packed = pa.table({"x": ["a" * 5000 + " canary-abcdefghij"]})
@@ -129,7 +129,7 @@ def test_what_is_planted_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_refresh_leaves_its_secrets_nowhere(tmp_path: Path) -> None:
+def test_a_refresh_leaves_its_secrets_nowhere(tmp_path):
     mark = os.urandom(6).hex()
     secrets = {name: f"canary-{name}-{mark}" for name in ("hub", "generator", "mlflow", "prefect")}
     login = {"user": "admin", "password": secrets["mlflow"]}

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -56,14 +56,14 @@ DATABASE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"
 
 
 @pytest.fixture(autouse=True)
-def _no_stack_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_stack_of_the_caller(monkeypatch):
     for name in list(os.environ):
         if name.startswith(commands.FOREIGN):
             monkeypatch.delenv(name)
 
 
 @pytest.fixture
-def me() -> Identity:
+def me():
     found = identify(os.getpid())
     assert found is not None
     return found
@@ -109,11 +109,11 @@ def made(root: Path, environment: dict[str, str], **options: Any) -> dict[Part, 
         ({"mlflow_database": "postgresql://me:pw@h/db"}, "MLFLOW_BACKEND_STORE_URI"),
     ],
 )
-def test_settings_that_cannot_be_used_are_one_error(options: dict[str, object], said: str) -> None:
+def test_settings_that_cannot_be_used_are_one_error(options, said):
     assert said in refused(lambda: load_settings(None, options))
 
 
-def test_a_file_gives_settings_and_options_win(tmp_path: Path) -> None:
+def test_a_file_gives_settings_and_options_win(tmp_path):
     file = tmp_path / "stack.yaml"
     file.write_text("prefect_port: 4300\nmlflow_port: 5100\nwithout: [ray]\n")
     settings, given = load_settings(str(file), {"mlflow_port": 5200})
@@ -126,7 +126,7 @@ def test_a_file_gives_settings_and_options_win(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7"])
 @pytest.mark.parametrize("missing", sorted(PASSWORDS))
-def test_an_open_server_without_a_password_is_refused(host: str, missing: str) -> None:
+def test_an_open_server_without_a_password_is_refused(host, missing):
     settings = StackSettings(host=host)
     given = {name: value for name, value in PASSWORDS.items() if name != missing}
     assert missing in refused(lambda: load_secrets(settings, given))
@@ -135,11 +135,11 @@ def test_an_open_server_without_a_password_is_refused(host: str, missing: str) -
 
 
 @pytest.mark.parametrize("value", ["short:pw", "no-colon-in-it-at-all"])
-def test_a_password_that_is_none_is_refused(value: str) -> None:
+def test_a_password_that_is_none_is_refused(value):
     assert value not in refused(lambda: load_secrets(StackSettings(), {PREFECT_SECRET: value}))
 
 
-def test_secrets_are_on_no_command_line_and_only_where_they_are_needed(tmp_path: Path) -> None:
+def test_secrets_are_on_no_command_line_and_only_where_they_are_needed(tmp_path):
     given = {
         **PASSWORDS,
         DATABASE: "postgresql://p:Datenbank-3@h/prefect",
@@ -174,14 +174,14 @@ def test_secrets_are_on_no_command_line_and_only_where_they_are_needed(tmp_path:
     assert "--app-name=basic-auth" in parts["mlflow"].command
 
 
-def test_the_page_of_prefect_asks_the_port_it_is_on_and_no_other_page_may(tmp_path: Path) -> None:
+def test_the_page_of_prefect_asks_the_port_it_is_on_and_no_other_page_may(tmp_path):
     told = made(tmp_path, {}, prefect_port=4711)["prefect"].environment
     url = "http://127.0.0.1:4711"
     assert told["PREFECT_SERVER_UI_API_URL"] == told["PREFECT_API_URL"] == f"{url}/api"
     assert told["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == f"{url},http://localhost:4711"
 
 
-def test_who_holds_the_devices_is_known_to_a_prefect_server_that_was_killed(tmp_path: Path) -> None:
+def test_who_holds_the_devices_is_known_to_a_prefect_server_that_was_killed(tmp_path):
     told = made(tmp_path, {})["prefect"].environment
     module = import_module(told["PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE"])
     first, second = (module.ConcurrencyLeaseStorage(tmp_path / "leases") for _ in range(2))
@@ -192,7 +192,7 @@ def test_who_holds_the_devices_is_known_to_a_prefect_server_that_was_killed(tmp_
 # --- what is looked at before anything starts
 
 
-def test_a_busy_port_names_its_holder_and_the_option(tmp_path: Path) -> None:
+def test_a_busy_port_names_its_holder_and_the_option(tmp_path):
     ports = {f"{name.replace('-', '_')}_port": free_port() for name in PORTS if name != "mlflow"}
     with socket.create_server(("127.0.0.1", 0)) as held:
         ports["mlflow_port"] = port = held.getsockname()[1]
@@ -206,19 +206,19 @@ def test_a_busy_port_names_its_holder_and_the_option(tmp_path: Path) -> None:
     preflight.require_ports(StackSettings(**ports))
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
+def test_an_address_of_another_machine_is_refused():
     said = refused(lambda: preflight.require_ports(StackSettings(host="192.0.2.250")))
     assert "no address 192.0.2.250" in said
 
 
-def test_a_root_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_root_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot write at" in refused(lambda: up(str(tmp_path / "file"), {}))
     assert "cannot write at /proc/1/" in refused(lambda: up("/proc/1/concur", {}))
     assert "is a URL" in refused(lambda: up("s3://bucket/root", {}))
 
 
-def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, int(sys.argv[2])));"
@@ -248,14 +248,12 @@ def test_a_disk_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         ("postgresql+://me:Geheim@127.0.0.1/db", "cannot use the driver"),
     ],
 )
-def test_a_database_that_cannot_be_used_is_refused_without_its_password(
-    url: str, said: str
-) -> None:
+def test_a_database_that_cannot_be_used_is_refused_without_its_password(url, said):
     told = refused(lambda: preflight.require_databases(stack_of({DATABASE: url})))
     assert said in told and DATABASE in told and "Geheim" not in told
 
 
-def test_one_database_for_both_is_refused() -> None:
+def test_one_database_for_both_is_refused():
     url = "postgresql://me@127.0.0.1:9/db"
     stack = stack_of({}, prefect_database=url, mlflow_database=url)
     assert "the same database" in refused(lambda: preflight.require_databases(stack))
@@ -264,7 +262,7 @@ def test_one_database_for_both_is_refused() -> None:
 # --- who is who
 
 
-def test_a_state_of_an_earlier_start_of_the_machine_is_none(tmp_path: Path, me: Identity) -> None:
+def test_a_state_of_an_earlier_start_of_the_machine_is_none(tmp_path, me):
     places = recorded(tmp_path, StackSettings(), me)
     assert places.read_state() is not None and places.state.stat().st_mode & 0o777 == 0o600
     recorded(tmp_path, StackSettings(), me.model_copy(update={"boot": "before"}))
@@ -275,7 +273,7 @@ def test_a_state_of_an_earlier_start_of_the_machine_is_none(tmp_path: Path, me: 
     assert status(str(tmp_path)) == {"root": str(tmp_path)} | nothing
 
 
-def test_one_command_at_a_time_and_the_lock_leaves_no_file(tmp_path: Path) -> None:
+def test_one_command_at_a_time_and_the_lock_leaves_no_file(tmp_path):
     places = Places(tmp_path)
     places.make()
     with places.changing():
@@ -286,9 +284,7 @@ def test_one_command_at_a_time_and_the_lock_leaves_no_file(tmp_path: Path) -> No
         pass
 
 
-def test_the_sandboxes_do_not_sweep_what_a_stack_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sandboxes_do_not_sweep_what_a_stack_needs(tmp_path, monkeypatch):
     from kernels_eval.isolation import machine
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -302,9 +298,7 @@ def test_the_sandboxes_do_not_sweep_what_a_stack_needs(
     assert places.temporary.is_dir() and places.temporary.parent == tmp_path and not left.exists()
 
 
-def test_the_stack_of_another_user_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, me: Identity
-) -> None:
+def test_the_stack_of_another_user_is_left_alone(tmp_path, monkeypatch, me):
     places = recorded(tmp_path, StackSettings(), me)
     before = places.state.read_bytes()
     monkeypatch.setattr(os, "getuid", lambda: places.stack.stat().st_uid + 1)
@@ -317,7 +311,7 @@ def test_the_stack_of_another_user_is_left_alone(
 
 
 @pytest.fixture
-def prefect_like(tmp_path: Path) -> Iterator[int]:
+def prefect_like(tmp_path):
     """The port of a server that answers as Prefect's health endpoint does."""
     (tmp_path / "served" / "api").mkdir(parents=True)
     (tmp_path / "served" / "api" / "health").write_text("true")
@@ -330,9 +324,7 @@ def prefect_like(tmp_path: Path) -> Iterator[int]:
         thread.join()
 
 
-def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(
-    tmp_path: Path, prefect_like: int, me: Identity
-) -> None:
+def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, prefect_like, me):
     settings = StackSettings(prefect_port=prefect_like, without=("mlflow", "ray", "worker"))
     root, url = str(tmp_path), f"http://127.0.0.1:{prefect_like}"
     assert use_stack(root, {}) == [] and use_stack("s3://bucket", {}) == []
@@ -349,15 +341,13 @@ def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(
     assert "no healthy prefect" in refused(lambda: use_stack(root, {}))
 
 
-def test_exports_name_the_variable_of_a_secret_and_not_the_secret(
-    tmp_path: Path, me: Identity
-) -> None:
+def test_exports_name_the_variable_of_a_secret_and_not_the_secret(tmp_path, me):
     assert "no stack runs" in refused(lambda: export_lines(str(tmp_path)))
     recorded(tmp_path, StackSettings(), me, authenticated=True)
     assert f'export PREFECT_API_AUTH_STRING="${PREFECT_SECRET}"' in export_lines(str(tmp_path))
 
 
-def test_a_stack_that_runs_is_not_started_with_other_settings(tmp_path: Path, me: Identity) -> None:
+def test_a_stack_that_runs_is_not_started_with_other_settings(tmp_path, me):
     recorded(tmp_path, StackSettings(prefect_port=4711), me)
     said = refused(lambda: up(str(tmp_path), {"prefect_port": 4712}))
     assert "`concur down` first" in said
@@ -383,9 +373,7 @@ time.sleep(300)
 
 
 @pytest.fixture
-def start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], tuple[Places, Identity]]]:
+def start(tmp_path, monkeypatch):
     """Starts a manager whose only part, Prefect, runs a program."""
     places = Places(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(commands.ROOT))
@@ -411,8 +399,8 @@ def row(places: Places) -> dict[str, Any]:
 
 
 def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(
-    start: Callable[[str], tuple[Places, Identity]],
-) -> None:
+    start,
+):
     places, leader = start(WITH_CHILD)
     until(lambda: row(places)["processes"] == 2, 60, "the part has started its child")
     first = [one for one in places.processes() if one.pid != leader.pid]
@@ -429,8 +417,8 @@ def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(
 
 
 def test_parts_do_not_outlive_a_manager_that_is_killed(
-    start: Callable[[str], tuple[Places, Identity]],
-) -> None:
+    start,
+):
     places, leader = start("import time; time.sleep(300)")
     until(lambda: row(places)["processes"] == 1, 60, "the part runs")
     whole = places.processes()
@@ -444,8 +432,8 @@ def test_parts_do_not_outlive_a_manager_that_is_killed(
 
 
 def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(
-    start: Callable[[str], tuple[Places, Identity]],
-) -> None:
+    start,
+):
     places, _ = start("import sys; print('no such table'); sys.exit(3)")
     until(lambda: row(places)["health"] == "failed", 60, "it is left alone")
     assert row(places)["reason"] == "exit status 3" and row(places)["restarts"] == manager.RETRIES
@@ -457,9 +445,7 @@ def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(
     assert status(str(places.root))["parts"] == []
 
 
-def test_a_part_whose_manager_has_ended_kills_nothing_and_does_not_start(
-    tmp_path: Path, me: Identity
-) -> None:
+def test_a_part_whose_manager_has_ended_kills_nothing_and_does_not_start(tmp_path, me):
     """Its parent is init by then, whose children are not the stack's."""
     dead = subprocess.Popen(["true"])
     gone = identify(dead.pid)
@@ -509,8 +495,8 @@ def ended_by_down(stack: Stack) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     stack = Stack(tmp_path / "root")
     try:
         assert json.loads(stack.up("--json").stdout)["healthy"]
@@ -562,7 +548,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_an_open_stack_asks_for_passwords_that_nobody_else_sees(tmp_path: Path) -> None:
+def test_an_open_stack_asks_for_passwords_that_nobody_else_sees(tmp_path):
     pytest.importorskip("flask_wtf", reason="needs the extra `server`")
     stack = Stack(tmp_path / "root", "--host=0.0.0.0", "--without=ray", **PASSWORDS)
     try:

@@ -37,7 +37,7 @@ def of_kind(kind: str) -> list[dict[str, Any]]:
     return [one for one in OBJECTS if one["kind"] == kind]
 
 
-def test_the_settings_that_ship_are_the_defaults() -> None:
+def test_the_settings_that_ship_are_the_defaults():
     assert load_settings(str(DEPLOYMENTS / "stack.yaml"), {})[0] == StackSettings()
     said = set(yaml.safe_load((DEPLOYMENTS / "stack.yaml").read_text()))
     assert said == set(StackSettings.model_fields) - {"public_host", "allowed_hosts"}
@@ -46,7 +46,7 @@ def test_the_settings_that_ship_are_the_defaults() -> None:
 # --- compose
 
 
-def test_every_service_says_whether_it_is_well_and_starts_after_what_it_needs() -> None:
+def test_every_service_says_whether_it_is_well_and_starts_after_what_it_needs():
     assert set(SERVICES) == {"database", "prefect", "mlflow", "worker"}
     for name, service in SERVICES.items():
         assert service["healthcheck"]["test"][0] == "CMD", name
@@ -56,12 +56,12 @@ def test_every_service_says_whether_it_is_well_and_starts_after_what_it_needs() 
     assert set(SERVICES["worker"]["depends_on"]) == {"prefect", "mlflow"}
 
 
-def test_ports_are_published_on_loopback_only() -> None:
+def test_ports_are_published_on_loopback_only():
     published = [str(port) for service in SERVICES.values() for port in service.get("ports", [])]
     assert published and all(port.startswith("127.0.0.1:") for port in published)
 
 
-def test_no_secret_is_written_in_compose_and_each_must_be_given() -> None:
+def test_no_secret_is_written_in_compose_and_each_must_be_given():
     needed = set()
     for service in SERVICES.values():
         for name, value in service.get("environment", {}).items():
@@ -73,7 +73,7 @@ def test_no_secret_is_written_in_compose_and_each_must_be_given() -> None:
     assert set(re.findall(r"^(\w+)=$", EXAMPLE, re.MULTILINE)) == needed
 
 
-def test_the_image_is_not_root_and_the_files_it_names_are_there() -> None:
+def test_the_image_is_not_root_and_the_files_it_names_are_there():
     text = (COMPOSE / "Dockerfile").read_text()
     assert re.search(r"^USER concur$", text, re.MULTILINE)
     assert text.rindex("USER concur") > text.rindex("RUN ")
@@ -82,7 +82,7 @@ def test_the_image_is_not_root_and_the_files_it_names_are_there() -> None:
         assert not mount.startswith("./") or (COMPOSE / mount.split(":")[0]).is_file()
 
 
-def test_docker_compose_reads_it(tmp_path: Path) -> None:
+def test_docker_compose_reads_it(tmp_path):
     docker = shutil.which("docker")
     if not docker or subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         pytest.skip("needs docker's compose plugin")
@@ -99,7 +99,7 @@ def test_docker_compose_reads_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_a_unit_is_one(path: Path) -> None:
+def test_a_unit_is_one(path):
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment]
     unit.read(path)
@@ -112,14 +112,14 @@ def test_a_unit_is_one(path: Path) -> None:
         assert not SECRET.search(path.read_text())
 
 
-def test_the_unit_waits_longer_than_the_stack_takes() -> None:
+def test_the_unit_waits_longer_than_the_stack_takes():
     text = (DEPLOYMENTS / "systemd" / "concur.service").read_text()
     stated = dict(re.findall(r"Timeout(Start|Stop)Sec=(\d+)", text))
     assert int(stated["Stop"]) > STOP_S and int(stated["Start"]) > START_S
     assert "Type=notify" in text and "KillMode=mixed" in text
 
 
-def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+def test_systemd_accepts_the_units(tmp_path):
     verify = shutil.which("systemd-analyze")
     if not verify:
         pytest.skip("needs systemd-analyze")
@@ -143,7 +143,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
 # --- Kubernetes
 
 
-def test_every_object_has_what_every_object_needs() -> None:
+def test_every_object_has_what_every_object_needs():
     needed = "Namespace Deployment Service NetworkPolicy PersistentVolumeClaim RayCluster"
     assert {one["kind"] for one in OBJECTS} >= set(needed.split())
     for one in OBJECTS:
@@ -162,14 +162,14 @@ def pods() -> dict[str, dict[str, Any]]:
     return {name: template["spec"] for name, template in templates.items()}
 
 
-def test_a_deployment_selects_its_own_pods() -> None:
+def test_a_deployment_selects_its_own_pods():
     for one in of_kind("Deployment"):
         labels = one["spec"]["template"]["metadata"]["labels"]
         assert one["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
 @pytest.mark.parametrize("name", pods(), ids="pod-{}".format)
-def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(name: str) -> None:
+def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(name):
     pod = pods()[name]
     claims = {one["metadata"]["name"] for one in of_kind("PersistentVolumeClaim")}
     maps = {one["metadata"]["name"] for one in of_kind("ConfigMap")}
@@ -188,7 +188,7 @@ def test_a_pod_names_volumes_that_are_there_and_takes_secrets_from_the_secret(na
     assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
 
 
-def test_the_guide_makes_every_key_that_the_manifests_ask_for() -> None:
+def test_the_guide_makes_every_key_that_the_manifests_ask_for():
     asked = {
         variable["valueFrom"]["secretKeyRef"]["key"]
         for pod in pods().values()
@@ -200,7 +200,7 @@ def test_the_guide_makes_every_key_that_the_manifests_ask_for() -> None:
     assert asked == set(re.findall(r"--from-literal=([\w-]+)=", guide))
 
 
-def test_the_ray_cluster_is_one_that_kuberay_takes() -> None:
+def test_the_ray_cluster_is_one_that_kuberay_takes():
     (cluster,) = of_kind("RayCluster")
     assert cluster["apiVersion"] == "ray.io/v1"
     spec = cluster["spec"]
@@ -213,7 +213,7 @@ def test_the_ray_cluster_is_one_that_kuberay_takes() -> None:
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
 
 
-def test_probes_and_services_ask_ports_that_the_containers_open() -> None:
+def test_probes_and_services_ask_ports_that_the_containers_open():
     def opened(container: dict[str, Any]) -> set[int]:
         return {port["containerPort"] for port in container.get("ports", [])}
 

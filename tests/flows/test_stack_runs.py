@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -32,13 +31,13 @@ time.sleep(600)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+def server(tmp_path_factory):
     with night(tmp_path_factory.mktemp("runs")) as found:
         yield found
 
 
 @pytest.fixture
-def stack(server: Night, tmp_path: Path) -> Stack:
+def stack(server, tmp_path):
     places = Places(tmp_path)
     places.make()
     return Stack(places, StackSettings(prefect_port=urlsplit(server.url).port), Secrets())
@@ -70,18 +69,18 @@ class Work:
 
 
 @pytest.fixture
-def deployment(server: Night) -> str:
+def deployment(server):
     return server.refresh_deployment()
 
 
 @pytest.fixture
-def run(server: Night, deployment: str) -> str:
+def run(server, deployment):
     """A run that holds the one slot of its deployment."""
     return server.running(deployment)
 
 
 @pytest.fixture
-def work(run: str, stack: Stack) -> Iterator[Work]:
+def work(run, stack):
     found = Work(run, stack.places.root)
     yield found
     found.end()
@@ -97,15 +96,15 @@ def free(server: Night, deployment: str) -> bool:
 
 
 def test_the_process_of_a_run_is_known_by_what_prefect_gives_it_and_its_children_are_not_it(
-    work: Work, run: str
-) -> None:
+    work, run
+):
     me = identify(os.getpid())
     assert me and flow_runs([*work.all(), me]) == {run: [identify(work.process.pid)]}
 
 
 def test_a_run_whose_process_is_gone_crashes_with_its_subflows_and_frees_its_slot(
-    server: Night, stack: Stack, deployment: str, run: str, work: Work
-) -> None:
+    server, stack, deployment, run, work
+):
     child = server.subflow(run)
     grandchild = server.subflow(child)
     (note,) = notes(stack)
@@ -122,16 +121,12 @@ def test_a_run_whose_process_is_gone_crashes_with_its_subflows_and_frees_its_slo
     assert notes(stack) == [] and settle(stack, STOPPED) == []
 
 
-def test_a_run_that_was_not_noted_ends_where_its_id_is_known(
-    server: Night, stack: Stack, run: str
-) -> None:
+def test_a_run_that_was_not_noted_ends_where_its_id_is_known(server, stack, run):
     assert settle(stack, STOPPED) == [] and server.state(run)["type"] == "RUNNING"
     assert settle(stack, STOPPED, [run]) and server.state(run)["type"] == "CRASHED"
 
 
-def test_one_that_was_asked_to_end_is_cancelled(
-    server: Night, stack: Stack, run: str, work: Work
-) -> None:
+def test_one_that_was_asked_to_end_is_cancelled(server, stack, run, work):
     assert server.set_state(run, "CANCELLING")["status"] == "ACCEPT"
     work.end()
     assert settle(stack, GONE) and server.state(run)["type"] == "CANCELLED"
@@ -141,18 +136,14 @@ def test_one_that_was_asked_to_end_is_cancelled(
     ("kind", "name"),
     [("COMPLETED", "Completed"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")],
 )
-def test_one_that_said_itself_what_comes_next_is_left_alone(
-    server: Night, stack: Stack, run: str, work: Work, kind: str, name: str
-) -> None:
+def test_one_that_said_itself_what_comes_next_is_left_alone(server, stack, run, work, kind, name):
     server.ask(f"flow_runs/{run}/set_state", {"state": {"type": kind, "name": name}, "force": True})
     work.end()
     assert settle(stack, GONE) == [] and server.state(run)["name"] == name
     assert notes(stack) == []
 
 
-def test_one_that_works_again_in_another_process_is_left_alone(
-    server: Night, stack: Stack, run: str, work: Work
-) -> None:
+def test_one_that_works_again_in_another_process_is_left_alone(server, stack, run, work):
     work.end()
     again = Work(run, stack.places.root)
     try:
@@ -163,8 +154,8 @@ def test_one_that_works_again_in_another_process_is_left_alone(
 
 
 def test_a_server_that_is_away_is_asked_later_and_a_deleted_run_is_forgotten(
-    server: Night, stack: Stack, run: str, work: Work
-) -> None:
+    server, stack, run, work
+):
     away = Stack(stack.places, StackSettings(prefect_port=free_port()), Secrets())
     work.end()
     assert settle(away, GONE) == [] and len(notes(stack)) == 1
@@ -172,6 +163,6 @@ def test_a_server_that_is_away_is_asked_later_and_a_deleted_run_is_forgotten(
     assert settle(stack, GONE) == [] and notes(stack) == []
 
 
-def test_a_note_that_was_cut_short_is_none(stack: Stack) -> None:
+def test_a_note_that_was_cut_short_is_none(stack):
     (stack.places.flow_runs / "a").write_text('{"a": [')
     assert settle(stack, GONE) == []

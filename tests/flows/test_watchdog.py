@@ -7,9 +7,7 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,14 +51,14 @@ LIMITS = yaml.safe_load((commands.ROOT / "tests/data/stuck_runs.yaml").read_text
 
 
 @pytest.mark.parametrize("case", LIMITS, ids=str)
-def test_a_run_is_stuck_when_its_limit_has_passed_without_a_sign(case: dict[str, Any]) -> None:
+def test_a_run_is_stuck_when_its_limit_has_passed_without_a_sign(case):
     run = {name: value for name, value in case.items() if name != "action"}
     found = judge([facts(**run)], NOW, WatchdogConfig())
     assert [each.action for each in found] == [case[name] for name in case if name == "action"]
     assert all("limit" in each.why and "min" in each.why for each in found)
 
 
-def test_of_late_runs_of_one_deployment_the_newest_waits_on() -> None:
+def test_of_late_runs_of_one_deployment_the_newest_waits_on():
     runs = [
         facts("SCHEDULED", since=since, run_id=str(since), workers_online=0)
         for since in (200, 10, 80)
@@ -76,13 +74,13 @@ def test_of_late_runs_of_one_deployment_the_newest_waits_on() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+def server(tmp_path_factory):
     with night(tmp_path_factory.mktemp("watchdog")) as found:
         yield found
 
 
 @pytest.fixture
-def one_at_a_time(server: Night) -> str:
+def one_at_a_time(server):
     return server.refresh_deployment(concurrency_options={"collision_strategy": "CANCEL_NEW"})
 
 
@@ -110,9 +108,7 @@ def later(server: Night, minutes: float, **limits: float) -> list[dict[str, Any]
 
 
 @pytest.mark.slow
-def test_a_run_that_is_pending_for_ever_no_longer_blocks_its_deployment(
-    server: Night, one_at_a_time: str
-) -> None:
+def test_a_run_that_is_pending_for_ever_no_longer_blocks_its_deployment(server, one_at_a_time):
     """The trap: a worker that is killed between taking a run and starting it leaves PENDING, and
     every later night is cancelled."""
     stuck, blocked = server.start(one_at_a_time), server.start(one_at_a_time)
@@ -149,9 +145,7 @@ def beat(server: Night, run: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(
-    server: Night, one_at_a_time: str
-) -> None:
+def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(server, one_at_a_time):
     run = server.running(one_at_a_time)
     assert later(server, 170) == [], "no heartbeat was ever sent, and 3 hours are not over"
     beat(server, run)
@@ -169,8 +163,8 @@ def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(
 
 @pytest.mark.slow
 def test_a_run_without_progress_is_handed_to_its_worker_and_ends_without_it_where_there_is_none(
-    server: Night, one_at_a_time: str
-) -> None:
+    server, one_at_a_time
+):
     run = server.running(one_at_a_time)
     sub = server.subflow(run)
     assert later(server, 100) == []
@@ -182,9 +176,7 @@ def test_a_run_without_progress_is_handed_to_its_worker_and_ends_without_it_wher
 
 
 @pytest.mark.slow
-def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(
-    server: Night, one_at_a_time: str
-) -> None:
+def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(server, one_at_a_time):
     at = [(datetime.now(UTC) - timedelta(hours=hours)).isoformat() for hours in (5, 3)]
     states = [{"type": "SCHEDULED", "state_details": {"scheduled_time": when}} for when in at]
     path = f"deployments/{one_at_a_time}/create_flow_run"
@@ -196,9 +188,7 @@ def test_late_runs_are_told_and_those_that_a_later_one_replaces_are_dropped(
 
 
 @pytest.mark.slow
-def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
-    server: Night, one_at_a_time: str
-) -> None:
+def test_the_flow_says_what_it_did_and_does_not_look_at_itself(server, one_at_a_time):
     stuck = server.start(one_at_a_time)
     server.set_state(stuck, "PENDING")
     program = (
@@ -221,9 +211,7 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(
         ("http://127.0.0.1:{port}/api", ("--pending-min", "-1"), 2, "pending_min"),
     ],
 )
-def test_what_cannot_be_asked_is_one_clear_error(
-    tmp_path: Path, url: str, arguments: tuple[str, ...], status: int, said: str
-) -> None:
+def test_what_cannot_be_asked_is_one_clear_error(tmp_path, url, arguments, status, said):
     told = {"PREFECT_API_URL": url.format(port=free_port())} if url else {}
     environment = commands.environment(
         PREFECT_HOME=str(tmp_path), PREFECT_CLIENT_MAX_RETRIES="0", **told

@@ -187,7 +187,7 @@ class Judging:
 
 
 @pytest.fixture
-def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
+def devices(monkeypatch):
     """What needs a device is replaced; flows and tasks are Prefect's."""
     from flows.ablation import branches
     from tasks.synthesis import stage as synthesis
@@ -203,7 +203,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Quick:
 
 
 @pytest.fixture
-def quick(devices: Quick, monkeypatch: pytest.MonkeyPatch) -> Quick:
+def quick(devices, monkeypatch):
     """No Prefect either: flows and tasks are called as the functions that they are."""
     import flows.ablation.flow as ablations
     from flows.ablation import branch, branches

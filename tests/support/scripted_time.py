@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kernels_eval.checks import timing
@@ -23,7 +21,7 @@ CLOCK = Clock()
 
 
 @pytest.fixture(autouse=True, scope="module")
-def scripted_time() -> Iterator[None]:
+def scripted_time():
     """Import it into a test module: `measure` then goes by CLOCK."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timing, "time", CLOCK)

@@ -45,7 +45,7 @@ def places(snapshot: Snapshot) -> pl.DataFrame:
 
 
 @pytest.fixture(autouse=True)
-def _short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_stretches(monkeypatch):
     monkeypatch.setattr(ordering, "STRETCH_ROWS", 16)
 
 

@@ -51,12 +51,12 @@ def many(tasks: int = 12) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def curated(tmp_path: Path) -> SnapshotRef:
+def curated(tmp_path):
     return line(tmp_path / "root", many())
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     return tmp_path / "out"
 
 

@@ -91,7 +91,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+def fake(monkeypatch):
     fake = FakeHub()
 
     def api(token: str) -> FakeHub:
@@ -104,7 +104,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     directory = tmp_path_factory.mktemp("made")
     rows = [sample("t/1", 0, 10, 6.0), sample("t/2", 0, 10, 6.0)]
     publish(line(directory / "root", rows), directory / "out")
@@ -112,7 +112,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, made: Path) -> Path:
+def folder(tmp_path, made):
     shutil.copytree(made, tmp_path / "out")
     return tmp_path / "out"
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def row(number: int, value: int | None = None) -> dict:
 
 
 @pytest.fixture
-def snapshot(tmp_path: Path) -> Snapshot:
+def snapshot(tmp_path):
     return Snapshot(str(tmp_path / "root"), "stage", "f00d")
 
 
@@ -390,7 +390,7 @@ class Rule:
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def version_of(source: str) -> str:
@@ -486,7 +486,7 @@ def test_known_rows_are_taken_from_a_killed_runs_journal_and_not_from_a_living_o
 @pytest.fixture(
     params=["a file in place of the directory", "a file system that takes no directories"]
 )
-def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def unwritable(request, tmp_path):
     """Not a matter of permissions, so that it also holds for root."""
     if request.param.startswith("a file system"):
         return "/proc/concur"

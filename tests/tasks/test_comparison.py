@@ -92,13 +92,12 @@ def test_a_planted_better_strategy_is_found_and_said(written):
 
 
 def test_strategies_that_are_alike_are_not_told_apart(tmp_path):
-    """Of 8 ablations of two equal strategies, each of 4 of the same 8 branches, chance may call one
-    distinguishable."""
-    made = [branch(tmp_path, "a", n, drawn(0.4, tasks=20, samples=4, seed=n)) for n in range(8)]
+    """Of 8 independent ablations of two equal strategies, chance may call one distinguishable."""
+    made = [branch(tmp_path, "a", n, drawn(0.4, tasks=20, samples=4, seed=n)) for n in range(32)]
     called = 0
     for number in range(8):
         branches = [
-            made[(number + step) % 8].model_copy(
+            made[4 * number + step].model_copy(
                 update={"name": name, "strategy": name[:-1], "seed": int(name[-1])}
             )
             for step, name in enumerate(("a0", "a1", "random0", "random1"))

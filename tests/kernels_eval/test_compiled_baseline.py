@@ -218,7 +218,7 @@ def test_a_reference_that_compiles_too_long_costs_its_baseline_only():
 def test_nothing_is_compiled_where_it_is_not_asked_for():
     """Not even a process is started: with a server that is None, starting one would raise."""
     runner = Runner(QUICK, "cpu")
-    assert runner.compiled(None, frozenset()) is None and runner._server is None
+    assert runner.compiled(None) is None and runner._server is None
     runner.close()
 
 

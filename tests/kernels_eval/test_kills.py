@@ -367,8 +367,11 @@ def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path):
 
     work = WorkRoot(Path(sys.argv[1])).path / "build" / "lite"
     work.mkdir(parents=True)
-    print(subprocess.Popen(["sleep", "600"], cwd=work, stdout=subprocess.DEVNULL, \
-start_new_session=True).pid, flush=True)
+    null = subprocess.DEVNULL
+    left = subprocess.Popen(
+        ["sleep", "600"], cwd=work, stdout=null, stderr=null, start_new_session=True
+    )
+    print(left.pid, flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
     """
     done = python(script, tmp_path)

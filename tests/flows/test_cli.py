@@ -12,9 +12,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from flows.cli.common import exit_statuses
+from flows.cli.common import exit_statuses, rendered
 from flows.cli.main import main
-from flows.config import profile_names
+from flows.config import load_profile, profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
 from tests.support import commands
 
@@ -160,3 +160,26 @@ def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path):
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert last.startswith("error: ") and "gone.parquet" in last
+
+
+@pytest.mark.parametrize("new", [[], ["synthesis"]])
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({}, "PREFECT_HOME= prefect server start"),
+        ({"PREFECT_HOME": "/p"}, "PREFECT_HOME=/p prefect server start"),
+        ({"PREFECT_API_URL": "http://h:4200/api"}, "Prefect UI:  http://h:4200\n"),
+    ],
+)
+def test_a_run_says_where_its_pages_are(environment, said, new):
+    summary = {"summary": {"correct": "3"}, "seconds": 61.0, "new_work_in": new}
+    told = {
+        "config": load_profile("local"),
+        "place": "/root",
+        "environment": type(os.environ)(environment, str, str, str, str),
+        "tool": str,
+    }
+    refreshed = rendered("run", summary, **told)
+    assert ("new work in: synthesis" in refreshed) is bool(new) and "Prefect UI" not in refreshed
+    whole = rendered("run", {**summary, "report": "/root/report.html"}, **told)
+    assert said in whole and "MLflow UI:" in whole and "report:      /root/report.html" in whole

@@ -59,14 +59,28 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path):
 
 def test_one_reaper_serves_a_process(tmp_path):
     first = reaper.reaper()
-    assert [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)] == [
-        "ok"
-    ] * 3
+    ended = [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)]
+    assert ended == ["ok"] * 3, (tmp_path / "log").read_text()
     assert reaper.reaper() == first
     child = os.fork()
     if not child:  # a fork has one of its own: the end of this one is not its end
         os._exit(0 if reaper.reaper() != first or reaper._pipe[0] == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_process_that_dies_without_a_word_is_started_again(tmp_path):
+    again = "echo >> times; test $(wc -l < times) -gt 2 || kill -SEGV $$"
+    assert run(["sh", "-c", again], tmp_path, time.monotonic() + 60, dict(os.environ)) == "ok"
+    assert (
+        run(
+            ["sh", "-c", "echo internal error; kill -SEGV $$"],
+            tmp_path,
+            time.monotonic() + 60,
+            dict(os.environ),
+        )
+        == "failed"
+    )
+    assert (tmp_path / "log").read_text() == "internal error\n"
 
 
 def test_a_deadline_ends_the_whole_group(tmp_path):

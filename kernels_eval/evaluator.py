@@ -105,12 +105,13 @@ class Evaluator:
                     comparison.compare_other_shapes(process)
                 with phase("attribution_s"):
                     behaviour.check_idle(process)
-                if self.config.time_correct:
+                if self.config.time_correct and draft.outputs_match:
                     self._time(process)
                 # Asked again: timing is where a candidate may have begun to behave otherwise.
                 with phase("attribution_s"):
                     behaviour.check_idle(process)
                     behaviour.check_ornamental(process)
+                comparison.check_formula(process)
             except Stop as stop:
                 self._blame(stop)
                 raise
@@ -125,7 +126,7 @@ class Evaluator:
             self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
             clock = PairedClock(process, compiled)
             timing, after = clock.measure()
-            outcome = reference.judge(after)
+            outcome = comparison.accepted(reference.after, after, process)
             if outcome is not Reason.OK:
                 draft.outputs_match = False
                 raise comparison.explained(reference.after, outcome, after, process)

@@ -8,6 +8,7 @@ through as SandboxError.
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable
@@ -32,6 +33,8 @@ from kernels_eval.records import KernelTask, Reason
 
 NOT_ASKED = ("in_place", "outputs")
 ALIGNMENT = 16  # each output starts at a multiple of this (kernels_eval.child.output_buffer)
+CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
+"""Answers that ignore the inputs (`Expectation.constants`), the last one over the batch."""
 SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
 """Of each group the first that the task accepts is tried."""
 
@@ -52,8 +55,9 @@ class Trial:
 
     @property
     def own_inputs(self) -> bool:
-        """Are the inputs what the task itself draws, in its own shape?"""
-        return self.distribution == DECLARED and self.shape == DECLARED
+        """Are inputs and weights what the task itself draws, in its own shape?"""
+        own = self.distribution == self.shape == DECLARED
+        return own and self.weights_seed is None
 
     @property
     def own_mode(self) -> bool:
@@ -81,6 +85,7 @@ class ReferenceProcess:
         self.failure: Stop | None = None
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
+        self.loosest = math.inf
         self.flags: list[str] = []
         self.shared_descriptor: int | None = None
         self._start = start
@@ -136,8 +141,12 @@ class ReferenceProcess:
         command = "compare" if remember else "measure"
         return self.ask_for(Comparison, command, trial=trial.name, path=str(path))
 
-    def judge(self, comparison: Comparison) -> Reason:
-        return judge(comparison, self.precision, self.config.correctness)
+    def judge(self, comparison: Comparison, *, own_inputs: bool = True) -> Reason:
+        """What these errors mean; `own_inputs`: on inputs that the task draws itself."""
+        config = self.config.correctness
+        return judge(
+            comparison, self.precision, config, own_inputs=own_inputs, loosest=self.loosest
+        )
 
     @property
     def spec(self) -> Message:
@@ -169,7 +178,7 @@ class ReferenceProcess:
             elif seen := self._expect_if_suitable(trial):
                 known[trial.name] = seen
         memorable = self._against_memory(known)
-        self._quarantine_degenerate(list(known.values()))
+        self._quarantine_degenerate(known)
         self.flags += memorable
         if self.config.correctness.shapes != "off":
             self._expect_other_shapes()
@@ -264,26 +273,46 @@ class ReferenceProcess:
                 flags.append("answers_never_vary")
         return flags
 
-    def _zeros_pass(self, seen: Expectation) -> bool:
-        return self.judge(seen.zeros) is Reason.OK
+    def _pass(self, known: Iterable[Expectation], constant: int = 0) -> bool:
+        """Would this answer that ignores the inputs (one of CONSTANTS) pass on all of these?"""
+        return all(self.judge(seen.constants[constant]) is Reason.OK for seen in known)
 
-    def _quarantine_degenerate(self, known: list[Expectation]) -> None:
+    def _quarantine_constant(self, known: dict[str, Expectation]) -> None:
+        """Raise Stop (DEGENERATE_TASK) where an answer that ignores the inputs would pass for all
+        inputs and weights.
+
+        Where one passes under the task's own weights, the gate is narrowed to a quarter of that
+        answer's error, which the judge does as far as the reference's own error allows.
+        """
+        everything = list(known.values())
+        own = [seen for name, seen in known.items() if name != "other_weights"]
+        for index, what in enumerate(CONSTANTS):
+            if index and _one_answer(own):
+                break  # `own_answers_never_vary`
+            if not self._pass(own, index):
+                continue
+            worst = max((seen.constants[index] for seen in own), key=lambda error: error.rms)
+            self.loosest = min(self.loosest, worst.rms / 4)
+            if self._pass(everything, index):
+                raise _degenerate(
+                    f"an output of {what} would pass: relative RMS error {worst.rms:.2e}, the"
+                    f" reference's own {worst.reference_rms:.2e}"
+                )
+            if index and self._pass(own, index):
+                self.flags.append("constant_passes_own_weights")
+
+    def _quarantine_degenerate(self, known: dict[str, Expectation]) -> None:
         """Raise Stop (DEGENERATE_TASK) for a task that cannot tell right from wrong."""
-        if self.loaded.plan.varies and len(known) > 2 and _one_answer(known):
+        if self.loaded.plan.varies and len(known) > 2 and _one_answer(known.values()):
             raise _degenerate(
                 f"the reference's output is the same for all inputs ({len(known)} draws, one"
                 " answer)"
             )
-        if all(map(self._zeros_pass, known)):
-            zeros = known[0].zeros
-            raise _degenerate(
-                f"an output of zeros would pass: relative RMS error {zeros.rms:.2e}, the"
-                f" reference's own {zeros.reference_rms:.2e}"
-            )
+        self._quarantine_constant(known)
         if self.loaded.plan.notes:
             ignored = self.ask("ignored_inputs", seed=self.trials[0].seed)["ignored"]
-            self.flags = [f"task_ignores_input:{index}" for index in ignored]
-        if self._zeros_pass(known[0]):
+            self.flags += [f"task_ignores_input:{index}" for index in ignored]
+        if self._pass([known[DECLARED]]):
             # its own inputs and weights tell nothing; other ones do
             self.flags.append("zeros_pass_declared")
 
@@ -292,7 +321,7 @@ class ReferenceProcess:
         for group in SHAPE_VARIANTS:
             for name in filter(self.loaded.plan.shapes.__contains__, group):
                 trial = Trial(name, shape=name)
-                if self._expect_if_suitable(trial, lambda seen: not self._zeros_pass(seen)):
+                if self._expect_if_suitable(trial, lambda seen: not self._pass([seen])):
                     break
 
     # -- questions about the task ------------------------------------------------------------------

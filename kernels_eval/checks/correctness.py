@@ -20,8 +20,7 @@ WORST = ("rms", "reference_rms", "max", "reference_max", "sequential_rms")
 TIGHTEST = 1e-6
 """No gate asks for more of a sound fp32 kernel: 16 units in the last place."""
 APPROXIMATE = 2e-3
-"""Largest |err| / (|y| + RMS(y)) of an approximation. Twenty times what KernelBench allows on the
-task's own inputs: others reach where an approximation is worst."""
+"""Largest RMS(err)/RMS(oracle) of an approximation, which GELU by tanh has a tenth of."""
 ALL = ("masks_match", "finite", "kernelbench_1e4", "kernelbench_1e2")
 
 
@@ -67,8 +66,9 @@ def judge(
     if precision != "fp32":
         return Reason.WRONG_OUTPUT
     if measured.systematic:
-        accepted = measured.kernelbench_1e4 or not own_inputs
-        close = accepted and measured.max <= APPROXIMATE
+        # other inputs reach where an approximation is worst
+        near = measured.kernelbench_1e4 if own_inputs else measured.kernelbench_1e2
+        close = near and measured.rms <= APPROXIMATE
         return Reason.APPROXIMATION if close else Reason.WRONG_OUTPUT
     # The signature of a downcast: a small relative error spread over the whole output. A few wrong
     # elements are large against the RMS.

@@ -45,20 +45,20 @@ def _follows_output(y: Tensor, a: Tensor) -> bool:
     An approximation (GELU by tanh, say) errs alike wherever the output is alike; rounding, of
     inputs or outputs, scatters. So elements of like outputs are put into bins, whose means explain
     more than 60 % of the squared error of an approximation, and under 10 % of a rounded one's (38 %
-    where digits are cut off). Bins
-    of equal size see an error that is spread; bins of equal ratio (3 to 6 %) one that sits in the
-    farthest outputs, as an approximation's does on narrow inputs. Values that all have the short
-    mantissa of a smaller type were rounded to it.
+    where digits are cut off). Bins of equal size see an error that is spread; bins of equal ratio
+    (3 to 6 %) one that sits in the farthest outputs, as an approximation's does on narrow inputs.
+    Values that all have the short mantissa of a smaller type were rounded to it.
     """
     step = -(-y.numel() // FORMULA_SAMPLE)
     y, a = y[::step].double(), a[::step]
-    usable = torch.isfinite(y) & torch.isfinite(a)
+    usable = torch.isfinite(y) & torch.isfinite(a) & (a != y)  # zeros tell nothing
     y, a = y[usable], a[usable]
-    if y.numel() < 16 * FORMULA_BINS or not bool((a.view(torch.int32) & SHORT_MANTISSA).any()):
+    bins = min(FORMULA_BINS, y.numel() // 16)
+    if bins < 4 or not bool((a.view(torch.int32) & SHORT_MANTISSA).any()):
         return False
     error = a - y
     error = error - y * (error @ y / (y @ y).clamp(min=1e-300))
-    ranks = y.argsort().argsort() * FORMULA_BINS // y.numel()
+    ranks = y.argsort().argsort() * bins // y.numel()
     mantissa, exponent = torch.frexp(y)
     ratios = exponent * 64 + (mantissa * 32).floor()
     return any(_explained(error, bins) > FORMULA_SHARE for bins in (ranks, ratios))

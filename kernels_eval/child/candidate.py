@@ -6,7 +6,6 @@ are bytes that the reference process compares, and its times are bounded by the 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
@@ -26,7 +25,7 @@ from kernels_eval.checks.inputs import (
 from kernels_eval.checks.measurement import same, same_all
 from kernels_eval.checks.operators import compute_operators
 from kernels_eval.checks.trials import InputPlan, ModelSpec
-from kernels_eval.child.build_interception import BuildFailed, intercept
+from kernels_eval.child.build_interception import BuildFailed, intercept, open_library
 from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.child.kernel_tracer import KernelTracer
 from kernels_eval.child.model_runner import ModelRunner, now_ns, poison_allocations
@@ -100,15 +99,10 @@ class CandidateRole(ModelRunner):
             if not answer.get("ok"):
                 raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
             path = self.libraries[key] = answer["path"]
-        module = None
-        if spec.get("python_module", True):
-            found = importlib.util.spec_from_file_location(spec["name"], path)
-            assert found and found.loader
-            module = importlib.util.module_from_spec(found)
-            found.loader.exec_module(module)
+        module = open_library(path, spec)
+        if module:
             self.tracer.wrap_module(module)
         else:
-            torch.ops.load_library(path)
             self.registers_operators = True
         if self.launches is None and self.on_gpu and (launches := Launches.find()):
             launches.expect_stream(torch.cuda.default_stream().cuda_stream)

@@ -21,6 +21,9 @@ from kernels_eval.checks.inputs import (
     make_inputs,
     moved,
     randomise_weights,
+    redraw_statistics,
+    running_statistics,
+    squeezed,
 )
 from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
 from kernels_eval.isolation.channel import Channel, Message
@@ -147,8 +150,11 @@ class ModelRunner:
     def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
         return make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
 
-    def do_weights(self, seed: int) -> None:
+    def do_weights(self, seed: int, statistics: list[list[int]]) -> None:
+        """Redraw the parameters, and the running statistics of these shapes."""
         randomise_weights(self.model, seed)
+        held = running_statistics(self.model, renamed=True)
+        redraw_statistics([x for x in held if squeezed(x) in statistics], seed)
         self.synchronise()
 
     # -- timing ------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class CandidateProcess:
         self.builder, self.draft, self.config = builder, draft, reference.config
         self.calls: list[CallReport] = []
         self.parameters: list[list[int]] = []
+        self.statistics: list[list[int]] = []
 
     def load(self, libraries: dict[str, str]) -> None:
         """Import the module and construct it. Raises MadeElsewhere where the reference has to be
@@ -70,6 +71,7 @@ class CandidateProcess:
         )
         report = parse_report(LoadReport, answer)
         self.parameters = report.parameters
+        self.statistics = report.statistics
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
         if report.made_elsewhere and drawn:
             raise MadeElsewhere
@@ -115,7 +117,8 @@ class CandidateProcess:
         """One forward call, compared. Raises Stop where the outputs are not even of the right
         form."""
         if trial.weights_seed is not None:
-            self.tell("weights", seed=trial.weights_seed)
+            wanted = self.reference.used_statistics()
+            self.tell("weights", seed=trial.weights_seed, statistics=wanted)
         if trial.construct_seed is not None:
             self.tell("rebuild", seed=trial.construct_seed)
         drawn = ("seed", "distribution", "in_place", "shape", "evaluate")

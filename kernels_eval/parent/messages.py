@@ -58,10 +58,12 @@ class Report(Record):
 
 
 class LoadReport(Report):
-    """The constructed module: shapes of its parameters without dimensions of size 1, and whether
-    its constructor made them on the CPU although it was told another device."""
+    """The constructed module: shapes of its parameters, and of what may be running statistics,
+    without dimensions of size 1; whether its constructor made parameters on the CPU although it was
+    told another device."""
 
     parameters: list[list[int]] = []
+    statistics: list[list[int]] = []
     made_elsewhere: bool = False
 
 

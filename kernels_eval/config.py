@@ -50,14 +50,17 @@ class CorrectnessConfig(_Config):
 
     distributions: tuple[str, ...] = (
         "declared",
-        "uniform",
         "normal",
-        "normal_x10",
-        "sparse",
-        "small_integers",
+        "mixed",
+        "impulse",
+        "large",
+        "offset",
     )
     """input distributions, one secret seed each; 'declared' is what the task's own get_inputs()
-    draws"""
+    draws. Others: 'uniform', 'normal_x10', 'sparse', 'small_integers'"""
+    non_finite: Literal["require", "flag", "off"] = "flag"
+    """one call on inputs with a NaN and infinities: another answer than the reference's is refused
+    (require) or only flagged (flag)"""
     rms_fp32: PositiveFloat = 1e-5
     rms_reference_factor: PositiveFloat = 8
     """the gate is never below this multiple of the fp32 reference's own error"""
@@ -105,7 +108,10 @@ class TimingConfig(_Config):
     """standard deviation of log(speedup) between processes, which no sample of one process shows;
     measured: median 0.007"""
     clock_bound_share: float = Field(default=0.8, gt=0, lt=1)
-    """reported time below this share of the parent's clock is implausible"""
+    """where the reported time is below this share of what the parent's clock saw pass, that is the
+    time that counts"""
+    accused_share: float = Field(default=0.5, gt=0, lt=1)
+    """below this share, in each of three rounds, the reported time is implausible"""
     bandwidth_share: float = Field(default=0.5, gt=0, lt=1)
     """faster than this share of the time that its bytes need at peak bandwidth is implausible"""
     input_bytes: PositiveInt = 256 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.records import Reason, Record
@@ -58,10 +58,12 @@ class Report(Record):
 
 
 class LoadReport(Report):
-    """The constructed module: shapes of its parameters without dimensions of size 1, and whether
-    its constructor made them on the CPU although it was told another device."""
+    """The constructed module: shapes of its parameters, and of what may be running statistics,
+    without dimensions of size 1; whether its constructor made parameters on the CPU although it was
+    told another device."""
 
     parameters: list[list[int]] = []
+    statistics: list[list[int]] = []
     made_elsewhere: bool = False
 
 
@@ -107,6 +109,12 @@ class SampleReport(Report):
     custom_calls: int = 0
 
 
+class UnseenReport(Report):
+    """The different forms of the outputs of unseen inputs."""
+
+    forms: list[CallReport] = Field(min_length=1)
+
+
 class StateReport(Report):
     """Settings that have changed since before the candidate was loaded."""
 
@@ -114,9 +122,10 @@ class StateReport(Report):
 
 
 class OrnamentReport(Report):
-    """Does the output stay the same when what the kernels wrote is replaced?"""
+    """Does the output stay the same when what the kernels wrote is replaced? None where nothing
+    would show."""
 
-    ornamental: bool
+    ornamental: bool | None
 
 
 REASON_OF_CHANGE: Mapping[str, Reason] = {

@@ -74,7 +74,8 @@ def with_model_new(candidate: str, task_code: str) -> str | None:
     # in a function of its own, so that the task's imports change nothing of the candidate's
     factory = parse_source("def _model_new():\n    return ModelNew").body[0]
     assert isinstance(factory, ast.FunctionDef)
-    model = next(node for node in parse_source(task_code).body if isinstance(node, ast.ClassDef))
+    body = parse_source(task_code).body
+    model = next(node for node in body if isinstance(node, ast.ClassDef))
     model.name = "ModelNew"
     imports = [
         node

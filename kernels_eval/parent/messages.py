@@ -144,6 +144,12 @@ class SampleReport(Report):
     custom_calls: Count = 0
 
 
+class UnseenReport(Report):
+    """The different forms of the outputs of unseen inputs."""
+
+    forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
+
+
 class StateReport(Report):
     """Settings that have changed since before the candidate was loaded: at most 64 of them."""
 
@@ -151,9 +157,10 @@ class StateReport(Report):
 
 
 class OrnamentReport(Report):
-    """Does the output stay the same when what the kernels wrote is replaced?"""
+    """Does the output stay the same when what the kernels wrote is replaced? None where nothing
+    would show."""
 
-    ornamental: bool
+    ornamental: bool | None
 
 
 REASON_OF_CHANGE: Mapping[str, Reason] = {

@@ -14,7 +14,15 @@ from typing import Any
 
 import torch
 
-from kernels_eval.checks.inputs import flatten_outputs, moved, plain_containers, randomise_weights
+from kernels_eval.checks.inputs import (
+    flatten_outputs,
+    moved,
+    plain_containers,
+    randomise_weights,
+    redraw_statistics,
+    running_statistics,
+    squeezed,
+)
 from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.isolation.channel import Channel, Message
@@ -120,8 +128,11 @@ class ModelRunner:
         with torch.no_grad():
             return self.model(*inputs)
 
-    def do_weights(self, seed: int) -> None:
+    def do_weights(self, seed: int, statistics: list[list[int]]) -> None:
+        """Redraw the parameters, and the running statistics of these shapes."""
         randomise_weights(self.model, seed)
+        held = running_statistics(self.model, renamed=True)
+        redraw_statistics([x for x in held if squeezed(x) in statistics], seed)
         self.synchronise()
 
     # -- shared memory -----------------------------------------------------------------------------

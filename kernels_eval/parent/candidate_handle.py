@@ -53,6 +53,7 @@ class CandidateProcess:
         self.builds = BoundedBuilds(builder, candidate, draft.flags)
         self.calls: list[CallReport] = []
         self.parameters: list[list[int]] = []
+        self.statistics: list[list[int]] = []
 
     def load(self, libraries: dict[str, str]) -> None:
         """Import the module and construct it. Raises MadeElsewhere where the reference has to be
@@ -76,6 +77,7 @@ class CandidateProcess:
         )
         report = parse_report(LoadReport, answer)
         self.parameters = report.parameters
+        self.statistics = report.statistics
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
         if report.made_elsewhere and drawn:
             raise MadeElsewhere
@@ -134,7 +136,8 @@ class CandidateProcess:
         """One forward call, compared. Raises Stop where the outputs are not even of the right
         form."""
         if trial.weights_seed is not None:
-            self.tell("weights", seed=trial.weights_seed)
+            wanted = self.reference.used_statistics()
+            self.tell("weights", seed=trial.weights_seed, statistics=wanted)
         if trial.construct_seed is not None:
             self._rebuild(trial.construct_seed)
         inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)

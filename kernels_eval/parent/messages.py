@@ -95,10 +95,12 @@ class CaptureReport(ErrorReport):
 
 
 class LoadReport(Report):
-    """The constructed module: shapes of its parameters without dimensions of size 1, and whether
-    its constructor made them on the CPU although it was told another device."""
+    """The constructed module: shapes of its parameters, and of what may be running statistics,
+    without dimensions of size 1; whether its constructor made parameters on the CPU although it was
+    told another device."""
 
     parameters: Several[Shape] = []
+    statistics: Several[Shape] = []
     made_elsewhere: bool = False
 
 

@@ -3,7 +3,7 @@ say where each comes from."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 Baseline = Literal["eager", "compile"]
+SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -49,14 +50,17 @@ class CorrectnessConfig(_Config):
 
     distributions: tuple[str, ...] = (
         "declared",
-        "uniform",
         "normal",
-        "normal_x10",
-        "sparse",
-        "small_integers",
+        "mixed",
+        "impulse",
+        "large",
+        "offset",
     )
     """input distributions, one secret seed each; 'declared' is what the task's own get_inputs()
-    draws"""
+    draws. Others: 'uniform', 'normal_x10', 'sparse', 'small_integers'"""
+    non_finite: Literal["require", "flag", "off"] = "flag"
+    """one call on inputs with a NaN and infinities: another answer than the reference's is refused
+    (require) or only flagged (flag)"""
     rms_fp32: PositiveFloat = 1e-5
     rms_reference_factor: PositiveFloat = 8
     """the gate is never below this multiple of the fp32 reference's own error"""
@@ -110,7 +114,10 @@ class TimingConfig(_Config):
     """standard deviation of log(speedup) between processes, which no sample of one process shows;
     measured: median 0.007"""
     clock_bound_share: float = Field(default=0.8, gt=0, lt=1)
-    """reported time below this share of the parent's clock is implausible"""
+    """where the reported time is below this share of what the parent's clock saw pass, that is the
+    time that counts"""
+    accused_share: float = Field(default=0.5, gt=0, lt=1)
+    """below this share, in each of three rounds, the reported time is implausible"""
     bandwidth_share: float = Field(default=0.5, gt=0, lt=1)
     """faster than this share of the time that its bytes need at peak bandwidth is implausible"""
     input_bytes: PositiveInt = 256 << 20
@@ -183,3 +190,23 @@ class EvalConfig(_Config):
     """CPU threads for reference and candidate alike"""
     time_correct: bool = True
     """off: correctness only"""
+    sanitizer: Literal["off", "curated", "correct"] = "off"
+    """CUDA candidates that compute-sanitizer looks at: none, those that are certainly faster than
+    the reference (`speedup_lower` above 1), or every correct one"""
+    sanitizer_tools: tuple[SanitizerTool, ...] = get_args(SanitizerTool)
+    """each is a run of its own"""
+    sanitizer_finding: Literal["flag", "refuse"] = "flag"
+    """what errors that a tool counts are: a flag, or `cuda_error` (`non_deterministic` for a
+    race)"""
+    sanitizer_s: PositiveFloat = 120
+    """deadline of one tool; past it the flag says `not_run`"""
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the sanitizer nothing about it is written, as without a second baseline."""
+        off = self.sanitizer == "off"
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if not (off and name.startswith("sanitizer"))
+        }

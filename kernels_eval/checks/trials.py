@@ -11,6 +11,12 @@ from kernels_eval.records import Record
 
 DECLARED = "declared"
 """The task's own inputs and shape, as opposed to drawn distributions and other sizes."""
+SHAPE_SCOPES = ("each", "all", "last", "first")
+TAILS = {"1": 1, "2": 2, "odd": -1}
+"""What shrinks in another shape, and how many elements are left over in blocks of 4 and more, or
+are missing to fill them (`checks.inputs.smaller_shapes`)."""
+
+LATER, EARLIER = "a later call", "an earlier call"
 
 
 class InputNote(Record):
@@ -46,8 +52,10 @@ class OutputForm(Record):
 class LoadedTask(Record):
     """What the reference process found when it loaded a task and ran it once.
 
-    `parameters` are shapes without dimensions of size 1, `input_bytes` those of one set of inputs,
-    `mutates` whether the reference changes its inputs.
+    `parameters` and `statistics` (running ones, of normalisation) are shapes without dimensions of
+    size 1, `input_bytes` those of one set of inputs, `packed_bytes` and `argument_bytes` what one
+    set and the constructor's arguments take in shared memory, `mutates` whether the reference
+    changes its inputs.
     """
 
     plan: InputPlan
@@ -55,9 +63,12 @@ class LoadedTask(Record):
     mutates: bool
     operators: tuple[str, ...]
     parameters: list[list[int]]
+    statistics: list[list[int]]
     dtype: str
     device_name: str
     input_bytes: int
+    packed_bytes: int
+    argument_bytes: int
     peak_bytes_per_s: float
     cache_bytes: int
 
@@ -82,7 +93,7 @@ class Comparison(Record):
     added up one term after the other. `systematic`: the error is a function of the output, as that
     of another formula is. `masks_match`: NaN and infinities are in the same places.
     `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
-    candidate's own, answer.
+    candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
     """
 
     rms: float
@@ -97,6 +108,7 @@ class Comparison(Record):
     systematic: bool = False
     equals_trial: list[str] = []
     equals_answer: list[str] = []
+    mutates_inputs: bool = False
 
 
 class Expectation(Record):

@@ -18,18 +18,33 @@ from torch import Tensor
 
 from kernels_eval.checks.correctness import merge
 from kernels_eval.checks.inputs import (
+    constructor_arguments,
     flatten_outputs,
     parameter_shapes,
     plan_inputs,
     randomise_weights,
+    redraw_statistics,
+    running_statistics,
+    squeezed,
 )
 from kernels_eval.checks.measurement import close, measure, same, same_all
 from kernels_eval.checks.operators import reference_operators
-from kernels_eval.checks.trials import DECLARED, Comparison, Expectation, LoadedTask, OutputForm
-from kernels_eval.child.model_runner import ModelRunner
-from kernels_eval.child.output_buffer import DeviceMemory, HostMemory, read
+from kernels_eval.checks.trials import (
+    DECLARED,
+    EARLIER,
+    LATER,
+    Comparison,
+    Expectation,
+    LoadedTask,
+    OutputForm,
+)
+from kernels_eval.child.shared_memory import DeviceMemory, Memory, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
+<<<<<<< HEAD
 from kernels_eval.reference.long_sums import LongSums
+=======
+from kernels_eval.reference.task_runner import TaskRunner
+>>>>>>> main
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = (
@@ -42,18 +57,18 @@ MOST_OPERATORS = 256
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError)
 
 
-class Reference(ModelRunner):
+class Reference(TaskRunner):
     """Serves one task: `do_load`, then `do_expect` for each trial, then `do_compare` for each
     answer of a candidate."""
 
-    def __init__(self, channel: Channel, output_buffer: int) -> None:
-        super().__init__(channel, output_buffer)
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
         self.expected: dict[str, list[Tensor]] = {}
         self.oracles: dict[str, list[Tensor]] = {}
         self.own_errors: dict[str, Comparison] = {}
         self.samples = True
         self.digests: dict[str, str] = {}
-        self.shared: DeviceMemory | None = None
+        self.outputs_of: dict[str, Memory] = {}
 
     def warm_up(self) -> None:
         super().warm_up()
@@ -63,14 +78,17 @@ class Reference(ModelRunner):
             matrix @ matrix
         torch.conv2d(x[None, None], x[None, None, :3, :3])
 
-    def do_share_memory(self, size: int) -> Message:
-        """Allocate device memory that a candidate can write its outputs to. The answer carries its
-        descriptor where that works."""
+    def do_share(self, whose: str, on_device: bool, size: int) -> Message:
+        """Have memory for outputs: what comes with this message, or device memory, whose descriptor
+        the answer carries where the driver can share it."""
+        self.outputs_of.pop(whose, None)  # its memory first
+        if not on_device:
+            self.outputs_of[whose] = self.memory(on_device=False)
+            return {"shared": True}
         try:
-            self.shared = DeviceMemory(size)
-            return {"shared": True, "_descriptors": [self.shared.descriptor()]}
+            memory = self.outputs_of[whose] = DeviceMemory(size)
+            return {"shared": True, "_descriptors": [memory.descriptor]}
         except (OSError, AttributeError, RuntimeError) as error:
-            self.shared = None
             return {"shared": False, "why": str(error)[:200]}
 
     def do_load(self, path: str, spec: Message, *, oracle_max_bytes: int = 0) -> LoadedTask:
@@ -94,9 +112,16 @@ class Reference(ModelRunner):
             mutates=mutates,
             operators=tuple(operators[:MOST_OPERATORS]),
             parameters=parameter_shapes(self.model),
+            statistics=list(map(squeezed, running_statistics(self.model))),
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
             input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),
+            packed_bytes=self.packed_bytes(inputs),
+            argument_bytes=self.packed_bytes(
+                constructor_arguments(
+                    self.task, self.spec.init_form, self.spec.seed, self.spec.construct_on
+                )
+            ),
             peak_bytes_per_s=_peak_bandwidth(gpu),
             cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
         )
@@ -121,6 +146,7 @@ class Reference(ModelRunner):
                 self.model = self.build(construct_seed)
             if weights_seed is not None:
                 randomise_weights(self.model, weights_seed)
+                redraw_statistics(running_statistics(self.model), weights_seed)
             if evaluate and isinstance(self.model, torch.nn.Module):
                 self.model.eval()
             reference = self.outputs(self.inputs(seed, distribution, shape))
@@ -143,6 +169,9 @@ class Reference(ModelRunner):
         del again, inputs
         self.give_back_memory()
         floats = [torch.isfinite(x) for x in reference if x.is_floating_point()]
+        zeros = merge(list(map(_measure_zeros, oracle, reference)))
+        if name == DECLARED:
+            self.own_error = zeros
         return Expectation(
             finite=all(bool(x.all()) for x in floats),
             some_finite=all(bool(x.any()) for x in floats if x.numel()),
@@ -150,7 +179,11 @@ class Reference(ModelRunner):
             bit_identical=bit_identical,
             oracle="float64" if exact else "float32",
             equals=equals,
+<<<<<<< HEAD
             constants=self._constants(name),
+=======
+            zeros=zeros,
+>>>>>>> main
             outputs=list(map(_form, reference)),
         )
 
@@ -278,11 +311,13 @@ class Reference(ModelRunner):
         return {"bytes": used}
 
     def do_weights_matter(self, seed: int, weights_seed: int, only: list[int]) -> Message:
-        """Does the output change when these parameters (by position) get other values?"""
+        """Does the output change when these parameters (by position; none: the running statistics)
+        get other values?"""
         base = self.outputs(self.inputs(seed))
         try:
             self.model = self.build()
             randomise_weights(self.model, weights_seed, only=only)
+            redraw_statistics([] if only else running_statistics(self.model), weights_seed)
             outputs = self.outputs(self.inputs(seed))
         finally:
             self.model = self.build()
@@ -293,10 +328,10 @@ class Reference(ModelRunner):
     def do_new_candidate(self) -> None:
         self.digests = {}
 
-    def do_compare(self, trial: str, path: str) -> Comparison:
-        """Measure the candidate's bytes (in the file `path`, or in the device memory that it
-        shares) against this trial, and against every earlier one."""
-        actual = read(self.shared or _host_memory(path), self.expected[trial])
+    def do_compare(self, trial: str) -> Comparison:
+        """Measure the bytes that the candidate has written against this trial, and against every
+        earlier one."""
+        actual = read(self.outputs_of["candidate"], self.expected[trial])
         digest = _digest(actual)
         found = self._measured(trial, actual)
         equals_trial = [
@@ -325,12 +360,46 @@ class Reference(ModelRunner):
         known = self.expected
         return one in known and other in known and same_all(known[one], known[other])
 
-    def do_measure(self, trial: str, path: str) -> Comparison:
-        """Measure the bytes in the file `path` against this trial: those of the compiled reference,
-        of which nothing is remembered."""
-        found = self._measured(trial, read(_host_memory(path), self.expected[trial]))
+    def do_measure(self, trial: str) -> Comparison:
+        """Measure the bytes in the memory that comes with this message against this trial: those of
+        the compiled reference, of which nothing is remembered."""
+        found = self._measured(trial, read(self.memory(on_device=False), self.expected[trial]))
         self.give_back_memory()
         return found
+
+    def do_compare_unseen(self, positions: list[int], seeds: list[int]) -> Comparison:
+        """Measure the candidate's outputs at these positions among those of `do_run_unseen` against
+        this process's own for the same inputs, whose seeds come along.
+
+        `equals_trial` says whether a wrong one is the answer of a later or an earlier call,
+        `mutates_inputs` whether the candidate has changed its inputs.
+        """
+        own = [self._unseen("own", index) for index in range(len(seeds))]
+        found = []
+        for index in positions:
+            actual = self._unseen("unseen", index)
+            error = merge(list(map(measure, actual, own[index], own[index])))
+            others = (other for other in range(len(own)) if error.rms > 1e-4 and other != index)
+            equal = [other for other in others if _all_close(actual, own[other], 1e-4)]
+            names = {LATER if other > index else EARLIER for other in equal}
+            found.append(error.model_copy(update={"equals_trial": sorted(names)}))
+        how, memory = self.drawn
+        sets = unpack(how["packed"], memory, how["count"], how["stride"])
+        kept = all(all(map(same, sets[index], self.inputs(seeds[index]))) for index in positions)
+        worst = max(found, key=lambda each: (not each.masks_match, each.rms, each.max))
+        del own, sets
+        self.give_back_memory()
+        return worst.model_copy(
+            update={
+                "reference_rms": self.own_error.reference_rms,
+                "reference_max": self.own_error.reference_max,
+                "mutates_inputs": not kept,
+            }
+        )
+
+    def _unseen(self, whose: str, index: int) -> list[Tensor]:
+        like = self.expected[DECLARED]
+        return read(self.outputs_of[whose], like, index * sum(padded(_bytes(x)) for x in like))
 
     def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
         found = map(measure, actual, self.oracles[trial], self.expected[trial])
@@ -383,6 +452,7 @@ def _digest(tensors: list[Tensor]) -> str:
     return digest.hexdigest()
 
 
+<<<<<<< HEAD
 def _host_memory(path: str) -> HostMemory:
     with open(path, "r+b") as handle:
         return HostMemory(handle.fileno())
@@ -408,3 +478,9 @@ def _mean(x: Tensor) -> Tensor:
     if not x.dim() or not x.is_floating_point():
         return x
     return x.double().mean(0, keepdim=True).expand_as(x).to(x.dtype)
+=======
+def _measure_zeros(oracle: Tensor, reference: Tensor) -> Comparison:
+    """How an output of zeros would compare, seen on the first elements of a large one."""
+    oracle, reference = (x.reshape(-1)[:ENOUGH_ELEMENTS] for x in (oracle, reference))
+    return measure(torch.zeros_like(reference), oracle, reference)
+>>>>>>> main

@@ -41,11 +41,7 @@ def compare_outputs(process: CandidateProcess) -> None:
         found = process.call(trial, reruns=reruns)
         measured.append((trial, found))
         draft.correctness = _correctness(measured, reference)
-<<<<<<< HEAD
         outcome = accepted(trial, found, process)
-=======
-        outcome = reference.judge(found, trial)
->>>>>>> main
         if outcome is not Reason.OK:
             # a changed default dtype, say, explains more than the wrong output it leads to
             check_state(process)
@@ -69,7 +65,7 @@ def compare_outputs(process: CandidateProcess) -> None:
 def accepted(trial: Trial, found: Comparison, process: CandidateProcess) -> Reason:
     """OK for a right answer, and for an approximation, which is noted: what it means is decided
     when all else is known. Otherwise the reason why it is neither."""
-    outcome = process.reference.judge(found, own_inputs=trial.own_inputs)
+    outcome = process.reference.judge(found, trial)
     if outcome is not Reason.APPROXIMATION:
         return outcome
     process.draft.approximation = process.draft.approximation or (
@@ -138,7 +134,7 @@ def compare_non_finite(process: CandidateProcess) -> None:
     reference = process.reference
     if (trial := reference.non_finite) and not process.child.dead:
         try:
-            outcome = reference.judge(process.call(trial))
+            outcome = accepted(trial, process.call(trial), process)
         except Stop as stop:
             outcome = stop.finding.reason
         if outcome is not Reason.OK:
@@ -179,6 +175,8 @@ def _errors(trial: Trial, found: Comparison) -> str:
 def _error_varies(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:
     """Has the answer another error when it is asked for again? Where only the last bits differ (a
     convolution's of torch, say), they do not explain a wrong answer."""
+    if trial not in process.reference.trials:
+        return False  # its inputs are gone
     try:
         again = process.call(trial)
     except Stop:

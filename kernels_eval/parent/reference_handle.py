@@ -36,13 +36,6 @@ from kernels_eval.records import KernelTask, Reason
 
 NON_FINITE = "non_finite"
 NOT_ASKED = ("in_place", "outputs")
-<<<<<<< HEAD
-ALIGNMENT = 16  # each output starts at a multiple of this (kernels_eval.child.output_buffer)
-CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
-"""Answers that ignore the inputs (`Expectation.constants`), the last one over the batch."""
-SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
-"""Of each group the first that the task accepts is tried."""
-=======
 ALIGNMENT = 256  # each tensor in shared memory starts at a multiple of this
 LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
 HARD = ("large", "offset")
@@ -53,7 +46,8 @@ HARD_GATES = {"rms_fp32": 0.25, "rms_half": 0.25, "rms_bf16": 0.25, "elementwise
 deviations, 1e6 elements summed one by one in fp32), a one-pass variance is wrong by 1 and more."""
 HARD_OWN_ERROR = 0.02
 """A reference that errs by more is no judge of such inputs."""
->>>>>>> main
+CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
+"""Answers that ignore the inputs (`Expectation.constants`), the last one over the batch."""
 
 
 @dataclass
@@ -178,20 +172,14 @@ class ReferenceProcess:
         of earlier trials."""
         return self.ask_for(Comparison, "compare", trial=trial.name)
 
-<<<<<<< HEAD
-    def judge(self, comparison: Comparison, *, own_inputs: bool = True) -> Reason:
-        """What these errors mean; `own_inputs`: on inputs that the task draws itself."""
-        config = self.config.correctness
-        return judge(
-            comparison, self.precision, config, own_inputs=own_inputs, loosest=self.loosest
-        )
-=======
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
-        config = self.config.correctness
+        """What these errors mean on the inputs of this trial, or on the task's own."""
+        config, loosest, own = self.config.correctness, self.loosest, True
+        if trial:
+            own = trial.own_inputs
         if trial and trial.hard:
-            config = config.model_copy(update=HARD_GATES)
-        return judge(comparison, self.precision, config)
->>>>>>> main
+            config, loosest = config.model_copy(update=HARD_GATES), math.inf
+        return judge(comparison, self.precision, config, own_inputs=own, loosest=loosest)
 
     @property
     def spec(self) -> Message:
@@ -336,9 +324,12 @@ class ReferenceProcess:
                 flags.append("answers_never_vary")
         return flags
 
-    def _pass(self, known: Iterable[Expectation], constant: int = 0) -> bool:
-        """Would this answer that ignores the inputs (one of CONSTANTS) pass on all of these?"""
-        return all(self.judge(seen.constants[constant]) is Reason.OK for seen in known)
+    def _pass(self, known: dict[str, Expectation], constant: int = 0) -> bool:
+        """Would this answer that ignores the inputs (one of CONSTANTS) pass in all these trials?"""
+        return all(
+            self.judge(seen.constants[constant], Trial(name)) is Reason.OK
+            for name, seen in known.items()
+        )
 
     def _quarantine_constant(self, known: dict[str, Expectation]) -> None:
         """Raise Stop (DEGENERATE_TASK) where an answer that ignores the inputs would pass for all
@@ -347,16 +338,16 @@ class ReferenceProcess:
         Where one passes under the task's own weights, the gate is narrowed to a quarter of that
         answer's error, which the judge does as far as the reference's own error allows.
         """
-        everything = list(known.values())
-        own = [seen for name, seen in known.items() if name != "other_weights"]
+        own = {name: seen for name, seen in known.items() if name != "other_weights"}
         for index, what in enumerate(CONSTANTS):
-            if index and _one_answer(own):
+            if index and _one_answer(own.values()):
                 break  # `own_answers_never_vary`
             if not self._pass(own, index):
                 continue
-            worst = max((seen.constants[index] for seen in own), key=lambda error: error.rms)
+            tame = [seen.constants[index] for name, seen in own.items() if name not in HARD]
+            worst = max(tame, key=lambda error: error.rms)
             self.loosest = min(self.loosest, worst.rms / 4)
-            if self._pass(everything, index):
+            if self._pass(known, index):
                 raise _degenerate(
                     f"an output of {what} would pass: relative RMS error {worst.rms:.2e}, the"
                     f" reference's own {worst.reference_rms:.2e}"
@@ -375,19 +366,11 @@ class ReferenceProcess:
         if self.loaded.plan.notes:
             ignored = self.ask("ignored_inputs", seed=self.trials[0].seed)["ignored"]
             self.flags += [f"task_ignores_input:{index}" for index in ignored]
-        if self._pass([known[DECLARED]]):
+        if self._pass({DECLARED: known[DECLARED]}):
             # its own inputs and weights tell nothing; other ones do
             self.flags.append("zeros_pass_declared")
 
     def _expect_other_shapes(self) -> None:
-<<<<<<< HEAD
-        """One trial of each group of smaller shapes, unless its answer is empty or all zero."""
-        for group in SHAPE_VARIANTS:
-            for name in filter(self.loaded.plan.shapes.__contains__, group):
-                trial = Trial(name, shape=name)
-                if self._expect_if_suitable(trial, lambda seen: not self._pass([seen])):
-                    break
-=======
         """A batch of one, and each tail in the first of the shapes that the task accepts, unless
         the answer is empty or all zero."""
         self._accepts_shape("batch_1")
@@ -399,9 +382,8 @@ class ReferenceProcess:
     def _accepts_shape(self, name: str) -> bool:
         trial = Trial(name, shape=name)
         return name in self.loaded.plan.shapes and bool(
-            self._expect_if_suitable(trial, lambda seen: not self._zeros_pass(seen))
+            self._expect_if_suitable(trial, lambda seen: not self._pass({name: seen}))
         )
->>>>>>> main
 
     # -- questions about the task ------------------------------------------------------------------
 
@@ -514,7 +496,7 @@ def _well_conditioned(seen: Expectation) -> bool:
     """Is the reference itself right on hard inputs, as the float64 oracle has it?"""
     return (
         seen.oracle == "float64"
-        and seen.zeros.reference_rms <= HARD_OWN_ERROR
+        and seen.constants[0].reference_rms <= HARD_OWN_ERROR
         and all("float" in output.dtype for output in seen.outputs)
     )
 

@@ -40,11 +40,8 @@ from kernels_eval.checks.trials import (
 )
 from kernels_eval.child.shared_memory import DeviceMemory, Memory, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
-<<<<<<< HEAD
 from kernels_eval.reference.long_sums import LongSums
-=======
 from kernels_eval.reference.task_runner import TaskRunner
->>>>>>> main
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = (
@@ -169,9 +166,9 @@ class Reference(TaskRunner):
         del again, inputs
         self.give_back_memory()
         floats = [torch.isfinite(x) for x in reference if x.is_floating_point()]
-        zeros = merge(list(map(_measure_zeros, oracle, reference)))
+        constants = self._constants(name)
         if name == DECLARED:
-            self.own_error = zeros
+            self.own_error = constants[0]
         return Expectation(
             finite=all(bool(x.all()) for x in floats),
             some_finite=all(bool(x.any()) for x in floats if x.numel()),
@@ -179,11 +176,7 @@ class Reference(TaskRunner):
             bit_identical=bit_identical,
             oracle="float64" if exact else "float32",
             equals=equals,
-<<<<<<< HEAD
-            constants=self._constants(name),
-=======
-            zeros=zeros,
->>>>>>> main
+            constants=constants,
             outputs=list(map(_form, reference)),
         )
 
@@ -393,6 +386,7 @@ class Reference(TaskRunner):
             update={
                 "reference_rms": self.own_error.reference_rms,
                 "reference_max": self.own_error.reference_max,
+                "sequential_rms": self.own_error.sequential_rms,
                 "mutates_inputs": not kept,
             }
         )
@@ -452,12 +446,6 @@ def _digest(tensors: list[Tensor]) -> str:
     return digest.hexdigest()
 
 
-<<<<<<< HEAD
-def _host_memory(path: str) -> HostMemory:
-    with open(path, "r+b") as handle:
-        return HostMemory(handle.fileno())
-
-
 def _copied(inputs: list[Any], dtype: torch.dtype | None = None) -> list[Any]:
     """Copies of the tensors, for a model may change its inputs; floating ones in this dtype."""
     return [
@@ -478,9 +466,3 @@ def _mean(x: Tensor) -> Tensor:
     if not x.dim() or not x.is_floating_point():
         return x
     return x.double().mean(0, keepdim=True).expand_as(x).to(x.dtype)
-=======
-def _measure_zeros(oracle: Tensor, reference: Tensor) -> Comparison:
-    """How an output of zeros would compare, seen on the first elements of a large one."""
-    oracle, reference = (x.reshape(-1)[:ENOUGH_ELEMENTS] for x in (oracle, reference))
-    return measure(torch.zeros_like(reference), oracle, reference)
->>>>>>> main

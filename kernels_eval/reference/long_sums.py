@@ -55,9 +55,10 @@ class LongSums(TorchDispatchMode):
 
 def sequential_error(terms: Tensor) -> float:
     """RMS error of adding each row of `terms` (outputs, length) in order in fp32, divided by the
-    RMS of the sums. The worst point on the way counts: where errors end is chance."""
+    RMS of the sums. The worst point on the way counts: where errors end is chance. What is not
+    finite is left out."""
     worst, sums = 0.0, 0.0
-    for row in terms.float().cpu().numpy():
+    for row in terms.float().nan_to_num(0.0, 0.0, 0.0).cpu().numpy():
         exact = np.cumsum(row, dtype=np.float64)
         sums += float(exact[-1]) ** 2
         worst += float(np.abs(np.cumsum(row, dtype=np.float32) - exact).max()) ** 2

@@ -46,7 +46,8 @@ class OutputForm(Record):
 class LoadedTask(Record):
     """What the reference process found when it loaded a task and ran it once.
 
-    `parameters` are shapes without dimensions of size 1, `input_bytes` those of one set of inputs,
+    `parameters` are shapes without dimensions of size 1 and `parameter_names` their names in that
+    order, `input_bytes` those of one set of inputs,
     `mutates` whether the reference changes its inputs.
     """
 
@@ -55,6 +56,7 @@ class LoadedTask(Record):
     mutates: bool
     operators: tuple[str, ...]
     parameters: list[list[int]]
+    parameter_names: list[str]
     dtype: str
     device_name: str
     input_bytes: int

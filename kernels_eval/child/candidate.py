@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +28,7 @@ from kernels_eval.checks.operators import compute_operators
 from kernels_eval.checks.trials import InputPlan, ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.kernel_launches import Launches
-from kernels_eval.child.kernel_tracer import KernelTracer
+from kernels_eval.child.kernel_tracer import KernelTracer, registered_operators
 from kernels_eval.child.model_runner import ModelRunner, now_ns, poison_allocations
 from kernels_eval.child.output_buffer import DeviceMemory, HostMemory, write
 from kernels_eval.isolation.channel import Channel, Message
@@ -37,6 +37,7 @@ from kernels_eval.records import Reason
 LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
 PATIENCE_S = 0.3  # calls that only sharpen a judgement are repeated no longer than this
 SHARE_S = 0.1
+PLAIN = (torch.Tensor, torch.nn.Parameter)
 CORRUPT_VALUES = (1.0e4, -3.7e3)
 """Finite: a result that is multiplied by zero must not look as if it mattered."""
 
@@ -45,7 +46,6 @@ class CandidateRole(ModelRunner):
     def __init__(self, channel: Channel, output_buffer: int) -> None:
         super().__init__(channel, output_buffer)
         self.libraries: dict[str, str] = {}
-        self.registers_operators = False
         self.previous: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self.last_inputs: list[Any] = []
         self.last_output: Any = None
@@ -100,16 +100,16 @@ class CandidateRole(ModelRunner):
             if not answer.get("ok"):
                 raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
             path = self.libraries[key] = answer["path"]
-        module = None
+        module, known = None, registered_operators()
         if spec.get("python_module", True):
             found = importlib.util.spec_from_file_location(spec["name"], path)
             assert found and found.loader
             module = importlib.util.module_from_spec(found)
             found.loader.exec_module(module)
-            self.tracer.wrap_module(module)
+            self.tracer.wrap_module(module, spec["name"])
         else:
             torch.ops.load_library(path)
-            self.registers_operators = True
+        self.tracer.wrap_operators(registered_operators() - known)
         if self.launches is None and self.on_gpu and (launches := Launches.find()):
             launches.expect_stream(torch.cuda.default_stream().cuda_stream)
             self.launches = launches
@@ -120,12 +120,6 @@ class CandidateRole(ModelRunner):
         """Calls of custom kernels so far: launches where they can be counted, else calls of
         functions that hold them."""
         return self.launches.total if self.launches else self.tracer.calls.total()
-
-    def forward(self, inputs: list[Any]) -> Any:
-        """One call. Operators that a library registered with torch.ops are seen by a dispatch mode,
-        as they have no function to wrap."""
-        with self.tracer.operators() if self.registers_operators else nullcontext():
-            return super().forward(inputs)
 
     def leaves(self, inputs: list[Any]) -> list[torch.Tensor]:
         """The output tensors of one call, once the device is done."""
@@ -182,7 +176,7 @@ class CandidateRole(ModelRunner):
                 break
             again, _ = flatten_outputs(self._poisoned(inputs, output_bytes, evaluate)[0])
             self.synchronise()
-            plain = all(type(x) is torch.Tensor for x in again)
+            plain = all(type(x) in PLAIN for x in again)
             if not plain or not same_all(saved, again):
                 report["rerun_differs"] = True
             saved = _copies([x for x in again if isinstance(x, torch.Tensor)])
@@ -297,11 +291,12 @@ class CandidateRole(ModelRunner):
     def do_operators(self, seed: int) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         inputs = self.inputs(seed)
-        operators = compute_operators(lambda: self.forward(inputs))
+        operators = set(compute_operators(lambda: self.forward(inputs)))
+        operators -= self.tracer.own_operators
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
         off_stream = self.launches.off_stream if self.launches else 0
-        seen = {"operators": sorted(set(operators))[:64], "custom": list(names)[:32]}
+        seen = {"operators": sorted(operators)[:64], "custom": list(names)[:32]}
         return seen | {"off_stream": off_stream}
 
     def do_share(self, seed: int) -> Message:
@@ -363,12 +358,16 @@ class CandidateRole(ModelRunner):
             inputs = self.inputs(seed, distribution)
             try:
                 with disturbed:
-                    return same_all(expected, self.leaves(inputs))
+                    leaves, _ = flatten_outputs(self._poisoned(inputs, output_bytes, False)[0])
+                    self.synchronise()
+                    return same_all(expected, leaves)
             except Exception:
                 return None  # what the kernels made was used
 
-        for value in CORRUPT_VALUES:
-            same_answer = unchanged(self.tracer.corrupting(value))
+        output_bytes = sum(x.numel() * x.element_size() for x in expected)
+        passes = [(value, False) for value in CORRUPT_VALUES] + [(CORRUPT_VALUES[0], True)]
+        for value, skip in passes:
+            same_answer = unchanged(self.tracer.corrupting(value, skip=skip))
             if not same_answer:
                 # A change may come from a write beside the work: is it the same without launches?
                 return (
@@ -376,11 +375,21 @@ class CandidateRole(ModelRunner):
                     and self.launches is not None
                     and unchanged(self.launches.nulled()) is True
                 )
-        return True
+        # Nothing to replace in sight: what do the launches write?
+        if self.launches is None or self.tracer.overwrote:
+            return True
+        return unchanged(self.launches.nulled()) is True
 
 
 def _copies(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     return [leaf.detach().clone().contiguous() for leaf in leaves]
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Does it hold one element many times?"""
+    strided = tensor.layout is torch.strided
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return strided and any(size > 1 and not stride for size, stride in sizes)
 
 
 def _described(leaves: list[Any], structure: str) -> Message:
@@ -388,7 +397,8 @@ def _described(leaves: list[Any], structure: str) -> Message:
     return {
         "kinds": [type(leaf).__name__ for leaf in leaves],
         "devices": [leaf.device.type if isinstance(leaf, torch.Tensor) else "" for leaf in leaves],
-        "plain": all(type(leaf) is torch.Tensor for leaf in leaves),
+        "plain": all(type(leaf) in PLAIN for leaf in leaves),
+        "expanded": any(isinstance(leaf, torch.Tensor) and _is_expanded(leaf) for leaf in leaves),
         "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
         "structure": structure,
     }

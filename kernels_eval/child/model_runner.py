@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -147,8 +148,8 @@ class ModelRunner:
     def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
         return make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
 
-    def do_weights(self, seed: int) -> None:
-        randomise_weights(self.model, seed)
+    def do_weights(self, seed: int, names: Sequence[str] = ()) -> None:
+        randomise_weights(self.model, seed, names=names)
         self.synchronise()
 
     # -- timing ------------------------------------------------------------------------------------

@@ -85,7 +85,8 @@ def write(memory: HostMemory | DeviceMemory, tensors: list[torch.Tensor]) -> Non
     offset = 0
     for tensor, count in zip(tensors, counts, strict=True):
         if count:
-            memory.bytes[offset : offset + count].copy_(tensor.flatten().view(torch.uint8))
+            plain = tensor.resolve_conj().resolve_neg()
+            memory.bytes[offset : offset + count].copy_(plain.flatten().view(torch.uint8))
         offset += padded(count)
 
 

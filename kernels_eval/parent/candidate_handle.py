@@ -115,7 +115,8 @@ class CandidateProcess:
         """One forward call, compared. Raises Stop where the outputs are not even of the right
         form."""
         if trial.weights_seed is not None:
-            self.tell("weights", seed=trial.weights_seed)
+            names = self.reference.loaded.parameter_names
+            self.tell("weights", seed=trial.weights_seed, names=names)
         if trial.construct_seed is not None:
             self.tell("rebuild", seed=trial.construct_seed)
         drawn = ("seed", "distribution", "in_place", "shape", "evaluate")

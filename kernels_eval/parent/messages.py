@@ -77,6 +77,7 @@ class CallReport(Report):
     devices: list[str] = []
     plain: bool = False
     tensors: bool = False
+    expanded: bool = False
     structure: str = ""
     custom_calls: int = 0
     mutated: bool = False

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels_eval.checks.correctness import merge
 from kernels_eval.checks.inputs import (
     flatten_outputs,
+    parameter_names,
     parameter_shapes,
     plan_inputs,
     randomise_weights,
@@ -88,6 +89,7 @@ class Reference(ModelRunner):
             mutates=mutates,
             operators=tuple(operators[:MOST_OPERATORS]),
             parameters=parameter_shapes(self.model),
+            parameter_names=parameter_names(self.model),
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
             input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),

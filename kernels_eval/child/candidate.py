@@ -24,7 +24,7 @@ from kernels_eval.checks.inputs import (
     parameter_shapes,
 )
 from kernels_eval.checks.measurement import same, same_all
-from kernels_eval.checks.operators import compute_operators
+from kernels_eval.checks.operators import compute_operators, traced_operators
 from kernels_eval.checks.trials import InputPlan, ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.kernel_launches import Launches
@@ -38,6 +38,7 @@ LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
 PATIENCE_S = 0.3  # calls that only sharpen a judgement are repeated no longer than this
 SHARE_S = 0.1
 PLAIN = (torch.Tensor, torch.nn.Parameter)
+TRACED = 1000  # calls of one forward whose record does not take seconds
 CORRUPT_VALUES = (1.0e4, -3.7e3)
 """Finite: a result that is multiplied by zero must not look as if it mattered."""
 
@@ -291,7 +292,11 @@ class CandidateRole(ModelRunner):
     def do_operators(self, seed: int) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         inputs = self.inputs(seed)
-        operators = set(compute_operators(lambda: self.forward(inputs)))
+        found = compute_operators(lambda: self.forward(inputs))
+        operators = set(found)
+        if len(found) < TRACED:
+            inputs = self.inputs(seed)
+            operators |= traced_operators(lambda: self.forward(inputs))
         operators -= self.tracer.own_operators
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())

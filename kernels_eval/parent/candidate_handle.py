@@ -51,11 +51,12 @@ class CandidateProcess:
         self.builder, self.draft, self.config = builder, draft, reference.config
         self.calls: list[CallReport] = []
         self.parameters: list[list[int]] = []
+        self.libraries: dict[str, str] = {}
 
     def load(self, libraries: dict[str, str]) -> None:
         """Import the module and construct it. Raises MadeElsewhere where the reference has to be
         constructed again, on the CPU."""
-        reference, limits = self.reference, self.config.limits
+        reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
         answer = self._request(
             "load",
             limits.load_s,
@@ -108,6 +109,8 @@ class CandidateProcess:
         self.draft.flags += screened.flags
         build = self.builder.build(asked)
         self.draft.late_tier = build.tier or None
+        if build.ok:
+            self.libraries[build.key] = build.path
         answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
         return self.child.resume(answer, timeout)
 

@@ -104,7 +104,10 @@ class TimingConfig(_Config):
     """standard deviation of log(speedup) between processes, which no sample of one process shows;
     measured: median 0.007"""
     clock_bound_share: float = Field(default=0.8, gt=0, lt=1)
-    """reported time below this share of the parent's clock is implausible"""
+    """where the reported time is below this share of what the parent's clock saw pass, that is the
+    time that counts"""
+    accused_share: float = Field(default=0.5, gt=0, lt=1)
+    """below this share, in each of three rounds, the reported time is implausible"""
     bandwidth_share: float = Field(default=0.5, gt=0, lt=1)
     """faster than this share of the time that its bytes need at peak bandwidth is implausible"""
     input_bytes: PositiveInt = 256 << 20

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+from collections import OrderedDict
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -46,18 +47,37 @@ def construct(
     seed: int,
     device: str,
 ) -> torch.nn.Module:
-    """Build a model the way KernelBench does: the same seed before the arguments are made and again
-    before the constructor runs.
+    """Build a task's model the way KernelBench does: the same seed before the arguments are made
+    and again before the constructor runs.
 
     `device` is where weights are made (large ones take seconds on a CPU core); `moved` brings the
     model to where it is used.
     """
+    arguments = constructor_arguments(init_module, init_form, seed, device)
+    return constructed(module, entry_point, arguments, seed, device)
+
+
+def constructor_arguments(
+    module: ModuleType, init_form: str, seed: int, device: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """What a task's constructor is called with, drawn under this seed."""
     torch.manual_seed(seed)
     with torch.device(device):
-        arguments = init_module.get_init_inputs()
-    args, kwargs = (arguments[0], arguments[1]) if init_form == "args_kwargs" else (arguments, {})
+        made = module.get_init_inputs()
+    args, kwargs = (made[0], made[1]) if init_form == "args_kwargs" else (made, {})
     args = [_to_device(value, device) for value in args]
-    kwargs = {name: _to_device(value, device) for name, value in kwargs.items()}
+    return args, {name: _to_device(value, device) for name, value in kwargs.items()}
+
+
+def constructed(
+    module: ModuleType,
+    entry_point: str,
+    arguments: tuple[list[Any], dict[str, Any]],
+    seed: int,
+    device: str,
+) -> torch.nn.Module:
+    """A model as its constructor leaves it under this seed."""
+    args, kwargs = arguments
     torch.manual_seed(seed)
     with torch.device(device):
         model: torch.nn.Module = getattr(module, entry_point)(*args, **kwargs)
@@ -265,6 +285,17 @@ def flatten_outputs(output: Any) -> tuple[list[Any], str]:
         leaves += inner
         structure.append(label + text)
     return leaves, form.format(",".join(structure))
+
+
+def plain_containers(output: Any) -> bool:
+    """Is a nested output made of containers that run no code when they are read: list, dict, tuple
+    and what only names a tuple's items?"""
+    kind = type(output)
+    if kind in (dict, OrderedDict):
+        return all(map(plain_containers, dict.values(output)))
+    if kind is list or (issubclass(kind, tuple) and kind.__iter__ is tuple.__iter__):
+        return all(map(plain_containers, output))
+    return not isinstance(output, list | tuple | dict)
 
 
 def _to_device(value: Any, device: str) -> Any:

@@ -34,8 +34,17 @@ LIBRARY = re.compile(
 """Functions of BLAS, LAPACK, MKL, oneDNN and of NVIDIA's libraries, whole names. The names of
 C++ functions are mangled and begin with _Z."""
 FOREIGN_NAMESPACES = ("dnnl", "oneapi")
-DEVICES = ("cpu", "cuda", "native", "meta", "compositeexplicitautograd", "compositeimplicitautograd")
-NO_OPERATOR = re.compile(r"(?:get|set|is|has|can|check|warp|current|device|detail|philox)_?|.*[A-Z]")
+DEVICES = (
+    "cpu",
+    "cuda",
+    "native",
+    "meta",
+    "compositeexplicitautograd",
+    "compositeimplicitautograd",
+)
+NO_OPERATOR = re.compile(
+    r"(?:get|set|is|has|can|check|warp|current|device|detail|philox)_?|.*[A-Z]"
+)
 """What at::cuda and at::native hold besides operators."""
 UNTRACED = "at::enableRecordFunction"
 """A library that uses this keeps calls of the dispatcher from being recorded."""
@@ -112,7 +121,9 @@ def _undefined(data: bytes) -> list[str]:
             if kind == DYNAMIC_SYMBOLS:
                 names = headers[link][4]
                 entries = struct.iter_unpack("<IBBHQQ", data[offset : offset + length])
-                return [_text(data, names + name) for name, _, _, at, *_ in entries if at == UNDEFINED]
+                return [
+                    _text(data, names + name) for name, _, _, at, *_ in entries if at == UNDEFINED
+                ]
     except (struct.error, IndexError) as error:
         raise Unreadable(str(error)) from error
     raise Unreadable("no dynamic symbols")

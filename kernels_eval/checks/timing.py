@@ -25,6 +25,13 @@ Sampler = Callable[[int], int]
 itself measured."""
 
 
+Bound = Callable[[float, float], tuple[float, float]]
+"""Given what a call of the candidate and one of the reference seem to take, in nanoseconds,
+measures what one of the candidate takes, by a clock that it cannot reach and on inputs it has not
+seen: the least that noise leaves of it, and the best estimate."""
+
+NOTHING = 0.1
+"""Below this share of the best estimate, no noise explains what is reported."""
 WARM_ROUNDS = 12
 MOST_CALLS = 10_000
 
@@ -62,7 +69,7 @@ def measure(
     candidate: Sampler,
     config: TimingConfig,
     *,
-    bound: Callable[[float], float],
+    bound: Bound,
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS,
     seed: int = 0,
@@ -76,9 +83,10 @@ def measure(
     samples of slow calls would sharpen what the spread between processes blurs anyway. A sample
     holds `most_calls` calls at most.
 
-    `bound(call_ns)` measures nanoseconds a call by a clock that the candidate cannot reach, on
-    inputs it has not seen. `throttled()` tells whether the device slows its clocks now. Raises
-    ImplausibleTime where the candidate's reported time is below `clock_bound_share` of the bound.
+    The candidate's time is never less than its bound: where it reports less than
+    `clock_bound_share` of it, the bound counts. `throttled()` tells whether the device slows its
+    clocks now. Raises ImplausibleTime where it reports less than `accused_share` of the least that
+    the bound can be, in every one of several rounds.
     """
     b = _Series(candidate)
     baselines = [_Series(reference)]
@@ -94,7 +102,7 @@ def measure(
             each.take(calls)
         elapsed_s = (time.monotonic() - started) * 2 / len(series)
     slowed.append(throttled())
-    least, credible_ns = _plausible_bound(candidate, b.median / calls, calls, config, bound)
+    least, credible_ns = _plausible_bound(series, calls, config, bound)
     slower = credible_ns * calls / b.median
     if slower > 1:  # what was too fast to be credible is not what counts
         b.reported = [max(1, round(ns * slower)) for ns in b.reported]
@@ -218,30 +226,33 @@ def _warm(series: _Series, config: TimingConfig) -> None:
 
 
 def _plausible_bound(
-    candidate: Sampler,
-    call_ns: float,
+    series: list[_Series],
     calls: int,
     config: TimingConfig,
-    measured: Callable[[float], float],
+    measured: Bound,
     *,
     rounds: int = 3,
 ) -> tuple[float, float]:
-    """The parent's own bound on a call and the reported time that it bears out, in nanoseconds.
-    Raises ImplausibleTime where the reported time stays below the bound.
+    """The parent's own bound on a call of the candidate and the time that counts, in nanoseconds.
+    Raises ImplausibleTime.
 
-    A busy machine can slow one round, of either side: the smallest bound and the largest reported
-    time are taken, and that time is the one that counts: on a machine that is busy enough a tenth
-    of what passed can look like what a call needs.
+    A busy machine can slow one round, of either side. The smallest bound and the largest reported
+    time of all rounds are compared, and a difference that noise could make accuses nobody: then
+    the bound counts.
     """
-    bound = measured(call_ns)
-    for _ in range(rounds - 1):
+    reference, *_, candidate = series
+    call_ns, least, bound = candidate.median / calls, math.inf, math.inf
+    for number in range(rounds):
+        if number:
+            again = [candidate.sample(calls) for _ in range(20)]
+            call_ns = max(call_ns, float(np.median(again)) / calls)
+        found = measured(call_ns, reference.median / calls)
+        least, bound = min(least, found[0]), min(bound, found[1])
         if call_ns >= config.clock_bound_share * bound:
             return bound, call_ns
-        call_ns = max(call_ns, float(np.median([candidate(calls) for _ in range(20)])) / calls)
-        bound = min(bound, measured(call_ns))
-    if call_ns < config.clock_bound_share * bound:
+    if call_ns < max(config.accused_share * least, NOTHING * bound):
         raise ImplausibleTime(
-            f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {bound / 1e6:.4f}"
+            f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {least / 1e6:.4f}"
             " ms pass"
         )
-    return bound, call_ns
+    return bound, bound

@@ -12,6 +12,8 @@ from kernels_eval.records import Record
 DECLARED = "declared"
 """The task's own inputs and shape, as opposed to drawn distributions and other sizes."""
 
+LATER, EARLIER = "a later call", "an earlier call"
+
 
 class InputNote(Record):
     """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as
@@ -48,7 +50,8 @@ class LoadedTask(Record):
 
     `parameters` are shapes without dimensions of size 1 and `parameter_names` their names in that
     order, `input_bytes` those of one set of inputs,
-    `mutates` whether the reference changes its inputs.
+    `packed_bytes` and `argument_bytes` what one set and the constructor's arguments take in shared
+    memory, `mutates` whether the reference changes its inputs.
     """
 
     plan: InputPlan
@@ -60,6 +63,8 @@ class LoadedTask(Record):
     dtype: str
     device_name: str
     input_bytes: int
+    packed_bytes: int
+    argument_bytes: int
     peak_bytes_per_s: float
     cache_bytes: int
 
@@ -83,7 +88,7 @@ class Comparison(Record):
     `reference_max` are the same of the fp32 reference. `systematic`: the error is a function of the
     output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
     `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
-    candidate's own, answer.
+    candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
     """
 
     rms: float
@@ -97,6 +102,7 @@ class Comparison(Record):
     systematic: bool = False
     equals_trial: list[str] = []
     equals_answer: list[str] = []
+    mutates_inputs: bool = False
 
 
 class Expectation(Record):

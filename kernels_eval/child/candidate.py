@@ -1,5 +1,6 @@
 """The role that runs the kernel nobody trusts.
 
+Nothing of the task is here: inputs and constructor arguments arrive as values in shared memory.
 What this process reports of itself (call counts, flags, its own times) is not evidence: its outputs
 are bytes that the reference process compares, and its times are bounded by the parent's clock.
 """
@@ -17,6 +18,7 @@ import torch
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import state
 from kernels_eval.checks.inputs import (
+    constructed,
     flatten_outputs,
     load_module,
     made_elsewhere,
@@ -25,36 +27,39 @@ from kernels_eval.checks.inputs import (
 )
 from kernels_eval.checks.measurement import same, same_all
 from kernels_eval.checks.operators import compute_operators, traced_operators
-from kernels_eval.checks.trials import InputPlan, ModelSpec
+from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.child.kernel_tracer import KernelTracer, registered_operators
-from kernels_eval.child.model_runner import ModelRunner, now_ns, poison_allocations
-from kernels_eval.child.output_buffer import DeviceMemory, HostMemory, write
+from kernels_eval.child.model_runner import (
+    PLAIN,
+    ModelRunner,
+    described,
+    now_ns,
+    poison_allocations,
+)
+from kernels_eval.child.shared_memory import Memory, copied, write
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.records import Reason
 
 LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
 PATIENCE_S = 0.3  # calls that only sharpen a judgement are repeated no longer than this
 SHARE_S = 0.1
-PLAIN = (torch.Tensor, torch.nn.Parameter)
 TRACED = 1000  # calls of one forward whose record does not take seconds
 CORRUPT_VALUES = (1.0e4, -3.7e3)
 """Finite: a result that is multiplied by zero must not look as if it mattered."""
 
 
 class CandidateRole(ModelRunner):
-    def __init__(self, channel: Channel, output_buffer: int) -> None:
-        super().__init__(channel, output_buffer)
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
         self.libraries: dict[str, str] = {}
         self.previous: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self.last_inputs: list[Any] = []
-        self.last_output: Any = None
-        self.unseen: list[list[Any]] = []
         self.state: dict[str, str] = {}
-        self.memory: HostMemory | DeviceMemory | None = None
+        self.outputs: Memory | None = None
+        self.sets: list[list[Any]] = []
         self.launches: Launches | None = None
-        self.shared_bytes = 0
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -62,25 +67,24 @@ class CandidateRole(ModelRunner):
         self,
         path: str,
         spec: Message,
+        arguments: Message,
+        outputs: Message,
         *,
-        task_path: str = "",
-        plan: Message | None = None,
         libraries: dict[str, str] | None = None,
         language: str = "",
-        shared_bytes: int = 0,
     ) -> Message:
-        """Import the candidate and construct its ModelNew. `shared_bytes` is the size of the device
-        memory that outputs go to; 0: they go to a file in memory."""
+        """Import the candidate and construct its ModelNew. `outputs` says which memory outputs are
+        returned through."""
         self.spec = ModelSpec.model_validate(spec | {"entry_point": "ModelNew"})
         self.prepare_device(self.spec.device, self.spec.threads)
+        self._take_arguments(arguments)
+        self.outputs = self.memory(**outputs)
         self.state = state.snapshot(self.device)
         self.tracer = KernelTracer(self.on_gpu)
-        self.plan, self.libraries = InputPlan.model_validate(plan), libraries or {}
-        self.shared_bytes = shared_bytes
+        self.libraries = libraries or {}
         intercept(self._provide)
         if language == "triton":
             self.tracer.wrap_triton()
-        self.task = load_module(task_path, "task")
         self.module = load_module(path, "candidate")
         if not hasattr(self.module, "ModelNew"):
             return {"error": Reason.MISSING_MODEL_NEW, "detail": "the module defines no ModelNew"}
@@ -89,6 +93,14 @@ class CandidateRole(ModelRunner):
         self.model = moved(made, self.device)
         self.synchronise()
         return {"parameters": parameter_shapes(self.model), "made_elsewhere": elsewhere}
+
+    def _take_arguments(self, arguments: Message) -> None:
+        (self.arguments,) = self.unpacked(arguments)
+
+    def construct(self, seed: int | None = None) -> Any:
+        seed = self.spec.seed if seed is None else seed
+        made = copied(self.arguments)
+        return constructed(self.module, self.spec.entry_point, made, seed, self.spec.construct_on)
 
     def _provide(self, spec: Message) -> ModuleType | None:
         """The library of a build request, loaded. One that was not built before (a constructor asks
@@ -128,38 +140,61 @@ class CandidateRole(ModelRunner):
         self.synchronise()
         return [leaf.detach() for leaf in found]
 
-    def do_rebuild(self, seed: int | None = None) -> None:
+    def do_rebuild(self, arguments: Message, seed: int | None = None) -> None:
+        self._take_arguments(arguments)
         self.model = self.build(seed)
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def _receive(self, inputs: Message) -> None:
+        """Copy sets of inputs out of the memory that comes with this message."""
+        received = self.unpacked(inputs)
+        self.sets = list(map(copied, received))
+        self.synchronise()  # the memory may go
+
+    def fresh(self, index: int = 0) -> list[Any]:
+        """One of the sets that were received, in storage of its own."""
+        made: list[Any] = copied(self.sets[index])
+        return made
 
     # -- one compared call -------------------------------------------------------------------------
 
     def do_call(
         self,
-        seed: int,
-        distribution: str,
+        inputs: Message,
         in_place: bool,
-        shape: str,
         evaluate: bool,
         reruns: int,
         output_bytes: int,
         devices: list[str],
     ) -> Message:
-        """One forward call on inputs drawn now. `in_place` writes them over the storage of the
-        previous call's inputs.
+        """One forward call. `in_place` writes its inputs over the storage of the previous call's.
 
-        Writes the outputs' bytes to the output buffer; returns their shapes and dtypes and what was
+        Writes the outputs' bytes to the shared memory; returns their shapes and dtypes and what was
         noticed. With `reruns`, the same call is made again on the same inputs, and the bytes are
         those of the last. Where the outputs are not on `devices`, that is all there is to say:
         copying gigabytes from another one takes longer than everything else.
         """
-        inputs = self.inputs(seed, distribution, shape)
+        self._receive(inputs)
+        drawn, self.sets = self.sets[0], []
+        return self._compared(drawn, in_place, evaluate, reruns, output_bytes, devices)
+
+    def _compared(
+        self,
+        inputs: list[Any],
+        in_place: bool,
+        evaluate: bool,
+        reruns: int,
+        output_bytes: int,
+        devices: list[str],
+    ) -> Message:
         if in_place:
             self._reuse_storage(inputs)
         before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
         counted = self.worked
         output, outstanding = self._poisoned(inputs, output_bytes, evaluate)
         leaves, structure = flatten_outputs(output)
-        report = _described(leaves, structure) | {
+        report = described(output, leaves, structure) | {
             "custom_calls": self.worked - counted,
             "mutated": not all(map(same, before, inputs)),
             "previous_changed": not same_all(*self.previous),
@@ -181,9 +216,11 @@ class CandidateRole(ModelRunner):
             if not plain or not same_all(saved, again):
                 report["rerun_differs"] = True
             saved = _copies([x for x in again if isinstance(x, torch.Tensor)])
-        published = self._published(saved)
+        assert self.outputs is not None
+        write(self.outputs, [saved])
+        self.synchronise()
         self.give_back_memory()
-        return report | published
+        return report
 
     def _reuse_storage(self, inputs: list[Any]) -> None:
         """Write these inputs over the storage of the last call's, where they have its form."""
@@ -238,50 +275,20 @@ class CandidateRole(ModelRunner):
             ]
             del blocks
 
-    def _published(self, tensors: list[torch.Tensor]) -> Message:
-        """Write the tensors' bytes to the output buffer and return their forms."""
-        if self.memory is None and self.shared_bytes:
-            self.memory = DeviceMemory(self.shared_bytes, self.output_buffer)
-        self.memory = self.memory or HostMemory(self.output_buffer)
-        write(self.memory, tensors)
-        self.synchronise()
-        return {"outputs": [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in tensors]}
-
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_timing_inputs(self, seeds: list[int]) -> Message:
+    def do_timing_inputs(self, inputs: Message) -> None:
+        """Sets of inputs that samples rotate over."""
         # the comparisons are over: their memory is needed
-        self.previous, self.last_inputs, self.last_output = ([], []), [], None
+        self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
         self.give_back_memory()
-        return super().do_timing_inputs(seeds)
+        self._receive(inputs)
+        self.timed_inputs, self.sets = self.sets, []
 
     def do_sample(self, calls: int) -> Message:
         counted = self.worked
         answer = super().do_sample(calls)
         return answer | {"custom_calls": self.worked - counted}
-
-    def do_unseen(self, seeds: list[int]) -> None:
-        """Draw inputs that no earlier call has seen, for `do_run_unseen`."""
-        self.last_output = None
-        self.unseen = [self.inputs(seed) for seed in seeds]
-        self.synchronise()
-
-    def do_run_unseen(self) -> None:
-        """Call the model once on each of them. The parent's clock runs; the last output is kept."""
-        output, model = None, self.model
-        with torch.no_grad():
-            for inputs in self.unseen:
-                output = model(*inputs)
-        self.synchronise()
-        self.last_output, self.unseen = output, []
-
-    def do_last_output(self) -> Message:
-        self.timed_inputs = []  # timing is over: their memory is needed for the comparison
-        leaves, structure = flatten_outputs(self.last_output)
-        report = _described(leaves, structure)
-        if report["plain"]:
-            report |= self._published([leaf.detach().contiguous() for leaf in leaves])
-        return report
 
     # -- how it works ------------------------------------------------------------------------------
 
@@ -289,14 +296,15 @@ class CandidateRole(ModelRunner):
         """Settings that are no longer what they were before the candidate was loaded."""
         return {"changed": state.changes(self.state, state.snapshot(self.device))}
 
-    def do_operators(self, seed: int) -> Message:
+    def do_operators(self, inputs: Message) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
-        inputs = self.inputs(seed)
-        found = compute_operators(lambda: self.forward(inputs))
+        self._receive(inputs)
+        drawn = self.fresh()
+        found = compute_operators(lambda: self.forward(drawn))
         operators = set(found)
         if len(found) < TRACED:
-            inputs = self.inputs(seed)
-            operators |= traced_operators(lambda: self.forward(inputs))
+            drawn = self.fresh()
+            operators |= traced_operators(lambda: self.forward(drawn))
         operators -= self.tracer.own_operators
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
@@ -304,17 +312,18 @@ class CandidateRole(ModelRunner):
         seen = {"operators": sorted(operators)[:64], "custom": list(names)[:32]}
         return seen | {"off_stream": off_stream}
 
-    def do_share(self, seed: int) -> Message:
+    def do_share(self, inputs: Message) -> Message:
         """Share of a forward call's time that is spent in custom kernels: the median of five calls,
         or of fewer slow ones."""
+        self._receive(inputs)
         shares: list[float] = []
         began = now_ns()
         while len(shares) < 5 and (not shares or now_ns() - began < SHARE_S * 1e9):
-            inputs = self.inputs(seed)
+            drawn = self.fresh()
             self.synchronise()
             self._time_kernels(True)
             try:
-                total = self._timed_call(inputs)
+                total = self._timed_call(drawn)
                 spent = self.launches.elapsed_ms() * 1e6 if self.launches else self.tracer.take_ns()
             finally:
                 self._time_kernels(False)
@@ -341,26 +350,25 @@ class CandidateRole(ModelRunner):
         else:
             self.tracer.timing = on
 
-    def do_ornamental(self, seed: int, distributions: list[str]) -> Message:
+    def do_ornamental(self, inputs: Message) -> Message:
         """Does the output stay the same when what the kernels wrote is replaced? Then they are an
         ornament.
 
-        Asked on the first of these distributions whose answers differ from one draw to the next.
-        Where none does, nothing would show: what is left in memory is then the right answer.
+        Asked on two sets of inputs. None where their answers are the same: nothing would show, for
+        what is left in memory is then the right answer.
         """
-        for distribution in distributions:
-            expected = _copies(self.leaves(self.inputs(seed, distribution)))
-            other = self.leaves(self.inputs(seed + 1, distribution))
-            if not same_all(expected, other):
-                return {"ornamental": self._is_ornament(seed, distribution, expected)}
-        return {"ornamental": False}
+        self._receive(inputs)
+        expected = _copies(self.leaves(self.fresh(0)))
+        if same_all(expected, self.leaves(self.fresh(1))):
+            return {"ornamental": None}
+        return {"ornamental": self._is_ornament(expected)}
 
-    def _is_ornament(self, seed: int, distribution: str, expected: list[torch.Tensor]) -> bool:
+    def _is_ornament(self, expected: list[torch.Tensor]) -> bool:
         def unchanged(disturbed: AbstractContextManager[None]) -> bool | None:
             """Is the answer still the expected one meanwhile? None where the call fails."""
             # memory and buffers that are used again hold another answer now: a write shows
-            self.forward(self.inputs(seed + 1, distribution))
-            inputs = self.inputs(seed, distribution)
+            self.forward(self.fresh(1))
+            inputs = self.fresh(0)
             try:
                 with disturbed:
                     leaves, _ = flatten_outputs(self._poisoned(inputs, output_bytes, False)[0])
@@ -388,22 +396,3 @@ class CandidateRole(ModelRunner):
 
 def _copies(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
     return [leaf.detach().clone().contiguous() for leaf in leaves]
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Does it hold one element many times?"""
-    strided = tensor.layout is torch.strided
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return strided and any(size > 1 and not stride for size, stride in sizes)
-
-
-def _described(leaves: list[Any], structure: str) -> Message:
-    """The form of an output."""
-    return {
-        "kinds": [type(leaf).__name__ for leaf in leaves],
-        "devices": [leaf.device.type if isinstance(leaf, torch.Tensor) else "" for leaf in leaves],
-        "plain": all(type(leaf) in PLAIN for leaf in leaves),
-        "expanded": any(isinstance(leaf, torch.Tensor) and _is_expanded(leaf) for leaf in leaves),
-        "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
-        "structure": structure,
-    }

@@ -7,6 +7,7 @@ only where they are served, so a candidate's process does not hold their code.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -29,8 +30,9 @@ OTHER_ROLES = {
 }
 
 
-def serve(role: str, channel: Channel, output_buffer: int) -> None:
-    session = role_of(role)(channel, output_buffer)
+def serve(role: str, channel: Channel) -> None:
+    channel.accepts_descriptors = True
+    session = role_of(role)(channel)
     while True:
         try:
             message = channel.receive_record()
@@ -43,17 +45,20 @@ def serve(role: str, channel: Channel, output_buffer: int) -> None:
             answer = report(error)
         if isinstance(answer, Record):
             answer = answer.model_dump(mode="json")
-        channel.send(answer, tuple(answer.pop("_descriptors", ())))
+        descriptors = tuple(answer.pop("_descriptors", ()))
+        channel.send(answer, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
-def role_of(name: str) -> Callable[[Channel, int], object]:
+def role_of(name: str) -> Callable[[Channel], object]:
     """The class that serves a role."""
     if name == "candidate":
         return CandidateRole
     if name == "capture":
         return Capture
     module, _, role = OTHER_ROLES[name].rpartition(".")
-    found: Callable[[Channel, int], object] = getattr(import_module(f"kernels_eval.{module}"), role)
+    found: Callable[[Channel], object] = getattr(import_module(f"kernels_eval.{module}"), role)
     return found
 
 
@@ -61,7 +66,7 @@ class Capture:
     """Runs the candidate's module with builds replaced by stubs, and reports what it asked to
     build."""
 
-    def __init__(self, channel: Channel, output_buffer: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self.specs: list[Message] = []
 
     def do_capture(self, path: str) -> Message:

@@ -1,5 +1,5 @@
-"""What every role that runs a model has in common: the model, its inputs, and a stopwatch on one
-device. The roles of `kernels_eval.reference` build on it too, in processes of their own.
+"""What every role that runs a model has in common: the model and a stopwatch on one device. The
+roles of `kernels_eval.reference` build on it too, in processes of their own.
 
 The functions of the clock are taken when this module is imported, before any candidate code runs:
 patching `time` or `torch.cuda` later does not reach them. Native code does; the parent's clock
@@ -9,21 +9,15 @@ bounds what is reported here.
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from kernels_eval.checks.inputs import (
-    construct,
-    load_module,
-    make_inputs,
-    moved,
-    randomise_weights,
-)
-from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
+from kernels_eval.checks.inputs import flatten_outputs, moved, plain_containers, randomise_weights
+from kernels_eval.checks.trials import ModelSpec
+from kernels_eval.child.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.isolation.channel import Channel, Message
 
 now_ns = time.perf_counter_ns
@@ -34,6 +28,9 @@ HOARD_BYTES = 1 << 30
 # of a large device's memory one in so many parts: asking the driver again for each call takes
 # longer than the call
 HOARD_SHARE = 32
+MOST_FORMS = 4
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of outputs that hold what they show; other subclasses may compute when they are read."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
 
@@ -52,15 +49,14 @@ def poison_allocations(on: bool) -> None:
 
 
 class ModelRunner:
-    """A model, its inputs, and a stopwatch on one device."""
+    """A model and a stopwatch on one device."""
 
-    def __init__(self, channel: Channel, output_buffer: int) -> None:
-        """`output_buffer` is the descriptor of the memory that outputs are returned through."""
-        self.channel, self.output_buffer = channel, output_buffer
+    spec: ModelSpec
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
         self.device = "cpu"
         self.model: Any = None
-        self.task: Any = None
-        self.plan: InputPlan | None = None
         self.timed_inputs: list[list[Any]] = []
         self.turn = 0
         self.flush: torch.Tensor | None = None
@@ -89,7 +85,6 @@ class ModelRunner:
         if self.on_gpu:
             self.warm_up()
             self.synchronise()
-        self.channel.accepts_descriptors = True  # `do_output_buffer` is next
 
     def warm_up(self) -> None:
         """Run once what CUDA would load with its first use."""
@@ -99,28 +94,11 @@ class ModelRunner:
         bool(((x == y) | (x != x)).all())
         self._sample_gpu([])
 
-    def do_output_buffer(self) -> None:
-        """Take over the output buffer that comes with this message."""
-        self.channel.accepts_descriptors = False
-        os.close(self.output_buffer)
-        self.output_buffer = self.channel.descriptors.pop()
-
     # -- the model ---------------------------------------------------------------------------------
-
-    def do_load(self, path: str, spec: Message) -> Any:
-        """Construct the task's own model."""
-        self.spec = ModelSpec.model_validate(spec)
-        self.prepare_device(self.spec.device, self.spec.threads)
-        self.task = self.module = load_module(path, "task")
-        self.model = self.build()
-        self.synchronise()
 
     def construct(self, seed: int | None = None) -> Any:
         """A new model as its constructor left it; without a seed, with the weights of the first."""
-        spec, seed = self.spec, self.spec.seed if seed is None else seed
-        return construct(
-            self.module, spec.entry_point, self.task, spec.init_form, seed, spec.construct_on
-        )
+        raise NotImplementedError
 
     def build(self, seed: int | None = None) -> Any:
         """The same, moved to the device."""
@@ -145,24 +123,46 @@ class ModelRunner:
         with torch.no_grad():
             return self.model(*inputs)
 
-    def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
-        return make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
-
     def do_weights(self, seed: int, names: Sequence[str] = ()) -> None:
         randomise_weights(self.model, seed, names=names)
         self.synchronise()
 
-    # -- timing ------------------------------------------------------------------------------------
+    # -- shared memory -----------------------------------------------------------------------------
 
-    def do_timing_inputs(self, seeds: list[int]) -> Message:
-        """Draw one set of inputs per seed; samples rotate over them. Returns the seconds that it
-        took."""
-        self.timed_inputs = []  # the earlier sets make room first
-        started = now_ns()
-        self.timed_inputs = [self.inputs(seed) for seed in seeds]
+    def memory(self, *, on_device: bool, size: int = 0) -> Memory:
+        """The memory whose descriptor has come with this message; `size` where it is a device's."""
+        return mapped(self.channel.descriptors.pop(0), on_device=on_device, size=size)
+
+    def do_run_unseen(self, inputs: Message, outputs: Message) -> Message:
+        """Call the model on inputs that no process but the reference's has seen before, and put
+        the bytes of all outputs into shared memory once all calls are made.
+
+        The parent's clock spans all of it. Returns the different forms of the outputs, of which
+        there should be one.
+        """
+        sets, memory, model = self.unpacked(inputs), self.memory(**outputs), self.model
+        with torch.no_grad():
+            made = [model(*values) for values in sets]
+            flat = [flatten_outputs(output) for output in made]
+            # by what tells their forms apart: describing hundreds takes longer than making them
+            forms = {
+                (structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves))
+                if all(type(x) in PLAIN for x in leaves) and plain_containers(output)
+                else index: (output, leaves, structure)
+                for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
+            }
+            described_forms = [described(*form) for form in list(forms.values())[:MOST_FORMS]]
+            if len(forms) == 1 and described_forms[0]["plain"]:
+                write(memory, [leaves for leaves, _ in flat])
         self.synchronise()
-        self.give_back_memory()
-        return {"seconds": (now_ns() - started) / 1e9}
+        return {"forms": described_forms}
+
+    def unpacked(self, inputs: Message) -> list[Any]:
+        """Sets of inputs in the memory that comes with this message."""
+        how = {name: inputs.pop(name) for name in ("packed", "count", "stride")}
+        return unpack(how.pop("packed"), self.memory(**inputs), **how)
+
+    # -- timing ------------------------------------------------------------------------------------
 
     def do_sample(self, calls: int) -> Message:
         """Time `calls` forward calls as one sample, each on the next of the prepared inputs.
@@ -195,3 +195,26 @@ class ModelRunner:
             end.record()
             _synchronize()
         return int(begin.elapsed_time(end) * 1e6)
+
+
+def described(output: Any, leaves: list[Any], structure: str) -> Message:
+    """The form of an output."""
+    plain = all(type(leaf) in PLAIN for leaf in leaves) and plain_containers(output)
+    return {
+        "kinds": [type(leaf).__name__ for leaf in leaves],
+        "devices": [leaf.device.type if isinstance(leaf, torch.Tensor) else "" for leaf in leaves],
+        "plain": plain,
+        "expanded": any(isinstance(leaf, torch.Tensor) and is_expanded(leaf) for leaf in leaves),
+        "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
+        "structure": structure,
+        "outputs": [
+            {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves if plain
+        ],
+    }
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Does it hold one element many times?"""
+    strided = tensor.layout is torch.strided
+    sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()
+    return any(size > 1 and not stride for size, stride in sizes)

@@ -145,7 +145,7 @@ def _restrict_files(message: Message, work: str, read: Collection[str]) -> None:
     rules.allow(landlock.READ_FILE, message.get("readable", ()))
     rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
     rules.allow(landlock.READ | landlock.CHANGE, [work])
-    rules.allow(both, [*landlock.PLAIN_DEVICES, *message.get("writable", ())])
+    rules.allow(both, landlock.PLAIN_DEVICES)
     # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it
     # may not (seen on an H200).
     rules.allow(both | landlock.TRUNCATE, ["/proc/self/task"])

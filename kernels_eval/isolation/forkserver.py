@@ -129,7 +129,7 @@ class Server:
 
     def _keep(self, message: Message, fds: list[int], server: int) -> None:
         """The keeper's work. Does not return."""
-        command, log, output_buffer = fds
+        command, log = fds
         self.channel.close()
         os.setsid()
         os.dup2(log, 1)
@@ -138,18 +138,17 @@ class Server:
         confinement.enter_namespaces(self.layers)
         # The process that entered a PID namespace is not in it: its child is, as PID 1, and takes
         # every descendant with it when it dies.
-        inner = _forked(lambda: self._serve(message, command, output_buffer))
+        inner = _forked(lambda: self._serve(message, command))
         os.close(command)
-        os.close(output_buffer)
         _mirror(inner, server, adopts="namespace:pid" not in self.layers)
 
-    def _serve(self, message: Message, command: int, output_buffer: int) -> None:
+    def _serve(self, message: Message, command: int) -> None:
         """The inner process's work."""
-        keep = {0, 1, 2, command, output_buffer}
+        keep = {0, 1, 2, command}
         confinement.confine(message, self.layers, self.readable, keep)
         from kernels_eval.child.main import serve
 
-        serve(message["spawn"], Channel(socket.socket(fileno=command)), output_buffer)
+        serve(message["spawn"], Channel(socket.socket(fileno=command)))
 
 
 def _forked(work: Callable[[], None]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -15,7 +16,6 @@ KEPT_VARIABLES = (
     "PATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES CUDA_HOME VIRTUAL_ENV PYTHONPATH TZ".split()
 )
 THREAD_VARIABLES = [f"{name}_NUM_THREADS" for name in "OMP MKL OPENBLAS NUMEXPR".split()]
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @cache
@@ -58,23 +58,31 @@ def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
     return size, count
 
 
-def new_folder(base: Path | None = None) -> Path:
+def new_folder() -> Path:
     """A folder named after this process, so that `remove_abandoned` finds it after a kill."""
-    return Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-", dir=base))
+    return Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-"))
 
 
-def shared_memory() -> Path | None:
-    """A folder whose files are in memory; None where there is none."""
-    return SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+def sealed_memory(size: int) -> int:
+    """The descriptor of so many bytes in memory, all zero, that no process can make shorter: one
+    that could would end those that read them. Without Linux, of an unnamed file."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryFile() as file:
+            os.ftruncate(file.fileno(), max(size, 1))
+            return os.dup(file.fileno())
+    descriptor = os.memfd_create("concur", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, max(size, 1))
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    return descriptor
 
 
 def remove_abandoned() -> None:
     """Remove folders of processes that are gone (SIGKILL)."""
-    for base in {Path(tempfile.gettempdir()), SHARED_MEMORY}:
-        for folder in base.glob("concur-*-*"):
-            owner = folder.name.split("-")[1]
-            if owner.isdigit() and not psutil.pid_exists(int(owner)):
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in Path(tempfile.gettempdir()).glob("concur-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def child_environment(threads: int) -> dict[str, str]:

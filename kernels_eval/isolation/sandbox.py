@@ -18,8 +18,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
@@ -68,14 +68,10 @@ class Child:
         server: ForkServer,
         role: str,
         limits: LimitsConfig,
-        output_bytes: int = 0,
         *,
         processes: bool = False,
-        output_buffer: int | None = None,
     ) -> None:
-        """`output_buffer` is a descriptor of memory to return outputs through (it stays the
-        caller's); without it a file of `output_bytes` in memory is made. Raises SandboxError where
-        the fork server fails."""
+        """Raises SandboxError where the fork server fails."""
         self.server, self._limits, self.role = server, limits, role
         most = min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine.machine_memory_bytes())
         self._memory_bytes = int(most)
@@ -87,9 +83,6 @@ class Child:
         self.dead: SandboxError | ChildFailure | None = None
         self.owed = ""
         """The command that it has not answered yet."""
-        # In memory, and outside the child's scratch: the child gets the descriptor only.
-        self.output_path = server.shared / f"{self.scratch.name}.bytes"
-        self.output_buffer = self._opened(output_bytes, output_buffer)
         log = os.open(self.scratch / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         request = {
             "spawn": role,
@@ -98,7 +91,7 @@ class Child:
             "processes": processes,
         }
         try:
-            self.pid = server.spawn(request, (theirs.fileno(), log, self.output_buffer))
+            self.pid = server.spawn(request, (theirs.fileno(), log))
         except SandboxError:
             self.close()  # a child that was forked all the same ends with its channel
             raise
@@ -106,11 +99,13 @@ class Child:
             theirs.close()
             os.close(log)
 
-    def request(self, command: str, *, timeout: float, **arguments: object) -> Message:
-        """Send a command and wait for its answer. Raises ChildFailure (timeout reasons are the
-        caller's to rename), KilledError, and SandboxError where the fork server is gone, which
-        takes its children along."""
-        return self.resume({"command": command, **arguments}, timeout)
+    def request(
+        self, command: str, fds: tuple[int, ...] = (), /, *, timeout: float, **arguments: object
+    ) -> Message:
+        """Send a command, with descriptors that stay the caller's, and wait for its answer. Raises
+        ChildFailure (timeout reasons are the caller's to rename), KilledError, and SandboxError
+        where the fork server is gone, which takes its children along."""
+        return self.resume({"command": command, **arguments}, timeout, fds)
 
     def resume(self, message: Message, timeout: float, fds: tuple[int, ...] = ()) -> Message:
         """Send any message (an answer the child waits for) and wait for what it says next. Raises
@@ -150,29 +145,6 @@ class Child:
             detail = "the child answered with something else than a record"
             raise self._fail(Reason.EXITED_EARLY, detail)
         return answer
-
-    def return_through(self, output_bytes: int, output_buffer: int | None, timeout: float) -> None:
-        """Give a child that was started before its work was known what it returns outputs through
-        (see the constructor). Raises as `request` does."""
-        self._release_output()
-        self.output_buffer = self._opened(output_bytes, output_buffer)
-        self.resume({"command": "output_buffer"}, timeout, (self.output_buffer,))
-
-    def _opened(self, output_bytes: int, output_buffer: int | None) -> int:
-        if output_buffer is not None:
-            return os.dup(output_buffer)
-        try:
-            opened = os.open(self.output_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileNotFoundError as error:  # closed meanwhile, by the thread of the warm pool
-            raise SandboxError(FOLDERS_GONE, RESTARTED) from error
-        os.ftruncate(opened, max(output_bytes, 1))
-        return opened
-
-    def _release_output(self) -> None:
-        if self.output_buffer >= 0:
-            os.close(self.output_buffer)
-            self.output_path.unlink(missing_ok=True)
-            self.output_buffer = -1
 
     def write_file(self, name: str, text: str) -> Path:
         """Put a source file where the child can read it."""
@@ -251,23 +223,48 @@ class Child:
         detail = f"the process ended by itself with status {code} ({error})"
         return ChildFailure(Reason.EXITED_EARLY, detail)
 
-    def processor_ns(self, *, waiting: bool = False) -> int:
-        """Nanoseconds that this child and its descendants have spent on a processor, as the kernel
-        accounts them (schedstat); with `waiting`, also those in which they were ready to run and
-        others had the processor.
+    def processor_ns(self) -> int:
+        """Nanoseconds that this child and its descendants have spent on a processor, those of
+        threads that have ended included, as the kernel accounts them. 0 where it does not tell.
+        Nothing inside the child can change what it reads."""
+        total = 0
+        for pid in self._family() if sys.platform == "linux" else ():
+            with suppress(OSError):  # it has just ended
+                # the CPU-time clock of a process, see clock_getcpuclockid(3)
+                total += time.clock_gettime_ns(~pid << 3 | 2)
+        return total
 
-        0 where the kernel does not tell. Nothing inside the child can change what it reads.
-        """
+    def demand_ns(self) -> int:
+        """Nanoseconds that the living threads of this child and its descendants have spent on a
+        processor, or ready to run while others had it (schedstat). 0 where the kernel does not
+        tell."""
         total = 0
         for path in self.thread_files("schedstat"):
             with suppress(OSError, ValueError):  # a thread that has just ended
-                total += sum(map(int, path.read_text().split()[: 2 if waiting else 1]))
+                total += sum(map(int, path.read_text().split()[:2]))
         return total
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Meanwhile nothing in this child runs."""
+        family = self._family()[1:]  # its keeper runs none of its code
+        for pid in family:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in family:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def _family(self) -> tuple[int, ...]:
+        return (self.pid, *process_tree.descendants(self.pid)) if self.pid else ()
 
     def thread_files(self, name: str) -> list[Path]:
         """The kernel's files of this name about the threads of this child and its descendants."""
-        pids = (self.pid, *process_tree.descendants(self.pid)) if self.pid else ()
-        return [path for pid in pids for path in Path(f"/proc/{pid}/task").glob(f"*/{name}")]
+        folders = [Path(f"/proc/{pid}/task") for pid in self._family()]
+        return [path for folder in folders for path in folder.glob(f"*/{name}")]
 
     def log_tail(self, count: int) -> str:
         try:
@@ -285,7 +282,6 @@ class Child:
     def close(self) -> None:
         self.kill()
         self.channel.close()
-        self._release_output()
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def __enter__(self) -> Child:
@@ -324,7 +320,6 @@ class ForkServer:
     ) -> None:
         machine.remove_abandoned()
         self.base = machine.new_folder()
-        self.shared = machine.new_folder(machine.shared_memory())
         caches = (default_cache(),) if readable is None else readable
         self._readable = [str(path) for cache in caches for path in places_of(cache)]
         ours, theirs = socket.socketpair()
@@ -366,10 +361,8 @@ class ForkServer:
 
     def spawn(self, request: Message, fds: tuple[int, ...]) -> int:
         """Fork a child. Returns its process id."""
-        # A reference reads what candidates have returned.
-        writable = [str(self.shared)] if request["spawn"] == "reference" else []
         try:
-            request |= {"readable": self._readable, "writable": writable}
+            request |= {"readable": self._readable}
             return int(self._ask(request, fds)["pid"])
         except (ChannelClosed, ChannelTimeout, KeyError) as error:
             # Whatever it still answers would be taken for the answer to another question.
@@ -412,5 +405,4 @@ class ForkServer:
         self.channel.close()
         self.process.kill()
         self.process.wait()
-        for folder in (self.base, self.shared):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.base, ignore_errors=True)

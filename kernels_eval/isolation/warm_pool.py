@@ -42,22 +42,9 @@ class WarmPool:
     def _thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, "warm pool")
 
-    def take(
-        self,
-        server: ForkServer,
-        role: str,
-        output_bytes: int = 0,
-        output_buffer: int | None = None,
-    ) -> Child:
-        """A child of this server for that role, which returns outputs as the arguments say (see
-        Child). Raises SandboxError where the fork server fails."""
-        if child := self.warm_child(server, role):
-            try:
-                child.return_through(output_bytes, output_buffer, PREPARE_S)
-                return child
-            except (SandboxError, ChildFailure):
-                child.close()
-        return Child(server, role, self.config.limits, output_bytes, output_buffer=output_buffer)
+    def take(self, server: ForkServer, role: str) -> Child:
+        """A child of this server for that role. Raises SandboxError where the fork server fails."""
+        return self.warm_child(server, role) or Child(server, role, self.config.limits)
 
     def replenish(self, server: ForkServer) -> None:
         """Begin to start missing children."""

@@ -3,7 +3,6 @@ what it leaves running or changed."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from contextlib import suppress
 
@@ -18,7 +17,6 @@ from kernels_eval.parent.messages import (
     StateReport,
     Stop,
     one_line,
-    parse_report,
 )
 from kernels_eval.records import Reason
 
@@ -30,7 +28,7 @@ IDLE_SHARE = 0.5
 def attribute_work(process: CandidateProcess) -> None:
     """Which kernels and which library operators ran, and the kernels' share of the time."""
     draft = process.draft
-    seen = process.ask("operators", OperatorReport, seed=secrets.randbits(31))
+    seen = process.ask_about("operators", OperatorReport)
     draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
     linked, flags = library_work(process.libraries.values())
     named = {one_line(name)[:200] for name in seen.operators[:64]} | linked
@@ -45,7 +43,7 @@ def attribute_work(process: CandidateProcess) -> None:
             process,
             "no operator at all",
         )
-    share = process.ask("share", ShareReport, seed=secrets.randbits(31)).share
+    share = process.ask_about("share", ShareReport).share
     draft.custom_kernel_time_share = min(1.0, max(0.0, share))
 
 
@@ -78,17 +76,19 @@ def check_ornamental(process: CandidateProcess) -> None:
         for trial in process.reference.trials
         if trial.own_mode and trial.weights_seed is None
     ]
-    seed, distributions = secrets.randbits(31), list(dict.fromkeys(drawn))
-    try:
-        answer = process.tell("ornamental", seed=seed, distributions=distributions)
-    except Stop:
-        return
-    if parse_report(OrnamentReport, answer).ornamental:
-        raise _no_custom_kernel(
-            "the output does not depend on what the custom kernels write; the work is done by",
-            process,
-            "other code",
-        )
+    for distribution in dict.fromkeys(drawn):
+        try:
+            found = process.ask_about("ornamental", OrnamentReport, 2, distribution).ornamental
+        except Stop:
+            return
+        if found:
+            raise _no_custom_kernel(
+                "the output does not depend on what the custom kernels write; the work is done by",
+                process,
+                "other code",
+            )
+        if found is not None:
+            return
 
 
 def _no_custom_kernel(what: str, process: CandidateProcess, otherwise: str) -> Stop:
@@ -100,13 +100,13 @@ def _busy_share(child: Child) -> float:
     """Share of a short window in which a child that was asked nothing used a processor. 0 where the
     kernel does not tell."""
     # on a busy machine a process that wants to run does not always get a processor
-    started, used = time.monotonic(), child.processor_ns(waiting=True)
+    started, used = time.monotonic(), child.demand_ns()
     if not used:
         return 0.0
     while True:
         time.sleep(IDLE_S)  # the window that is measured, not a wait for something
         passed = time.monotonic() - started
-        share = (child.processor_ns(waiting=True) - used) / 1e9 / passed
+        share = (child.demand_ns() - used) / 1e9 / passed
         # The kernel counts a wait for the processor when it ends: on a busy machine more is to
         # come.
         if share > IDLE_SHARE or passed > LONGEST_IDLE_S or not _wants_to_run(child):

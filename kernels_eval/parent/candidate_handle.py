@@ -8,11 +8,12 @@ the fork server, pass through as SandboxError.
 from __future__ import annotations
 
 import math
+import secrets
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks.native_screening import screen_native
-from kernels_eval.checks.trials import Comparison
+from kernels_eval.checks.trials import DECLARED, Comparison
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.draft import VerdictDraft
@@ -57,17 +58,21 @@ class CandidateProcess:
         """Import the module and construct it. Raises MadeElsewhere where the reference has to be
         constructed again, on the CPU."""
         reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
+        (arguments, given), (outputs, taken) = (
+            reference.arguments(),
+            reference.outputs_of("candidate"),
+        )
         answer = self._request(
             "load",
             limits.load_s,
             Reason.LOAD,
+            (given, taken),
             path=str(self.child.write_file("candidate.py", self.candidate.code or "")),
-            task_path=str(self.child.write_file("task.py", reference.task.code)),
-            plan=reference.loaded.plan.model_dump(),
             libraries=libraries,
             language=self.candidate.language.value,
-            shared_bytes=reference.shared_bytes,
             spec=reference.spec,
+            arguments=arguments,
+            outputs=outputs,
         )
         report = parse_report(LoadReport, answer)
         self.parameters = report.parameters
@@ -75,17 +80,35 @@ class CandidateProcess:
         if report.made_elsewhere and drawn:
             raise MadeElsewhere
 
-    def tell(self, command: str, **arguments: object) -> Message:
+    def tell(self, command: str, fds: tuple[int, ...] = (), /, **arguments: object) -> Message:
         """The unparsed answer to a command. Raises Stop where there is none."""
-        return self._request(command, self.config.limits.run_s, Reason.RUN, **arguments)
+        return self._request(command, self.config.limits.run_s, Reason.RUN, fds, **arguments)
 
-    def ask(self, command: str, model: type[R], **arguments: object) -> R:
+    def ask(
+        self, command: str, model: type[R], fds: tuple[int, ...] = (), /, **arguments: object
+    ) -> R:
         """The answer to a command as this record. Raises Stop where there is none."""
-        return parse_report(model, self.tell(command, **arguments))
+        return parse_report(model, self.tell(command, fds, **arguments))
 
-    def _request(self, command: str, timeout: float, late: Reason, **arguments: object) -> Message:
+    def ask_about(
+        self, command: str, model: type[R], count: int = 1, distribution: str = DECLARED
+    ) -> R:
+        """The same, about so many sets of inputs that it has never seen."""
+        seeds = [secrets.randbits(31) for _ in range(count)]
+        inputs, descriptor = self.reference.draw(seeds, distribution)
+        return self.ask(command, model, (descriptor,), inputs=inputs)
+
+    def _request(
+        self,
+        command: str,
+        timeout: float,
+        late: Reason,
+        fds: tuple[int, ...] = (),
+        /,
+        **arguments: object,
+    ) -> Message:
         try:
-            answer = self.child.request(command, timeout=timeout, **arguments)
+            answer = self.child.request(command, fds, timeout=timeout, **arguments)
             while "build" in answer:
                 answer = self._late_build(answer["build"], timeout)
         except ChildFailure as failure:
@@ -121,28 +144,36 @@ class CandidateProcess:
             names = self.reference.loaded.parameter_names
             self.tell("weights", seed=trial.weights_seed, names=names)
         if trial.construct_seed is not None:
-            self.tell("rebuild", seed=trial.construct_seed)
-        drawn = ("seed", "distribution", "in_place", "shape", "evaluate")
+            self._rebuild(trial.construct_seed)
+        inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)
         answer = self.tell(
             "call",
-            **{name: getattr(trial, name) for name in drawn},
+            (descriptor,),
+            inputs=inputs,
+            in_place=trial.in_place,
+            evaluate=trial.evaluate,
             reruns=reruns,
             output_bytes=sum(output.bytes for output in trial.outputs),
             devices=[output.device for output in trial.outputs],
         )
         if trial.weights_seed is not None or trial.construct_seed is not None:
-            self.tell("rebuild")
+            self._rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
 
+    def _rebuild(self, seed: int | None = None) -> None:
+        arguments, descriptor = self.reference.arguments(seed)
+        self.tell("rebuild", (descriptor,), arguments=arguments, seed=seed)
+
     def compare(self, answer: Message, trial: Trial, *, keep: bool = True) -> Comparison:
-        """Compare what the last answer published. Raises Stop where its form is wrong."""
+        """Compare what was written before the last answer. Raises Stop where its form is wrong."""
         report = parse_report(CallReport, answer)
         if keep:
             self.calls.append(report)
-        self._check_form(report, trial)
-        return self.reference.compare(trial, self.child.output_path)
+        self.check_form(report, trial)
+        return self.reference.compare(trial)
 
-    def _check_form(self, report: CallReport, trial: Trial) -> None:
+    def check_form(self, report: CallReport, trial: Trial) -> None:
+        """Raise Stop where outputs have not the form of this trial's."""
         if not report.plain:
             kind, *_ = report.kinds or ["nothing"]
             lazy = report.tensors and report.kinds

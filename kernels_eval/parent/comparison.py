@@ -7,7 +7,7 @@ import math
 import re
 
 from kernels_eval.checks.correctness import merge
-from kernels_eval.checks.trials import DECLARED, Comparison
+from kernels_eval.checks.trials import DECLARED, LATER, Comparison
 from kernels_eval.parent.behaviour import check_state
 from kernels_eval.parent.candidate_handle import CandidateProcess, unmatched_shapes
 from kernels_eval.parent.messages import Stop
@@ -109,7 +109,9 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     """The reason and one line for an output that is not the reference's, in the light of how it was
     obtained."""
     calls, wrong = process.calls, outcome is Reason.WRONG_OUTPUT
-    if trial.weights_seed is not None and DECLARED in found.equals_trial:
+    if LATER in found.equals_trial:
+        outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
+    elif trial.weights_seed is not None and DECLARED in found.equals_trial:
         outcome, why = Reason.STALE_WEIGHTS, "right for the weights seen at construction only; "
     elif found.equals_trial:
         outcome = Reason.STALE_CACHE

@@ -17,7 +17,9 @@ from contextlib import suppress
 from typing import NoReturn
 
 from kernels_eval.checks.timing import CompiledSampler
+from kernels_eval.checks.trials import Comparison
 from kernels_eval.errors import SandboxError
+from kernels_eval.isolation import machine
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.messages import Stop, one_line
@@ -51,18 +53,10 @@ class CompiledReference:
         self.close()
         started = time.monotonic()
         try:
-            # a file in memory of its own: the device memory that candidates write to is theirs at
-            # any time
-            child = self._child = Child(
-                server, ROLE, self.config.limits, self.reference.output_bytes, processes=True
-            )
+            child = self._child = Child(server, ROLE, self.config.limits, processes=True)
             self._compile(child)
-            for trial in (self.reference.trials[0], self.reference.after):
-                self._check(trial, child)
-            # One of the two answers is that of the last call under the parent's clock: no candidate
-            # may find it.
-            os.ftruncate(child.output_buffer, 0)
-            child.output_path.unlink(missing_ok=True)
+            for trial in [trial for trial in self.reference.trials if trial.as_drawn]:
+                self._check(trial)
         except Lost:
             pass  # `unavailable_reason` says why
         except SandboxError:
@@ -103,18 +97,25 @@ class CompiledReference:
         path = child.write_file("task.py", self.reference.task.code)
         self._ask("load", path=str(path), spec=self.reference.spec)
         seed = self.reference.trials[0].seed
-        self._ask("compile", self.config.timing.compile_s, mode=self.mode, seed=seed)
+        self._ask("compile", limit=self.config.timing.compile_s, mode=self.mode, seed=seed)
 
-    def _check(self, trial: Trial, child: Child) -> None:
+    def _check(self, trial: Trial) -> None:
         """Its answer must pass the gates that a candidate's has to. Raises Lost."""
+        memory = machine.sealed_memory(self.reference.output_bytes)  # which no candidate ever sees
+        try:
+            self._compare(trial, memory)
+        finally:
+            os.close(memory)
+
+    def _compare(self, trial: Trial, memory: int) -> None:
         reference = self.reference
-        answer = self._ask("answer", seed=trial.seed)
+        answer = self._ask("answer", (memory,), seed=trial.seed)
         form = [(output["shape"], output["dtype"]) for output in answer["outputs"]]
         wanted = [(output.shape, output.dtype) for output in trial.outputs]
         if form != wanted or answer["structure"] != reference.loaded.structure:
             self._lose("its outputs have another form than those of the eager reference")
         try:
-            measured = reference.compare(trial, child.output_path, remember=False)
+            measured = reference.ask_for(Comparison, "measure", (memory,), trial=trial.name)
         except Stop as stop:
             if reference.child.dead:
                 raise
@@ -132,14 +133,22 @@ class CompiledReference:
             self._lose("torch.compile compiled it again while it was timed")
         return int(answer["ns"])
 
-    def _ask(self, command: str, limit: float = 0.0, /, **arguments: object) -> Message:
+    def _ask(
+        self,
+        command: str,
+        fds: tuple[int, ...] = (),
+        /,
+        *,
+        limit: float = 0.0,
+        **arguments: object,
+    ) -> Message:
         """Within `limit` seconds, by default those of the reference. Raises Lost where there is no
         answer."""
         limit = limit or self.config.limits.reference_s
         if self._child is None:
             self._lose(self.unavailable_reason or "its process is gone")
         try:
-            answer = self._child.request(command, timeout=limit, **arguments)
+            answer = self._child.request(command, fds, timeout=limit, **arguments)
         except ChildFailure as failure:
             late = failure.reason is Reason.RUN
             said = f"took longer than {limit:g} s" if late else failure.detail

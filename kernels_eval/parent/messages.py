@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, Field, ValidationError
 
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.records import Reason, Record
@@ -108,6 +108,12 @@ class SampleReport(Report):
     custom_calls: int = 0
 
 
+class UnseenReport(Report):
+    """The different forms of the outputs of unseen inputs."""
+
+    forms: list[CallReport] = Field(min_length=1)
+
+
 class StateReport(Report):
     """Settings that have changed since before the candidate was loaded."""
 
@@ -115,9 +121,10 @@ class StateReport(Report):
 
 
 class OrnamentReport(Report):
-    """Does the output stay the same when what the kernels wrote is replaced?"""
+    """Does the output stay the same when what the kernels wrote is replaced? None where nothing
+    would show."""
 
-    ornamental: bool
+    ornamental: bool | None
 
 
 REASON_OF_CHANGE: Mapping[str, Reason] = {

@@ -4,33 +4,40 @@ compiled reference where it is asked for), bounded by which clock."""
 from __future__ import annotations
 
 import secrets
-import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from kernels_eval.checks.timing import MOST_CALLS, CompiledSampler, ImplausibleTime, measure
 from kernels_eval.checks.trials import Comparison
 from kernels_eval.devices import throttled
+from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess
+from kernels_eval.parent.comparison import explained
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
-from kernels_eval.parent.messages import SampleReport, Stop
+from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport, parse_report
 from kernels_eval.records import Reason, Timing
 
 SETS = (3, 64)
 """Fewest and most sets of inputs that timed calls rotate over."""
 LARGE_BYTES = 2 << 30  # above this, two sets must do
 DRAW_S = 0.3  # time for drawing the sets of one process
+UNSEEN_S = 0.15  # and those of one round of the bound
 # most calls of a round of the bound: a delay once in a round must weigh little on each of them
 UNSEEN = 512
 BOUND_NS = 1e7
 BOUND_REPEATS = (2, 5)
 # calls that take long are bounded by fewer rounds: a delay of the machine weighs little on them
 BOUND_S = 0.06
-COLD_NS, COLD_SHARE = 4_000, 0.25
-"""Inputs that no call has seen are cold for the processor that launches the kernels, too. On an
-H200 that is 3 us a call, which weighs on calls of 13 us. Taken off the bound, but never more than
-this share of it."""
-MESSAGE_NS = 300_000  # the most that is taken off for sending a command and its answer
+OVERHEAD_SHARE = 0.95
+"""The most of a round that can be taken for the cost of the round itself."""
+COMPARED = 4
+"""Outputs that are compared of each round, drawn after all of them are written."""
+BURNT_SHARE = 0.5
+"""Processor time in the reference's turns that is taken for work."""
+UNSEEN_NAME = "unseen"
 
 
 class PairedClock:
@@ -45,20 +52,21 @@ class PairedClock:
         self.on_gpu = process.reference.device.startswith("cuda")
         self.by_processor = not self.on_gpu and process.child.processor_ns() > 0
         self.idle_samples = 0
+        self.burnt_ns = self.waited_ns = 0
 
-    def measure(self) -> tuple[Timing, Comparison]:
-        """The timing, and how the last answer to unseen inputs compares. Raises Stop
-        (IMPLAUSIBLE_TIME)."""
+    def measure(self) -> Timing:
+        """The timing. Raises Stop where the candidate reports less time than passes, computes in
+        the reference's turn, or gives wrong answers as soon as it is timed."""
         seeds = self._draw()
         self.sets = len(seeds)
         try:
             timing = self._measured(seeds)
         except ImplausibleTime as error:
             raise Stop(Reason.IMPLAUSIBLE_TIME, str(error)) from error
-        last = self.process.tell("last_output")
-        after = self.process.compare(last, self.reference.after)
+        if self.burnt_ns > BURNT_SHARE * self.waited_ns:
+            raise Stop(Reason.BACKGROUND_WORK, "the process computes while the reference is timed")
         self._raise_for_bandwidth(timing)
-        return timing, after
+        return timing
 
     def _measured(self, seeds: list[int]) -> Timing:
         """All processes in turn. Where the compiled reference is lost on the way, the other two are
@@ -76,7 +84,7 @@ class PairedClock:
         # flushed.
         cached = self.sets * self.reference.task_bytes < 2 * self.reference.loaded.cache_bytes
         return measure(
-            lambda calls: int(self.reference.ask("sample", calls=calls)["ns"]),
+            self._reference_sample,
             self._candidate_sample,
             self.config,
             bound=self._bound,
@@ -89,8 +97,10 @@ class PairedClock:
         """Give both processes the same sets of inputs: as many as memory and time allow. Returns
         their seeds."""
         least, most = SETS
-        if self.reference.task_bytes > LARGE_BYTES:
+        large = self.reference.task_bytes > LARGE_BYTES
+        if large:
             least = 2
+        self.fewest = 1 if large else 2
         seeds = [secrets.randbits(31) for _ in range(most)]
         drawn = self.reference.ask("timing_inputs", seeds=seeds[:least])
         one_set_s = max(drawn["seconds"] / least, 1e-6)
@@ -98,8 +108,11 @@ class PairedClock:
         count = int(max(least, min(most, room, DRAW_S / one_set_s)))
         if count > least:
             self.reference.ask("timing_inputs", seeds=seeds[:count])
-        self.process.tell("timing_inputs", seeds=seeds[:count])
-        self.unseen = int(max(2, min(UNSEEN, room, DRAW_S / BOUND_REPEATS[1] / one_set_s)))
+        inputs, descriptor = self.reference.draw(seeds[:count])
+        self.process.tell("timing_inputs", (descriptor,), inputs=inputs)
+        self.unseen = int(
+            max(self.fewest, min(UNSEEN, room, DRAW_S / BOUND_REPEATS[1] / one_set_s))
+        )
         return seeds[:count]
 
     def _candidate_sample(self, calls: int) -> int:
@@ -107,46 +120,92 @@ class PairedClock:
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
 
-    def _bound(self, call_ns: float) -> float:
-        """Nanoseconds a call on inputs that the candidate has never seen, by clocks it cannot
-        reach: the best of a few rounds.
+    def _reference_sample(self, calls: int) -> int:
+        started, used = time.perf_counter_ns(), self._processor_ns()
+        sample = int(self.reference.ask("sample", calls=calls)["ns"])
+        self.burnt_ns += self._processor_ns() - used
+        self.waited_ns += time.perf_counter_ns() - started
+        return sample
 
-        How many calls a round makes is drawn, so which one is the last, whose answer is compared,
-        cannot be known before.
+    def _processor_ns(self) -> int:
+        return self.process.child.processor_ns() if self.by_processor else 0
+
+    # -- by the parent's clock ---------------------------------------------------------------------
+
+    def _bound(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
+        """Nanoseconds that a call of the candidate takes on inputs that it has never seen, by
+        clocks it cannot reach: the least that noise leaves of it, and the best estimate.
+
+        In each round the candidate gets inputs after the clock has started, and the clock stops
+        when all outputs lie in memory of the reference process, which has done the same before:
+        what it took longer for that than for its samples is the cost of the round.
         """
         # The reference's samples are taken, and large inputs need the room.
         self.reference.ask("timing_inputs", seeds=[])
         if self.compiled:
             self.compiled.release_inputs()
-        wanted = min(max(self.sets, self.unseen), max(2, BOUND_NS / max(call_ns, 1.0)))
-        overhead = self._message_ns()
-        bounds: list[float] = []
+        wanted = min(max(self.sets, self.unseen), max(self.fewest, BOUND_NS / max(call_ns, 1.0)))
+        overheads: list[float] = []
+        totals: list[float] = []
         spent = 0.0
-        least, most = BOUND_REPEATS
-        while len(bounds) < least or (len(bounds) < most and spent < BOUND_S * 1e9):
-            calls = max(2, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
-            seeds = [*(secrets.randbits(31) for _ in range(calls - 1)), self.reference.after.seed]
-            self.process.tell("unseen", seeds=seeds)
-            wall, cpu = time.perf_counter_ns(), self._processor_ns()
-            self.process.tell("run_unseen")
-            passed = time.perf_counter_ns() - wall
-            used = self._processor_ns() - cpu if self.by_processor else passed
-            call = max(1.0, min(passed, used) - overhead) / calls
-            bounds.append(call - min(COLD_NS, COLD_SHARE * call) if self.on_gpu else call)
+        fewest, most = BOUND_REPEATS
+        while len(totals) < fewest or (len(totals) < most and spent < BOUND_S * 1e9):
+            calls = max(self.fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
+            own, passed = self._round(calls)
+            overheads.append(own / calls - reference_ns)
+            totals.append(passed / calls)
             spent += passed
-        return min(bounds)
+        total = min(totals)
+        least, best = (
+            total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
+            for overhead in (max(overheads), min(overheads))
+        )
+        return least, best
 
-    def _processor_ns(self) -> int:
-        return self.process.child.processor_ns() if self.by_processor else 0
+    def _round(self, calls: int) -> tuple[float, float]:
+        """Nanoseconds that the reference and then the candidate take for as many calls on unseen
+        inputs. Raises Stop where outputs are wrong that are drawn once all of them are written."""
+        reference, child = self.reference, self.process.child
+        seeds = [secrets.randbits(31) for _ in range(calls)]
+        for whose in ("own", "unseen"):
+            reference.share(whose, calls * reference.output_bytes)
+        drawn = reference.draw(seeds)
+        own, _ = self._clocked(reference.child, reference.ask, drawn, "own")
+        if reference.loaded.mutates:
+            drawn = reference.draw(seeds)
+        passed, answer = self._clocked(child, self.process.tell, drawn, "unseen")
+        with child.stopped():  # what is not written now comes too late
+            positions = sorted(secrets.SystemRandom().sample(range(calls), min(calls, COMPARED)))
+            trial = replace(reference.trials[0], name=UNSEEN_NAME)
+            for form in parse_report(UnseenReport, answer).forms:
+                self.process.check_form(form, trial)
+            found = reference.ask_for(
+                Comparison, "compare_unseen", positions=positions, seeds=seeds
+            )
+        outcome = reference.judge(found)
+        if outcome is not Reason.OK:
+            self.process.draft.outputs_match = False
+            raise explained(trial, outcome, found, self.process)
+        if found.mutates_inputs and not reference.loaded.mutates:
+            raise Stop(Reason.INPUT_MUTATED, "changes its inputs in place once it is timed")
+        return own, passed
 
-    def _message_ns(self) -> float:
-        """Nanoseconds of a question that asks for nothing."""
-        taken = []
-        for _ in range(5):
-            started = time.perf_counter_ns()
-            self.process.tell("sample", calls=0)
-            taken.append(time.perf_counter_ns() - started)
-        return min(MESSAGE_NS, statistics.median(taken))
+    def _clocked(
+        self,
+        child: Child,
+        ask: Callable[..., Message],
+        drawn: tuple[Message, int],
+        whose: str,
+    ) -> tuple[float, Message]:
+        """The answer to `run_unseen`, and the nanoseconds that it took, of processor time where
+        that is less."""
+        (inputs, given), (outputs, taken) = drawn, self.reference.outputs_of(whose)
+        used = child.processor_ns() if self.by_processor else 0
+        started = time.perf_counter_ns()
+        answer = ask("run_unseen", (given, taken), inputs=inputs, outputs=outputs)
+        passed = time.perf_counter_ns() - started
+        used = child.processor_ns() - used if self.by_processor else passed
+        return min(passed, used), answer
 
     def _raise_for_bandwidth(self, timing: Timing) -> None:
         """Outputs and used inputs must cross the memory bus, unless everything fits into the cache.

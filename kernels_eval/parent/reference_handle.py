@@ -25,13 +25,14 @@ from kernels_eval.checks.trials import (
     OutputForm,
 )
 from kernels_eval.config import EvalConfig
+from kernels_eval.isolation import machine
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.messages import LOG_BYTES, R, Stop, one_line
 from kernels_eval.records import KernelTask, Reason
 
 NOT_ASKED = ("in_place", "outputs")
-ALIGNMENT = 16  # each output starts at a multiple of this (kernels_eval.child.output_buffer)
+ALIGNMENT = 256  # each tensor in shared memory starts at a multiple of this
 SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
 """Of each group the first that the task accepts is tried."""
 
@@ -54,6 +55,12 @@ class Trial:
     def own_inputs(self) -> bool:
         """Are the inputs what the task itself draws, in its own shape?"""
         return self.distribution == DECLARED and self.shape == DECLARED
+
+    @property
+    def as_drawn(self) -> bool:
+        """Is it the task exactly as it is, inputs, weights and mode?"""
+        special = self.evaluate or self.weights_seed is not None or self.construct_seed is not None
+        return self.own_inputs and not special
 
     @property
     def own_mode(self) -> bool:
@@ -82,7 +89,9 @@ class ReferenceProcess:
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
         self.flags: list[str] = []
-        self.shared_descriptor: int | None = None
+        self._on_device = device.startswith("cuda")
+        self._descriptors: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
@@ -90,6 +99,7 @@ class ReferenceProcess:
 
     def _started(self) -> Child:
         child = self._start()
+        child.channel.accepts_descriptors = True  # it runs the task's code, which is trusted
         self.path = child.write_file("task.py", self.task.code)
         return child
 
@@ -111,11 +121,11 @@ class ReferenceProcess:
                 self.failure = stop
                 raise
 
-    def ask(self, command: str, **arguments: object) -> Message:
+    def ask(self, command: str, fds: tuple[int, ...] = (), /, **arguments: object) -> Message:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
         limit = self.config.limits.reference_s
         try:
-            answer = self.child.request(command, timeout=limit, **arguments)
+            answer = self.child.request(command, fds, timeout=limit, **arguments)
         except ChildFailure as failure:
             raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
         if "error" in answer:
@@ -123,18 +133,19 @@ class ReferenceProcess:
             raise _failed(short + answer["detail"], answer.get("trace", ""))
         return answer
 
-    def ask_for(self, model: type[R], command: str, **arguments: object) -> R:
+    def ask_for(
+        self, model: type[R], command: str, fds: tuple[int, ...] = (), /, **arguments: object
+    ) -> R:
         """The answer as this record."""
         try:
-            return model.model_validate(self.ask(command, **arguments))
+            return model.model_validate(self.ask(command, fds, **arguments))
         except ValidationError as error:
             raise _failed(f"{command}: {one_line(str(error))[:200]}", "") from error
 
-    def compare(self, trial: Trial, path: os.PathLike[str], *, remember: bool = True) -> Comparison:
-        """Compare the bytes in the output buffer with this trial's expected values; with
-        `remember`, also with those of earlier trials."""
-        command = "compare" if remember else "measure"
-        return self.ask_for(Comparison, command, trial=trial.name, path=str(path))
+    def compare(self, trial: Trial) -> Comparison:
+        """Compare what the candidate has written with this trial's expected values, and with those
+        of earlier trials."""
+        return self.ask_for(Comparison, "compare", trial=trial.name)
 
     def judge(self, comparison: Comparison) -> Reason:
         return judge(comparison, self.precision, self.config.correctness)
@@ -162,7 +173,8 @@ class ReferenceProcess:
 
     def _expect_all(self) -> None:
         known = {DECLARED: self._expect_own(Trial(DECLARED))}
-        self.output_bytes = sum(output.bytes + ALIGNMENT for output in self.trials[0].outputs)
+        outputs = self.trials[0].outputs
+        self.output_bytes = sum(-(-x.bytes // ALIGNMENT) * ALIGNMENT for x in outputs)
         for trial in self._affordable(self._varied()):
             if trial.name in ("in_place", "other_weights"):
                 known[trial.name] = self._expect_own(trial)
@@ -176,10 +188,7 @@ class ReferenceProcess:
         if self.loaded.parameters:
             trial = Trial("eval_mode", self.trials[0].seed, evaluate=True)
             self._expect_if_suitable(trial, lambda seen: DECLARED not in seen.equals)
-        self.after = Trial("after_timing")
-        self._expect_own(self.after)
-        self.trials.remove(self.after)
-        self._share_memory()
+        self.share("candidate", self.output_bytes)
         self.bit_identical = all(seen.bit_identical for seen in known.values())
         self.oracle = min(seen.oracle for seen in known.values())  # float32 where any of them is
 
@@ -325,23 +334,60 @@ class ReferenceProcess:
             self._used_bytes = self.ask("used_bytes", seed=self.trials[0].seed)["bytes"]
         return self._used_bytes + self.output_bytes
 
-    @property
-    def shared_bytes(self) -> int:
-        """Bytes of device memory that candidates write outputs to; 0: they use a file in memory."""
-        return 0 if self.shared_descriptor is None else self.output_bytes
+    # -- shared memory -----------------------------------------------------------------------------
 
-    def _share_memory(self) -> None:
-        """Device memory for the outputs, where the driver can share it."""
-        if not self.device.startswith("cuda"):
+    def share(self, whose: str, size: int) -> None:
+        """New memory for outputs: of one call of a "candidate", or of `run_unseen`: "unseen" the
+        candidate's, "own" the reference's."""
+        self._release(whose)
+        self._sizes[whose] = size
+        asked = {"whose": whose, "size": size}
+        if self._on_device and self.ask("share", on_device=True, **asked)["shared"]:
+            self._descriptors[whose] = self.child.channel.descriptors.pop()
             return
-        self.child.channel.accepts_descriptors = True
-        if self.ask("share_memory", size=self.output_bytes)["shared"]:
-            self.shared_descriptor = self.child.channel.descriptors.pop()
+        self._on_device = False  # the driver refuses: outputs and inputs cross the bus
+        self._descriptors[whose] = machine.sealed_memory(size)
+        self.ask("share", (self._descriptors[whose],), on_device=False, **asked)
+
+    def outputs_of(self, whose: str) -> tuple[Message, int]:
+        """What a process needs to write there: what it is told, and a descriptor."""
+        told = {"on_device": self._on_device, "size": self._sizes[whose]}
+        return told, self._descriptors[whose]
+
+    def draw(
+        self, seeds: list[int], distribution: str = DECLARED, shape: str = DECLARED
+    ) -> tuple[Message, int]:
+        """The inputs of these seeds, in shared memory of their own: what a process is told, and a
+        descriptor, which is valid until the next draw."""
+        asked = {"seeds": seeds, "distribution": distribution, "shape": shape}
+        size = max(1, len(seeds)) * self.loaded.packed_bytes
+        return self._handed_over("draw", size, self._on_device, asked)
+
+    def arguments(self, seed: int | None = None) -> tuple[Message, int]:
+        """The same for what the constructor is called with under this seed."""
+        asked = {"seed": self.seed if seed is None else seed}
+        return self._handed_over("arguments", self.loaded.argument_bytes, False, asked)
+
+    def _handed_over(
+        self, command: str, size: int, on_device: bool, asked: Message
+    ) -> tuple[Message, int]:
+        self._release(command)
+        fds: tuple[int, ...] = ()
+        if not on_device:
+            self._descriptors[command] = machine.sealed_memory(size)
+            fds = (self._descriptors[command],)
+        told = self.ask(command, fds, on_device=on_device, size=size, **asked)
+        if on_device:
+            self._descriptors[command] = self.child.channel.descriptors.pop()
+        return told | {"on_device": on_device, "size": size}, self._descriptors[command]
+
+    def _release(self, use: str) -> None:
+        if (descriptor := self._descriptors.pop(use, None)) is not None:
+            os.close(descriptor)
 
     def close(self) -> None:
-        if self.shared_descriptor is not None:
-            os.close(self.shared_descriptor)
-            self.shared_descriptor = None
+        for use in list(self._descriptors):
+            self._release(use)
         self.child.close()
 
 

@@ -52,15 +52,11 @@ class Runner(Workplace):
         self, candidate: Candidate, reference: ReferenceProcess, draft: VerdictDraft
     ) -> Iterator[CandidateProcess]:
         """The process of one candidate; the next one's is started meanwhile."""
-        size, buffer = reference.output_bytes, reference.shared_descriptor
         # Triton and torch.compile run compilers, which a child of the warm pool may not start
         if candidate.language is Language.TRITON or "torch.compile" in (candidate.code or ""):
-            limits = self.config.limits
-            child = Child(
-                self.server, "candidate", limits, size, processes=True, output_buffer=buffer
-            )
+            child = Child(self.server, "candidate", self.config.limits, processes=True)
         else:
-            child = self.warm_pool.take(self.server, "candidate", size, buffer)
+            child = self.warm_pool.take(self.server, "candidate")
         self.warm_pool.replenish(self.server)
         try:
             yield CandidateProcess(child, candidate, reference, self.builder, draft)

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kernels_eval.checks.inputs import flatten_outputs
-from kernels_eval.child.model_runner import ModelRunner, now_ns
-from kernels_eval.child.output_buffer import HostMemory, write
+from kernels_eval.child.model_runner import described, now_ns
+from kernels_eval.child.shared_memory import write
 from kernels_eval.isolation.channel import Message
+from kernels_eval.reference.task_runner import TaskRunner
 
 FIRST_CALLS_S = 0.3
 FEWEST_FIRST_CALLS = 3  # CUDA graphs run a shape once as it is and record it with the second call
@@ -37,7 +38,7 @@ class NothingCompiled(RuntimeError):
     """torch.compile went through the reference and left all of it to Python."""
 
 
-class CompiledRole(ModelRunner):
+class CompiledRole(TaskRunner):
     """Serves one task: `do_load`, `do_compile`, `do_answer`, then `do_timing_inputs` and
     `do_sample`."""
 
@@ -65,16 +66,13 @@ class CompiledRole(ModelRunner):
 
     def do_answer(self, seed: int) -> Message:
         """Call the compiled model on the inputs of this seed, and write its outputs' bytes to the
-        output buffer."""
-        leaves, structure = flatten_outputs(self.forward(self.inputs(seed)))
+        memory that comes with this message."""
+        output = self.forward(self.inputs(seed))
+        leaves, structure = flatten_outputs(output)
         # CUDA graphs write over an output with the next call
-        saved = [leaf.detach().clone().contiguous() for leaf in leaves]
-        write(HostMemory(self.output_buffer), saved)
+        write(self.memory(on_device=False), [[leaf.detach().clone() for leaf in leaves]])
         self.synchronise()
-        return {
-            "structure": structure,
-            "outputs": [{"shape": list(x.shape), "dtype": str(x.dtype)} for x in saved],
-        }
+        return described(output, leaves, structure)
 
     def do_timing_inputs(self, seeds: list[int]) -> Message:
         """As the other roles, and then one call on each set outside the clock, as long as these

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels_eval.checks.correctness import merge
 from kernels_eval.checks.inputs import (
+    constructor_arguments,
     flatten_outputs,
     parameter_names,
     parameter_shapes,
@@ -24,10 +25,18 @@ from kernels_eval.checks.inputs import (
 )
 from kernels_eval.checks.measurement import close, measure, same, same_all
 from kernels_eval.checks.operators import reference_operators
-from kernels_eval.checks.trials import DECLARED, Comparison, Expectation, LoadedTask, OutputForm
-from kernels_eval.child.model_runner import ModelRunner
-from kernels_eval.child.output_buffer import DeviceMemory, HostMemory, read
+from kernels_eval.checks.trials import (
+    DECLARED,
+    EARLIER,
+    LATER,
+    Comparison,
+    Expectation,
+    LoadedTask,
+    OutputForm,
+)
+from kernels_eval.child.shared_memory import DeviceMemory, Memory, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
+from kernels_eval.reference.task_runner import TaskRunner
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = (
@@ -39,16 +48,16 @@ MOST_OPERATORS = 256
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError)
 
 
-class Reference(ModelRunner):
+class Reference(TaskRunner):
     """Serves one task: `do_load`, then `do_expect` for each trial, then `do_compare` for each
     answer of a candidate."""
 
-    def __init__(self, channel: Channel, output_buffer: int) -> None:
-        super().__init__(channel, output_buffer)
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
         self.expected: dict[str, list[Tensor]] = {}
         self.oracles: dict[str, list[Tensor]] = {}
         self.digests: dict[str, str] = {}
-        self.shared: DeviceMemory | None = None
+        self.outputs_of: dict[str, Memory] = {}
 
     def warm_up(self) -> None:
         super().warm_up()
@@ -58,14 +67,17 @@ class Reference(ModelRunner):
             matrix @ matrix
         torch.conv2d(x[None, None], x[None, None, :3, :3])
 
-    def do_share_memory(self, size: int) -> Message:
-        """Allocate device memory that a candidate can write its outputs to. The answer carries its
-        descriptor where that works."""
+    def do_share(self, whose: str, on_device: bool, size: int) -> Message:
+        """Have memory for outputs: what comes with this message, or device memory, whose descriptor
+        the answer carries where the driver can share it."""
+        self.outputs_of.pop(whose, None)  # its memory first
+        if not on_device:
+            self.outputs_of[whose] = self.memory(on_device=False)
+            return {"shared": True}
         try:
-            self.shared = DeviceMemory(size)
-            return {"shared": True, "_descriptors": [self.shared.descriptor()]}
+            memory = self.outputs_of[whose] = DeviceMemory(size)
+            return {"shared": True, "_descriptors": [memory.descriptor]}
         except (OSError, AttributeError, RuntimeError) as error:
-            self.shared = None
             return {"shared": False, "why": str(error)[:200]}
 
     def do_load(self, path: str, spec: Message, *, oracle_max_bytes: int = 0) -> LoadedTask:
@@ -93,6 +105,12 @@ class Reference(ModelRunner):
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
             input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),
+            packed_bytes=self.packed_bytes(inputs),
+            argument_bytes=self.packed_bytes(
+                constructor_arguments(
+                    self.task, self.spec.init_form, self.spec.seed, self.spec.construct_on
+                )
+            ),
             peak_bytes_per_s=_peak_bandwidth(gpu),
             cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
         )
@@ -137,6 +155,9 @@ class Reference(ModelRunner):
         del again, inputs
         self.give_back_memory()
         floats = [torch.isfinite(x) for x in reference if x.is_floating_point()]
+        zeros = merge(list(map(_measure_zeros, oracle, reference)))
+        if name == DECLARED:
+            self.own_error = zeros
         return Expectation(
             finite=all(bool(x.all()) for x in floats),
             some_finite=all(bool(x.any()) for x in floats if x.numel()),
@@ -144,7 +165,7 @@ class Reference(ModelRunner):
             bit_identical=bit_identical,
             oracle="float32" if oracle is reference else "float64",
             equals=equals,
-            zeros=merge(list(map(_measure_zeros, oracle, reference))),
+            zeros=zeros,
             outputs=list(map(_form, reference)),
         )
 
@@ -240,10 +261,10 @@ class Reference(ModelRunner):
     def do_new_candidate(self) -> None:
         self.digests = {}
 
-    def do_compare(self, trial: str, path: str) -> Comparison:
-        """Measure the candidate's bytes (in the file `path`, or in the device memory that it
-        shares) against this trial, and against every earlier one."""
-        actual = read(self.shared or _host_memory(path), self.expected[trial])
+    def do_compare(self, trial: str) -> Comparison:
+        """Measure the bytes that the candidate has written against this trial, and against every
+        earlier one."""
+        actual = read(self.outputs_of["candidate"], self.expected[trial])
         digest = _digest(actual)
         found = self._measured(trial, actual)
         equals_trial = [
@@ -272,12 +293,46 @@ class Reference(ModelRunner):
         known = self.expected
         return one in known and other in known and same_all(known[one], known[other])
 
-    def do_measure(self, trial: str, path: str) -> Comparison:
-        """Measure the bytes in the file `path` against this trial: those of the compiled reference,
-        of which nothing is remembered."""
-        found = self._measured(trial, read(_host_memory(path), self.expected[trial]))
+    def do_measure(self, trial: str) -> Comparison:
+        """Measure the bytes in the memory that comes with this message against this trial: those of
+        the compiled reference, of which nothing is remembered."""
+        found = self._measured(trial, read(self.memory(on_device=False), self.expected[trial]))
         self.give_back_memory()
         return found
+
+    def do_compare_unseen(self, positions: list[int], seeds: list[int]) -> Comparison:
+        """Measure the candidate's outputs at these positions among those of `do_run_unseen` against
+        this process's own for the same inputs, whose seeds come along.
+
+        `equals_trial` says whether a wrong one is the answer of a later or an earlier call,
+        `mutates_inputs` whether the candidate has changed its inputs.
+        """
+        own = [self._unseen("own", index) for index in range(len(seeds))]
+        found = []
+        for index in positions:
+            actual = self._unseen("unseen", index)
+            error = merge(list(map(measure, actual, own[index], own[index])))
+            others = (other for other in range(len(own)) if error.rms > 1e-4 and other != index)
+            equal = [other for other in others if _all_close(actual, own[other], 1e-4)]
+            names = {LATER if other > index else EARLIER for other in equal}
+            found.append(error.model_copy(update={"equals_trial": sorted(names)}))
+        how, memory = self.drawn
+        sets = unpack(how["packed"], memory, how["count"], how["stride"])
+        kept = all(all(map(same, sets[index], self.inputs(seeds[index]))) for index in positions)
+        worst = max(found, key=lambda each: (not each.masks_match, each.rms, each.max))
+        del own, sets
+        self.give_back_memory()
+        return worst.model_copy(
+            update={
+                "reference_rms": self.own_error.reference_rms,
+                "reference_max": self.own_error.reference_max,
+                "mutates_inputs": not kept,
+            }
+        )
+
+    def _unseen(self, whose: str, index: int) -> list[Tensor]:
+        like = self.expected[DECLARED]
+        return read(self.outputs_of[whose], like, index * sum(padded(_bytes(x)) for x in like))
 
     def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
         return merge(list(map(measure, actual, self.oracles[trial], self.expected[trial])))
@@ -327,11 +382,6 @@ def _digest(tensors: list[Tensor]) -> str:
     for tensor in tensors:
         digest.update(tensor.flatten().view(torch.uint8)[:DIGEST_BYTES].cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _host_memory(path: str) -> HostMemory:
-    with open(path, "r+b") as handle:
-        return HostMemory(handle.fileno())
 
 
 def _measure_zeros(oracle: Tensor, reference: Tensor) -> Comparison:

@@ -29,7 +29,7 @@ CALL = "forward call "
 class OperatorTimes:
     """Serves one task: `do_profile`."""
 
-    def __init__(self, channel: Channel, output_buffer: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def do_profile(

@@ -185,7 +185,7 @@ class TooLarge(Exception):
 class Workloads:
     """Serves one task: `do_measure`."""
 
-    def __init__(self, channel: Channel, output_buffer: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         torch.set_num_threads(1)
         # its fused recurrent layers tell nothing about what they compute
         torch._C._set_mkldnn_enabled(False)

@@ -66,17 +66,24 @@ def test_what_fits_into_the_cache_is_not_bounded_by_memory():
 
 @pytest.mark.parametrize(("by_processor", "call_ns"), [(True, 1e6), (False, 4e6)])
 def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_processor, call_ns):
-    made, now = clock(0), SimpleNamespace(wall=0, used=0, asked=1)
+    made, now = clock(0), SimpleNamespace(wall=0, used=0)
+    child = SimpleNamespace(processor_ns=lambda: now.used)
 
-    def tell(command: str, **arguments: list[int]) -> None:
-        now.asked = len(arguments.get("seeds", ())) or now.asked
-        if command == "run_unseen":
-            now.wall += 4_000_000 * now.asked
-            now.used += 1_000_000 * now.asked
+    def ask(command: str, fds: tuple[int, ...], **_: object) -> dict[str, object]:
+        now.wall += 4_000_000
+        now.used += 1_000_000
+        return {}
 
-    made.process = SimpleNamespace(tell=tell, child=SimpleNamespace(processor_ns=lambda: now.used))
-    made.reference.ask = lambda command, **_: None
-    made.reference.after = SimpleNamespace(seed=5)
-    made.on_gpu, made.by_processor, made.compiled, made.unseen = False, by_processor, None, 8
+    made.reference.outputs_of = lambda whose: ({}, 1)
+    made.by_processor = by_processor
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
-    assert made._bound(1e6) == pytest.approx(call_ns)
+    assert made._clocked(child, ask, ({}, 2), "unseen") == (call_ns, {})
+
+
+def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch):
+    made = clock(0)
+    made.sets, made.unseen, made.fewest, made.compiled = 8, 8, 2, None
+    made.reference.ask = lambda command, **_: None
+    rounds = iter([(3e6, 2e6), (4e6, 3e6), (3.5e6, 9e6), (5e6, 2e6), (3e6, 2e6)])
+    monkeypatch.setattr(made, "_round", lambda calls: [ns * calls for ns in next(rounds)])
+    assert made._bound(1e6, 2e6) == (pytest.approx(0.1e6), pytest.approx(1e6))

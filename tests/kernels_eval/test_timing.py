@@ -32,10 +32,11 @@ def timed(
 ) -> Timing:
     """Their timing, bounded by what the wall shows of ten calls."""
 
-    def bound(call_ns: float) -> float:
+    def bound(call_ns: float, reference_ns: float) -> tuple[float, float]:
         started = CLOCK.perf_counter_ns()
         candidate(10)
-        return (CLOCK.perf_counter_ns() - started) / 10
+        passed = (CLOCK.perf_counter_ns() - started) / 10
+        return passed, passed
 
     return measure(reference, candidate, QUICK.model_copy(update=changes), bound=bound)
 
@@ -77,7 +78,7 @@ def test_drift_hits_both_sides_alike():
     assert found.speedup == pytest.approx(2.0, rel=0.25)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
 def test_a_liar_is_found(share):
     """One that reports nothing must not make the parent ask for samples of a hundred thousand real
     calls, either."""
@@ -105,8 +106,8 @@ def test_work_before_the_samples_own_clock_counts():
 
 def test_a_bound_that_is_high_once_is_forgiven():
     """Another process had the core: a busy machine must not convict."""
-    bounds = iter([40_000, 20_000])
-    found = measure(honest(20_000), honest(20_000), QUICK, bound=lambda _: next(bounds))
+    bounds = iter([(60_000, 60_000), (20_000, 20_000)])
+    found = measure(honest(20_000), honest(20_000), QUICK, bound=lambda *_: next(bounds))
     assert found.candidate_ms >= 0.8 * found.clock_bound_ms
 
 
@@ -119,10 +120,10 @@ def test_a_liar_on_a_machine_that_gets_busy_wins_nothing():
         passed = busy(20_000 * calls)
         return passed if asked_again else passed // 10
 
-    def bound(call_ns: float) -> float:
+    def bound(call_ns: float, reference_ns: float) -> tuple[float, float]:
         nonlocal asked_again
         asked_again = True
-        return 20_000
+        return 20_000, 20_000
 
     found = measure(honest(20_000), liar, QUICK, bound=bound)
     assert found.candidate_ms >= 0.02 and found.speedup <= 1.2

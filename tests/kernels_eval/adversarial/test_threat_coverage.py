@@ -7,11 +7,16 @@ from collections import defaultdict
 
 import pytest
 
-from tests.kernels_eval.adversarial import test_corpus, test_gpu_threats, test_timing_threats
+from tests.kernels_eval.adversarial import (
+    test_corpus,
+    test_gpu_threats,
+    test_others_gpu,
+    test_timing_threats,
+)
 from tests.support.adversarial import Case, trials
 
 THREATS = range(1, 41)
-TABLES = (test_corpus, test_gpu_threats, test_timing_threats)
+TABLES = (test_corpus, test_gpu_threats, test_others_gpu, test_timing_threats)
 CASES: list[Case] = [case for table in TABLES for case in table.CASES]
 SAMPLERS = test_timing_threats.SAMPLERS
 

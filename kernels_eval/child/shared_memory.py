@@ -1,0 +1,274 @@
+"""Memory that the reference process and a candidate's process both map: the only way in which
+inputs reach a candidate and outputs leave it.
+
+The reference process draws inputs, packs them, and a candidate unpacks them as tensors that lie in
+that memory; outputs come back as bytes, never as objects. On the CPU it is a sealed file in memory,
+on a GPU device memory that the reference process owns and shares through a file descriptor (CUDA's
+virtual memory API), so gigabytes never cross the bus; where the driver refuses that, it is the file
+again. Whoever reads what a candidate wrote copies first: the writer may still be writing.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import io
+import mmap
+import os
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from ctypes import byref
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+
+ALIGNMENT = 256
+"""Each tensor starts at a multiple of so many bytes."""
+_PINNED, _POSIX_FD, _DEVICE, _READ_WRITE = 1, 1, 1, 3
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
+
+
+class HostMemory:
+    """A file in memory, by its descriptor, which is closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.size = os.fstat(descriptor).st_size
+        mapping = mmap.mmap(descriptor, self.size, mmap.MAP_SHARED | _POPULATE)
+        self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
+        os.close(descriptor)
+
+
+class DeviceMemory:
+    """Device memory of another process or of this one. Raises OSError where the driver refuses."""
+
+    def __init__(self, size: int = 1, descriptor: int | None = None) -> None:
+        """Without a descriptor, allocate `size` bytes that can be shared; with one, map what
+        another process allocated, and close it."""
+        torch.cuda.init()
+        torch.empty(1, device="cuda")  # makes the primary context current
+        mapping = _Mapping(size, descriptor)
+        self.size, self.descriptor = mapping.size, mapping.descriptor
+        # The tensors keep the mapping: it ends with the last of them.
+        self.bytes = torch.as_tensor(mapping, device="cuda")
+
+
+class _Mapping:
+    """Mapped device memory, which is given back with this object."""
+
+    def __init__(self, size: int, descriptor: int | None) -> None:
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        location = struct.pack("ii", _DEVICE, torch.cuda.current_device())
+        # CUmemAllocationProp: its type, that of handles, where, and what Windows and RDMA need
+        prop = struct.pack("ii", _PINNED, _POSIX_FD) + location + bytes(16)
+        granularity, none, start = ctypes.c_size_t(), ctypes.c_uint64(0), ctypes.c_size_t(0)
+        self._call("GetAllocationGranularity", byref(granularity), prop, 0)
+        self.size = -(-max(size, 1) // granularity.value) * granularity.value
+        self._length, handle = ctypes.c_size_t(self.size), ctypes.c_uint64()
+        exported = ctypes.c_int(-1)
+        if descriptor is None:
+            self._call("Create", byref(handle), self._length, prop, none)
+            self._call("ExportToShareableHandle", byref(exported), handle, _POSIX_FD, none)
+        else:
+            shared = ctypes.c_void_p(descriptor)
+            self._call("ImportFromShareableHandle", byref(handle), shared, _POSIX_FD)
+            os.close(descriptor)
+        self.descriptor = exported.value
+        """For another process; -1 where the memory is another process's."""
+        self._address = ctypes.c_uint64()
+        access = location + struct.pack("i", _READ_WRITE)
+        self._call("AddressReserve", byref(self._address), self._length, start, none, none)
+        self._call("Map", self._address, self._length, start, handle, none)
+        self._call("SetAccess", self._address, self._length, access, ctypes.c_size_t(1))
+        self._call("Release", handle)  # the mapping keeps the memory
+        self.__cuda_array_interface__ = {
+            "shape": (self.size,),
+            "typestr": "|u1",
+            "data": (self._address.value, False),
+            "version": 3,
+        }
+
+    def _call(self, name: str, *arguments: object) -> None:
+        """A function of CUDA's virtual memory management."""
+        result = self._driver[f"cuMem{name}"](*arguments)
+        if result:
+            raise OSError(result, f"cuMem{name} failed with CUDA error {result}")
+
+    def __del__(self) -> None:
+        if hasattr(self, "__cuda_array_interface__"):
+            self._driver.cuMemUnmap(self._address, self._length)
+            self._driver.cuMemAddressFree(self._address, self._length)
+
+
+Memory = HostMemory | DeviceMemory
+
+
+def mapped(descriptor: int, *, on_device: bool, size: int = 0) -> Memory:
+    """The memory of a descriptor, which is closed. `size` is needed on a device alone."""
+    return DeviceMemory(size, descriptor) if on_device else HostMemory(descriptor)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class _Packer(cloudpickle.Pickler):
+    """Pickles a value, and puts the tensors in it into memory, from the byte `base` on. Without
+    memory it only counts their bytes."""
+
+    def __init__(self, file: io.BytesIO, memory: Memory | None, base: int) -> None:
+        super().__init__(file)
+        self.memory, self.base, self.used = memory, base, 0
+
+    def persistent_id(self, value: object) -> object:
+        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+            return None
+        found = self.used, value.dtype, tuple(value.shape), value.stride(), value.device.type
+        if self.memory is not None:
+            (target,) = _views(self.memory, *found[:4], base=self.base)
+            _fill(target, value.detach())
+        # an expanded tensor may be a dense one in another draw
+        self.used += padded(max(_span(value), value.numel()) * value.element_size())
+        return found
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(
+        self, packed: bytes, views: Callable[[Any], list[torch.Tensor]], index: int
+    ) -> None:
+        super().__init__(io.BytesIO(packed))
+        self.views, self.index = views, index
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        found = self.views(pid)[self.index]
+        return found if found.device.type == pid[-1] else found.to(pid[-1])
+
+
+def pack(value: object, memory: Memory | None, module: ModuleType, base: int = 0) -> Packed:
+    """A value as text that any process can read; its tensors are put into `memory` from the byte
+    `base` on. What `module` defines goes along by value.
+
+    Tensors keep their dtypes, shapes and strides. Raises what pickle raises where a value holds
+    something that cannot leave its process.
+    """
+    cloudpickle.register_pickle_by_value(module)
+    file = io.BytesIO()
+    packer = _Packer(file, memory, base)
+    packer.dump(value)
+    return Packed(base64.b64encode(file.getvalue()).decode("ascii"), packer.used)
+
+
+class Packed(NamedTuple):
+    """A value without its tensors, and the bytes that these take."""
+
+    text: str
+    bytes: int
+
+
+def unpack(packed: Sequence[str], memory: Memory, count: int = 1, stride: int = 0) -> list[Any]:
+    """So many values, whose tensors lie in `memory` at multiples of `stride`; where texts are
+    fewer, the last stands for the others. Only for what the trusted side has packed."""
+    texts = [base64.b64decode(text) for text in packed]
+    made: dict[Any, list[torch.Tensor]] = {}
+
+    def views(pid: Any) -> list[torch.Tensor]:
+        if pid not in made:
+            made[pid] = _views(memory, *pid[:4], count=count, step=stride)
+        return made[pid]
+
+    last = len(texts) - 1
+    return [_Unpacker(texts[min(i, last)], views, i).load() for i in range(count)]
+
+
+def _views(
+    memory: Memory,
+    offset: int,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    *,
+    base: int = 0,
+    count: int = 1,
+    step: int = 0,
+) -> list[torch.Tensor]:
+    """Tensors of one form in memory, `step` bytes from one to the next. A single operation makes
+    them: many small tensors must cost little."""
+    if 0 in shape:
+        return [torch.empty(shape, dtype=dtype, device=memory.bytes.device)] * count
+    end = memory.size // dtype.itemsize * dtype.itemsize
+    every = (
+        memory.bytes[:end]
+        .view(dtype)
+        .as_strided(
+            (count, *shape), (step // dtype.itemsize, *stride), (base + offset) // dtype.itemsize
+        )
+    )
+    return list(every.unbind())
+
+
+def copied(value: Any) -> Any:
+    """The same values, every tensor in storage of its own, with the same strides."""
+    if isinstance(value, torch.Tensor):
+        flat = torch.empty(_span(value), dtype=value.dtype, device=value.device)
+        return _fill(flat.as_strided(value.shape, value.stride()), value)
+    if type(value) in (list, tuple):
+        return type(value)(map(copied, value))
+    return {name: copied(each) for name, each in value.items()} if type(value) is dict else value
+
+
+def _span(value: torch.Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    if not value.numel():
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
+
+
+def _fill(made: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The tensor with the elements of another of its form."""
+    target = made
+    for dim, step in enumerate(value.stride()):
+        if not step and value.numel():  # an expanded dimension: its elements are one
+            target, value = target.narrow(dim, 0, 1), value.narrow(dim, 0, 1)
+    target.copy_(value)
+    return made
+
+
+# -- outputs ---------------------------------------------------------------------------------------
+
+
+def write(memory: Memory, outputs: Sequence[list[torch.Tensor]]) -> None:
+    """Put the tensors of each output, all of one form, one after the other, and the outputs one
+    after the other, as `read` expects them. Nothing where they do not fit."""
+    step = sum(padded(leaf.numel() * leaf.element_size()) for leaf in outputs[0])
+    if step * len(outputs) > memory.size:
+        return  # a wrong shape: the parent sees it in the record and reads nothing
+    offset = 0
+    for leaves in zip(*outputs, strict=True):
+        first = leaves[0]
+        if first.numel():
+            whole = memory.bytes[: memory.size // first.element_size() * first.element_size()]
+            dense = torch.empty(first.shape, device="meta").stride()
+            target = whole.view(first.dtype).as_strided(
+                (len(leaves), *first.shape),
+                (step // first.element_size(), *dense),
+                offset // first.element_size(),
+            )
+            torch.stack(leaves, out=target)
+        offset += padded(first.numel() * first.element_size())
+
+
+def read(memory: Memory, like: list[torch.Tensor], offset: int = 0) -> list[torch.Tensor]:
+    """Copies of tensors of the dtypes and shapes of `like`, on its devices."""
+    tensors = []
+    for wanted in like:
+        count = wanted.numel() * wanted.element_size()
+        taken = memory.bytes[offset : offset + count].clone().to(wanted.device)
+        tensors.append(taken.view(wanted.dtype).reshape(wanted.shape))
+        offset += padded(count)
+    return tensors
+
+
+def padded(count: int) -> int:
+    """Bytes that a tensor takes up: a multiple of `ALIGNMENT`."""
+    return -(-count // ALIGNMENT) * ALIGNMENT

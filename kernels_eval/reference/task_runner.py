@@ -1,0 +1,96 @@
+"""What the roles that run a task's own model have in common: its module, its inputs from a seed,
+and handing these to a process that holds no code of the task.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from kernels_eval.checks.inputs import construct, constructor_arguments, load_module, make_inputs
+from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
+from kernels_eval.child.model_runner import ModelRunner, now_ns
+from kernels_eval.child.shared_memory import ALIGNMENT, DeviceMemory, Memory, pack
+from kernels_eval.isolation.channel import Channel, Message
+
+
+class TaskRunner(ModelRunner):
+    """Runs the task's own model."""
+
+    task: ModuleType
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self.plan: InputPlan | None = None
+        self.drawn: tuple[Message, Memory]
+        """The last inputs that were given away."""
+
+    def do_load(self, path: str, spec: Message) -> Any:
+        """Construct the task's own model."""
+        self.spec = ModelSpec.model_validate(spec)
+        self.prepare_device(self.spec.device, self.spec.threads)
+        self.task = load_module(path, "task")
+        self.model = self.build()
+        self.synchronise()
+
+    def construct(self, seed: int | None = None) -> Any:
+        spec, seed = self.spec, self.spec.seed if seed is None else seed
+        return construct(
+            self.task, spec.entry_point, self.task, spec.init_form, seed, spec.construct_on
+        )
+
+    def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
+        return make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
+
+    def do_timing_inputs(self, seeds: list[int]) -> Message:
+        """Draw one set of inputs per seed; samples rotate over them. Returns the seconds that it
+        took."""
+        self.timed_inputs = []  # the earlier sets make room first
+        started = now_ns()
+        self.timed_inputs = [self.inputs(seed) for seed in seeds]
+        self.synchronise()
+        self.give_back_memory()
+        return {"seconds": (now_ns() - started) / 1e9}
+
+    # -- for other processes -----------------------------------------------------------------------
+
+    def do_draw(
+        self,
+        seeds: list[int],
+        distribution: str = DECLARED,
+        shape: str = DECLARED,
+        on_device: bool = False,
+        size: int = 0,
+    ) -> Message:
+        """Put the inputs of these seeds into new shared memory, a set for each."""
+        drawn = [self.inputs(seed, distribution, shape) for seed in seeds]
+        return self._handed_over(drawn, on_device, size)
+
+    def do_arguments(self, seed: int, on_device: bool, size: int) -> Message:
+        """Put what the constructor is called with under this seed into new shared memory."""
+        spec = self.spec
+        made = constructor_arguments(self.task, spec.init_form, seed, spec.construct_on)
+        return self._handed_over([made], on_device, size)
+
+    def packed_bytes(self, value: object) -> int:
+        """Bytes of shared memory that a value takes."""
+        return pack(value, None, self.task).bytes
+
+    def _handed_over(self, values: list[Any], on_device: bool, size: int) -> Message:
+        memory: Memory = DeviceMemory(size) if on_device else self.memory(on_device=False)
+        stride = size // max(1, len(values)) // ALIGNMENT * ALIGNMENT
+        packed = [
+            pack(value, memory, self.task, index * stride) for index, value in enumerate(values)
+        ]
+        used = max((each.bytes for each in packed), default=0)
+        if used > stride:
+            raise ValueError(f"the inputs take {used} bytes this time, and {stride} before")
+        self.synchronise()
+        texts = [each.text for each in packed]
+        texts = texts[:1] if len(set(texts)) == 1 else texts
+        how = {"packed": texts, "count": len(values), "stride": stride}
+        self.drawn = how, memory
+        found: Message = dict(how)
+        if isinstance(memory, DeviceMemory):
+            found["_descriptors"] = [memory.descriptor]
+        return found

@@ -49,14 +49,17 @@ class CorrectnessConfig(_Config):
 
     distributions: tuple[str, ...] = (
         "declared",
-        "uniform",
         "normal",
-        "normal_x10",
-        "sparse",
-        "small_integers",
+        "mixed",
+        "impulse",
+        "large",
+        "offset",
     )
     """input distributions, one secret seed each; 'declared' is what the task's own get_inputs()
-    draws"""
+    draws. Others: 'uniform', 'normal_x10', 'sparse', 'small_integers'"""
+    non_finite: Literal["require", "flag", "off"] = "flag"
+    """one call on inputs with a NaN and infinities: another answer than the reference's is refused
+    (require) or only flagged (flag)"""
     rms_fp32: PositiveFloat = 1e-5
     rms_reference_factor: PositiveFloat = 8
     """the gate is never below this multiple of the fp32 reference's own error"""

@@ -111,6 +111,8 @@ class Evaluator:
                 with phase("attribution_s"):
                     behaviour.check_idle(process)
                     behaviour.check_ornamental(process)
+                with phase("correctness_s"):
+                    comparison.compare_non_finite(process)
             except Stop as stop:
                 self._blame(stop)
                 raise

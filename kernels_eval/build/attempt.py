@@ -21,7 +21,8 @@ from kernels_eval.records import Reason
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
 FLAG_SENSITIVE = re.compile(
-    r"^\s*#\s*(if|el|pragma\s+(GCC|push_macro|pop_macro))|__builtin|intrin\.h|__[A-Z0-9]+_*_?_",
+    r"^[ \t]*#[ \t]*(if|el|pragma\s+(GCC|push_macro|pop_macro))"
+    r"|__builtin|intrin\.h|__[A-Z0-9]+_*_?_",
     re.MULTILINE,
 )
 FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'

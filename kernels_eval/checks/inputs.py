@@ -15,17 +15,26 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
+from random import Random, SystemRandom
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from kernels_eval.checks.trials import DECLARED, InputNote, InputPlan
+from kernels_eval.checks.trials import DECLARED, SHAPE_SCOPES, TAILS, InputNote, InputPlan
 from kernels_eval.records import stable_hash
 
 PERMUTED = "permuted"
 """Not a distribution: the elements of floating arguments in another order, which keeps labels,
 masks and targets what they are."""
+BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
+"""What the blocks of `mixed` are drawn from."""
+STATISTICS = ("running_mean", "running_var")
+OFFSET, OFFSET_ELEMENTS = 1e4, 1e6
+"""How many standard deviations the mean of `offset` is. In fp32 E[x^2] - E[x]^2 then has no digit
+left, while the error of a mean summed one by one is below a tenth of a standard deviation up to so
+many elements; for more the offset is smaller."""
 
 
 def load_module(path: str, name: str) -> ModuleType:
@@ -125,40 +134,70 @@ def make_inputs(
 
 def plan_inputs(inputs: list[Any]) -> InputPlan:
     """What may vary: floating tensors that are not labels, masks or probabilities; zero patterns
-    and symmetry stay as declared."""
+    and symmetry stay as declared. The smaller shapes are drawn anew by each call."""
     sizes = [list(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs]
     return InputPlan(notes=[_note(value) for value in inputs], shapes=smaller_shapes(sizes))
 
 
-def smaller_shapes(shapes: list[list[int] | None]) -> dict[str, list[tuple[int, int, int]]]:
-    """Ways to make all arguments smaller consistently: equal sizes shrink together, so that no
-    dimension starts to broadcast.
+def smaller_shapes(
+    shapes: list[list[int] | None], random: Random | None = None
+) -> dict[str, list[tuple[int, int, int]]]:
+    """Ways to make all arguments smaller consistently, so that no dimension starts to broadcast.
 
-    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. `odd_all`,
-    `odd_last`, `odd_first`: every size (or that of the first tensor's last or first dimension)
-    becomes odd. Whether the task accepts one of them is for the reference to say.
+    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. The others have
+    drawn sizes, and are named by what shrinks and by the tail that it leaves (`TAILS`): `each_1`
+    every dimension by itself, counted from the last (of matrices and vectors alone: a
+    kernel may rely on square images); `all_1` equal sizes together; `last_1` and `first_1` those
+    equal to the first tensor's last or first dimension. Whether the task accepts one of them is for
+    the reference to say. Sizes are secret without a `random`.
     """
-    dims = [(i, d, size) for i, shape in enumerate(shapes) if shape for d, size in enumerate(shape)]
+    dims = [
+        (i, d, d - len(shape), size)
+        for i, shape in enumerate(shapes)
+        if shape
+        for d, size in enumerate(shape)
+    ]
     sized = [shape for shape in shapes if shape]
     if not sized or 0 in {size for *_, size in dims}:
         return {}
     lead = next((shape for shape in sized if len(shape) > 1), sized[0])
-    variants: dict[str, list[tuple[int, int, int]]] = {}
-    if lead[0] > 1 and all(d == 0 for _, d, size in dims if size == lead[0]):
-        variants["batch_1"] = [(i, d, 1) for i, d, size in dims if size == lead[0]]
-    for name, wanted in (
-        ("odd_all", {size for *_, size in dims}),
-        ("odd_last", {lead[-1]}),
-        ("odd_first", {lead[0]}),
-    ):
-        changed = [
-            (i, d, size - 1 if size % 2 == 0 else size - 2)
-            for i, d, size in dims
-            if size in wanted and size > 3
-        ]
-        if changed and changed not in variants.values():
-            variants[name] = changed
+    first = [dim for dim in dims if dim[-1] == lead[0]]
+    last = [dim for dim in dims if dim[-1] == lead[-1]]
+    variants = {}
+    if lead[0] > 1 and all(d == 0 for _, d, *_ in first):
+        variants["batch_1"] = [(i, d, 1) for i, d, *_ in first]
+    each = dims if max(map(len, sized)) <= 2 else []
+    for name, tail in TAILS.items():
+        for scope, chosen in zip(SHAPE_SCOPES, (each, dims, last, first), strict=True):
+            changed = _shrunk(chosen, scope == "each", tail, random or SystemRandom())
+            if changed:
+                variants[f"{scope}_{name}"] = changed
     return variants
+
+
+def _shrunk(
+    dims: list[tuple[int, int, int, int]], by_place: bool, tail: int, random: Random
+) -> list[tuple[int, int, int]]:
+    """Draw smaller sizes for (argument, dimension, place from the last, size). The last dimensions
+    leave this tail, the others one of 1: so does what lies flat in memory."""
+    keyed = [((size, by_place and place), *dim, place) for *dim, place, size in dims if size > 3]
+    ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
+    drawn = {
+        key: drawn_size(key[0], tail if key in ends else 1, random)
+        for key in dict.fromkeys(key for key, *_ in keyed)
+    }
+    return [(i, d, drawn[key]) for key, i, d, _ in keyed]
+
+
+def drawn_size(size: int, tail: int, random: Random) -> int:
+    """A size from half of this one on that leaves `tail` elements over (-1: all but one) in blocks
+    of the largest power of two (at most 1,024) that allows a choice, and so in smaller blocks."""
+    block = 4
+    while block < 1024 and 8 * block <= size:
+        block *= 2
+    least = max(2, size // 2)
+    fitting = range(least + (tail - least) % block, size, block)
+    return random.choice(fitting) if fitting else max(2, size - abs(tail))
 
 
 def _note(value: Any) -> InputNote:
@@ -190,22 +229,58 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     if not note.vary:
         return value
     generator = torch.Generator(device=value.device).manual_seed(seed)
-    shape, device, dtype = value.shape, value.device, value.dtype
-    if distribution == "uniform":
-        drawn = torch.rand(shape, generator=generator, device=device) * 2 - 1
-    elif distribution == "small_integers":
-        drawn = torch.randint(-3, 4, shape, generator=generator, device=device).float()
-    else:
-        drawn = torch.randn(shape, generator=generator, device=device)
-        if distribution == "normal_x10":
-            drawn *= 10
-        if distribution == "sparse":
-            drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
+    name = distribution.removesuffix("_positive")
+    drawn = _mixed(value, generator) if name == "mixed" else _drawn(value, generator, name)
+    if name != distribution:
+        drawn = drawn.abs() + 0.01
     if note.pattern:
-        drawn *= value != 0
+        drawn = drawn.masked_fill(value == 0, 0)
     if note.symmetric:
         drawn = (drawn + drawn.transpose(-1, -2)) / 2
-    return drawn.to(dtype)
+    return drawn.to(value.dtype)
+
+
+def _drawn(value: torch.Tensor, generator: torch.Generator, name: str) -> torch.Tensor:
+    """A tensor of one distribution. Those that are mostly as declared take `value` for the rest:
+    `impulse` (one in 512 elements, and both ends, are large) and `non_finite` (one NaN, one
+    infinity of each sign)."""
+    shape, device, size = value.shape, value.device, value.numel()
+    kind, _, factor = name.partition("_x")
+    if kind == "uniform":
+        return torch.rand(shape, generator=generator, device=device) * 2 - 1
+    if kind == "small_integers":
+        return torch.randint(-3, 4, shape, generator=generator, device=device).float()
+    drawn = torch.randn(shape, generator=generator, device=device) * float(factor or 1)
+    if kind == "sparse":
+        drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
+    elif kind == "offset":
+        longest = size / min([n for n in shape if n > 1], default=1)
+        sigmas = OFFSET * min(1.0, (OFFSET_ELEMENTS / longest) ** 0.5)
+        drawn += min(sigmas, 0.01 / torch.finfo(value.dtype).eps)
+    elif kind == "impulse":
+        large = torch.rand(shape, generator=generator, device=device) < 1 / 512
+        large.view(-1)[:: max(1, size - 1)] = True
+        drawn = torch.where(large, 20 * (drawn + drawn.sign()), value)
+    elif kind == "non_finite":
+        drawn = value.float().clone()
+        places = torch.randperm(size, generator=generator, device=device)[:3]
+        worst = torch.tensor([math.nan, math.inf, -math.inf], device=device)
+        drawn.view(-1)[places] = worst[: len(places)]
+    return drawn
+
+
+def _mixed(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The declared tensor with 16 blocks of other distributions, some of which alternate with it
+    from element to element: no few elements tell what the others are like."""
+    random, drawn = Random(generator.initial_seed()), value.float().clone()
+    flat = drawn.view(-1)
+    cuts = sorted(random.randrange(len(flat)) for _ in range(16))
+    for start, end in pairwise([0, *cuts, len(flat)]):
+        part = flat[start : end : random.choice((1, 1, 2, 3, 7))]
+        kind = random.choice(BLOCKS)
+        if kind != DECLARED and len(part):
+            part.copy_(_drawn(part, generator, kind))
+    return drawn
 
 
 def _permuted(value: torch.Tensor, seed: int) -> torch.Tensor:
@@ -229,11 +304,40 @@ def parameter_shapes(model: Any) -> list[list[int]]:
     """Shapes of the floating parameters in order, without dimensions of size 1."""
     if not isinstance(model, torch.nn.Module):
         return []
-    return [_squeezed(p) for p in model.parameters() if p.is_floating_point()]
+    return [squeezed(p) for p in model.parameters() if p.is_floating_point()]
 
 
-def _squeezed(parameter: torch.Tensor) -> list[int]:
+def squeezed(parameter: torch.Tensor) -> list[int]:
+    """Its shape without dimensions of size 1."""
     return [size for size in parameter.shape if size != 1]
+
+
+def running_statistics(model: Any, *, renamed: bool = False) -> list[torch.Tensor]:
+    """The running statistics of a model's normalisation layers, in order. Where there are none and
+    they may be `renamed`: all floating buffers, and tensors that are plain attributes."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+    named = [b for name, b in buffers.items() if name.rpartition(".")[2] in STATISTICS]
+    if named or not renamed:
+        return named
+    held = [value for each in model.modules() for value in vars(each).values()]
+    plain = [x for x in held if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    return [*buffers.values(), *plain]
+
+
+def redraw_statistics(tensors: list[torch.Tensor], seed: int) -> None:
+    """Refill running statistics, uniform in [0.5, 1.5]. A mean and the variance after it get the
+    same values, whichever of the two comes first."""
+    seen: dict[tuple[int, ...], int] = {}
+    for tensor in tensors:
+        shape = tuple(squeezed(tensor))
+        nth = seen[shape] = seen.get(shape, -1) + 1
+        own_seed = int(stable_hash([seed, "statistics", shape, nth // 2])[:15], 16)
+        generator = torch.Generator(device=tensor.device).manual_seed(own_seed)
+        drawn = torch.rand(shape, generator=generator, device=tensor.device) + 0.5
+        with torch.no_grad():
+            tensor.copy_(drawn.reshape(tensor.shape))
 
 
 def randomise_weights(
@@ -255,7 +359,7 @@ def randomise_weights(
         own = {name: own[name] for name in (*names, *own)}
     with torch.no_grad():
         for index, parameter in enumerate(own.values()):
-            shape = tuple(_squeezed(parameter))
+            shape = tuple(squeezed(parameter))
             if only is not None and index not in only:
                 continue
             nth = seen[shape] = seen.get(shape, -1) + 1

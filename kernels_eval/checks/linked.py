@@ -19,7 +19,8 @@ NO_COMPUTE = frozenset(
     reshape _unsafe_view t transpose permute expand as_strided slice select unsqueeze squeeze detach
     alias clone copy_ _to_copy contiguous split split_with_sizes chunk unbind lift_fresh
     scalar_tensor arange fill_ zero_ _local_scalar_dense is_same_size unfold resize_ set_ narrow
-    diagonal new_zeros new_ones new_full _reshape_alias""".split()
+    diagonal new_zeros new_ones new_full _reshape_alias detach_ _conj _neg_view view_as_real
+    view_as_complex""".split()
 )
 """aten operators that make, move or view tensors."""
 DYNAMIC_SYMBOLS = 11  # SHT_DYNSYM

@@ -11,6 +11,10 @@ from kernels_eval.records import Record
 
 DECLARED = "declared"
 """The task's own inputs and shape, as opposed to drawn distributions and other sizes."""
+SHAPE_SCOPES = ("each", "all", "last", "first")
+TAILS = {"1": 1, "2": 2, "odd": -1}
+"""What shrinks in another shape, and how many elements are left over in blocks of 4 and more, or
+are missing to fill them (`checks.inputs.smaller_shapes`)."""
 
 LATER, EARLIER = "a later call", "an earlier call"
 
@@ -48,8 +52,8 @@ class OutputForm(Record):
 class LoadedTask(Record):
     """What the reference process found when it loaded a task and ran it once.
 
-    `parameters` are shapes without dimensions of size 1 and `parameter_names` their names in that
-    order, `input_bytes` those of one set of inputs,
+    `parameters` and `statistics` (running ones, of normalisation) are shapes without dimensions of
+    size 1, `parameter_names` the names of the first, `input_bytes` those of one set of inputs,
     `packed_bytes` and `argument_bytes` what one set and the constructor's arguments take in shared
     memory, `mutates` whether the reference changes its inputs.
     """
@@ -60,6 +64,7 @@ class LoadedTask(Record):
     operators: tuple[str, ...]
     parameters: list[list[int]]
     parameter_names: list[str]
+    statistics: list[list[int]]
     dtype: str
     device_name: str
     input_bytes: int

@@ -24,6 +24,8 @@ from kernels_eval.checks.inputs import (
     made_elsewhere,
     moved,
     parameter_shapes,
+    running_statistics,
+    squeezed,
 )
 from kernels_eval.checks.measurement import same, same_all
 from kernels_eval.checks.operators import compute_operators, traced_operators
@@ -92,7 +94,11 @@ class CandidateRole(ModelRunner):
         elsewhere = made_elsewhere(made, self.spec.construct_on)
         self.model = moved(made, self.device)
         self.synchronise()
-        return {"parameters": parameter_shapes(self.model), "made_elsewhere": elsewhere}
+        return {
+            "parameters": parameter_shapes(self.model),
+            "statistics": list(map(squeezed, running_statistics(self.model, renamed=True))),
+            "made_elsewhere": elsewhere,
+        }
 
     def _take_arguments(self, arguments: Message) -> None:
         (self.arguments,) = self.unpacked(arguments)

@@ -15,7 +15,15 @@ from typing import Any
 
 import torch
 
-from kernels_eval.checks.inputs import flatten_outputs, moved, plain_containers, randomise_weights
+from kernels_eval.checks.inputs import (
+    flatten_outputs,
+    moved,
+    plain_containers,
+    randomise_weights,
+    redraw_statistics,
+    running_statistics,
+    squeezed,
+)
 from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.isolation.channel import Channel, Message
@@ -123,8 +131,12 @@ class ModelRunner:
         with torch.no_grad():
             return self.model(*inputs)
 
-    def do_weights(self, seed: int, names: Sequence[str] = ()) -> None:
+    def do_weights(self, seed: int, statistics: list[list[int]], names: Sequence[str] = ()) -> None:
+        """Redraw the parameters, mapped by the reference's `names` where all are there, and the
+        running statistics of these shapes."""
         randomise_weights(self.model, seed, names=names)
+        held = running_statistics(self.model, renamed=True)
+        redraw_statistics([x for x in held if squeezed(x) in statistics], seed)
         self.synchronise()
 
     # -- shared memory -----------------------------------------------------------------------------

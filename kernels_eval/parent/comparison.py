@@ -41,7 +41,7 @@ def compare_outputs(process: CandidateProcess) -> None:
         found = process.call(trial, reruns=reruns)
         measured.append((trial, found))
         draft.correctness = _correctness(measured, reference)
-        outcome = reference.judge(found)
+        outcome = reference.judge(found, trial)
         if outcome is not Reason.OK:
             # a changed default dtype, say, explains more than the wrong output it leads to
             check_state(process)
@@ -89,7 +89,8 @@ def compare_other_shapes(process: CandidateProcess) -> None:
         except Stop as stop:
             outcome, detail = stop.finding.reason, stop.finding.detail
             if outcome is Reason.EXCEPTION and not process.child.dead:
-                flags.append("eval_mode_fails" if trial.evaluate else "declared_shape_only")
+                flag = "eval_mode_fails" if trial.evaluate else "declared_shape_only"
+                flags += {flag}.difference(flags)
                 continue
         if outcome is Reason.OK:
             continue
@@ -103,6 +104,19 @@ def compare_other_shapes(process: CandidateProcess) -> None:
             )
         else:
             flags.append("shape_specialised")
+
+
+def compare_non_finite(process: CandidateProcess) -> None:
+    """Flag a candidate that treats NaN or infinities otherwise than the reference: fmaxf(x, 0),
+    which many honest kernels use, drops NaN."""
+    reference = process.reference
+    if (trial := reference.non_finite) and not process.child.dead:
+        try:
+            outcome = reference.judge(process.call(trial))
+        except Stop as stop:
+            outcome = stop.finding.reason
+        if outcome is not Reason.OK:
+            process.draft.flags.append("non_finite_inputs_differ")
 
 
 def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
@@ -155,14 +169,21 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     them."""
     reference, shapes = process.reference, process.reference.loaded.parameters
     missing, spare = unmatched_shapes(shapes, process.parameters)
-    if not missing or not reference.weights_matter(missing):
-        return trial
     wanted = [shapes[index] for index in missing]
+    if not missing or not reference.weights_matter(missing):
+        wanted = []
+    statistics = reference.used_statistics()
+    held = [shape for shape in process.statistics if shape in statistics]
+    if sorted(held) != sorted(statistics):
+        wanted += statistics
+        spare += sum(map(math.prod, process.statistics))
+    if not wanted:
+        return trial
     if spare < sum(map(math.prod, wanted)):
         raise Stop(
             Reason.STALE_WEIGHTS,
-            f"has no parameter that could hold the reference's of shape {wanted[:4]}, which change"
-            " its output",
+            f"has no parameter or buffer that could hold the reference's of shape {wanted[:4]},"
+            " which change its output",
         )
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")
@@ -172,9 +193,9 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
 def _correctness(
     measured: list[tuple[Trial, Comparison]], reference: ReferenceProcess
 ) -> Correctness:
-    """The worst over all trials; KernelBench's tolerances over the trials on the task's own inputs,
-    which is where they belong."""
-    worst = merge([found for _, found in measured])
+    """The worst over all trials but those on hard inputs; KernelBench's tolerances over the trials
+    on the task's own inputs, which is where they belong."""
+    worst = merge([found for trial, found in measured if not trial.hard])
     own = merge([found for trial, found in measured if trial.own_inputs])
     return Correctness(
         trials=len(measured),

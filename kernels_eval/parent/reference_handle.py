@@ -18,6 +18,8 @@ from pydantic import ValidationError
 from kernels_eval.checks.correctness import PRECISION_OF, judge
 from kernels_eval.checks.trials import (
     DECLARED,
+    SHAPE_SCOPES,
+    TAILS,
     Comparison,
     Expectation,
     LoadedTask,
@@ -31,10 +33,18 @@ from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.messages import LOG_BYTES, R, Stop, one_line
 from kernels_eval.records import KernelTask, Reason
 
+NON_FINITE = "non_finite"
 NOT_ASKED = ("in_place", "outputs")
 ALIGNMENT = 256  # each tensor in shared memory starts at a multiple of this
-SHAPE_VARIANTS = (("batch_1",), ("odd_all", "odd_last", "odd_first"))
-"""Of each group the first that the task accepts is tried."""
+LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
+HARD = ("large", "offset")
+"""Distributions that look for answers right on tame values only: they overflow, or cancel to
+nothing."""
+HARD_GATES = {"rms_fp32": 0.25, "rms_half": 0.25, "rms_bf16": 0.25, "elementwise_fp32": 2.5}
+"""Of those trials: honest orders of summation are up to 0.1 apart there (an offset of 1e4 standard
+deviations, 1e6 elements summed one by one in fp32), a one-pass variance is wrong by 1 and more."""
+HARD_OWN_ERROR = 0.02
+"""A reference that errs by more is no judge of such inputs."""
 
 
 @dataclass
@@ -67,6 +77,15 @@ class Trial:
         """Is it run in the task's own shape and mode?"""
         return self.shape == DECLARED and not self.evaluate
 
+    @property
+    def hard(self) -> bool:
+        return self.name in HARD
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Its distribution in forms of which the first that suits the task is drawn."""
+        return LARGE if self.name == "large" else (self.name, f"{self.name}_positive")
+
 
 class ReferenceProcess:
     """The trusted process of one task: its model, expected values under secret seeds, and its half
@@ -89,6 +108,7 @@ class ReferenceProcess:
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
         self.flags: list[str] = []
+        self.non_finite: Trial | None = None
         self._on_device = device.startswith("cuda")
         self._descriptors: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
@@ -147,8 +167,11 @@ class ReferenceProcess:
         of earlier trials."""
         return self.ask_for(Comparison, "compare", trial=trial.name)
 
-    def judge(self, comparison: Comparison) -> Reason:
-        return judge(comparison, self.precision, self.config.correctness)
+    def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
+        config = self.config.correctness
+        if trial and trial.hard:
+            config = config.model_copy(update=HARD_GATES)
+        return judge(comparison, self.precision, config)
 
     @property
     def spec(self) -> Message:
@@ -178,11 +201,12 @@ class ReferenceProcess:
         for trial in self._affordable(self._varied()):
             if trial.name in ("in_place", "other_weights"):
                 known[trial.name] = self._expect_own(trial)
-            elif seen := self._expect_if_suitable(trial):
+            elif seen := self._expect_varied(trial):
                 known[trial.name] = seen
         memorable = self._against_memory(known)
         self._quarantine_degenerate(list(known.values()))
         self.flags += memorable
+        self._expect_non_finite()
         if self.config.correctness.shapes != "off":
             self._expect_other_shapes()
         if self.loaded.parameters:
@@ -198,7 +222,7 @@ class ReferenceProcess:
         names = self.config.correctness.distributions if self.loaded.plan.varies else ()
         trials = [Trial(name, distribution=name) for name in names if name != DECLARED]
         trials.append(Trial("in_place", in_place=True))
-        if self.loaded.parameters:
+        if self.loaded.parameters or self.loaded.statistics:
             seed = self.trials[0].seed
             trials.append(Trial("other_weights", seed, weights_seed=secrets.randbits(31)))
         return trials
@@ -230,6 +254,14 @@ class ReferenceProcess:
         self.trials.append(trial)
         return seen
 
+    def _expect_varied(self, trial: Trial) -> Expectation | None:
+        """Add a trial in the first of its forms that suits the task."""
+        for form in trial.forms:
+            trial.distribution = form
+            if seen := self._expect_if_suitable(trial):
+                return seen
+        return None
+
     def _expect_if_suitable(
         self, trial: Trial, wanted: Callable[[Expectation], bool] = lambda seen: True
     ) -> Expectation | None:
@@ -248,12 +280,23 @@ class ReferenceProcess:
             if "CUDA error" in stop.finding.detail:
                 raise _Unsuitable(trial.name) from stop
             return None
-        if not (seen.finite and seen.deterministic):
+        finite = seen.some_finite if trial.distribution == NON_FINITE else seen.finite
+        if not (finite and seen.deterministic) or (trial.hard and not _well_conditioned(seen)):
             self.ask("forget", trial=trial.name)
             return None
         if wanted(seen):
             self.trials.append(trial)
         return seen
+
+    def _expect_non_finite(self) -> None:
+        """A trial with a NaN and infinities among the inputs: one of all where they are required
+        to spread as in the reference, else asked last and for a flag."""
+        trial, wanted = Trial(NON_FINITE, distribution=NON_FINITE), self.config.correctness
+        if not self.loaded.plan.varies or wanted.non_finite == "off":
+            return
+        if self._expect_if_suitable(trial) and wanted.non_finite == "flag":
+            self.trials.remove(trial)
+            self.non_finite = trial
 
     def _against_memory(self, known: dict[str, Expectation]) -> list[str]:
         """A task whose inputs are written out has one answer, which a kernel could hold as a
@@ -297,22 +340,33 @@ class ReferenceProcess:
             self.flags.append("zeros_pass_declared")
 
     def _expect_other_shapes(self) -> None:
-        """One trial of each group of smaller shapes, unless its answer is empty or all zero."""
-        for group in SHAPE_VARIANTS:
-            for name in filter(self.loaded.plan.shapes.__contains__, group):
-                trial = Trial(name, shape=name)
-                if self._expect_if_suitable(trial, lambda seen: not self._zeros_pass(seen)):
-                    break
+        """A batch of one, and each tail in the first of the shapes that the task accepts, unless
+        the answer is empty or all zero."""
+        self._accepts_shape("batch_1")
+        scopes = list(SHAPE_SCOPES)
+        for tail in TAILS:
+            while scopes and not self._accepts_shape(f"{scopes[0]}_{tail}"):
+                scopes.pop(0)
+
+    def _accepts_shape(self, name: str) -> bool:
+        trial = Trial(name, shape=name)
+        return name in self.loaded.plan.shapes and bool(
+            self._expect_if_suitable(trial, lambda seen: not self._zeros_pass(seen))
+        )
 
     # -- questions about the task ------------------------------------------------------------------
 
     def weights_matter(self, positions: list[int]) -> bool:
-        """Do these parameters of the reference change its output?"""
+        """Do these parameters of the reference (none: its running statistics) change its output?"""
         key = tuple(positions)
         if key not in self._matters:
             asked = {"seed": self.trials[0].seed, "weights_seed": secrets.randbits(31)}
             self._matters[key] = self.ask("weights_matter", only=positions, **asked)["matter"]
         return self._matters[key]
+
+    def used_statistics(self) -> list[list[int]]:
+        """Shapes of the reference's running statistics, where they change its output."""
+        return self.loaded.statistics if self.loaded.statistics and self.weights_matter([]) else []
 
     def constructed_otherwise(self) -> Trial:
         """A trial whose model was constructed under another seed: other weights, however they are
@@ -405,6 +459,15 @@ def _failed(detail: str, log: str) -> Stop:
 
 def _degenerate(detail: str) -> Stop:
     return Stop(Reason.DEGENERATE_TASK, detail)
+
+
+def _well_conditioned(seen: Expectation) -> bool:
+    """Is the reference itself right on hard inputs, as the float64 oracle has it?"""
+    return (
+        seen.oracle == "float64"
+        and seen.zeros.reference_rms <= HARD_OWN_ERROR
+        and all("float" in output.dtype for output in seen.outputs)
+    )
 
 
 def _one_answer(known: Iterable[Expectation]) -> bool:

@@ -22,6 +22,9 @@ from kernels_eval.checks.inputs import (
     parameter_shapes,
     plan_inputs,
     randomise_weights,
+    redraw_statistics,
+    running_statistics,
+    squeezed,
 )
 from kernels_eval.checks.measurement import close, measure, same, same_all
 from kernels_eval.checks.operators import reference_operators
@@ -102,6 +105,7 @@ class Reference(TaskRunner):
             operators=tuple(operators[:MOST_OPERATORS]),
             parameters=parameter_shapes(self.model),
             parameter_names=parameter_names(self.model),
+            statistics=list(map(squeezed, running_statistics(self.model))),
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
             input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),
@@ -135,6 +139,7 @@ class Reference(TaskRunner):
                 self.model = self.build(construct_seed)
             if weights_seed is not None:
                 randomise_weights(self.model, weights_seed)
+                redraw_statistics(running_statistics(self.model), weights_seed)
             if evaluate and isinstance(self.model, torch.nn.Module):
                 self.model.eval()
             reference = self.outputs(self.inputs(seed, distribution, shape))
@@ -246,11 +251,13 @@ class Reference(TaskRunner):
         return {"bytes": used}
 
     def do_weights_matter(self, seed: int, weights_seed: int, only: list[int]) -> Message:
-        """Does the output change when these parameters (by position) get other values?"""
+        """Does the output change when these parameters (by position; none: the running statistics)
+        get other values?"""
         base = self.outputs(self.inputs(seed))
         try:
             self.model = self.build()
             randomise_weights(self.model, weights_seed, only=only)
+            redraw_statistics([] if only else running_statistics(self.model), weights_seed)
             outputs = self.outputs(self.inputs(seed))
         finally:
             self.model = self.build()

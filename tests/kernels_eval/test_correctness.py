@@ -22,7 +22,8 @@ from kernels_eval.checks.measurement import measure
 from kernels_eval.config import CorrectnessConfig
 
 CONFIG = CorrectnessConfig()
-DISTRIBUTIONS = CONFIG.distributions
+OTHERS = "uniform normal_x10 normal_x10000 sparse small_integers mixed_positive".split()
+DISTRIBUTIONS = (*(name for name in CONFIG.distributions if name != "large"), *OTHERS)
 
 
 def draw(seed: int = 0, shape: tuple[int, ...] = (64, 64)) -> torch.Tensor:
@@ -300,6 +301,13 @@ def test_distributions_are_what_they_are_called(task):
         torch.equal(drawn["small_integers"], drawn["small_integers"].round())
         and float(drawn["small_integers"].abs().max()) <= 3
     )
+    declared, impulse, mixed = drawn["declared"], drawn["impulse"], drawn["mixed"]
+    kept = (impulse == declared).flatten()
+    assert float(kept.float().mean()) > 0.9 and not kept[0] and not kept[-1]
+    assert not torch.equal(mixed, declared) and bool((drawn["mixed_positive"] > 0).all())
+    assert float(drawn["offset"].mean()) > 1e3 * float(drawn["offset"].std())
+    odd = make_inputs(task, 7, "non_finite", plan, "cpu")[0]
+    assert [int(f(odd).sum()) for f in (torch.isnan, torch.isposinf, torch.isneginf)] == [1, 1, 1]
 
 
 def test_two_weights_of_one_shape_differ():

@@ -11,14 +11,21 @@ from hypothesis import strategies as st
 
 from kernels_eval.checks.inputs import (
     construct,
+    drawn_size,
     made_elsewhere,
     parameter_shapes,
     randomise_weights,
+    redraw_statistics,
+    running_statistics,
     smaller_shapes,
+    squeezed,
 )
+from kernels_eval.checks.trials import TAILS
+from kernels_eval.config import CorrectnessConfig
 from kernels_eval.parent.candidate_handle import unmatched_shapes
 from tests.support.kernels import AFFINE
 
+OLD = ("uniform", "normal_x10", "sparse", "small_integers")
 SHAPE = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
@@ -39,20 +46,30 @@ def test_a_batch_shrinks_alone_where_its_size_is_its_own():
         None,
         [128],
     ]
-    assert shrunk([[16, 128], [16, 128], None, [128]], variants["odd_all"]) == [
-        [15, 127],
-        [15, 127],
-        None,
-        [127],
-    ]
+    for name, tail in TAILS.items():
+        (batch, last), again, nothing, row = shrunk(
+            [[16, 128], [16, 128], None, [128]], variants[f"all_{name}"]
+        )
+        assert (again, nothing, row) == ([batch, last], None, [last])
+        assert 8 <= batch < 16 and batch % 4 == 1 and 64 <= last < 128
+        assert {last % block for block in (4, 8, 16, 32)} == {tail % b for b in (4, 8, 16, 32)}
 
 
 def test_a_square_has_no_batch_of_one_since_it_would_broadcast():
     assert "batch_1" not in smaller_shapes([[64, 64], [64, 64]])
-    assert shrunk([[64, 64], [64, 64]], smaller_shapes([[64, 64], [64, 64]])["odd_all"]) == [
-        [63, 63],
-        [63, 63],
-    ]
+    one, other = shrunk([[64, 64], [64, 64]], smaller_shapes([[64, 64], [64, 64]])["all_odd"])
+    assert one == other and one[0] == one[1] and one[0] % 16 == 15
+    drawn = [shrunk([[64, 64]], smaller_shapes([[64, 64]])["each_2"])[0] for _ in range(8)]
+    assert all(rows * columns % 8 == 2 for rows, columns in drawn)
+    assert "each_2" not in smaller_shapes([[8, 3, 64, 64]])
+
+
+@given(st.integers(4, 10**9), st.sampled_from(sorted(TAILS.values())), st.randoms())
+def test_a_drawn_size_leaves_its_tail_in_blocks_of_all_sizes(size, tail, random):
+    drawn = drawn_size(size, tail, random)
+    assert max(2, size // 2) <= drawn < size
+    assert size < 16 or drawn % 4 == tail % 4
+    assert size < 8192 or drawn % 1024 == tail % 1024
 
 
 @given(st.lists(st.one_of(st.none(), SHAPE), min_size=1, max_size=4))
@@ -72,7 +89,7 @@ def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(
         assert all(new > 1 or old == 1 or name == "batch_1" for old, new in pairs), (
             "no dimension starts to broadcast"
         )
-        assert len({(old, new) for old, new in pairs}) == len({old for old, _ in pairs}), (
+        assert name.startswith("each") or len(set(pairs)) == len({old for old, _ in pairs}), (
             "equal sizes shrink together"
         )
 
@@ -102,6 +119,27 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones():
     assert not torch.equal(one.gain, torch.ones(4))
 
 
+def test_running_statistics_map_whatever_their_names_and_nothing_else_is_redrawn():
+    class Renamed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("spread", torch.ones(1, 4))
+            self.register_buffer("mask", torch.tril(torch.ones(3, 3)))
+            self.centre = torch.zeros(4)
+
+    reference = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4))
+    reference.register_buffer("table", torch.arange(4.0))
+    theirs, mine = running_statistics(reference), Renamed()
+    assert [squeezed(x) for x in theirs] == [[4], [4]]
+    held = [x for x in running_statistics(mine, renamed=True) if squeezed(x) == [4]]
+    assert len(held) == 2 and running_statistics(mine) == []
+    redraw_statistics(theirs, 7)
+    redraw_statistics(held, 7)
+    assert torch.equal(reference[0].running_var, mine.spread[0]) and bool((mine.spread > 0).all())
+    assert torch.equal(reference[0].running_mean, mine.centre)
+    assert torch.equal(mine.mask, torch.tril(mine.mask)) and reference.table[-1] == 3
+
+
 @given(st.lists(SHAPE, max_size=5), st.lists(SHAPE, max_size=5))
 def test_unmatched_parameters_are_counted_on_both_sides(reference, candidate):
     missing, spare = unmatched_shapes(reference, candidate)
@@ -121,13 +159,14 @@ def test_a_tasks_inputs_are_the_same_for_the_same_seed():
     task = types.ModuleType("task")
     exec(AFFINE.code, vars(task))
     plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
-    for distribution in ("declared", "uniform", "normal", "normal_x10", "sparse", "small_integers"):
-        for shape in ("declared", "odd_all"):
+    for distribution in ("declared", *OLD, *CorrectnessConfig().distributions[1:]):
+        for shape in ("declared", "all_odd"):
             a, b, c = (
                 make_inputs(task, seed, distribution, plan, "cpu", shape)[0] for seed in (5, 5, 6)
             )
             assert torch.equal(a, b) and not torch.equal(a, c)
-            assert tuple(a.shape) == ((64, 64) if shape == "declared" else (63, 63))
+            assert a.shape[0] == a.shape[1]
+            assert int(a.shape[0]) in ((64,) if shape == "declared" else (47, 63))
 
 
 class Ordinary(torch.nn.Module):

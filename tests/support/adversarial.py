@@ -2,7 +2,7 @@
 near-twin that is honest.
 
 Guarantees: every case is judged on status and reason; a twin is always judged as `correct`. The
-numbers of threats are those of the list in docs/explanation/verification.md, 1 to 40.
+numbers of threats are those of the list in docs/explanation/verification.md.
 """
 
 from __future__ import annotations
@@ -218,3 +218,11 @@ def bounded(verdict: Verdict) -> None:
 def nothing_but_a_log_line(verdict: Verdict) -> None:
     assert '"speedup": 1000.0' in verdict.log_tail or verdict.log_tail == ""
     assert verdict.timing is not None and verdict.timing.speedup < 1000
+
+
+def flagged_non_finite(wanted: list[str], verdict: Verdict) -> None:
+    assert ("non_finite_inputs_differ" in verdict.flags) == (wanted == ["yes"]), verdict.flags
+
+
+def says_that_weights_do_not_map(verdict: Verdict) -> None:
+    assert "weights_not_mappable" in verdict.flags

@@ -7,7 +7,6 @@ are bytes that the reference process compares, and its times are bounded by the 
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -30,7 +29,7 @@ from kernels_eval.checks.inputs import (
 from kernels_eval.checks.measurement import same, same_all
 from kernels_eval.checks.operators import compute_operators, traced_operators
 from kernels_eval.checks.trials import ModelSpec
-from kernels_eval.child.build_interception import BuildFailed, intercept
+from kernels_eval.child.build_interception import BuildFailed, intercept, open_library
 from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.child.kernel_tracer import KernelTracer, registered_operators
 from kernels_eval.child.model_runner import (
@@ -119,15 +118,10 @@ class CandidateRole(ModelRunner):
             if not answer.get("ok"):
                 raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
             path = self.libraries[key] = answer["path"]
-        module, known = None, registered_operators()
-        if spec.get("python_module", True):
-            found = importlib.util.spec_from_file_location(spec["name"], path)
-            assert found and found.loader
-            module = importlib.util.module_from_spec(found)
-            found.loader.exec_module(module)
-            self.tracer.wrap_module(module, spec["name"])
-        else:
-            torch.ops.load_library(path)
+        known = registered_operators()
+        module = open_library(path, spec)
+        if module:
+            self.tracer.wrap_module(module, module.__name__)
         self.tracer.wrap_operators(registered_operators() - known)
         if self.launches is None and self.on_gpu and (launches := Launches.find()):
             launches.expect_stream(torch.cuda.default_stream().cuda_stream)

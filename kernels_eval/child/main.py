@@ -27,6 +27,7 @@ OTHER_ROLES = {
     "workload": "reference.workload.Workloads",
     "profile": "reference.operator_times.OperatorTimes",
     "health": "isolation.health.HealthRole",
+    "sanitizer": "child.sanitized.Sanitizer",
 }
 
 

@@ -116,6 +116,7 @@ class CallReport(Report):
     devices: Several[Text] = []
     plain: bool = False
     tensors: bool = False
+    expanded: bool = False
     structure: Text = ""
     custom_calls: Count = 0
     mutated: bool = False

@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, candidate_id
 from tasks.sources.files import existing, read_parquet
-from tasks.sources.syntax import UNPARSABLE, defined_names, names, parse, text_of
+from tasks.sources.syntax import defined_names, names, text_of
 from tasks.sources.tritonbench import SOURCE
 
 ANSWERS = ("model", "name", "response")
@@ -65,18 +66,21 @@ def with_model_new(candidate: str, task_code: str) -> str | None:
     task. Text that is no Python comes back as it is: that is for the verdict to say.
     """
     try:
-        there = parse(candidate)
+        there = parse_source(candidate)
     except UNPARSABLE:
         return candidate
     if operator_of(task_code) not in defined_names(there.body):
         return None
     # in a function of its own, so that the task's imports change nothing of the candidate's
-    factory = parse("def _model_new():\n    return ModelNew").body[0]
+    factory = parse_source("def _model_new():\n    return ModelNew").body[0]
     assert isinstance(factory, ast.FunctionDef)
-    model = next(node for node in parse(task_code).body if isinstance(node, ast.ClassDef))
+    body = parse_source(task_code).body
+    model = next(node for node in body if isinstance(node, ast.ClassDef))
     model.name = "ModelNew"
     imports = [
-        node for node in parse(task_code).body if isinstance(node, ast.Import | ast.ImportFrom)
+        node
+        for node in parse_source(task_code).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
     ]
     factory.body[:0] = [*imports, model]
     return f"{candidate.rstrip()}\n\n\n{text_of(factory)}\n\n\nModelNew = _model_new()\n"
@@ -84,7 +88,7 @@ def with_model_new(candidate: str, task_code: str) -> str | None:
 
 def operator_of(task_code: str) -> str:
     """The name of the function that an adapted task calls."""
-    for node in parse(task_code).body:
+    for node in parse_source(task_code).body:
         if isinstance(node, ast.Assign) and names(*node.targets) == {"OPERATOR"}:
             return str(ast.literal_eval(node.value))
     raise ValueError("not the code of an adapted task")

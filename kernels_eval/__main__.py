@@ -56,16 +56,16 @@ def read_pair(task_path: str, candidate_path: str, language: str) -> tuple[Kerne
 def _require_task(code: str, path: str) -> None:
     import ast
 
+    from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+
     try:
         names = {
             node.name
-            for node in ast.parse(code).body
+            for node in parse_source(code).body
             if isinstance(node, ast.ClassDef | ast.FunctionDef)
         }
-    except SyntaxError as error:
-        raise UsageError(
-            f"{path} is not valid Python: line {error.lineno}: {error.msg}", "mend the task file"
-        ) from error
+    except UNPARSABLE as error:
+        raise UsageError(f"{path} is not valid Python: {error}", "mend the task file") from error
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in names]
     if missing:
         raise UsageError(

@@ -21,7 +21,8 @@ from kernels_eval.records import Reason
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
 FLAG_SENSITIVE = re.compile(
-    r"^\s*#\s*(if|el|pragma\s+(GCC|push_macro|pop_macro))|__builtin|intrin\.h|__[A-Z0-9]+_*_?_",
+    r"^[ \t]*#[ \t]*(if|el|pragma\s+(GCC|push_macro|pop_macro))"
+    r"|__builtin|intrin\.h|__[A-Z0-9]+_*_?_",
     re.MULTILINE,
 )
 FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
@@ -42,6 +43,12 @@ CUDA_HEAD = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime
 NVCC_FLAGS = """-DTORCH_API_INCLUDE_EXTENSION_H -D__CUDA_NO_HALF_OPERATORS__
     -D__CUDA_NO_HALF_CONVERSIONS__ -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__
     --expt-relaxed-constexpr --compiler-options -fPIC -std=c++20 -w""".split()
+
+ENDED = {
+    "timeout": "the build ran past its deadline of {:g} s (build.timeout_s)\n",
+    "killed": "the compiler was killed again and again\n",
+}
+"""What a log does not say by itself."""
 
 Tier = Literal["lite", "full"]
 
@@ -69,6 +76,7 @@ class Attempt:
         if outcome == "ok":
             return Build(ok=True, key=self.spec.key, tier=self.tier, path=str(self.library))
         log = log_of(self.work)
+        why = ENDED.get(outcome, "").format(self.timeout_s)
         if outcome == "failed":
             raise_if_full(self.prepared.tools.cache, log)
         return Build(
@@ -76,7 +84,7 @@ class Attempt:
             key=self.spec.key,
             tier=self.tier,
             reason=Reason.BUILD if outcome == "timeout" else Reason.BUILD_FAILED,
-            log=interesting(log, self.work),
+            log=why + interesting(log, self.work),
             lasting=outcome == "failed",
         )
 

@@ -35,15 +35,12 @@ from kernels_eval.records import Reason
 
 def _refusal(spec: ExtensionSpec) -> Build | None:
     """The outcome of a spec that is not given to a compiler at all."""
-    for flags in (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags):
-        if bad := refused_flag(flags):
-            reason = Reason.FORBIDDEN_CALL if REACHES_OUT.search(bad) else Reason.BUILD_FAILED
-            said = f"compiler flag not allowed: {bad!r}"
-            return Build(ok=False, key=spec.key, reason=reason, log=said)
-    if spec.name.isidentifier():  # it becomes a macro and a file name
-        return None
-    why = f"the extension's name {spec.name[:80]!r} is not an identifier"
-    return Build(ok=False, key=spec.key, reason=Reason.BUILD_FAILED, log=why)
+    said, reason = spec.unusable_reason, Reason.BUILD_FAILED
+    flags = () if said else (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags)
+    if bad := next(filter(None, map(refused_flag, flags)), None):
+        said = f"compiler flag not allowed: {bad[:200]!r}"
+        reason = Reason.FORBIDDEN_CALL if REACHES_OUT.search(bad) else reason
+    return Build(ok=False, key=spec.key, reason=reason, log=said) if said else None
 
 
 class Builder:

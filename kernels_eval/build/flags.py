@@ -30,14 +30,18 @@ PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
 VALUE = re.compile(r"[\w=,./+\[\]-]+")
 
 
-def refused_flag(flags: Sequence[str]) -> str | None:
-    """The first flag that candidates may not pass to a compiler; None where all are harmless."""
+def refused_flag(flags: Sequence[str], *, passed_on: bool = False) -> str | None:
+    """The first flag that candidates may not pass to a compiler; None where all are harmless.
+    `passed_on`: one compiler passes them on to another, once."""
     left = list(flags)
     while left:
         flag = left.pop(0)
-        if match := PASSES_ON.fullmatch(flag):
+        if not flag.isprintable():
+            return flag
+        if not passed_on and (match := PASSES_ON.fullmatch(flag)):
             inner = match.group(1) or (left.pop(0) if left else "")
-            if bad := refused_flag([part for part in inner.strip("'\"").split(",") if part]):
+            parts = [part for part in inner.strip("'\"").split(",") if part]
+            if bad := refused_flag(parts, passed_on=True):
                 return bad
         elif (
             not PLAIN_FLAG.fullmatch(flag) and not TAKES_VALUE.fullmatch(flag)

@@ -10,13 +10,16 @@ source does not compile with `lite`, and `full` says what it is worth.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+# Patterns for texts of candidates take time that grows with the text only: none looks again and
+# again for the end of what has none.
+COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"|\\.', re.DOTALL)
 
 # What only torch's whole header has, or what lite must not guess: such a source goes straight to
 # `full`.
@@ -209,8 +212,8 @@ _NVCC_UNDEFINED = re.compile(r"^identifier \"(\w+)\" is undefined")
 _NVCC_NO_DEVICE = re.compile(
     r"^no suitable constructor exists to convert from \"const char \[\d+\]\" to \"c10::Device\""
 )
-_INCLUDED = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE)
-_BRINGS_STREAMS = re.compile(r"#\s*include\s*[<\"][^>\"]*(cuda/|CUDA)")
+_INCLUDED = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"]([^>\"\n]+)[>\"]", re.MULTILINE)
+_BRINGS_STREAMS = re.compile(r"^[ \t]*#[ \t]*include[ \t]*[<\"][^>\"\n]*(cuda/|CUDA)", re.MULTILINE)
 _SYNTAX = re.compile(
     r"expected '[;)}]'|expected ',' or ';'|expected a \"[;)}]\"|expected '}' at end of input"
 )
@@ -226,7 +229,7 @@ _FLAG = re.compile(
     r" level|argument)"
 )
 _CONDITIONAL = re.compile(
-    r"^\s*#\s*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)",
+    r"^[ \t]*#[ \t]*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)",
     re.MULTILINE,
 )
 
@@ -353,6 +356,11 @@ class Operators:
         self._structs: dict[str, dict[str, str]] = {}
 
     @cached_property
+    def _headers(self) -> Names:
+        """Files of torch's operators. A source's identifier may be too long for a file's name."""
+        return Names(os.listdir(self.include / "ATen/ops"))
+
+    @cached_property
     def _methods(self) -> dict[str, list[tuple[str, str]]]:
         """name -> (head, with the defaults of its parameters, and body) of each overload of a
         Tensor method."""
@@ -434,12 +442,12 @@ class Operators:
     def _functions(self, name: str) -> list[tuple[str, str]]:
         """(head, body) of each overload of at::name."""
         base = re.sub(r"_(out|outf)$", "", name)
-        path = self.include / "ATen/ops" / f"{base}.h"
-        if not path.exists() and base.endswith("_"):
-            path = self.include / "ATen/ops" / f"{base[:-1]}.h"
-        if not path.exists():
+        file = f"{base}.h"
+        if file not in self._headers and base.endswith("_"):
+            file = f"{base[:-1]}.h"
+        if file not in self._headers:
             return []
-        text = _SYMINT.sub("", path.read_text())
+        text = _SYMINT.sub("", (self.include / "ATen/ops" / file).read_text())
         return [
             (f"inline {r}{n}({p})", body) for r, n, p, body in _FUNCTION.findall(text) if n == name
         ]
@@ -449,10 +457,10 @@ class Operators:
         in-place and out forms."""
         base = re.sub(r"_(out|outf)$", "", name)
         for candidate in (base, base.rstrip("_")):
-            path = self.include / "ATen/ops" / f"{candidate}_ops.h"
-            if path.exists():
+            file = f"{candidate}_ops.h"
+            if file in self._headers:
                 if candidate not in self._structs:
-                    found = _STRUCT.findall(path.read_text())
+                    found = _STRUCT.findall((self.include / "ATen/ops" / file).read_text())
                     self._structs[candidate] = {
                         struct: m.group(1) for struct, body in found if (m := _CALL.search(body))
                     }

@@ -36,14 +36,16 @@ from kernels_eval.errors import KILL_ATTEMPTS, DiskFullError
 from kernels_eval.isolation import reaper
 
 LOG_LIMIT = 8192
+READ_BYTES = 1 << 20
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
 ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SAYS_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 COMPILER_WAS_KILLED = re.compile(
-    r"^(\S+: fatal error: (Killed signal terminated program|\S+ terminated with signal 9)"
-    r"|nvcc error\s*: .* died due to signal 9|\S*clang\S*: error: unable to execute command:"
-    r" Killed)",
+    r"^(\S{1,500}: fatal error: (Killed signal terminated program"
+    r"|\S{1,500} terminated with signal 9)"
+    r"|nvcc error\s*: .* died due to signal 9"
+    r"|\S{0,500}clang\S{0,50}: error: unable to execute command: Killed)",
     re.MULTILINE,
 )
 """What compiler drivers write about a program they started. A source that makes a compiler write
@@ -77,7 +79,7 @@ def run(
         returncode = _returncode(command, work, deadline, environment, confine)
         if returncode is None:
             return "timeout"
-        said = log.read_bytes()[logged:].decode("utf-8", "replace")
+        said = _read(log, logged)
         killed = was_killed(returncode, said)
         # Another signal and not a word: a fork of a process with many threads can die before its
         # exec, while a compiler that crashes on its source names it.
@@ -202,7 +204,16 @@ def locked(path: Path) -> Iterator[None]:
 def log_of(work: Path) -> str:
     """What compilers have said in a folder."""
     log = work / "log"
-    return log.read_text(errors="replace") if log.exists() else ""
+    return _read(log) if log.exists() else ""
+
+
+def _read(log: Path, start: int = 0) -> str:
+    """A log from there on; of what is longer than 2 MB, both ends."""
+    with open(log, "rb") as handle:
+        handle.seek(start)
+        head = handle.read(READ_BYTES)
+        handle.seek(max(handle.tell(), log.stat().st_size - READ_BYTES))
+        return (head + handle.read(READ_BYTES)).decode("utf-8", "replace")
 
 
 def rename_into_place(staging: Path, target: Path) -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Literal
 
 from pydantic import field_validator
 
 from kernels_eval.records import Reason, Record, stable_hash
+
+MOST_FLAG_LETTERS = 16_384
+"""Of all flags together. Longer ones do not fit into a command line."""
+LONGEST_NAME = 200
+"""Of a name that becomes a file's, in bytes: file systems take 255."""
+FUNCTION = re.compile(r"[\w:<>, ]{1,500}")
 
 
 class ExtensionSpec(Record):
@@ -30,6 +37,8 @@ class ExtensionSpec(Record):
     def _as_a_shell_splits_them(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
         """torch writes flags into a shell line: one string may hold several, and an empty one is
         none."""
+        if sum(map(len, flags)) > MOST_FLAG_LETTERS:
+            return flags  # `unusable_reason` says so
         try:
             return tuple(part for flag in flags for part in shlex.split(flag))
         except ValueError:
@@ -42,6 +51,26 @@ class ExtensionSpec(Record):
         )
 
     @property
+    def unusable_reason(self) -> str:
+        """Why no compiler is asked at all; empty where one may be."""
+        flags = (*self.extra_cflags, *self.extra_cuda_cflags, *self.extra_ldflags)
+        if (letters := sum(len(flag) + 1 for flag in flags)) > MOST_FLAG_LETTERS:
+            return f"compiler flags of {letters} characters; the limit is {MOST_FLAG_LETTERS}"
+        if not self.name.isidentifier() or len(self.name.encode()) > LONGEST_NAME:
+            # it becomes a macro and a file name
+            return (
+                f"the extension's name {self.name[:80]!r} is not an identifier of at most"
+                f" {LONGEST_NAME} bytes"
+            )
+        for name, _ in self.files:
+            if not _names_a_file(name):
+                return f"{name[:80]!r} is no name of a source file"
+        for name in self.functions or ():
+            if not FUNCTION.fullmatch(name):
+                return f"{name[:80]!r} is no name of a function"
+        return ""
+
+    @property
     def text(self) -> str:
         return "\n".join([*self.cpp_sources, *self.cuda_sources, *(text for _, text in self.files)])
 
@@ -50,6 +79,11 @@ class ExtensionSpec(Record):
         """Identity of the request itself, without the toolchain: how a child finds what was built
         for it."""
         return stable_hash(self.model_dump(mode="json"))
+
+
+def _names_a_file(name: str) -> bool:
+    plain = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    return plain and len(name.encode()) <= LONGEST_NAME
 
 
 class Build(Record):

@@ -14,6 +14,7 @@ import importlib.util
 import math
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from itertools import pairwise
 from random import Random, SystemRandom
 from types import ModuleType
@@ -290,6 +291,13 @@ def _permuted(value: torch.Tensor, seed: int) -> torch.Tensor:
     return value.reshape(-1).roll(1).reshape(value.shape) if torch.equal(drawn, value) else drawn
 
 
+def parameter_names(model: Any) -> list[str]:
+    """Names of the floating parameters, in the order of `parameter_shapes`."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    return [name for name, p in model.named_parameters() if p.is_floating_point()]
+
+
 def parameter_shapes(model: Any) -> list[list[int]]:
     """Shapes of the floating parameters in order, without dimensions of size 1."""
     if not isinstance(model, torch.nn.Module):
@@ -330,16 +338,25 @@ def redraw_statistics(tensors: list[torch.Tensor], seed: int) -> None:
             tensor.copy_(drawn.reshape(tensor.shape))
 
 
-def randomise_weights(model: torch.nn.Module, seed: int, only: list[int] | None = None) -> None:
+def randomise_weights(
+    model: torch.nn.Module,
+    seed: int,
+    only: list[int] | None = None,
+    names: Sequence[str] = (),
+) -> None:
     """Refill floating parameters from (seed, shape, how many of that shape came before): names do
     not matter, nor dimensions of size 1.
 
-    `only` chooses parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks
+    A model that has parameters of all of these `names` is filled in their order first. `only`
+    chooses parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks
     normal with standard deviation 1 / sqrt(fan-in), so outputs keep their scale.
     """
     seen: dict[tuple[int, ...], int] = {}
+    own = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    if names and set(names) <= own.keys():
+        own = {name: own[name] for name in (*names, *own)}
     with torch.no_grad():
-        for index, parameter in enumerate(p for p in model.parameters() if p.is_floating_point()):
+        for index, parameter in enumerate(own.values()):
             shape = tuple(squeezed(parameter))
             if only is not None and index not in only:
                 continue

@@ -9,8 +9,9 @@ may have is a flag at most. Does not see what macros and pointers hide: the run 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from kernels_eval.checks.screening import Screening
+from kernels_eval.checks.screening import MOST_LETTERS, Screening
 from kernels_eval.records import Reason
 
 # Functions of libc that end, leave, watch or talk to the outside of a process. As a call of a free
@@ -44,17 +45,26 @@ FLAGGED_NAMES = {
 LIBRARIES = re.compile(
     r"\b(cublas|cudnn|cusparse|cusolver|cufft|curand|mkl|cblas|dnnl)[A-Z_]\w*(?=\s*\()"
 )
+# Every pattern here takes time that grows with the text only: none looks for the end of something
+# again and again where there is none.
 COMMENT_OR_LITERAL = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|R"(?P<d>[^()\\\s]{0,16})\(.*?\)(?P=d)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'""",
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|R"(?P<d>[^()\\\s]{0,16})\(.*?(?:\)(?P=d)"|\Z)"""
+    r"""|"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])*+'|\\.""",
     re.DOTALL,
 )
+CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
+BODY = re.compile(r"[^;{}()]*\)\s*(?:const\s*)?\{")
+MOST_FLAGS = 64
 NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
-INCLUDE = re.compile(r"""^\s*#\s*include\s*[<"]([^>"]+)[>"]""", re.MULTILINE)
+INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
 
 
 def screen_native(text: str) -> Screening:
     """Read the native sources of one extension. Returns a rejection only where it is certain, with
     the line it stands on."""
+    if len(text) > MOST_LETTERS:
+        detail = f"native sources of {len(text):,} characters; the limit is {MOST_LETTERS:,}"
+        return Screening(Reason.BUILD_FAILED, detail)
     headers = set(INCLUDE.findall(COMMENT_OR_LITERAL.sub(_blank_comment, text)))
     code = COMMENT_OR_LITERAL.sub(_blank, text)
     forbidden = set(FORBIDDEN_FUNCTIONS)
@@ -65,28 +75,27 @@ def screen_native(text: str) -> Screening:
         for name, flag in FLAGGED_NAMES.items()
         if re.search(rf"\b{re.escape(name)}\b", code)
     }
-    flags |= {f"library:{match.group(0)}" for match in LIBRARIES.finditer(code)}
-    own = _defined_functions(code)
-    for match in re.finditer(r"(?<![\w.>:])(?:(std)?\s*::\s*)?\b([A-Za-z_]\w*)\s*\(", code):
-        name = match.group(2)
-        if name in FLAGGED_FUNCTIONS:
-            flags.add(f"native:{name}")
+    calls = [match for match in CALL.finditer(code) if match[1] in forbidden | FLAGGED_FUNCTIONS]
+    flags |= {f"native:{match[1]}" for match in calls if match[1] in FLAGGED_FUNCTIONS}
+    flags |= {f"library:{match[0][:80]}" for match in LIBRARIES.finditer(code)}
+    found = Screening(flags=tuple(sorted(flags)[:MOST_FLAGS]))
+    own = {match[1] for match in calls if _is_defined(code, match)}
+    for match in calls:
+        name = match[1]
         if name in forbidden and name not in own and not _is_declared(code, match.start()):
             line = text.count("\n", 0, match.start()) + 1
             detail = f"native source, line {line}: calls {name}"
-            return Screening(Reason.FORBIDDEN_CALL, detail, tuple(sorted(flags)))
-    return Screening(flags=tuple(sorted(flags)))
+            return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
+    return found
 
 
-def _defined_functions(code: str) -> set[str]:
-    """Names that the source itself defines as functions or members: those may be
-    called."""
-    return {
-        match.group(1)
-        for match in re.finditer(
-            r"\b\w[\w:<>,&*\s]*[\s&*]([A-Za-z_]\w*)\s*\([^;{}()]*\)\s*(?:const\s*)?\{", code
-        )
-    }
+def _is_defined(code: str, match: re.Match[str]) -> bool:
+    """Is this the definition of a function or a member? A name that the source defines itself may
+    be called."""
+    before = code[max(0, match.start(1) - 80) : match.start(1)]
+    kind = before.rstrip(" \t\r\n*&")
+    typed = kind != before and (kind[-1:].isalnum() or kind[-1:] in ("_", ">"))
+    return typed and BODY.match(code, match.end()) is not None
 
 
 def _is_declared(code: str, position: int) -> bool:
@@ -97,8 +106,12 @@ def _is_declared(code: str, position: int) -> bool:
 
 
 def _blank(match: re.Match[str]) -> str:
-    return re.sub(r"[^\n]", " ", match.group(0))
+    """Spaces for a comment or a literal; what never ends is left alone, for no compiler takes
+    it."""
+    text = match[0]
+    ends = text.startswith("//") or text.endswith(("/", '"', "'"))
+    return re.sub(r"[^\n]", " ", text) if ends and text[0] != "\\" else text
 
 
 def _blank_comment(match: re.Match[str]) -> str:
-    return _blank(match) if match.group(0).startswith("/") else match.group(0)
+    return _blank(match) if match[0].startswith("/") else match[0]

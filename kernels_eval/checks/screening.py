@@ -11,7 +11,11 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Reason
+
+MOST_LETTERS = 1_000_000
+"""Of a source that is looked at. Time to screen it grows with its length, and with nothing else."""
 
 FORBIDDEN_MODULES = frozenset(
     """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
@@ -43,28 +47,52 @@ class Screening:
 def screen(code: str) -> Screening:
     """Read a candidate's Python source. Returns a rejection only where it is certain, with the line
     it stands on."""
+    if len(code) > MOST_LETTERS:
+        detail = f"a source of {len(code):,} characters; the limit is {MOST_LETTERS:,}"
+        return Screening(Reason.SYNTAX_ERROR, detail)
     try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        tree = parse_source(code)
+    except UNPARSABLE as error:
         line = getattr(error, "lineno", None)
         detail = f"line {line}: {getattr(error, 'msg', error)}" if line else str(error)
         return Screening(Reason.SYNTAX_ERROR, detail)
-    visitor = _Visitor()
-    visitor.visit(tree)
-    classes = (node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    if "ModelNew" not in classes:
-        visitor.flags.add("no_static_model_new")
-    reason, detail = visitor.found[0] if visitor.found else (None, "")
-    return Screening(reason, detail, tuple(sorted(visitor.flags)))
+    reader = _Reader()
+    for node in ast.walk(tree):
+        reader.read(node)
+    if not reader.has_model:
+        reader.flags.add("no_static_model_new")
+    _, reason, detail = min(reader.found, default=(0, None, ""), key=lambda found: found[0])
+    return Screening(reason, detail, tuple(sorted(reader.flags)))
 
 
-class _Visitor(ast.NodeVisitor):
+class _Reader:
     def __init__(self) -> None:
-        self.found: list[tuple[Reason, str]] = []
+        self.found: list[tuple[int, Reason, str]] = []
         self.flags: set[str] = set()
+        self.has_model = False
+
+    def read(self, node: ast.AST) -> None:
+        """Look at one node, whatever is below it."""
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    self._module(alias.name, node)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                self._import_from(module, names, node)
+            case ast.Call():
+                self._call(node)
+            case ast.Assign(targets=targets):
+                for target in targets:
+                    self._target(target)
+            case ast.AugAssign(target=target):
+                self._target(target)
+            case ast.Try():
+                self.flags.add("try")
+            case ast.ClassDef(name="ModelNew"):
+                self.has_model = True
 
     def _reject(self, reason: Reason, node: ast.stmt | ast.expr, what: str) -> None:
-        self.found.append((reason, f"line {node.lineno}: {what}"))
+        self.found.append((node.lineno, reason, f"line {node.lineno}: {what}"))
 
     def _module(self, name: str, node: ast.stmt) -> None:
         root = name.split(".")[0]
@@ -75,18 +103,13 @@ class _Visitor(ast.NodeVisitor):
         elif root in FLAGGED_MODULES:
             self.flags.add(f"imports:{root}")
 
-    def visit_Import(self, node: ast.Import) -> None:
-        for alias in node.names:
-            self._module(alias.name, node)
+    def _import_from(self, module: str, names: list[ast.alias], node: ast.ImportFrom) -> None:
+        self._module(module, node)
+        for alias in names:
+            if f"{module}.{alias.name}" in FORBIDDEN_CALLS:
+                self._reject(Reason.FORBIDDEN_CALL, node, f"imports {module}.{alias.name}")
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        if node.module and not node.level:
-            self._module(node.module, node)
-            for alias in node.names:
-                if f"{node.module}.{alias.name}" in FORBIDDEN_CALLS:
-                    self._reject(Reason.FORBIDDEN_CALL, node, f"imports {node.module}.{alias.name}")
-
-    def visit_Call(self, node: ast.Call) -> None:
+    def _call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
         if name in FORBIDDEN_CALLS:
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
@@ -95,7 +118,6 @@ class _Visitor(ast.NodeVisitor):
             self._reject(Reason.HARNESS_TAMPERING, node, what)
         elif name in ("exec", "eval", "__import__", "open", "compile"):
             self.flags.add(f"calls:{name}")
-        self.generic_visit(node)
 
     def _target(self, target: ast.expr) -> None:
         for node in ast.walk(target):
@@ -105,17 +127,6 @@ class _Visitor(ast.NodeVisitor):
                     self._reject(Reason.HARNESS_TAMPERING, node, f"assigns to {name}")
                 elif node.attr == "__class__":
                     self.flags.add("assigns:__class__")
-
-    def visit_Assign(self, node: ast.Assign | ast.AugAssign) -> None:
-        for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
-            self._target(target)
-        self.generic_visit(node)
-
-    visit_AugAssign = visit_Assign
-
-    def visit_Try(self, node: ast.Try) -> None:
-        self.flags.add("try")
-        self.generic_visit(node)
 
 
 def _dotted(node: ast.AST) -> str:

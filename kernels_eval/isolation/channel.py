@@ -13,6 +13,8 @@ import time
 from typing import Any
 
 MAX_MESSAGE = 4 << 20
+SEND_S = 30
+PREFIX = struct.Struct("!I")
 Message = dict[str, Any]
 """One record as JSON has it."""
 
@@ -30,7 +32,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._buffer = b""
+        # one that never reads must not hold its sender for ever
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_S, 0))
+        self._buffer = bytearray()
         self.accepts_descriptors = False
         self.descriptors: list[int] = []
         """Received with messages, where `accepts_descriptors`: only for a trusted sender, since one
@@ -38,7 +42,7 @@ class Channel:
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
-        data = struct.pack("!I", len(data)) + data
+        data = PREFIX.pack(len(data)) + data
         try:
             sent = socket.send_fds(self.sock, [data], list(fds)) if fds else 0
             self.sock.sendall(data[sent:])
@@ -57,15 +61,20 @@ class Channel:
 
     def receive(self, timeout: float | None = None) -> object:
         """One message. Raises ChannelTimeout after `timeout` seconds, ChannelClosed on EOF or
-        nonsense."""
+        nonsense. What has arrived of a message by then stays for the next call."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        size: int = struct.unpack("!I", self._take(4, deadline))[0]
+        self._fill(PREFIX.size, deadline)
+        size: int = PREFIX.unpack_from(self._buffer)[0]
         if size > MAX_MESSAGE:
             raise ChannelClosed(f"message of {size} bytes is above the limit")
+        end = PREFIX.size + size
+        self._fill(end, deadline)
+        data = self._buffer[PREFIX.size : end]
+        del self._buffer[:end]
         try:
-            found: object = json.loads(self._take(size, deadline))
+            found: object = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise ChannelClosed(f"not JSON: {error}") from error
+            raise ChannelClosed(f"not JSON: {str(error)[:200]}") from error
         return found
 
     def receive_record(self, timeout: float | None = None) -> Message:
@@ -75,7 +84,8 @@ class Channel:
             raise ChannelClosed("not a record")
         return found
 
-    def _take(self, count: int, deadline: float | None) -> bytes:
+    def _fill(self, count: int, deadline: float | None) -> None:
+        """Read until the buffer holds `count` bytes."""
         while len(self._buffer) < count:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and (
@@ -93,8 +103,6 @@ class Channel:
             if not chunk:
                 raise ChannelClosed("end of stream")
             self._buffer += chunk
-        taken, self._buffer = self._buffer[:count], self._buffer[count:]
-        return taken
 
     def close(self) -> None:
         self.sock.close()

@@ -86,11 +86,13 @@ def program(
     *,
     processes: bool,
     unix_sockets: bool = True,
+    connects: bool = False,
     own_pid: int | None = None,
     machine: str = MACHINE,
 ) -> bytes:
     """The filter. With `own_pid` signals go to that process only; with `processes` it may start
-    others and signal them."""
+    others and signal them; with `connects` its sockets connect, so it should see none of the
+    machine's."""
     permit, refuse = (RETURN, 0, 0, ALLOW), _fail(errno.EPERM)
     rules: dict[str, list[Instruction]] = {name: [refuse] for name in REFUSED}
     rules["socket"] = (
@@ -98,7 +100,7 @@ def program(
     )
     # Landlock does not know Unix sockets with a path (a container daemon's, say). To a library a
     # daemon that refuses is one not running.
-    rules["connect"] = [_fail(errno.ECONNREFUSED)]
+    rules["connect"] = [permit if connects else _fail(errno.ECONNREFUSED)]
     # Its flags are in memory, where no filter can look: libc falls back to clone.
     rules["clone3"] = [_fail(errno.ENOSYS)]
     no_namespace = [(LOAD, 0, 0, ARGUMENT_AT), (JUMP_SET, 0, 1, CLONE_NEW_ANY), refuse]

@@ -11,8 +11,6 @@ import math
 import secrets
 
 from kernels_eval.build.extensions import Builder
-from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.trials import DECLARED, Comparison
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
@@ -21,12 +19,14 @@ from kernels_eval.parent.messages import (
     CLAIMABLE,
     LOG_BYTES,
     CallReport,
+    ErrorReport,
     LoadReport,
     R,
     Stop,
     parse_report,
     unanswered,
 )
+from kernels_eval.parent.prepare import BoundedBuilds
 from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
 from kernels_eval.records import Candidate, Reason
 
@@ -49,15 +49,17 @@ class CandidateProcess:
         draft: VerdictDraft,
     ) -> None:
         self.child, self.candidate, self.reference = child, candidate, reference
-        self.builder, self.draft, self.config = builder, draft, reference.config
+        self.draft, self.config = draft, reference.config
+        self.builds = BoundedBuilds(builder, candidate, draft.flags)
         self.calls: list[CallReport] = []
         self.parameters: list[list[int]] = []
+        self.libraries: dict[str, str] = {}
         self.statistics: list[list[int]] = []
 
     def load(self, libraries: dict[str, str]) -> None:
         """Import the module and construct it. Raises MadeElsewhere where the reference has to be
         constructed again, on the CPU."""
-        reference, limits = self.reference, self.config.limits
+        reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
         (arguments, given), (outputs, taken) = (
             reference.arguments(),
             reference.outputs_of("candidate"),
@@ -116,23 +118,20 @@ class CandidateProcess:
             raise unanswered(failure, self.child, late) from failure
         if "error" not in answer:
             return answer
-        claimed = str(answer["error"])  # an error that the process reports of itself
+        report = parse_report(ErrorReport, answer)
         raise Stop(
-            Reason(claimed) if claimed in CLAIMABLE else Reason.EXCEPTION,
-            str(answer.get("detail", "")),
-            f"{answer.get('trace', '')}\n{self.child.log_tail(LOG_BYTES // 2)}",
+            Reason(report.error) if report.error in CLAIMABLE else Reason.EXCEPTION,
+            report.detail,
+            f"{report.trace}\n{self.child.log_tail(LOG_BYTES // 2)}",
         )
 
     def _late_build(self, spec: object, timeout: float) -> Message:
         """Build what a constructor or a first call asks for; the child waits, its deadline does not
         run."""
-        asked = parse_report(ExtensionSpec, spec)
-        screened = screen_native(asked.text)
-        if screened.reason:
-            raise Stop(screened.reason, screened.detail)
-        self.draft.flags += screened.flags
-        build = self.builder.build(asked)
+        build = self.builds.build(spec)
         self.draft.late_tier = build.tier or None
+        if build.ok:
+            self.libraries[build.key] = build.path
         answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
         return self.child.resume(answer, timeout)
 
@@ -140,8 +139,8 @@ class CandidateProcess:
         """One forward call, compared. Raises Stop where the outputs are not even of the right
         form."""
         if trial.weights_seed is not None:
-            wanted = self.reference.used_statistics()
-            self.tell("weights", seed=trial.weights_seed, statistics=wanted)
+            wanted, names = self.reference.used_statistics(), self.reference.loaded.parameter_names
+            self.tell("weights", seed=trial.weights_seed, statistics=wanted, names=names)
         if trial.construct_seed is not None:
             self._rebuild(trial.construct_seed)
         inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)

@@ -49,6 +49,8 @@ def compare_outputs(process: CandidateProcess) -> None:
             check_state(process)
             raise explained(trial, outcome, found, process)
     draft.outputs_match = True
+    if any(call.expanded for call in process.calls):
+        draft.flags.append("expanded_output")
     draft.precision_class = reference.precision
     if any(call.previous_changed for call in process.calls):
         raise Stop(Reason.OUTPUT_ALIASED, "a later call overwrites the output of an earlier one")

@@ -75,8 +75,7 @@ def verdict_of(
             "status": finding.reason.status,
             "reason": finding.reason,
             "detail": one_line(finding.detail),
-            # a lone surrogate can be neither stored nor printed
-            "log_tail": finding.log[-LOG_BYTES:].encode("utf-8", "replace").decode(),
+            "log_tail": finding.log[-LOG_BYTES:],
             "flags": tuple(dict.fromkeys((*prepared.flags, *draft.flags))),
             "build_tier": draft.late_tier or prepared.tier,
             "build_cached": prepared.cached,

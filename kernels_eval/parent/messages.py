@@ -7,9 +7,9 @@ Outputs are compared elsewhere, and times are bounded by the parent's clock.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, FailFast, Field, ValidationError, field_validator
 
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.records import Reason, Record
@@ -31,7 +31,7 @@ class Stop(Exception):
 
     def __init__(self, reason: Reason, detail: str = "", log: str = "") -> None:
         super().__init__(reason)
-        self.finding = Finding(reason=reason, detail=detail[:2000], log=log)
+        self.finding = Finding(reason=reason, detail=storable(detail[:2000]), log=storable(log))
 
 
 def unanswered(failure: ChildFailure, child: Child, late: Reason) -> Stop:
@@ -51,10 +51,47 @@ CLAIMABLE = frozenset(
 reference's."""
 
 
+MOST_ITEMS = MOST_LETTERS = 65_536
+MOST_NS = 10**15
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Text = Annotated[str, Field(max_length=MOST_LETTERS)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
+Item = TypeVar("Item")
+Several = Annotated[list[Item], FailFast(), Field(max_length=MOST_ITEMS)]
+"""A list. The first item that is wrong is the last that is looked at."""
+Shape = Annotated[list[Count], FailFast(), Field(max_length=64)]
+
+
+def _few(value: object) -> object:
+    """The first entries of a dictionary."""
+    return dict(list(value.items())[:64]) if isinstance(value, dict) else value
+
+
 class Report(Record):
-    """Base of what a candidate's process reports. Unknown fields are ignored, types are strict."""
+    """Base of what a candidate's process reports. Unknown fields are ignored, types are strict, and
+    everything has bounds: no answer can overflow an arithmetic or hold the parent up."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class ErrorReport(Report):
+    """An error that a process reports of itself; `error` is a reason, empty where there is none."""
+
+    error: str = ""
+    detail: str = ""
+    trace: str = ""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_text(cls, said: object) -> object:
+        """The text of an exception may hold anything."""
+        return storable(said) if isinstance(said, str) else said
+
+
+class CaptureReport(ErrorReport):
+    """What a module, or its constructor, asks to build."""
+
+    specs: list[object] = []
 
 
 class LoadReport(Report):
@@ -62,63 +99,64 @@ class LoadReport(Report):
     without dimensions of size 1; whether its constructor made parameters on the CPU although it was
     told another device."""
 
-    parameters: list[list[int]] = []
-    statistics: list[list[int]] = []
+    parameters: Several[Shape] = []
+    statistics: Several[Shape] = []
     made_elsewhere: bool = False
 
 
 class ReportedOutput(Report):
-    shape: list[int]
-    dtype: str
+    shape: Shape
+    dtype: Text
 
 
 class CallReport(Report):
     """One compared call."""
 
-    kinds: list[str] = []
-    devices: list[str] = []
+    kinds: Several[Text] = []
+    devices: Several[Text] = []
     plain: bool = False
     tensors: bool = False
-    structure: str = ""
-    custom_calls: int = 0
+    expanded: bool = False
+    structure: Text = ""
+    custom_calls: Count = 0
     mutated: bool = False
     previous_changed: bool = False
     rerun_differs: bool = False
-    outstanding_share: float = 0.0
-    outputs: list[ReportedOutput] = []
+    outstanding_share: Finite = 0.0
+    outputs: Several[ReportedOutput] = []
 
 
 class OperatorReport(Report):
     """Operators and custom kernels of one call."""
 
-    operators: list[str] = []
-    custom: list[str] = []
-    off_stream: int = 0
+    operators: Several[Text] = []
+    custom: Several[Text] = []
+    off_stream: Count = 0
 
 
 class ShareReport(Report):
     """Share of a call's time in custom kernels."""
 
-    share: float
+    share: Finite
 
 
 class SampleReport(Report):
     """One timed sample."""
 
-    ns: int
-    custom_calls: int = 0
+    ns: Annotated[int, Field(ge=0, le=MOST_NS)]
+    custom_calls: Count = 0
 
 
 class UnseenReport(Report):
     """The different forms of the outputs of unseen inputs."""
 
-    forms: list[CallReport] = Field(min_length=1)
+    forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
 
 
 class StateReport(Report):
-    """Settings that have changed since before the candidate was loaded."""
+    """Settings that have changed since before the candidate was loaded: at most 64 of them."""
 
-    changed: dict[str, str] = {}
+    changed: Annotated[dict[str, Text], BeforeValidator(_few)] = {}
 
 
 class OrnamentReport(Report):
@@ -135,6 +173,8 @@ REASON_OF_CHANGE: Mapping[str, Reason] = {
         "default_dtype default_device threads current_device persisting_l2 deterministic".split(),
         Reason.GLOBAL_STATE_CHANGED,
     ),
+    "modes": Reason.HARNESS_TAMPERING,
+    "operators": Reason.HARNESS_TAMPERING,
 }
 """The reason that a change of each setting stands for. Other settings are only flagged: honest code
 writes them."""
@@ -148,13 +188,20 @@ def parse_report(model: type[R], answer: object) -> R:
     try:
         return model.model_validate(answer)
     except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
         raise Stop(
             Reason.EXITED_EARLY,
             "the process answered with something that the protocol does not know:"
-            f" {one_line(str(error))[:200]}",
+            f" {one_line(where + ': ' + first['msg'])[:200]}",
         ) from error
+
+
+def storable(text: str) -> str:
+    """Text that a record can hold and a terminal print: without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def one_line(text: str) -> str:
     """Candidate text as data: one line, no control characters, at most 500 characters."""
-    return "".join(c if c.isprintable() else " " for c in text)[:500].strip()
+    return "".join(c if c.isprintable() else " " for c in text[:500]).strip()

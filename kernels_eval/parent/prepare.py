@@ -21,14 +21,22 @@ from kernels_eval.build.toolchain import HEADERS, places_of, python_include
 from kernels_eval.checks.native_screening import screen_native
 from kernels_eval.checks.screening import Screening, screen
 from kernels_eval.config import EvalConfig
-from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.kill_retry import retry_killed
-from kernels_eval.parent.messages import LOG_BYTES, Finding, Stop, parse_report, unanswered
+from kernels_eval.parent.messages import (
+    LOG_BYTES,
+    CaptureReport,
+    Finding,
+    Stop,
+    parse_report,
+    unanswered,
+)
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, Record
 
-MAX_EXTENSIONS = 16
+MOST_BUILDS = 16
+BUILDS_SHARE = 4
+"""All builds of one candidate may take so many times the deadline of one."""
 MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 """A call of load_inline or load that its signature does not allow."""
 
@@ -53,11 +61,37 @@ class _Preparation:
     flags: list[str] = field(default_factory=list)
     builds: list[Build] = field(default_factory=list)
 
+
+class BoundedBuilds:
+    """The builds that one process asks for, screened: at most so many, in so much time. What
+    screening notices is added to `flags`."""
+
+    def __init__(self, builder: Builder, candidate: Candidate, flags: list[str]) -> None:
+        self.builder, self.flags, self.left = builder, flags, MOST_BUILDS
+        self.needs_gpu = candidate.language.needs_gpu
+        self.left_s = BUILDS_SHARE * builder.config.timeout_s
+
     def note(self, screened: Screening) -> None:
         """Keep the flags. Raises Stop where the source is rejected."""
         self.flags += screened.flags
         if screened.reason:
             raise Stop(screened.reason, screened.detail)
+
+    def build(self, asked: object) -> Build:
+        """What came of one request. Raises Stop: EXITED_EARLY where it is none, BUILD where it is
+        one too many, and the reason of a source that is rejected."""
+        spec = parse_report(ExtensionSpec, asked)
+        if not self.left or self.left_s <= 0:
+            limit = BUILDS_SHARE * self.builder.config.timeout_s
+            what = f"asks for more than {MOST_BUILDS} builds, or for builds of more than"
+            raise Stop(Reason.BUILD, f"{what} {limit:g} s")
+        self.note(screen_native(spec.text))
+        if spec.uses_cuda and not (self.needs_gpu or self.builder.tools.nvcc):
+            raise Stop(Reason.BUILD_FAILED, "CUDA sources in a candidate for the CPU")
+        started = time.monotonic()
+        build = self.builder.build(spec)
+        self.left, self.left_s = self.left - 1, self.left_s - (time.monotonic() - started)
+        return build
 
 
 def confined_builder(
@@ -143,18 +177,18 @@ class Preparer(Workplace):
         if candidate.code is None:
             reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
             raise Stop(reason, "the response holds no complete module")
-        found.note(screen(candidate.code))
+        builds = BoundedBuilds(self.builder, candidate, found.flags)
+        builds.note(screen(candidate.code))
         if candidate.language is Language.TRITON or "load" not in candidate.code:
             return
-        for spec in self._requested_builds(candidate.code, task):
-            found.note(screen_native(spec.text))
-            build = self.builder.build(spec)
+        for asked in self._requested_builds(candidate.code, task):
+            build = builds.build(asked)
             found.builds.append(build)
             if build.reason:
                 lines = filter(None, map(str.strip, build.log.splitlines()))
                 raise Stop(build.reason, next(lines, "the build failed"), build.log)
 
-    def _requested_builds(self, code: str, task: KernelTask | None) -> list[ExtensionSpec]:
+    def _requested_builds(self, code: str, task: KernelTask | None) -> list[object]:
         """What the module asks to build at import, or else in its constructor."""
         limit = self.config.build.capture_timeout_s
         with Child(self.server, "capture", self.config.limits) as child:
@@ -163,29 +197,28 @@ class Preparer(Workplace):
                 answer = child.request("capture", path=str(path), timeout=limit)
             except ChildFailure as failure:
                 raise unanswered(failure, child, Reason.LOAD) from failure
-            asked = answer.get("specs", [])
-            if not asked and "error" not in answer and task is not None:
+            report = parse_report(CaptureReport, answer)
+            asked = report.specs
+            if not asked and not report.error and task is not None:
                 asked = self._asked_by_constructor(child, task)
-            if isinstance(asked, list) and asked:
-                return [parse_report(ExtensionSpec, spec) for spec in asked[:MAX_EXTENSIONS]]
-            self._raise_for_import(answer, child)
-            return []
+            if not asked:
+                self._raise_for_import(report, child)
+            return asked[:MOST_BUILDS]
 
-    def _raise_for_import(self, answer: Message, child: Child) -> None:
+    def _raise_for_import(self, report: CaptureReport, child: Child) -> None:
         """A module that can be imported nowhere needs no device to be wrong. Raises Stop."""
-        error, detail = answer.get("error"), str(answer.get("detail", ""))
-        if error in (Reason.NO_MODULE, Reason.SYNTAX_ERROR):
-            raise Stop(Reason(error), detail, child.log_tail(LOG_BYTES))
-        if MISUSED.match(detail):
-            log = f"{answer.get('trace', '')}\n{child.log_tail(LOG_BYTES // 2)}"
-            raise Stop(Reason.EXCEPTION, detail, log)
+        if report.error in (Reason.NO_MODULE, Reason.SYNTAX_ERROR):
+            raise Stop(Reason(report.error), report.detail, child.log_tail(LOG_BYTES))
+        if MISUSED.match(report.detail):
+            log = f"{report.trace}\n{child.log_tail(LOG_BYTES // 2)}"
+            raise Stop(Reason.EXCEPTION, report.detail, log)
 
-    def _asked_by_constructor(self, child: Child, task: KernelTask) -> object:
+    def _asked_by_constructor(self, child: Child, task: KernelTask) -> list[object]:
         """A constructor that fails or hangs here has no device and nothing built: the run side
         judges it."""
         asked = {"task_path": str(child.write_file("task.py", task.code))}
         limit = self.config.build.capture_timeout_s
         with suppress(ChildFailure):
             answer = child.request("construct", init_form=task.init_form, timeout=limit, **asked)
-            return answer.get("specs", [])
+            return parse_report(CaptureReport, answer).specs
         return []

@@ -19,6 +19,8 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+
 BUILDERS = frozenset({"load_inline", "load"})
 BUILT = [[name] for name in BUILDERS]
 TORCH = frozenset({"torch", "F", "nn", "functional"})
@@ -44,13 +46,12 @@ def called_operators(code: str, entry: str = "ModelNew") -> frozenset[str] | Non
     """Keys of every operator that the class's `forward` still leaves to torch. None where the
     source does not parse or lacks the class."""
     try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        reader = _Reader(parse_source(code))
+        if entry not in reader.classes:
+            return None
+        reader.method(entry, "forward")
+    except UNPARSABLE:
         return None
-    reader = _Reader(tree)
-    if entry not in reader.classes:
-        return None
-    reader.method(entry, "forward")
     return frozenset(reader.called | {operator_key(name) for name in _NATIVE.findall(reader.text)})
 
 

@@ -18,11 +18,11 @@ import ast
 import builtins
 import hashlib
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from tasks.decontamination.program import Function, Program, bound_names, delegate, inlined
 
 # Characters. `ast` takes about 400 bytes of memory a character, and no real task is near it.
@@ -102,11 +102,8 @@ def parse_program(code: str, entry_point: str = "Model") -> Program | None:
     if len(code) > CODE_LIMIT:
         return None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in the docstrings of tasks
-            return Program(ast.parse(code), entry_point)
-    # ValueError: NUL bytes. RecursionError and MemoryError: absurd nesting.
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Program(parse_source(code), entry_point)
+    except UNPARSABLE:
         return None
 
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.sources.syntax import UNPARSABLE, defined_names, parse
+from tasks.sources.syntax import defined_names
 
 if TYPE_CHECKING:
     import polars as pl
@@ -102,7 +103,7 @@ def check_task_source(code: str, entry_point: str, name: str) -> None:
     row) begins the message."""
     hint = SHAPE.format(entry_point=entry_point)
     try:
-        body = parse(code).body
+        body = parse_source(code).body
     except UNPARSABLE as error:
         cause = str(error) or type(error).__name__
         if isinstance(error, SyntaxError):

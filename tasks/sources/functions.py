@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from tasks.sources.syntax import (
     ALWAYS_RANDOM,
-    UNPARSABLE,
     calls,
     cuda_as,
     draws,
@@ -36,7 +36,6 @@ from tasks.sources.syntax import (
     names,
     names_cuda,
     on_default_device,
-    parse,
     rewritten,
     short,
     text_of,
@@ -105,7 +104,7 @@ def adapt(name: str, text: str, without: Mapping[str, str] = MappingProxyType({}
             f"holds {len(parts) - 1} lines of # where one parts the function from its test calls"
         )
     try:
-        reference, tests = map(parse, parts)
+        reference, tests = map(parse_source, parts)
     except UNPARSABLE as error:
         raise Refused(f"is not Python: {str(error) or type(error).__name__}") from None
     return _Reader(_operator(reference, name), tests, without).task(parts[0].strip(), name)

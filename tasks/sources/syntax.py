@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import copy
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
@@ -25,19 +24,10 @@ ALWAYS_RANDOM = frozenset(
 DROPOUTS = frozenset(
     "dropout dropout_ dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout".split()
 )
-UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""What parsing raises: ValueError for NUL bytes, the last two for absurd nesting."""
 Node = TypeVar("Node", bound=ast.AST)
 
 
 # -- reading ---------------------------------------------------------------------------------------
-
-
-def parse(text: str) -> ast.Module:
-    """The module, without warnings about invalid escapes in it. Raises UNPARSABLE."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return ast.parse(text)
 
 
 def names(*nodes: ast.AST, stored: bool | None = None) -> set[str]:

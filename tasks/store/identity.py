@@ -9,13 +9,13 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import stable_hash
 
 SNAPSHOT_SCHEMA_VERSION = 1
@@ -64,19 +64,10 @@ def logic_digest(path: Path) -> str:
 
 @lru_cache(maxsize=1024)
 def _digest(path: Path, mtime_ns: int, size: int) -> str:
-    tree = _parsed(path.read_text(encoding="utf-8"))
+    tree = parse_source(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             match node.body:
                 case [ast.Expr(value=ast.Constant(value=str())) as docstring, *_]:
                     docstring.value = ast.Constant(value="")
     return stable_hash([path.name, ast.dump(tree)])
-
-
-def _parsed(text: str) -> ast.Module:
-    # Python 3.11 counts the depth of the tree for all threads together: another thread's parsing
-    # may raise SystemError here.
-    for _ in range(20):
-        with suppress(SystemError):
-            return ast.parse(text)
-    return ast.parse(text)

@@ -15,8 +15,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Reason, Record
-from tasks.sources.syntax import UNPARSABLE, parse
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -175,7 +175,7 @@ def _defines_model(code: str, *, strict: bool) -> bool:
     if len(code) > _AST_LIMIT:
         return not strict
     try:
-        tree = parse(code)
+        tree = parse_source(code)
     except UNPARSABLE:
         return not strict
     classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))

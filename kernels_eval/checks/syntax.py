@@ -1,0 +1,42 @@
+"""Parses Python that nobody here has written."""
+
+from __future__ import annotations
+
+import ast
+import gc
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
+"""What parsing raises: ValueError for NUL bytes and lone surrogates, the next two for what is
+nested too deep for Python itself."""
+ATTEMPTS = 20
+
+
+def parse_source(code: str) -> ast.Module:
+    """The syntax tree, without warnings about invalid escapes. Raises UNPARSABLE.
+
+    It may be as deep as what Python can import: walk it (`ast.walk`), never visit it recursively.
+    """
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _parsed(code)
+        except SystemError:
+            pass  # Python 3.11 counts the tree's depth for all code together: see `_parsed`
+        except RecursionError:
+            break
+    # how deep a tree may be depends on how deep the caller is: in a thread of its own nobody is
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(_parsed, code).result()
+
+
+def _parsed(code: str) -> ast.Module:
+    collects = gc.isenabled()
+    gc.disable()  # a callback of the collector that parses, too, upsets the count of the depth
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(code)
+    finally:
+        if collects:
+            gc.enable()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +17,10 @@ from typing import Any
 import click
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
+from tasks.files import read_toml
 
 HERE = Path(__file__).parent
-OPTIONS: dict[str, Any] = tomllib.loads((HERE / "options.toml").read_text(encoding="utf-8"))
+OPTIONS: dict[str, Any] = read_toml(HERE / "options.toml")
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
 PIPE_WIDTH = 140
 """Columns of a table that is written to a pipe or a file."""

@@ -3,7 +3,7 @@ say where each comes from."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 Baseline = Literal["eager", "compile"]
+SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -183,3 +184,23 @@ class EvalConfig(_Config):
     """CPU threads for reference and candidate alike"""
     time_correct: bool = True
     """off: correctness only"""
+    sanitizer: Literal["off", "curated", "correct"] = "off"
+    """CUDA candidates that compute-sanitizer looks at: none, those that are certainly faster than
+    the reference (`speedup_lower` above 1), or every correct one"""
+    sanitizer_tools: tuple[SanitizerTool, ...] = get_args(SanitizerTool)
+    """each is a run of its own"""
+    sanitizer_finding: Literal["flag", "refuse"] = "flag"
+    """what errors that a tool counts are: a flag, or `cuda_error` (`non_deterministic` for a
+    race)"""
+    sanitizer_s: PositiveFloat = 120
+    """deadline of one tool; past it the flag says `not_run`"""
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without the sanitizer nothing about it is written, as without a second baseline."""
+        off = self.sanitizer == "off"
+        return {
+            name: value
+            for name, value in dump(self).items()
+            if not (off and name.startswith("sanitizer"))
+        }

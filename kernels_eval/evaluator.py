@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.parent import behaviour, comparison
+from kernels_eval.parent import behaviour, comparison, sanitizer
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.parent.draft import VerdictDraft, verdict_of
 from kernels_eval.parent.kill_retry import retry_killed
@@ -43,6 +43,8 @@ class Evaluator:
         language's device is missing. The other arguments are those of Preparer and Runner."""
         device = device_for(target) if isinstance(target, Language) else target
         self.config = config or EvalConfig()
+        if self.config.sanitizer != "off" and device.startswith("cuda"):
+            sanitizer.installed()  # else the first correct candidate would say so
         self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch)
         self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
 
@@ -116,6 +118,10 @@ class Evaluator:
             except Stop as stop:
                 self._blame(stop)
                 raise
+        if sanitizer.wanted(self.config, candidate, draft):
+            with phase("attribution_s"):
+                libraries = prepared.libraries
+                sanitizer.sanitize(self.runner, reference, candidate, libraries, draft)
 
     def _time(self, process: CandidateProcess) -> None:
         """Both processes in turn, and on unseen inputs under the parent's clock, where outputs must

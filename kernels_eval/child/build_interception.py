@@ -6,10 +6,12 @@ The signatures, and how arguments are read, follow torch's.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch.utils import cpp_extension
 
 from kernels_eval.isolation.channel import Message
@@ -73,6 +75,19 @@ def intercept(provide: Callable[[Message], ModuleType | None]) -> None:
     # an exception for a wrong call names these
     load_inline.__qualname__, load.__qualname__ = "load_inline", "load"
     vars(cpp_extension).update(load_inline=load_inline, load=load)
+
+
+def open_library(path: str, spec: Message) -> ModuleType | None:
+    """A library that was built for this request, loaded: its Python module, or None where it
+    registers operators with torch instead."""
+    if not spec.get("python_module", True):
+        torch.ops.load_library(path)
+        return None
+    found = importlib.util.spec_from_file_location(spec["name"], path)
+    assert found and found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 class BuildFailed(RuntimeError):

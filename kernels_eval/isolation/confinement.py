@@ -75,6 +75,8 @@ def confine(
     if "pid_limit" in layers:
         namespaces.limit_pids(most_threads)
     if "tmpfs_scratch" in layers:
+        if message["spawn"] == "sanitizer":
+            namespaces.mount_scratch("/run", 1, 16)  # over the sockets of the machine's services
         namespaces.mount_scratch(work, limits["scratch_mb"], SCRATCH_FILES)
     os.chdir(work)
     os.environ.update(
@@ -130,12 +132,18 @@ def _give_up_rights(
         prctl(PR_SET_NO_NEW_PRIVS, 1)
     if "no_capabilities" in layers:
         namespaces.drop_capabilities()
-    if any(layer.startswith("landlock:") for layer in layers):
-        _restrict_files(message, work, read)
+    # The program that compute-sanitizer starts does this itself, with its own /proc/self.
+    talks = message["spawn"] == "sanitizer"
+    if any(layer.startswith("landlock:") for layer in layers) and not talks:
+        restrict_files(message, work, read)
     if "seccomp" in layers:
         may_fork = bool(message.get("processes"))
+        talks = talks and "tmpfs_scratch" in layers  # else to the machine's services, too
         program = seccomp.program(
-            processes=may_fork, own_pid=os.getpid(), shared_memory=_may_share(message)
+            processes=may_fork,
+            connects=talks,
+            own_pid=os.getpid(),
+            shared_memory=_may_share(message),
         )
         seccomp.install(program)
 
@@ -147,10 +155,12 @@ def _devices() -> list[str]:
 def _may_share(message: Message) -> bool:
     """Whether it may make memory that is in no process's resident set, and so is not counted: ours
     may, and CUDA does as it likes."""
-    return message["spawn"] not in ("candidate", "capture") or bool(_devices())
+    return message.get("spawn") not in ("candidate", "capture") or bool(_devices())
 
 
-def _restrict_files(message: Message, work: str, read: Collection[str]) -> None:
+def restrict_files(message: Message, work: str, read: Collection[str]) -> None:
+    """Landlock for a process that works in `work`. `message` names its `scratch`, and what it may
+    open besides (`readable`, `writable`)."""
     both = landlock.READ_FILE | landlock.WRITE_FILE
     rules = landlock.Ruleset().allow(landlock.READ, read)
     # Built libraries are named by a hash of their sources: without the right to list the directory,

@@ -89,12 +89,14 @@ def program(
     *,
     processes: bool,
     unix_sockets: bool = True,
+    connects: bool = False,
     own_pid: int | None = None,
     shared_memory: bool = True,
     machine: str = MACHINE,
 ) -> bytes:
     """The filter. With `own_pid` signals go to that process only; with `processes` it may start
-    others and signal them; `shared_memory` without a file may be made."""
+    others and signal them; with `connects` its sockets connect, so it should see none of the
+    machine's; with `shared_memory` it may make some that no file holds."""
     permit, refuse = (RETURN, 0, 0, ALLOW), _fail(errno.EPERM)
     rules: dict[str, list[Instruction]] = {name: [refuse] for name in REFUSED}
     rules["socket"] = (
@@ -102,7 +104,7 @@ def program(
     )
     # Landlock does not know Unix sockets with a path (a container daemon's, say). To a library a
     # daemon that refuses is one not running.
-    rules["connect"] = [_fail(errno.ECONNREFUSED)]
+    rules["connect"] = [permit if connects else _fail(errno.ECONNREFUSED)]
     # Its flags are in memory, where no filter can look: libc falls back to clone.
     rules["clone3"] = [_fail(errno.ENOSYS)]
     if shared_memory:

@@ -116,6 +116,7 @@ class CallReport(Report):
     devices: Several[Text] = []
     plain: bool = False
     tensors: bool = False
+    expanded: bool = False
     structure: Text = ""
     custom_calls: Count = 0
     mutated: bool = False
@@ -179,6 +180,8 @@ REASON_OF_CHANGE: Mapping[str, Reason] = {
         "default_dtype default_device threads current_device persisting_l2 deterministic".split(),
         Reason.GLOBAL_STATE_CHANGED,
     ),
+    "modes": Reason.HARNESS_TAMPERING,
+    "operators": Reason.HARNESS_TAMPERING,
 }
 """The reason that a change of each setting stands for. Other settings are only flagged: honest code
 writes them."""

@@ -1,0 +1,116 @@
+"""NVIDIA's compute-sanitizer over correct CUDA candidates: accesses out of bounds, races, memory
+read before it is written, barriers that not every thread reaches.
+
+Guarantees: the candidate runs in a confined child of its own, on the task's declared inputs, with
+a deadline; only what a tool counts is a finding, and a tool that does not get to the end of the
+calls is `not_run`, never a finding. Does not guarantee that a kernel is sound for other inputs, nor
+that a candidate which notices the tool behaves as it does without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+
+from kernels_eval.build.toolchain import places_of
+from kernels_eval.config import EvalConfig
+from kernels_eval.errors import ToolchainError
+from kernels_eval.isolation.sandbox import Child, ChildFailure
+from kernels_eval.parent.draft import VerdictDraft
+from kernels_eval.parent.messages import Stop
+from kernels_eval.parent.reference_handle import ReferenceProcess
+from kernels_eval.parent.runner import Runner
+from kernels_eval.records import Candidate, Language, Reason
+
+PROGRAM = "compute-sanitizer"
+DONE = "every call returned"
+"""What the program under the tool prints last: a tool can count no errors of a program that it
+never started."""
+SUMMARY = re.compile(
+    r"^=+ (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: .*\((\d+) error)", re.MULTILINE
+)
+FIRST_ERROR = re.compile(r"^=+ ((?:Error: |Invalid |Uninitialized |Barrier error).*)", re.MULTILINE)
+ENVIRONMENT = {
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # else what lies beyond a tensor is torch's own block
+    "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",  # a child has no other sockets
+}
+MOST_KERNELS = 8
+
+
+def installed() -> str:
+    """The path of compute-sanitizer. Raises ToolchainError where there is none."""
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    folders = (os.environ.get("PATH", ""), f"{home}/bin", f"{home}/{PROGRAM}")
+    found = shutil.which(PROGRAM, path=os.pathsep.join(folders))
+    if not found:
+        raise ToolchainError(
+            f"{PROGRAM} is not installed, and verification.eval.sanitizer asks for it",
+            "install it (NVIDIA's Debian repository: apt-get install cuda-sanitizer-13-0), put it"
+            " on PATH, or set verification.eval.sanitizer=off",
+        )
+    return found
+
+
+def wanted(config: EvalConfig, candidate: Candidate, draft: VerdictDraft) -> bool:
+    """Whether this candidate, which passed every other check, is one to look at."""
+    certainly_faster = draft.timing is not None and draft.timing.speedup_lower > 1
+    chosen = config.sanitizer == "correct" or (config.sanitizer == "curated" and certainly_faster)
+    return chosen and candidate.language is Language.CUDA
+
+
+def sanitize(
+    runner: Runner,
+    reference: ReferenceProcess,
+    candidate: Candidate,
+    libraries: dict[str, str],
+    draft: VerdictDraft,
+) -> None:
+    """Run the tools, each in a process of its own, and note what they find as flags. Raises Stop
+    where a finding is to refuse, ToolchainError where the program is missing."""
+    config, program = reference.config, installed()
+    asked = {"spec": reference.spec, "libraries": libraries, "done": DONE}
+    asked["readable"] = [str(path) for path in places_of(runner.builder.tools.cache)]
+    sources = {"task": reference.task.code, "candidate": candidate.code or ""}
+    for tool in config.sanitizer_tools:
+        with Child(runner.server, "sanitizer", config.limits, processes=True) as child:
+            for name, code in sources.items():
+                asked[name] = str(child.write_file(f"{name}.py", code))
+            request = str(child.write_file("request.json", json.dumps(asked)))
+            under = [sys.executable, "-m", "kernels_eval.child.sanitized", request]
+            run = {
+                "program": [program, *_options(tool, draft.custom_kernels), *under],
+                "environment": ENVIRONMENT,
+            }
+            try:
+                said = str(child.request("run", timeout=config.sanitizer_s, **run).get("said"))
+            except ChildFailure:
+                said = ""
+        errors = errors_in(said)
+        if errors != 0:
+            draft.flags.append(f"sanitizer:{tool}:{'not_run' if errors is None else errors}")
+        if errors and config.sanitizer_finding == "refuse":
+            reason = Reason.NON_DETERMINISTIC if tool == "racecheck" else Reason.CUDA_ERROR
+            first = FIRST_ERROR.search(said)
+            what = first[1] if first else "see the log"
+            raise Stop(reason, f"{tool} counts {errors} errors: {what}", said)
+
+
+def errors_in(said: str) -> int | None:
+    """How many errors a tool counted. None where it did not finish, or counted none of a program
+    that did not."""
+    counts = [int(errors or races) for errors, races in SUMMARY.findall(said)]
+    return max(counts) if counts and (any(counts) or DONE in said) else None
+
+
+def _options(tool: str, kernels: tuple[str, ...]) -> list[str]:
+    """Only the candidate's own kernels are looked at: torch's are not its fault, and take long."""
+    options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "3"]
+    options += ["--report-api-errors", "no"] if tool == "memcheck" else []
+    for kernel in kernels[:MOST_KERNELS]:
+        plain = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""))[0]
+        if words := re.findall(r"\w+", plain):
+            options += ["--kernel-name", f"kernel_substring={words[-1]}"]
+    return options

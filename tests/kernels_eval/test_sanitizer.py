@@ -1,0 +1,218 @@
+"""compute-sanitizer over correct candidates: what its output says, when it runs, and what a finding
+costs. A stand-in takes the program's place where there is no GPU."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from kernels_eval.config import EvalConfig
+from kernels_eval.errors import ToolchainError
+from kernels_eval.evaluator import Evaluator
+from kernels_eval.parent import sanitizer
+from kernels_eval.parent.draft import VerdictDraft
+from kernels_eval.parent.messages import Stop
+from kernels_eval.records import Language, Reason, stable_hash
+from tests.support.kernels import (
+    AFFINE,
+    QUICK,
+    assert_reason,
+    candidate,
+    kernel_task,
+    module,
+    task_source,
+    verifying,
+    verifying_on_gpu,
+)
+
+CLEAN = f"========= COMPUTE-SANITIZER\n{sanitizer.DONE}\n========= ERROR SUMMARY: 0 errors\n"
+MEMCHECK = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at affine_kernel(const float *, float *, int)+0x90
+=========     by thread (0,0,0) in block (4,0,0)
+=========     Access at 0x7f2c5c600800 is out of bounds
+========= ERROR SUMMARY: 1 error
+"""
+RACECHECK = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at sum_kernel+0x110
+=========     and Read access at sum_kernel+0x170 [1020 hazards]
+=========
+every call returned
+========= RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)
+"""
+NEVER_STARTED = """========= COMPUTE-SANITIZER
+========= Error: Target application terminated before first instrumented API call
+========= ERROR SUMMARY: 0 errors
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "errors"),
+    [
+        (CLEAN, 0),
+        (MEMCHECK, 1),
+        (RACECHECK, 1),
+        (NEVER_STARTED, None),
+        (f"{sanitizer.DONE}\n", None),
+        (CLEAN.replace("0 errors", "127 errors"), 127),
+        (RACECHECK.replace("2 hazards displayed (1 error", "0 hazards displayed (0 errors"), 0),
+        ("", None),
+    ],
+)
+def test_errors_in_recorded_outputs(said, errors):
+    assert sanitizer.errors_in(said) == errors
+
+
+def test_off_changes_no_hash():
+    assert not [name for name in EvalConfig().model_dump() if name.startswith("sanitizer")]
+    on = EvalConfig(sanitizer="correct")
+    assert stable_hash(on.model_dump(mode="json")) != stable_hash(
+        EvalConfig(sanitizer="correct", sanitizer_tools=("memcheck",)).model_dump(mode="json")
+    )
+    assert EvalConfig.model_validate(on.model_dump(mode="json")) == on
+
+
+def test_a_missing_program_is_named_before_anything_runs(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(ToolchainError, match="cuda-sanitizer"):
+        Evaluator("cuda:0", EvalConfig(sanitizer="correct"), ahead=False)
+
+
+def test_options_name_the_candidates_kernels():
+    names = ("void (anonymous namespace)::tile<float, 4>(float*)", "affine_kernel(float const*)")
+    options = sanitizer._options("racecheck", names)
+    assert options[:2] == ["--tool", "racecheck"]
+    assert options[-4::2] == ["--kernel-name"] * 2
+    assert options[-3::2] == ["kernel_substring=tile", "kernel_substring=affine_kernel"]
+
+
+STAND_IN = """#!{python}
+import subprocess, sys
+program = sys.argv[sys.argv.index({python!r}):]
+print("========= COMPUTE-SANITIZER", flush=True)
+status = subprocess.run(program).returncode
+print("========= Invalid __global__ write of size 4 bytes" if {errors} else "")
+print("========= ERROR SUMMARY: {errors} errors")
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "errors", "finding", "flags"),
+    [
+        ("return ext.affine(x)", 0, "flag", []),
+        ("return ext.affine(x)", 3, "flag", ["sanitizer:memcheck:3"]),
+        ("return ext.affine(x)", 3, "refuse", ["sanitizer:memcheck:3"]),
+        ("raise RuntimeError('notices the tool')", 0, "refuse", ["sanitizer:memcheck:not_run"]),
+    ],
+)
+def test_a_confined_run_with_a_stand_in(monkeypatch, tmp_path, forward, errors, finding, flags):
+    """On the CPU: the child, its confinement, the program and the parsing are as on a GPU."""
+    with verifying(
+        QUICK.model_copy(update={"sanitizer_tools": ("memcheck",), "sanitizer_finding": finding})
+    ) as judge:
+        found = candidate(AFFINE, module(forward))
+        reference = judge.runner.reference(AFFINE)
+        libraries = judge.preparer.prepare(found, AFFINE).libraries
+        stand_in = judge.runner.server.base / "compute-sanitizer"
+        stand_in.write_text(STAND_IN.format(python=sys.executable, errors=errors))
+        stand_in.chmod(0o755)
+        monkeypatch.setattr(sanitizer, "installed", lambda: str(stand_in))
+        draft = VerdictDraft()
+        run = partial(sanitizer.sanitize, judge.runner, reference, found, libraries, draft)
+        if errors and finding == "refuse":
+            with pytest.raises(Stop) as stop:
+                run()
+            assert stop.value.finding.reason is Reason.CUDA_ERROR
+            assert "Invalid __global__ write" in stop.value.finding.detail
+        else:
+            run()
+        assert draft.flags == flags
+
+
+def kernel(body: str) -> str:
+    """A candidate whose kernel of one block per row adds up rows of 256 floats, by this body."""
+    source = (
+        "__global__ void sum_kernel(const float* x, float* y, int rows) {\n"
+        "  __shared__ float part[256];\n"
+        "  const int t = threadIdx.x, row = blockIdx.x;\n"
+        f"{body}\n}}\n"
+        "torch::Tensor sum(torch::Tensor x) {\n"
+        "  auto y = torch::empty({x.size(0)}, x.options());\n"
+        "  sum_kernel<<<x.size(0), 256>>>(x.data_ptr<float>(), y.data_ptr<float>(),"
+        " (int)x.size(0));\n"
+        "  return y;\n}\n"
+    )
+    extension = (
+        f"load_inline(name='sanitized_{stable_hash(body)[:8]}', cuda_sources={source!r},"
+        " cpp_sources='torch::Tensor sum(torch::Tensor x);', functions=['sum'])"
+    )
+    return module("return ext.sum(x)", extension=extension)
+
+
+ROWS = kernel_task(
+    task_source("return x.sum(1)", inputs="[torch.randn(33, 256)]"), "sanitized_rows"
+)
+START = "  part[t] = x[row * 256 + t];\n  __syncthreads();\n"
+HALVES = (
+    "  for (int n = 128; n; n /= 2) {\n    if (t < n) part[t] += part[t + n];\n"
+    "    __syncthreads();\n  }\n"
+)
+END = "  if (t == 0) y[row] = part[0];"
+HONEST = START + HALVES + END
+FAULTS = {
+    # right answers all of them: torch's allocator rounds blocks up, and a warp runs in step
+    "memcheck": HONEST + "\n  if (t == 0 && row == 0) y[rows] = 1.0f;",
+    "racecheck": HONEST.replace("    __syncthreads();\n", "    if (n > 32) __syncthreads();\n"),
+    "initcheck": HONEST + "\n  if (t == 1 && y[row] == 12345.0f) y[row] = 0.0f;",
+    "synccheck": HONEST.replace(
+        "  if (t == 0) y", "  if (t < 48) __syncthreads();\n  if (t == 0) y"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def judges():
+    """A judge for each tool, made when it is asked for."""
+    made = {}
+    with ExitStack() as stack:
+
+        def judge(tool, finding):
+            update = {"sanitizer": "correct", "sanitizer_tools": (tool,)}
+            update |= {"sanitizer_finding": finding, "sanitizer_s": 300.0}
+            if (tool, finding) not in made:
+                config = QUICK.model_copy(update=update)
+                made[tool, finding] = stack.enter_context(verifying_on_gpu(config))
+            return made[tool, finding]
+
+        yield judge
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", FAULTS)
+def test_a_fault_that_passes_every_other_check_is_found(judges, tool):
+    verdict = judges(tool, "flag")(ROWS, kernel(FAULTS[tool]), language=Language.CUDA)
+    assert_reason(verdict, "ok")
+    counts = [flag for flag in verdict.flags if flag.startswith(f"sanitizer:{tool}:")]
+    assert len(counts) == 1 and counts[0].rpartition(":")[2].isdigit(), verdict.flags
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", FAULTS)
+def test_an_honest_kernel_has_no_finding(judges, tool):
+    verdict = judges(tool, "flag")(ROWS, kernel(HONEST), language=Language.CUDA)
+    assert_reason(verdict, "ok")
+    assert not [flag for flag in verdict.flags if flag.startswith("sanitizer")], verdict.flags
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_finding_refuses_where_it_is_to(judges):
+    verdict = judges("memcheck", "refuse")(ROWS, kernel(FAULTS["memcheck"]), language=Language.CUDA)
+    assert_reason(verdict, "cuda_error")
+    assert "memcheck" in verdict.detail

@@ -44,6 +44,12 @@ NVCC_FLAGS = """-DTORCH_API_INCLUDE_EXTENSION_H -D__CUDA_NO_HALF_OPERATORS__
     -D__CUDA_NO_HALF_CONVERSIONS__ -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__
     --expt-relaxed-constexpr --compiler-options -fPIC -std=c++20 -w""".split()
 
+ENDED = {
+    "timeout": "the build ran past its deadline of {:g} s (build.timeout_s)\n",
+    "killed": "the compiler was killed again and again\n",
+}
+"""What a log does not say by itself."""
+
 Tier = Literal["lite", "full"]
 
 
@@ -70,6 +76,7 @@ class Attempt:
         if outcome == "ok":
             return Build(ok=True, key=self.spec.key, tier=self.tier, path=str(self.library))
         log = log_of(self.work)
+        why = ENDED.get(outcome, "").format(self.timeout_s)
         if outcome == "failed":
             raise_if_full(self.prepared.tools.cache, log)
         return Build(
@@ -77,7 +84,7 @@ class Attempt:
             key=self.spec.key,
             tier=self.tier,
             reason=Reason.BUILD if outcome == "timeout" else Reason.BUILD_FAILED,
-            log=interesting(log, self.work),
+            log=why + interesting(log, self.work),
             lasting=outcome == "failed",
         )
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,17 +14,11 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels_eval.checks.linked import NO_COMPUTE
+
 Function = Callable[..., Any]
 Values = tuple[Any, ...]
 Named = dict[str, Any] | None
-NO_COMPUTE = frozenset(
-    """empty empty_like empty_strided new_empty zeros zeros_like ones ones_like full full_like view
-    reshape _unsafe_view t transpose permute expand as_strided slice select unsqueeze squeeze detach
-    alias clone copy_ _to_copy contiguous split split_with_sizes chunk unbind lift_fresh
-    scalar_tensor arange fill_ zero_ _local_scalar_dense is_same_size unfold resize_ set_ narrow
-    diagonal new_zeros new_ones new_full _reshape_alias""".split()
-)
-"""aten operators that make, move or view tensors."""
 NOT_NAMED = frozenset(
     """view reshape transpose permute expand expand_as unsqueeze squeeze flatten contiguous clone
     detach to t size dim numel stride shape device dtype is_contiguous split chunk unbind
@@ -66,6 +64,59 @@ def compute_operators(run: Callable[[], object]) -> list[str]:
     with mode:
         run()
     return mode.seen
+
+
+def traced_operators(run: Callable[[], object]) -> set[str]:
+    """The same, without repetitions, by a record that also has what no dispatch mode sees: other
+    threads, what runs below a guard, and what another operator's kernel calls. It takes most of a
+    millisecond a call."""
+    nodes: list[dict[str, Any]] = []
+    with _recorded(nodes):
+        run()
+    return _outermost(nodes)
+
+
+@contextmanager
+def _recorded(nodes: list[dict[str, Any]]) -> Iterator[None]:
+    """Meanwhile, record what the dispatcher calls in any thread, by PyTorch's execution trace.
+    Adds it to `nodes` in the end; nothing where that fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace, tracing = Path(folder) / "trace.json", torch._C._profiler
+        tracing._add_execution_trace_observer(str(trace))
+        tracing._enable_execution_trace_observer()
+        try:
+            yield
+        finally:
+            tracing._disable_execution_trace_observer()
+            tracing._remove_execution_trace_observer()
+        with suppress(OSError, ValueError):  # none, or cut off
+            nodes += json.loads(trace.read_bytes())["nodes"]
+
+
+def _outermost(nodes: list[dict[str, Any]]) -> set[str]:
+    """The compute operators among recorded calls that no other of them called."""
+    above = {node["id"]: node["ctrl_deps"] for node in nodes}
+    computing = {node["id"]: node["name"] for node in nodes if _computes(node)}
+    inner = set()
+    for node in computing:
+        at, path = above[node], {node}
+        while at in above and at not in path:  # a forged trace may go in circles
+            path.add(at)
+            if at in computing:
+                inner.add(node)
+                break
+            at = above[at]
+    return {name.replace("::", ".") for node, name in computing.items() if node not in inner}
+
+
+def _computes(node: dict[str, Any]) -> bool:
+    """Is this a call of an aten operator that computes, and is not composed of others?"""
+    namespace, _, name = node["name"].partition("::")
+    if namespace != "aten" or name in NO_COMPUTE or name.startswith("resolve_"):
+        return False
+    schema = next((each["value"] for each in node["attrs"] if each["name"] == "op_schema"), "")
+    overload = schema.partition("(")[0] or node["name"]
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(overload, "CompositeImplicitAutograd")
 
 
 def reference_operators(run: Callable[[], object]) -> list[str]:

@@ -53,9 +53,9 @@ class LoadedTask(Record):
     """What the reference process found when it loaded a task and ran it once.
 
     `parameters` and `statistics` (running ones, of normalisation) are shapes without dimensions of
-    size 1, `input_bytes` those of one set of inputs, `packed_bytes` and `argument_bytes` what one
-    set and the constructor's arguments take in shared memory, `mutates` whether the reference
-    changes its inputs.
+    size 1, `parameter_names` the names of the first, `input_bytes` those of one set of inputs,
+    `packed_bytes` and `argument_bytes` what one set and the constructor's arguments take in shared
+    memory, `mutates` whether the reference changes its inputs.
     """
 
     plan: InputPlan
@@ -63,6 +63,7 @@ class LoadedTask(Record):
     mutates: bool
     operators: tuple[str, ...]
     parameters: list[list[int]]
+    parameter_names: list[str]
     statistics: list[list[int]]
     dtype: str
     device_name: str

@@ -8,7 +8,7 @@ are bytes that the reference process compares, and its times are bounded by the 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
@@ -27,12 +27,13 @@ from kernels_eval.checks.inputs import (
     squeezed,
 )
 from kernels_eval.checks.measurement import same, same_all
-from kernels_eval.checks.operators import compute_operators
+from kernels_eval.checks.operators import compute_operators, traced_operators
 from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept, open_library
 from kernels_eval.child.kernel_launches import Launches
-from kernels_eval.child.kernel_tracer import KernelTracer
+from kernels_eval.child.kernel_tracer import KernelTracer, registered_operators
 from kernels_eval.child.model_runner import (
+    PLAIN,
     ModelRunner,
     described,
     now_ns,
@@ -45,6 +46,7 @@ from kernels_eval.records import Reason
 LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
 PATIENCE_S = 0.3  # calls that only sharpen a judgement are repeated no longer than this
 SHARE_S = 0.1
+TRACED = 1000  # calls of one forward whose record does not take seconds
 CORRUPT_VALUES = (1.0e4, -3.7e3)
 """Finite: a result that is multiplied by zero must not look as if it mattered."""
 
@@ -53,7 +55,6 @@ class CandidateRole(ModelRunner):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.libraries: dict[str, str] = {}
-        self.registers_operators = False
         self.previous: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         self.last_inputs: list[Any] = []
         self.state: dict[str, str] = {}
@@ -117,11 +118,11 @@ class CandidateRole(ModelRunner):
             if not answer.get("ok"):
                 raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
             path = self.libraries[key] = answer["path"]
+        known = registered_operators()
         module = open_library(path, spec)
         if module:
-            self.tracer.wrap_module(module)
-        else:
-            self.registers_operators = True
+            self.tracer.wrap_module(module, module.__name__)
+        self.tracer.wrap_operators(registered_operators() - known)
         if self.launches is None and self.on_gpu and (launches := Launches.find()):
             launches.expect_stream(torch.cuda.default_stream().cuda_stream)
             self.launches = launches
@@ -132,12 +133,6 @@ class CandidateRole(ModelRunner):
         """Calls of custom kernels so far: launches where they can be counted, else calls of
         functions that hold them."""
         return self.launches.total if self.launches else self.tracer.calls.total()
-
-    def forward(self, inputs: list[Any]) -> Any:
-        """One call. Operators that a library registered with torch.ops are seen by a dispatch mode,
-        as they have no function to wrap."""
-        with self.tracer.operators() if self.registers_operators else nullcontext():
-            return super().forward(inputs)
 
     def leaves(self, inputs: list[Any]) -> list[torch.Tensor]:
         """The output tensors of one call, once the device is done."""
@@ -217,7 +212,7 @@ class CandidateRole(ModelRunner):
                 break
             again, _ = flatten_outputs(self._poisoned(inputs, output_bytes, evaluate)[0])
             self.synchronise()
-            plain = all(type(x) is torch.Tensor for x in again)
+            plain = all(type(x) in PLAIN for x in again)
             if not plain or not same_all(saved, again):
                 report["rerun_differs"] = True
             saved = _copies([x for x in again if isinstance(x, torch.Tensor)])
@@ -305,11 +300,16 @@ class CandidateRole(ModelRunner):
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         self._receive(inputs)
         drawn = self.fresh()
-        operators = compute_operators(lambda: self.forward(drawn))
+        found = compute_operators(lambda: self.forward(drawn))
+        operators = set(found)
+        if len(found) < TRACED:
+            drawn = self.fresh()
+            operators |= traced_operators(lambda: self.forward(drawn))
+        operators -= self.tracer.own_operators
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
         off_stream = self.launches.off_stream if self.launches else 0
-        seen = {"operators": sorted(set(operators))[:64], "custom": list(names)[:32]}
+        seen = {"operators": sorted(operators)[:64], "custom": list(names)[:32]}
         return seen | {"off_stream": off_stream}
 
     def do_share(self, inputs: Message) -> Message:
@@ -371,12 +371,16 @@ class CandidateRole(ModelRunner):
             inputs = self.fresh(0)
             try:
                 with disturbed:
-                    return same_all(expected, self.leaves(inputs))
+                    leaves, _ = flatten_outputs(self._poisoned(inputs, output_bytes, False)[0])
+                    self.synchronise()
+                    return same_all(expected, leaves)
             except Exception:
                 return None  # what the kernels made was used
 
-        for value in CORRUPT_VALUES:
-            same_answer = unchanged(self.tracer.corrupting(value))
+        output_bytes = sum(x.numel() * x.element_size() for x in expected)
+        passes = [(value, False) for value in CORRUPT_VALUES] + [(CORRUPT_VALUES[0], True)]
+        for value, skip in passes:
+            same_answer = unchanged(self.tracer.corrupting(value, skip=skip))
             if not same_answer:
                 # A change may come from a write beside the work: is it the same without launches?
                 return (
@@ -384,7 +388,10 @@ class CandidateRole(ModelRunner):
                     and self.launches is not None
                     and unchanged(self.launches.nulled()) is True
                 )
-        return True
+        # Nothing to replace in sight: what do the launches write?
+        if self.launches is None or self.tracer.overwrote:
+            return True
+        return unchanged(self.launches.nulled()) is True
 
 
 def _copies(leaves: list[torch.Tensor]) -> list[torch.Tensor]:

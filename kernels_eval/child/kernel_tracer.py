@@ -8,42 +8,84 @@ like everything in this process: native code can forge it.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import ModuleType
 
 import torch
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.checks.operators import Named, Values
 
 Function = Callable[..., object]
 _now_ns = time.perf_counter_ns
+_live_objects = gc.get_objects
+PYTHON_NAMES = frozenset(
+    "__init__ __call__ __getitem__ __add__ __sub__ __mul__ __matmul__ __truediv__".split()
+)
+"""Methods of a bound class that may do work although Python names them."""
+DEEPEST = 4
+LOWEST_ADDRESS = 1 << 20
+"""Integers below are no pointers."""
+
+
+def registered_operators() -> set[str]:
+    """Names, as namespace::operator.overload, of all operators that are registered now."""
+    return set(torch._C._dispatch_get_all_op_names())
 
 
 class KernelTracer:
-    """Wraps the functions of extensions, operators registered with torch.ops, and Triton
-    kernels."""
+    """Wraps functions, classes and submodules of extensions, operators registered with torch.ops,
+    and Triton kernels."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.calls: Counter[str] = Counter()
         self.timing = False
+        self.overwrote: set[str] = set()
+        """Kernels of which something they wrote was replaced."""
+        self.own_operators: set[str] = set()
         self._corrupt: float | None = None
+        self._skip = False
+        self._results: dict[str, object] = {}
         self._on_gpu, self._inside, self._cpu_ns = on_gpu, False, 0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def wrap_module(self, module: ModuleType) -> None:
-        for name in dir(module):
-            value = getattr(module, name)
-            if callable(value) and not isinstance(value, type) and not name.startswith("__"):
-                setattr(module, name, self._wrapped(name, value))
+    def wrap_module(self, owner: ModuleType | type, root: str, prefix: str = "") -> None:
+        """Watch every function of an extension's module, of its submodules and of its classes.
+        `root` is the extension's name."""
+        for name, value in list(vars(owner).items()):
+            if name.startswith("__") and (name not in PYTHON_NAMES or not isinstance(owner, type)):
+                continue
+            if isinstance(value, ModuleType | type):
+                home = value.__name__ if isinstance(value, ModuleType) else value.__module__
+                # its own only, and not itself: a module may hold torch as well
+                if home.partition(".")[0] == root and prefix.count(".") < DEEPEST:
+                    self.wrap_module(value, root, f"{prefix}{name}.")
+                continue
+            with suppress(AttributeError, TypeError):  # a class that cannot be changed
+                setattr(owner, name, self._wrapped(prefix + name, value))
 
-    def _wrapped(self, name: str, function: Function) -> Function:
+    def _wrapped(self, name: str, value: object) -> object:
+        if isinstance(value, staticmethod):
+            return staticmethod(self._watched(name, value.__func__))
+        if type(value) is property and value.fget:
+            return property(self._watched(name, value.fget), value.fset, value.fdel)
+        return self._watched(name, value) if callable(value) else value
+
+    def _watched(self, name: str, function: Function) -> Function:
         return lambda *args, **kwargs: self.watch(name, function, args, kwargs)
+
+    def wrap_operators(self, names: Iterable[str]) -> None:
+        """Watch operators that a library has registered, however Python calls them."""
+        for name in {name.partition(".")[0] for name in names}:
+            namespace, _, operator = name.partition("::")
+            self.own_operators.add(f"{namespace}.{operator}")
+            packet = getattr(getattr(torch.ops, namespace), operator)
+            for called in (packet, *(getattr(packet, each) for each in packet.overloads())):
+                called._op = self._watched(f"{namespace}.{operator}", called._op)
 
     def wrap_triton(self) -> None:
         from triton.runtime.jit import JITFunction
@@ -56,25 +98,6 @@ class KernelTracer:
 
         JITFunction.run = run
 
-    def operators(self) -> TorchDispatchMode:
-        """A dispatch mode under which operators of namespaces other than torch's own count as
-        kernels."""
-        watch = self.watch
-
-        class Watch(TorchDispatchMode):
-            def __init__(self) -> None:
-                TorchDispatchMode.__init__(self)
-
-            def __torch_dispatch__(
-                self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
-            ) -> object:
-                namespace, name = function._schema.name.split("::")
-                if namespace in ("aten", "prim", "prims"):
-                    return function(*args, **(kwargs or {}))
-                return watch(f"{namespace}.{name}", function, args, kwargs)
-
-        return Watch()
-
     def watch(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
         """Call a kernel's function, and count it where it returns: a call that raises did no
         work."""
@@ -83,8 +106,10 @@ class KernelTracer:
         else:
             self._inside = True
             try:
-                how = self._timed if self._corrupt is None else self._corrupted
-                result = how(function, args, kwargs)
+                if self._corrupt is None:
+                    result = self._timed(function, args, kwargs)
+                else:
+                    result = self._corrupted(name, function, args, kwargs)
             finally:
                 self._inside = False
         self.calls[name] += 1
@@ -111,40 +136,78 @@ class KernelTracer:
         return float(spent)
 
     @contextmanager
-    def corrupting(self, value: float) -> Iterator[None]:
-        """Meanwhile, replace what kernels write by this value."""
-        self._corrupt = value
+    def corrupting(self, value: float, *, skip: bool = False) -> Iterator[None]:
+        """Meanwhile, replace what kernels write by this value. With `skip`, do not call those of
+        which nothing could be replaced: what they write may be out of sight."""
+        self._corrupt, self._skip = value, skip
         try:
             yield
         finally:
-            self._corrupt = None
+            self._corrupt, self._skip = None, False
 
-    def _corrupted(self, function: Function, args: Values, kwargs: Named) -> object:
-        given = [x for x in _tensors((args, kwargs)) if x.device.type != "meta"]
+    def _corrupted(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
+        silent = name not in self.overwrote and not name.endswith("__init__")
+        if self._skip and silent and name in self._results:
+            return self._results[name]
+        given = _reachable((args, kwargs))
         before = [x.detach().clone() for x in given]
-        result = function(*args, **(kwargs or {}))
+        result = self._results[name] = function(*args, **(kwargs or {}))
         held = {x.data_ptr() for x in given}
         for tensor, old in zip(given, before, strict=True):
             if not torch.equal(tensor, old) and not bool(((tensor != tensor) & (old != old)).all()):
-                self._overwrite(tensor)
-        for tensor in _tensors(result):
-            if tensor.data_ptr() not in held:
-                self._overwrite(tensor)
-        if isinstance(result, int | float) and not isinstance(result, bool):
-            return type(result)(result * 3 + 7)
-        return result
+                self._overwrite(name, tensor)
 
-    def _overwrite(self, tensor: torch.Tensor) -> None:
+        def replaced(leaf: object) -> object:
+            tensor = _as_tensor(leaf)
+            if tensor is not None and tensor.data_ptr() not in held:
+                self._overwrite(name, tensor)
+            if isinstance(leaf, bool):
+                return not leaf
+            return type(leaf)(leaf * 3 + 7) if type(leaf) in (int, float) else leaf
+
+        return pytree.tree_map(replaced, result)
+
+    def _overwrite(self, name: str, tensor: torch.Tensor) -> None:
         target = tensor.detach()
-        with torch.no_grad():
+        for dim, stride in enumerate(target.stride()):  # expanded: one element many times
+            target = target if stride else target.narrow(dim, 0, min(1, target.shape[dim]))
+        value = self._corrupt or 0.0
+        with torch.no_grad(), suppress(RuntimeError):  # not every dtype and view can be written
             if target.is_floating_point() or target.is_complex():
-                target.fill_(self._corrupt or 0.0)
+                target.fill_(value)
             elif target.dtype == torch.bool:
                 target.logical_not_()
-            else:
-                # stays in range: it may be an index
+            elif value > 0:  # stays in range: it may be an index
                 target.copy_(target.flatten().roll(1).reshape(target.shape))
+            else:  # one number, or many alike
+                target.copy_(target == 0)
+            if target.numel():
+                self.overwrote.add(name)
 
 
-def _tensors(value: object) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+def _as_tensor(value: object) -> torch.Tensor | None:
+    """A tensor, or the memory of a NumPy array as one."""
+    if isinstance(value, torch.Tensor):
+        return None if value.device.type == "meta" else value
+    if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
+        with suppress(TypeError, ValueError):  # a dtype that torch does not have
+            return torch.from_numpy(value)
+    return None
+
+
+def _reachable(arguments: object) -> list[torch.Tensor]:
+    """Tensors among these arguments, and those that an integer among them points into."""
+    leaves = pytree.tree_leaves(arguments)
+    found = [tensor for leaf in leaves if (tensor := _as_tensor(leaf)) is not None]
+    pointers = [leaf for leaf in leaves if type(leaf) is int and leaf > LOWEST_ADDRESS]
+    if pointers:
+        for tensor in filter(_is_plain, _live_objects()):
+            storage = tensor.untyped_storage()
+            start = storage.data_ptr()
+            if any(start <= pointer < start + storage.nbytes() for pointer in pointers):
+                found.append(tensor)
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided

@@ -8,7 +8,6 @@ only where they are served, so a candidate's process does not hold their code.
 from __future__ import annotations
 
 import os
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -16,10 +15,11 @@ from types import ModuleType
 from typing import NoReturn
 
 from kernels_eval.checks.inputs import construct, load_module
-from kernels_eval.child.build_interception import BuildFailed, intercept
+from kernels_eval.child.build_interception import intercept
 from kernels_eval.child.candidate import CandidateRole
+from kernels_eval.child.failures import report
 from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
-from kernels_eval.records import Reason, Record
+from kernels_eval.records import Record
 
 OTHER_ROLES = {
     "reference": "reference.expected_values.Reference",
@@ -43,7 +43,7 @@ def serve(role: str, channel: Channel) -> None:
         try:
             answer = handler(**message) or {}
         except Exception as error:
-            answer = _error(error)
+            answer = report(error)
         if isinstance(answer, Record):
             answer = answer.model_dump(mode="json")
         descriptors = tuple(answer.pop("_descriptors", ()))
@@ -63,34 +63,6 @@ def role_of(name: str) -> Callable[[Channel], object]:
     return found
 
 
-def _error(error: Exception) -> Message:
-    return {
-        "error": _classify(error),
-        "detail": f"{type(error).__name__}: {error}"[:2000],
-        "trace": traceback.format_exc()[-4000:],
-    }
-
-
-def _classify(error: Exception) -> str:
-    """The verdict reason that an exception stands for."""
-    name, text = type(error).__name__, str(error)
-    memory = "out of memory" in text or "can't allocate memory" in text
-    # torch's allocator asks NVML for details when memory runs out; where the sandbox keeps NVML
-    # away, that assertion is what is left
-    memory = memory or ("nvmlInit" in text and "CUDACachingAllocator" in text)
-    if memory or isinstance(error, MemoryError) or "OutOfMemory" in name:
-        return Reason.OUT_OF_MEMORY
-    if "CUDA error" in text or "AcceleratorError" in name or "illegal memory access" in text:
-        return Reason.CUDA_ERROR
-    if isinstance(error, ImportError) and "undefined symbol" in text:
-        return Reason.UNDEFINED_SYMBOL
-    if isinstance(error, BuildFailed):
-        return error.reason
-    if isinstance(error, ModuleNotFoundError):
-        return Reason.NO_MODULE
-    return Reason.SYNTAX_ERROR if isinstance(error, SyntaxError) else Reason.EXCEPTION
-
-
 class Capture:
     """Runs the candidate's module with builds replaced by stubs, and reports what it asked to
     build."""
@@ -104,7 +76,7 @@ class Capture:
             self.module = load_module(path, "candidate")
         except Exception as error:
             # a module that needs its extension at import still told what to build
-            return {"specs": self.specs, **_error(error)}
+            return {"specs": self.specs, **report(error)}
         return {"specs": self.specs}
 
     def do_construct(self, task_path: str, init_form: str) -> Message:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ HOARD_BYTES = 1 << 30
 # longer than the call
 HOARD_SHARE = 32
 MOST_FORMS = 4
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of outputs that hold what they show; other subclasses may compute when they are read."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
 
@@ -128,9 +131,10 @@ class ModelRunner:
         with torch.no_grad():
             return self.model(*inputs)
 
-    def do_weights(self, seed: int, statistics: list[list[int]]) -> None:
-        """Redraw the parameters, and the running statistics of these shapes."""
-        randomise_weights(self.model, seed)
+    def do_weights(self, seed: int, statistics: list[list[int]], names: Sequence[str] = ()) -> None:
+        """Redraw the parameters, mapped by the reference's `names` where all are there, and the
+        running statistics of these shapes."""
+        randomise_weights(self.model, seed, names=names)
         held = running_statistics(self.model, renamed=True)
         redraw_statistics([x for x in held if squeezed(x) in statistics], seed)
         self.synchronise()
@@ -155,7 +159,7 @@ class ModelRunner:
             # by what tells their forms apart: describing hundreds takes longer than making them
             forms = {
                 (structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves))
-                if all(type(x) is torch.Tensor for x in leaves) and plain_containers(output)
+                if all(type(x) in PLAIN for x in leaves) and plain_containers(output)
                 else index: (output, leaves, structure)
                 for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
             }
@@ -207,14 +211,22 @@ class ModelRunner:
 
 def described(output: Any, leaves: list[Any], structure: str) -> Message:
     """The form of an output."""
-    plain = all(type(leaf) is torch.Tensor for leaf in leaves) and plain_containers(output)
+    plain = all(type(leaf) in PLAIN for leaf in leaves) and plain_containers(output)
     return {
         "kinds": [type(leaf).__name__ for leaf in leaves],
         "devices": [leaf.device.type if isinstance(leaf, torch.Tensor) else "" for leaf in leaves],
         "plain": plain,
+        "expanded": any(isinstance(leaf, torch.Tensor) and is_expanded(leaf) for leaf in leaves),
         "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
         "structure": structure,
         "outputs": [
             {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves if plain
         ],
     }
+
+
+def is_expanded(tensor: torch.Tensor) -> bool:
+    """Does it hold one element many times?"""
+    strided = tensor.layout is torch.strided
+    sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()
+    return any(size > 1 and not stride for size, stride in sizes)

@@ -10,6 +10,7 @@ does to its own process: see docs.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -39,6 +40,13 @@ MEMORY_SHARE = 0.6
 START_S, ANSWER_S = 180.0, 30.0
 """How long the fork server may take to start, and for an answer."""
 RESTARTED = "it is started again with the next candidate"
+CHATTER = re.compile(
+    r"^[^\n]*(?:\w+Warning: [^\n]*\bNVML\b[^\n]*\n[ \t]+\S[^\n]*|execution_trace_observer\.cpp[^\n]*"
+    r"|\[W[^\n]*\bNVML\b[^\n]*)\n?",
+    re.MULTILINE,
+)
+"""Lines of torch in a log that say nothing of a candidate: NVML is kept away from it, and the
+record of its operators is ours."""
 FOLDERS_GONE = "the fork server is gone, and its folders with it"
 BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
 """Roles whose children are to blame for a SIGKILL themselves, in the attempt that is under way
@@ -270,7 +278,7 @@ class Child:
         try:
             with open(self.scratch / "log", "rb") as handle:
                 handle.seek(max(0, handle.seek(0, os.SEEK_END) - count))
-                return handle.read().decode("utf-8", "replace")
+                return CHATTER.sub("", handle.read().decode("utf-8", "replace"))
         except OSError:
             return ""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
+from kernels_eval.checks.linked import library_work
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess
 from kernels_eval.parent.messages import (
@@ -29,7 +30,10 @@ def attribute_work(process: CandidateProcess) -> None:
     draft = process.draft
     seen = process.ask_about("operators", OperatorReport)
     draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
-    draft.library_calls = tuple(one_line(name)[:200] for name in seen.operators[:64])
+    linked, flags = library_work(process.libraries.values())
+    named = {one_line(name)[:200] for name in seen.operators[:64]} | linked
+    draft.library_calls = tuple(sorted(named)[:64])
+    draft.flags += sorted(flags)
     if seen.off_stream:
         draft.flags.append("side_stream")  # joined before the return, or `check_idle` says so
     idle = sum(not call.custom_calls for call in process.calls)

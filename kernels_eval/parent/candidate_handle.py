@@ -53,12 +53,13 @@ class CandidateProcess:
         self.builds = BoundedBuilds(builder, candidate, draft.flags)
         self.calls: list[CallReport] = []
         self.parameters: list[list[int]] = []
+        self.libraries: dict[str, str] = {}
         self.statistics: list[list[int]] = []
 
     def load(self, libraries: dict[str, str]) -> None:
         """Import the module and construct it. Raises MadeElsewhere where the reference has to be
         constructed again, on the CPU."""
-        reference, limits = self.reference, self.config.limits
+        reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
         (arguments, given), (outputs, taken) = (
             reference.arguments(),
             reference.outputs_of("candidate"),
@@ -129,6 +130,8 @@ class CandidateProcess:
         run."""
         build = self.builds.build(spec)
         self.draft.late_tier = build.tier or None
+        if build.ok:
+            self.libraries[build.key] = build.path
         answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
         return self.child.resume(answer, timeout)
 
@@ -136,8 +139,8 @@ class CandidateProcess:
         """One forward call, compared. Raises Stop where the outputs are not even of the right
         form."""
         if trial.weights_seed is not None:
-            wanted = self.reference.used_statistics()
-            self.tell("weights", seed=trial.weights_seed, statistics=wanted)
+            wanted, names = self.reference.used_statistics(), self.reference.loaded.parameter_names
+            self.tell("weights", seed=trial.weights_seed, statistics=wanted, names=names)
         if trial.construct_seed is not None:
             self._rebuild(trial.construct_seed)
         inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)

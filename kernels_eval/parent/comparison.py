@@ -42,11 +42,15 @@ def compare_outputs(process: CandidateProcess) -> None:
         measured.append((trial, found))
         draft.correctness = _correctness(measured, reference)
         outcome = reference.judge(found, trial)
-        if outcome is not Reason.OK:
+        if outcome is Reason.WRONG_OUTPUT and trial.name == "offset" and reference.sums_products:
+            draft.flags.append("offset_inputs_differ")  # honest sums of that length may err so
+        elif outcome is not Reason.OK:
             # a changed default dtype, say, explains more than the wrong output it leads to
             check_state(process)
             raise explained(trial, outcome, found, process)
     draft.outputs_match = True
+    if any(call.expanded for call in process.calls):
+        draft.flags.append("expanded_output")
     draft.precision_class = reference.precision
     if any(call.previous_changed for call in process.calls):
         raise Stop(Reason.OUTPUT_ALIASED, "a later call overwrites the output of an earlier one")

@@ -18,6 +18,7 @@ from kernels_eval.checks.correctness import merge
 from kernels_eval.checks.inputs import (
     constructor_arguments,
     flatten_outputs,
+    parameter_names,
     parameter_shapes,
     plan_inputs,
     randomise_weights,
@@ -103,6 +104,7 @@ class Reference(TaskRunner):
             mutates=mutates,
             operators=tuple(operators[:MOST_OPERATORS]),
             parameters=parameter_shapes(self.model),
+            parameter_names=parameter_names(self.model),
             statistics=list(map(squeezed, running_statistics(self.model))),
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",

@@ -1,0 +1,134 @@
+"""Library work that a built extension asks for, read from the symbols of its ELF file (System V
+ABI, chapter 4). No torch here: the parent reads the file, and no process of the candidate's has a
+say in it.
+
+Does not see functions of a static library, nor what is reached through pointers: a flag says where
+a library looks functions up by name.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+NO_COMPUTE = frozenset(
+    """empty empty_like empty_strided new_empty zeros zeros_like ones ones_like full full_like view
+    reshape _unsafe_view t transpose permute expand as_strided slice select unsqueeze squeeze detach
+    alias clone copy_ _to_copy contiguous split split_with_sizes chunk unbind lift_fresh
+    scalar_tensor arange fill_ zero_ _local_scalar_dense is_same_size unfold resize_ set_ narrow
+    diagonal new_zeros new_ones new_full _reshape_alias detach_ _conj _neg_view view_as_real
+    view_as_complex""".split()
+)
+"""aten operators that make, move or view tensors."""
+DYNAMIC_SYMBOLS = 11  # SHT_DYNSYM
+UNDEFINED = 0  # SHN_UNDEF
+LIBRARY = re.compile(
+    r"(?:[sdcz]|[sd]s)(?:gemm|gemv|ger|symm|symv|syrk|syr2k|trsm|trsv|trmm|trmv|dot|axpy|scal|nrm2"
+    r"|asum|gemmt|gesv|getrf|potrf|geqrf|gesdd|gesvd|syevd?|heevd?|dotu|dotc)"
+    r"(?:_batch(?:_strided)?)?(?:_64)?_?"
+    r"|(?:cblas|LAPACKE|mkl|dnnl|nnp|xnn|bli|armpl|fftwf?)_\w+"
+    r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|DftiC|vm[sd]|v[sd])[A-Z]\w*"
+)
+"""Functions of BLAS, LAPACK, MKL, oneDNN and of NVIDIA's libraries, whole names. The names of
+C++ functions are mangled and begin with _Z."""
+FOREIGN_NAMESPACES = ("dnnl", "oneapi")
+DEVICES = (
+    "cpu",
+    "cuda",
+    "native",
+    "meta",
+    "compositeexplicitautograd",
+    "compositeimplicitautograd",
+)
+NO_OPERATOR = re.compile(
+    r"(?:get|set|is|has|can|check|warp|current|device|detail|philox)_?|.*[A-Z]"
+)
+"""What at::cuda and at::native hold besides operators."""
+UNTRACED = "at::enableRecordFunction"
+"""A library that uses this keeps calls of the dispatcher from being recorded."""
+RESOLVES_NAMES = ("dlopen", "dlsym", "dlmopen", "at::DynamicLibrary")
+
+
+class Unreadable(ValueError):
+    """The file is no ELF file with symbols that this module can read."""
+
+
+def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
+    """What these libraries ask others to compute, and flags for what hides such work.
+
+    Operators of torch that are called through the dispatcher are left out, for the run records
+    them, unless a library switches that off or calls `redispatch`.
+    """
+    work: set[str] = set()
+    flags: set[str] = set()
+    for path in paths:
+        try:
+            symbols = set(map(_demangled, _undefined(Path(path).read_bytes())))
+        except (OSError, Unreadable):
+            flags.add("symbols_unreadable")
+            continue
+        work.update(chain.from_iterable(_named(name, UNTRACED in symbols) for name in symbols))
+        flags.update(f"links:{name}" for name in (UNTRACED, *RESOLVES_NAMES) if name in symbols)
+    return work, flags
+
+
+def _named(symbol: str, untraced: bool) -> Iterator[str]:
+    """The name for `Verdict.library_calls` of a symbol that stands for library work."""
+    parts = symbol.split("::")
+    if len(parts) == 1:
+        if LIBRARY.fullmatch(symbol):
+            yield symbol
+    elif parts[0] in FOREIGN_NAMESPACES or parts[:3] == ["at", "cuda", "blas"]:
+        yield symbol
+    elif parts[:2] == ["at", "_ops"] and len(parts) > 3:
+        operator = parts[2]
+        if operator not in NO_COMPUTE and (untraced or parts[3].startswith("redispatch")):
+            yield f"aten.{operator}"
+    elif parts[0] == "at" and len(parts) == 3 and parts[1] in DEVICES:
+        if parts[2] not in NO_COMPUTE and not NO_OPERATOR.match(parts[2]):
+            yield symbol
+
+
+def _demangled(symbol: str) -> str:
+    """The qualified name of a C++ function without its arguments (Itanium C++ ABI, 5.1.2); other
+    names as they are."""
+    match = re.match(r"_ZN?(?:[rVK]*)(?=\d)", symbol)
+    if match is None:
+        return symbol
+    names, rest = [], symbol[match.end() :]
+    while (digits := re.match(r"\d{1,4}", rest)) is not None:
+        length = int(digits[0])
+        names.append(rest[digits.end() : digits.end() + length])
+        rest = rest[digits.end() + length :]
+    if names[:2] == ["at", "DynamicLibrary"]:
+        names = names[:2]
+    return "::".join(names)
+
+
+def _undefined(data: bytes) -> list[str]:
+    """Names that a 64-bit little-endian ELF file leaves to others to define. Raises Unreadable."""
+    if data[:6] != b"\x7fELF\x02\x01":
+        raise Unreadable("not a 64-bit little-endian ELF file")
+    try:
+        (start,) = struct.unpack_from("<Q", data, 0x28)
+        size, count = struct.unpack_from("<HH", data, 0x3A)
+        headers = [
+            struct.unpack_from("<IIQQQQIIQQ", data, start + size * index) for index in range(count)
+        ]
+        for _, kind, _, _, offset, length, link, *_ in headers:
+            if kind == DYNAMIC_SYMBOLS:
+                names = headers[link][4]
+                entries = struct.iter_unpack("<IBBHQQ", data[offset : offset + length])
+                return [
+                    _text(data, names + name) for name, _, _, at, *_ in entries if at == UNDEFINED
+                ]
+    except (struct.error, IndexError) as error:
+        raise Unreadable(str(error)) from error
+    raise Unreadable("no dynamic symbols")
+
+
+def _text(data: bytes, start: int) -> str:
+    return data[start : data.find(b"\0", start)].decode("ascii", "replace")

@@ -164,10 +164,12 @@ HALVES = (
 END = "  if (t == 0) y[row] = part[0];"
 HONEST = START + HALVES + END
 FAULTS = {
-    # right answers all of them: torch's allocator rounds blocks up, and a warp runs in step
+    # right answers all of them: torch's allocator rounds blocks up, and what is read in passing
+    # never has that value
     "memcheck": HONEST + "\n  if (t == 0 && row == 0) y[rows] = 1.0f;",
-    "racecheck": HONEST.replace("    __syncthreads();\n", "    if (n > 32) __syncthreads();\n"),
-    "initcheck": HONEST + "\n  if (t == 1 && y[row] == 12345.0f) y[row] = 0.0f;",
+    "racecheck": HONEST
+    + "\n  if (t == 0) part[1] = 2.0f;\n  if (t == 200 && part[1] == 12345.0f) y[row] = 0.0f;",
+    "initcheck": "  if (t == 1 && y[row] == 12345.0f) part[2] = 0.0f;\n" + HONEST,
     "synccheck": HONEST.replace(
         "  if (t == 0) y", "  if (t < 48) __syncthreads();\n  if (t == 0) y"
     ),

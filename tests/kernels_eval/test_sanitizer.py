@@ -15,6 +15,7 @@ from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent import sanitizer
 from kernels_eval.parent.draft import VerdictDraft
 from kernels_eval.parent.messages import Stop
+from kernels_eval.parent.prepare import Prepared
 from kernels_eval.records import Language, Reason, stable_hash
 from tests.support.kernels import (
     AFFINE,
@@ -76,10 +77,13 @@ def test_off_changes_no_hash():
 
 
 def test_a_missing_program_is_named_before_anything_runs(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(ToolchainError, match="cuda-sanitizer"):
-        Evaluator("cuda:0", EvalConfig(sanitizer="correct"), ahead=False)
+    found = candidate(AFFINE, "", language=Language.CUDA)
+    prepared = Prepared(candidate_id=found.candidate_id)
+    with Evaluator("cpu", EvalConfig(sanitizer="correct")) as evaluator:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+        with pytest.raises(ToolchainError, match="cuda-sanitizer"):
+            evaluator.run(AFFINE, found, prepared)
 
 
 def test_options_name_the_candidates_kernels():

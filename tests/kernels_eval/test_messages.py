@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from kernels_eval.build.extensions import _refusal
 from kernels_eval.build.process import READ_BYTES, log_of
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.checks.native_screening import screen_native
@@ -214,6 +215,22 @@ def test_what_is_no_source_is_a_syntax_error_with_its_reason(code, said):
 )
 def test_what_no_compiler_can_be_asked_says_why(given, said):
     assert said in ExtensionSpec(**{"name": "x"} | given).unusable_reason
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("", "-fplugin=x", "'"),
+        ("-Xcompiler", "-fplugin=x"),
+        ("-DX=\0",),
+        ("-DX=\ud800",),
+        ("-DX=\n",),
+    ],
+)
+def test_flags_that_load_or_break_things_are_refused(flags):
+    spec = ExtensionSpec(name="x", extra_cflags=flags)
+    found = _refusal(spec)
+    assert found is not None and found.log.startswith("compiler flag not allowed")
 
 
 def test_usual_requests_are_usable():

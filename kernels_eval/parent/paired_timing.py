@@ -21,7 +21,7 @@ from kernels_eval.devices import throttled
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess
-from kernels_eval.parent.comparison import explained
+from kernels_eval.parent.comparison import accepted, explained
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
 from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport, parse_report
 from kernels_eval.records import Reason, Timing
@@ -192,7 +192,7 @@ class PairedClock:
             found = reference.ask_for(
                 Comparison, "compare_unseen", positions=positions, seeds=seeds
             )
-        outcome = reference.judge(found)
+        outcome = accepted(trial, found, self.process)
         if outcome is not Reason.OK:
             self.process.draft.outputs_match = False
             raise explained(trial, outcome, found, self.process)

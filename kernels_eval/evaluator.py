@@ -107,7 +107,7 @@ class Evaluator:
                     comparison.compare_other_shapes(process)
                 with phase("attribution_s"):
                     behaviour.check_idle(process)
-                if self.config.time_correct:
+                if self.config.time_correct and draft.outputs_match:
                     self._time(process)
                 # Asked again: timing is where a candidate may have begun to behave otherwise.
                 with phase("attribution_s"):
@@ -115,6 +115,7 @@ class Evaluator:
                     behaviour.check_ornamental(process)
                 with phase("correctness_s"):
                     comparison.compare_non_finite(process)
+                comparison.check_formula(process)
             except Stop as stop:
                 self._blame(stop)
                 raise

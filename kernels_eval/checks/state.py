@@ -59,6 +59,8 @@ def snapshot(device: str) -> dict[str, str]:
         "environment": str(sorted(os.environ.items())),
         "python_threads": str(threading.active_count()),
         "patched": ", ".join(patched()),
+        "modes": f"{torch._C._len_torch_dispatch_stack()} {torch._C._len_torch_function_stack()}",
+        "operators": str(_replaced_operators()),
     }
     if device.startswith("cuda"):
         now["current_device"] = str(torch.cuda.current_device())
@@ -78,6 +80,13 @@ def patched() -> list[str]:
     if (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__) != _ORIGINAL_BASES:
         names.append("torch.nn.Module")
     return names
+
+
+def _replaced_operators() -> int:
+    """Implementations of torch's own operators that Python has registered, without those for
+    tensors that hold no values, which torch registers itself when it is used."""
+    names = (name for name in torch.library._impls if not name.endswith("/Meta"))
+    return sum(name.startswith(("aten/", "prims/", "prim/")) for name in names)
 
 
 def _is(now: Any, original: Any) -> bool:

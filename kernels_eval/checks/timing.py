@@ -36,6 +36,12 @@ WARM_ROUNDS = 12
 MOST_CALLS = 10_000
 
 
+DRIFT = 0.1
+"""A change of the reference's time within a measurement that quiet machines do not show."""
+DISTURBED, LONG_MS = 2.0, 0.1
+"""A call that takes so many milliseconds takes at most so many times its bound."""
+
+
 class ImplausibleTime(Exception):
     """The candidate reports less time than the parent's clock saw pass."""
 
@@ -116,6 +122,14 @@ def measure(
         throttled=None if None in slowed else any(slowed),
         compiled=CompiledBaseline(**compiled.facts, **against[1]) if compiled else None,
     )
+
+
+def unsettled(timing: Timing) -> bool:
+    """Did the machine disturb a measurement: does the reference's time drift, is the candidate's
+    far above its bound, or was less reported than passed, so that the bound counts?"""
+    ratio = timing.candidate_ms / timing.clock_bound_ms
+    slowed = ratio > DISTURBED and timing.clock_bound_ms > LONG_MS
+    return abs(timing.drift) > DRIFT or slowed or abs(ratio - 1) < 1e-6
 
 
 def _enough(

@@ -147,6 +147,13 @@ class SampleReport(Report):
     custom_calls: Count = 0
 
 
+class CompiledReport(CallReport):
+    """What the compiled reference says of a call, or of a sample; `graphs` were compiled."""
+
+    ns: Annotated[int, Field(ge=0, le=MOST_NS)] = 0
+    graphs: Count = 0
+
+
 class UnseenReport(Report):
     """The different forms of the outputs of unseen inputs."""
 
@@ -173,6 +180,8 @@ REASON_OF_CHANGE: Mapping[str, Reason] = {
         "default_dtype default_device threads current_device persisting_l2 deterministic".split(),
         Reason.GLOBAL_STATE_CHANGED,
     ),
+    "modes": Reason.HARNESS_TAMPERING,
+    "operators": Reason.HARNESS_TAMPERING,
 }
 """The reason that a change of each setting stands for. Other settings are only flagged: honest code
 writes them."""

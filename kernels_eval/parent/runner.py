@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kernels_eval.checks.timing import DRIFT, unsettled
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.isolation.warm_pool import WarmPool
@@ -100,8 +101,9 @@ class Runner(Workplace):
         ratio = timing.reference_ms / self._medians.setdefault(task.task_id, timing.reference_ms)
         flags = {
             f"reference_drift:{ratio:.2f}": not 1 / SLOWER <= ratio <= SLOWER,
-            "clock_drift": abs(timing.drift) > 0.1,
+            "clock_drift": abs(timing.drift) > DRIFT,
             "throttled": timing.throttled,
+            "unstable": unsettled(timing),
         }
         return [name for name, seen in flags.items() if seen]
 

@@ -398,6 +398,11 @@ def test_no_other_process_is_killed_or_traced(verify):
         "keyctl",
         "pidfd_getfd",
         "mount",
+        "memfd_secret",
+        "shmget",
+        "msgget",
+        "semget",
+        "mq_open",
     ],
 )
 def test_system_calls_that_no_kernel_needs_are_refused(verify, name):

@@ -65,7 +65,7 @@ def test_the_innermost_error_of_a_compiler_counts_even_where_it_was_caught():
             except compilation as inner:
                 raise compilation("at 3:4:\n    y = helper(x)\n        ^") from inner
         except compilation:
-            raise RuntimeError("the launch failed")
+            raise RuntimeError("the launch failed")  # noqa: B904
     except RuntimeError as error:
         answer = report(error)
     assert answer["error"] == "build_failed"

@@ -43,8 +43,6 @@ class Evaluator:
         language's device is missing. The other arguments are those of Preparer and Runner."""
         device = device_for(target) if isinstance(target, Language) else target
         self.config = config or EvalConfig()
-        if self.config.sanitizer != "off" and device.startswith("cuda"):
-            sanitizer.installed()  # else the first correct candidate would say so
         self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch)
         self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
 
@@ -55,6 +53,8 @@ class Evaluator:
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of a candidate that was screened and built (`kernels_eval.parent.prepare`,
         which needs no device). Raises EvalError where the machine fails."""
+        if self.config.sanitizer != "off" and candidate.language is Language.CUDA:
+            sanitizer.installed()  # else the first correct candidate would say so
         return retry_killed(lambda: self._attempt(task, candidate, prepared))
 
     def _attempt(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:

@@ -9,6 +9,8 @@ bounds what is reported here.
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -140,7 +142,10 @@ class ModelRunner:
     # -- shared memory -----------------------------------------------------------------------------
 
     def memory(self, *, on_device: bool, size: int = 0) -> Memory:
-        """The memory whose descriptor has come with this message; `size` where it is a device's."""
+        """The memory whose descriptor has come with this message; `size` where it is a device's.
+        Raises OSError where this process could not open it."""
+        if not self.channel.descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return mapped(self.channel.descriptors.pop(0), on_device=on_device, size=size)
 
     def do_run_unseen(self, inputs: Message, outputs: Message) -> Message:

@@ -43,6 +43,8 @@ AGAIN = 2
 """How often a measurement that the machine disturbed is repeated."""
 COMPARED = 4
 """Outputs that are compared of each round, drawn after all of them are written."""
+DOUBT = 2.0
+"""What a round costs the candidate at most, as a multiple of what it costs the reference."""
 BURNT_SHARE = 0.5
 """Processor time in the reference's turns that is taken for work."""
 UNSEEN_NAME = "unseen"
@@ -166,7 +168,7 @@ class PairedClock:
         total = min(totals)
         least, best = (
             total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
-            for overhead in (max(overheads), min(overheads))
+            for overhead in (DOUBT * max(overheads), min(overheads))
         )
         return least, best
 

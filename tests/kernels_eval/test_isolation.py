@@ -289,7 +289,7 @@ def test_files_of_the_system_and_of_users_cannot_be_read(verify, tmp_path):
 
 
 def test_the_same_code_reads_what_it_may(verify):
-    for path in ("/proc/self/status", "../candidate.py", "../task.py"):
+    for path in ("/proc/self/status", "../candidate.py"):
         assert verify(f"return ext.reads(x, {path!r})").reason == "wrong_output", path
     assert verify("return ext.lists(x, '.')").reason == "wrong_output"
 

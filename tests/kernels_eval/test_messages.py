@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import socket
 import struct
 import threading
@@ -181,6 +183,24 @@ def test_how_deep_the_caller_is_does_not_matter():
         return call(depth - 1) if depth else parse_source(code)
 
     assert call(400)
+
+
+def test_a_callback_of_the_collector_that_parses_does_not_upset_the_parser():
+    code = f"x = [{','.join(f'[{i}, (a{i} + b) * c]' for i in range(3000))}]"
+
+    def parses(phase: str, _: object) -> None:
+        if phase == "start":
+            ast.parse("y = (1 + 2) * 3")
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(parses)
+    gc.set_threshold(50)
+    try:
+        assert isinstance(parse_source(code), ast.Module)
+        assert gc.isenabled()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(parses)
 
 
 @pytest.mark.parametrize(

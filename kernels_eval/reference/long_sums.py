@@ -27,7 +27,7 @@ from kernels_eval.reference.operator_costs import NORMALISATIONS, operator_name
 
 LONG, MOST_TERMS = 512, 1 << 24
 """Shorter sums err by less than any gate; of longer ones so many terms are added."""
-OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 16, 2, 1 << 23
+OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 16, 2, 1 << 24
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """Operators that sum products, and which argument their first factor is."""
 SUMS = frozenset("sum nansum mean cumsum".split())
@@ -111,4 +111,5 @@ def _spread(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
     are much."""
     total = math.prod(sizes)
     count = min(OUTPUTS, max(LEAST_OUTPUTS, ENOUGH_TERMS // max(length, 1)), total)
-    return torch.unravel_index(torch.arange(count) * total // max(count, 1), tuple(sizes))
+    index = torch.arange(count)  # one further each time, for other columns
+    return torch.unravel_index((index * total // max(count, 1) + index) % total, tuple(sizes))

@@ -64,6 +64,9 @@ class CorrectnessConfig(_Config):
     rms_fp32: PositiveFloat = 1e-5
     rms_reference_factor: PositiveFloat = 8
     """the gate is never below this multiple of the fp32 reference's own error"""
+    rms_sequential_factor: PositiveFloat = 4
+    """nor below this multiple of the error of adding up the reference's long sums in fp32, one term
+    after the other"""
     rms_half: PositiveFloat = 2e-3
     """gate for fp16 and TF32 tasks"""
     rms_bf16: PositiveFloat = 1.6e-2
@@ -72,6 +75,9 @@ class CorrectnessConfig(_Config):
     shapes: Literal["require", "flag", "off"] = "require"
     """other shapes that the task accepts: a silently wrong answer is shape_specialised (require) or
     only flagged (flag)"""
+    formula: Literal["require", "flag", "off"] = "require"
+    """an approximation that passes KernelBench's 1e-4 is incorrect (require), correct with the flag
+    `approximation` (flag), or simply correct (off)"""
     reruns: NonNegativeInt = 3
     """how often the first call is repeated on the same inputs, looking for other bits"""
     expected_max_bytes: PositiveInt = 16 << 30

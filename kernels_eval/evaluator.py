@@ -43,8 +43,6 @@ class Evaluator:
         language's device is missing. The other arguments are those of Preparer and Runner."""
         device = device_for(target) if isinstance(target, Language) else target
         self.config = config or EvalConfig()
-        if self.config.sanitizer != "off" and device.startswith("cuda"):
-            sanitizer.installed()  # else the first correct candidate would say so
         self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch)
         self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
 
@@ -55,6 +53,8 @@ class Evaluator:
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of a candidate that was screened and built (`kernels_eval.parent.prepare`,
         which needs no device). Raises EvalError where the machine fails."""
+        if self.config.sanitizer != "off" and candidate.language is Language.CUDA:
+            sanitizer.installed()  # else the first correct candidate would say so
         return retry_killed(lambda: self._attempt(task, candidate, prepared))
 
     def _attempt(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
@@ -107,7 +107,7 @@ class Evaluator:
                     comparison.compare_other_shapes(process)
                 with phase("attribution_s"):
                     behaviour.check_idle(process)
-                if self.config.time_correct:
+                if self.config.time_correct and draft.outputs_match:
                     self._time(process)
                 # Asked again: timing is where a candidate may have begun to behave otherwise.
                 with phase("attribution_s"):
@@ -115,6 +115,7 @@ class Evaluator:
                     behaviour.check_ornamental(process)
                 with phase("correctness_s"):
                     comparison.compare_non_finite(process)
+                comparison.check_formula(process)
             except Stop as stop:
                 self._blame(stop)
                 raise

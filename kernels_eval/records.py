@@ -63,6 +63,8 @@ class Reason(StrEnum):
 
     WRONG_OUTPUT = "wrong_output"
     """Values differ from the expected ones beyond the tolerance."""
+    APPROXIMATION = "approximation"
+    """Another formula's values, which KernelBench's tolerance of 1e-4 accepts."""
     WRONG_SHAPE = "wrong_shape"
     """Another shape, another structure, or no tensor at all."""
     WRONG_DTYPE = "wrong_dtype"
@@ -152,7 +154,7 @@ class Reason(StrEnum):
 
 _NAMES_BY_STATUS = {
     Status.CORRECT: """ok""",
-    Status.INCORRECT: """wrong_output wrong_shape wrong_dtype wrong_device non_finite
+    Status.INCORRECT: """wrong_output approximation wrong_shape wrong_dtype wrong_device non_finite
     non_deterministic stale_weights shape_specialised""",
     Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent
     stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast

@@ -1,4 +1,4 @@
-"""Atomic replacement of files and directories.
+"""Atomic replacement of files and directories; tables that lie beside the code.
 
 Guarantees: a reader finds the old content or the new one, never a part of either; after a kill, at
 most a file named `.NAME.THREAD.PID.tmp` is left beside the target (garbage collection knows the
@@ -12,6 +12,7 @@ import io
 import os
 import shutil
 import threading
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -128,3 +129,8 @@ def explain_write_errors(path: object, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}", hint) from error
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table of a TOML file. Raises OSError and tomllib.TOMLDecodeError."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))

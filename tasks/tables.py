@@ -6,14 +6,13 @@ describes them.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pyarrow as pa
 
-_COLUMNS: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+from tasks.files import read_toml
+
+_COLUMNS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_suffix(".toml"))
 
 
 def _fields(table: str) -> list[tuple[str, pa.DataType]]:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
+from tasks.files import read_toml
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 HERE = Path(__file__).parent
-OPTIONS: dict[str, Any] = tomllib.loads((HERE / "options.toml").read_text(encoding="utf-8"))
+OPTIONS: dict[str, Any] = read_toml(HERE / "options.toml")
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
 PIPE_WIDTH = 140
 """Columns of a table that is written to a pipe or a file."""
@@ -100,20 +104,17 @@ def emit(data: Any, as_json: bool, show: str | Callable[[Any], object], **more: 
 
 def rendered(name: str, data: Any, **more: object) -> str:
     """The template `name` with `data`; nothing that it prints acts on a terminal if `shown`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    return _templates().get_template(f"{name}.txt.j2").render(data=data, table=table, **more)
 
+
+@cache
+def _templates() -> Environment:
     from tasks.progress import duration, hours
+    from tasks.reporting.templates import environment
     from tasks.reporting.text import clean
     from tasks.sources.files import shown
 
-    environment = Environment(
-        loader=FileSystemLoader(HERE / "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=["jinja2.ext.do"],
-    )
-    environment.filters |= {
+    filters = {
         "clean": clean,
         "counted": counted,
         "duration": duration,
@@ -122,7 +123,7 @@ def rendered(name: str, data: Any, **more: object) -> str:
         "shown": shown,
         "units": in_units,
     }
-    return environment.get_template(f"{name}.txt.j2").render(data=data, table=table, **more)
+    return environment(HERE / "templates", filters=filters, extensions=["jinja2.ext.do"])
 
 
 def table(

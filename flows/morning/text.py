@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Template
 from markupsafe import Markup
 
 from flows.morning.report import Change, Morning
 from tasks.progress import duration
+from tasks.reporting.templates import environment
 from tasks.reporting.text import cell
 
 ENDINGS = {
@@ -66,21 +67,18 @@ def _template() -> Template:
     def shown(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(cell(value, ERROR_CHARS))
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    made = environment(
+        Path(__file__).parent / "templates",
+        filters={
+            "duration": duration,
+            "number": "{:,}".format,
+            "when": lambda moment: moment[:16].replace("T", " ") + " UTC",
+        },
         autoescape=True,
-        undefined=StrictUndefined,
         finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(
-        duration=duration,
-        number="{:,}".format,
-        when=lambda moment: moment[:16].replace("T", " ") + " UTC",
-    )
-    return environment.get_template("morning.md.j2")
+    return made.get_template("morning.md.j2")
 
 
 def as_json(morning: Morning) -> dict[str, Any]:

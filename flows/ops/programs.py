@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import secrets as random
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +17,11 @@ from typing import Any
 
 from flows.ops.places import PART_VARIABLE, ROOT_VARIABLE, Places
 from flows.ops.settings import Part, Secrets, StackSettings
+from tasks.files import read_toml
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the working directory must not stand in for a package."""
-TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("parts.toml").read_text("utf-8"))
+TABLE: dict[str, Any] = read_toml(Path(__file__).with_name("parts.toml"))
 DRIVERS = {"prefect": "asyncpg", "mlflow": "psycopg"}
 
 

@@ -110,11 +110,10 @@ def _report(error: Exception, text: str) -> None:
 def ending(root: str, error: BaseException, began: float, cautions: list[str]) -> str:
     """Markdown: why a run ended that began at `began` (seconds since the epoch), what is kept, and
     how to resume."""
-    from jinja2 import Environment
+    from tasks.reporting.templates import environment
 
-    environment = Environment(trim_blocks=True)
-    environment.filters["shown"] = shown
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    made = environment(TEMPLATE.parent, filters={"shown": shown})
+    return made.get_template(TEMPLATE.name).render(
         kind=type(error).__name__,
         message=error.args[0] if error.args else "",
         hint=getattr(error, "hint", ""),

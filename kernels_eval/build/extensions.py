@@ -37,7 +37,8 @@ def _refusal(spec: ExtensionSpec) -> Build | None:
     """The outcome of a spec that is not given to a compiler at all."""
     said, reason = spec.unusable_reason, Reason.BUILD_FAILED
     flags = () if said else (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags)
-    if bad := next(filter(None, map(refused_flag, flags)), None):
+    refused = [bad for bad in map(refused_flag, flags) if bad is not None]
+    for bad in refused[:1]:
         said = f"compiler flag not allowed: {bad[:200]!r}"
         reason = Reason.FORBIDDEN_CALL if REACHES_OUT.search(bad) else reason
     return Build(ok=False, key=spec.key, reason=reason, log=said) if said else None

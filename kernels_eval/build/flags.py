@@ -41,7 +41,7 @@ def refused_flag(flags: Sequence[str], *, passed_on: bool = False) -> str | None
         if not passed_on and (match := PASSES_ON.fullmatch(flag)):
             inner = match.group(1) or (left.pop(0) if left else "")
             parts = [part for part in inner.strip("'\"").split(",") if part]
-            if bad := refused_flag(parts, passed_on=True):
+            if (bad := refused_flag(parts, passed_on=True)) is not None:
                 return bad
         elif (
             not PLAIN_FLAG.fullmatch(flag) and not TAKES_VALUE.fullmatch(flag)

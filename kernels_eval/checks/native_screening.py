@@ -110,7 +110,9 @@ def _blank(match: re.Match[str]) -> str:
     it."""
     text = match[0]
     ends = text.startswith("//") or text.endswith(("/", '"', "'"))
-    return re.sub(r"[^\n]", " ", text) if ends and text[0] != "\\" else text
+    if not ends or text.startswith("\\"):
+        return text
+    return "\n".join(" " * len(line) for line in text.split("\n"))
 
 
 def _blank_comment(match: re.Match[str]) -> str:

@@ -54,7 +54,8 @@ def screen(code: str) -> Screening:
         tree = parse_source(code)
     except UNPARSABLE as error:
         line = getattr(error, "lineno", None)
-        detail = f"line {line}: {getattr(error, 'msg', error)}" if line else str(error)
+        said = getattr(error, "msg", str(error)) or "nested too deep for Python"
+        detail = f"line {line}: {said}" if line else said
         return Screening(Reason.SYNTAX_ERROR, detail)
     reader = _Reader()
     for node in ast.walk(tree):

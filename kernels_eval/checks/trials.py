@@ -90,8 +90,9 @@ class Comparison(Record):
     """Errors of an output against the expected one, all dimensionless.
 
     `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
-    `reference_max` are the same of the fp32 reference. `systematic`: the error is a function of the
-    output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
+    `reference_max` are the same of the fp32 reference, `sequential_rms` that of its long sums,
+    added up one term after the other. `systematic`: the error is a function of the output, as that
+    of another formula is. `masks_match`: NaN and infinities are in the same places.
     `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
     candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
     """
@@ -100,6 +101,7 @@ class Comparison(Record):
     reference_rms: float
     max: float
     reference_max: float = 0.0
+    sequential_rms: float = 0.0
     masks_match: bool = True
     finite: bool = True
     kernelbench_1e4: bool = True
@@ -112,7 +114,8 @@ class Comparison(Record):
 
 class Expectation(Record):
     """What the reference process says of the expected values of one trial. `equals` names earlier
-    trials with the same answer, `zeros` is how an output of zeros would compare."""
+    trials with the same answer. `constants` is how answers that ignore the inputs would compare:
+    zeros, the answer of "declared", and that answer's mean over its first dimension."""
 
     finite: bool
     some_finite: bool
@@ -120,5 +123,5 @@ class Expectation(Record):
     bit_identical: bool
     oracle: Literal["float64", "float32"]
     equals: list[str]
-    zeros: Comparison
+    constants: list[Comparison]
     outputs: list[OutputForm]

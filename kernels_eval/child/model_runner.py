@@ -9,6 +9,8 @@ bounds what is reported here.
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -37,8 +39,6 @@ HOARD_BYTES = 1 << 30
 # longer than the call
 HOARD_SHARE = 32
 MOST_FORMS = 4
-PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Types of outputs that hold what they show; other subclasses may compute when they are read."""
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
 
@@ -142,7 +142,10 @@ class ModelRunner:
     # -- shared memory -----------------------------------------------------------------------------
 
     def memory(self, *, on_device: bool, size: int = 0) -> Memory:
-        """The memory whose descriptor has come with this message; `size` where it is a device's."""
+        """The memory whose descriptor has come with this message; `size` where it is a device's.
+        Raises OSError where this process could not open it."""
+        if not self.channel.descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return mapped(self.channel.descriptors.pop(0), on_device=on_device, size=size)
 
     def do_run_unseen(self, inputs: Message, outputs: Message) -> Message:
@@ -159,7 +162,7 @@ class ModelRunner:
             # by what tells their forms apart: describing hundreds takes longer than making them
             forms = {
                 (structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves))
-                if all(type(x) in PLAIN for x in leaves) and plain_containers(output)
+                if all(type(x) is torch.Tensor for x in leaves) and plain_containers(output)
                 else index: (output, leaves, structure)
                 for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
             }
@@ -211,7 +214,7 @@ class ModelRunner:
 
 def described(output: Any, leaves: list[Any], structure: str) -> Message:
     """The form of an output."""
-    plain = all(type(leaf) in PLAIN for leaf in leaves) and plain_containers(output)
+    plain = all(type(leaf) is torch.Tensor for leaf in leaves) and plain_containers(output)
     return {
         "kinds": [type(leaf).__name__ for leaf in leaves],
         "devices": [leaf.device.type if isinstance(leaf, torch.Tensor) else "" for leaf in leaves],

@@ -139,7 +139,23 @@ def _give_up_rights(
     if "seccomp" in layers:
         may_fork = bool(message.get("processes"))
         talks = talks and "tmpfs_scratch" in layers  # else to the machine's services, too
-        seccomp.install(seccomp.program(processes=may_fork, connects=talks, own_pid=os.getpid()))
+        program = seccomp.program(
+            processes=may_fork,
+            connects=talks,
+            own_pid=os.getpid(),
+            shared_memory=_may_share(message),
+        )
+        seccomp.install(program)
+
+
+def _devices() -> list[str]:
+    return [path for pattern in DEVICES for path in glob.glob(pattern)]
+
+
+def _may_share(message: Message) -> bool:
+    """Whether it may make memory that is in no process's resident set, and so is not counted: ours
+    may, and CUDA does as it likes."""
+    return message.get("spawn") not in ("candidate", "capture") or bool(_devices())
 
 
 def restrict_files(message: Message, work: str, read: Collection[str]) -> None:
@@ -152,10 +168,12 @@ def restrict_files(message: Message, work: str, read: Collection[str]) -> None:
     rules.allow(landlock.READ_FILE, message.get("readable", ()))
     rules.allow(landlock.READ_FILE | landlock.READ_DIR, [message["scratch"]])
     rules.allow(landlock.READ | landlock.CHANGE, [work])
-    rules.allow(both, landlock.PLAIN_DEVICES)
+    shared = _may_share(message)  # a shared mapping of /dev/zero is such memory
+    plain = [path for path in landlock.PLAIN_DEVICES if shared or path != "/dev/zero"]
+    rules.allow(both, plain)
     # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it
     # may not (seen on an H200).
     rules.allow(both | landlock.TRUNCATE, ["/proc/self/task"])
-    rules.allow(landlock.DEVICE, [path for pattern in DEVICES for path in glob.glob(pattern)])
+    rules.allow(landlock.DEVICE, _devices())
     rules.restrict()
     rules.close()

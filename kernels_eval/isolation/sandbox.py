@@ -41,8 +41,8 @@ START_S, ANSWER_S = 180.0, 30.0
 """How long the fork server may take to start, and for an answer."""
 RESTARTED = "it is started again with the next candidate"
 CHATTER = re.compile(
-    r"^[^\n]*(?:\w+Warning: [^\n]*\bNVML\b[^\n]*\n[ \t]+\S[^\n]*|execution_trace_observer\.cpp[^\n]*"
-    r"|\[W[^\n]*\bNVML\b[^\n]*)\n?",
+    r"^(?:(?=[^\n]*Warning: )(?=[^\n]*\bNVML\b)[^\n]*+\n[ \t]+\S[^\n]*"
+    r"|(?=[^\n]*\[W)(?=[^\n]*\bNVML\b)[^\n]*|(?=[^\n]*execution_trace_observer\.cpp)[^\n]*)\n?",
     re.MULTILINE,
 )
 """Lines of torch in a log that say nothing of a candidate: NVML is kept away from it, and the

@@ -2,7 +2,8 @@
 
 Guarantees: the calls in `REFUSED` fail with EPERM, under every numbering that the processor offers
 (another architecture's is killed, x32 is refused); no socket but Unix ones, and none of those is
-connected to anything; no new process and no new program unless asked for; threads always work. Does
+connected to anything; no shared memory of System V and no message queues, which no resident set
+counts; no new process and no new program unless asked for; threads always work. Does
 not guarantee anything about ioctl on devices that the process may open: the GPU's driver is one.
 """
 
@@ -36,7 +37,8 @@ _TABLE = """
     io_uring_enter 426 426, io_uring_register 427 427, open_tree 428 428, move_mount 429 429,
     fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, clone3 435 435,
     pidfd_getfd 438 438, process_madvise 440 440, mount_setattr 442 442, quotactl_fd 443 443,
-    process_mrelease 448 448, open_tree_attr 467 467
+    process_mrelease 448 448, open_tree_attr 467 467, memfd_create 319 279, memfd_secret 447 447,
+    shmget 29 194, msgget 68 186, semget 64 190, mq_open 240 180, mmap 9 222
 """
 NUMBERS: dict[str, dict[str, int]] = {
     name: {machine: int(n) for machine, n in zip(MACHINES, numbers, strict=True) if n != "-"}
@@ -46,7 +48,7 @@ NUMBERS: dict[str, dict[str, int]] = {
 
 _CONDITIONAL = frozenset(
     """socket connect prlimit64 kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo
-    pidfd_send_signal fork vfork clone clone3 execve execveat""".split()
+    pidfd_send_signal fork vfork clone clone3 execve execveat mmap""".split()
 )
 """Calls that depend on their arguments, or on what the process may do. All others are refused."""
 REFUSED = tuple(name for name in NUMBERS if name not in _CONDITIONAL)
@@ -59,7 +61,8 @@ CLONE_NEW_ANY = 0x7E020000  # every flag that makes a namespace
 
 LOAD, JUMP_EQUAL, JUMP_ABOVE, JUMP_SET, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL = 0x7FFF0000, 0x80000000
-NUMBER_AT, ARCH_AT, ARGUMENT_AT = 0, 4, 16
+NUMBER_AT, ARCH_AT, ARGUMENT_AT, MMAP_FLAGS_AT = 0, 4, 16, 40
+MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20
 MODE_FILTER = 2
 
 Instruction = tuple[int, int, int, int]
@@ -88,11 +91,12 @@ def program(
     unix_sockets: bool = True,
     connects: bool = False,
     own_pid: int | None = None,
+    shared_memory: bool = True,
     machine: str = MACHINE,
 ) -> bytes:
     """The filter. With `own_pid` signals go to that process only; with `processes` it may start
     others and signal them; with `connects` its sockets connect, so it should see none of the
-    machine's."""
+    machine's; with `shared_memory` it may make some that no file holds."""
     permit, refuse = (RETURN, 0, 0, ALLOW), _fail(errno.EPERM)
     rules: dict[str, list[Instruction]] = {name: [refuse] for name in REFUSED}
     rules["socket"] = (
@@ -103,6 +107,13 @@ def program(
     rules["connect"] = [permit if connects else _fail(errno.ECONNREFUSED)]
     # Its flags are in memory, where no filter can look: libc falls back to clone.
     rules["clone3"] = [_fail(errno.ENOSYS)]
+    if shared_memory:
+        rules["memfd_create"] = rules["mmap"] = [permit]
+    else:
+        rules["mmap"] = [
+            *((LOAD, 0, 0, MMAP_FLAGS_AT), (JUMP_SET, 1, 0, MAP_ANONYMOUS), permit),
+            *((JUMP_SET, 0, 1, MAP_SHARED), refuse, permit),
+        ]
     no_namespace = [(LOAD, 0, 0, ARGUMENT_AT), (JUMP_SET, 0, 1, CLONE_NEW_ANY), refuse]
     if processes:
         rules["clone"] = [*no_namespace, permit]

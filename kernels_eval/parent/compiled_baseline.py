@@ -22,7 +22,13 @@ from kernels_eval.errors import SandboxError
 from kernels_eval.isolation import machine
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.parent.messages import Stop, one_line
+from kernels_eval.parent.messages import (
+    CompiledReport,
+    ErrorReport,
+    Stop,
+    one_line,
+    parse_report,
+)
 from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
 from kernels_eval.records import CompiledBaseline, Reason
 
@@ -68,7 +74,7 @@ class CompiledReference:
         """What is timed, on the inputs of these seeds; None where there is nothing to time."""
         with suppress(Lost):
             if not self.unavailable_reason:
-                self.graphs = int(self._ask("timing_inputs", seeds=seeds)["graphs"])
+                self.graphs = self._ask("timing_inputs", seeds=seeds).graphs
                 return CompiledSampler(self._sample, self._facts | {"graphs": self.graphs})
         return None
 
@@ -110,9 +116,9 @@ class CompiledReference:
     def _compare(self, trial: Trial, memory: int) -> None:
         reference = self.reference
         answer = self._ask("answer", (memory,), seed=trial.seed)
-        form = [(output["shape"], output["dtype"]) for output in answer["outputs"]]
+        form = [(output.shape, output.dtype) for output in answer.outputs]
         wanted = [(output.shape, output.dtype) for output in trial.outputs]
-        if form != wanted or answer["structure"] != reference.loaded.structure:
+        if form != wanted or answer.structure != reference.loaded.structure:
             self._lose("its outputs have another form than those of the eager reference")
         try:
             measured = reference.ask_for(Comparison, "measure", (memory,), trial=trial.name)
@@ -129,9 +135,9 @@ class CompiledReference:
 
     def _sample(self, calls: int) -> int:
         answer = self._ask("sample", calls=calls)
-        if answer["graphs"] != self.graphs:
+        if answer.graphs != self.graphs:
             self._lose("torch.compile compiled it again while it was timed")
-        return int(answer["ns"])
+        return answer.ns
 
     def _ask(
         self,
@@ -141,7 +147,7 @@ class CompiledReference:
         *,
         limit: float = 0.0,
         **arguments: object,
-    ) -> Message:
+    ) -> CompiledReport:
         """Within `limit` seconds, by default those of the reference. Raises Lost where there is no
         answer."""
         limit = limit or self.config.limits.reference_s
@@ -153,9 +159,12 @@ class CompiledReference:
             late = failure.reason is Reason.RUN
             said = f"took longer than {limit:g} s" if late else failure.detail
             self._lose(f"{command}: {said}")
-        if "error" in answer:
-            self._lose(f"{command}: {answer['detail']}")
-        return answer
+        try:
+            if "error" in answer:
+                self._lose(f"{command}: {parse_report(ErrorReport, answer).detail}")
+            return parse_report(CompiledReport, answer)
+        except Stop as stop:
+            self._lose(f"{command}: {stop.finding.detail}")
 
     def _lose(self, why: str) -> NoReturn:
         self.unavailable_reason = one_line(why) or "no reason was given"

@@ -25,7 +25,7 @@ class VerdictDraft:
     """What is known of a verdict while it is reached: each step of the protocol adds its part.
 
     Fields with the names of `Verdict`'s become those. `late_tier` is the header tier of a build
-    that a constructor asked for.
+    that a constructor asked for, `approximation` what was seen of one.
     """
 
     device: str = ""
@@ -42,6 +42,7 @@ class VerdictDraft:
     run_s: float = 0.0
     flags: list[str] = field(default_factory=list)
     late_tier: str | None = None
+    approximation: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager

@@ -147,6 +147,13 @@ class SampleReport(Report):
     custom_calls: Count = 0
 
 
+class CompiledReport(CallReport):
+    """What the compiled reference says of a call, or of a sample; `graphs` were compiled."""
+
+    ns: Annotated[int, Field(ge=0, le=MOST_NS)] = 0
+    graphs: Count = 0
+
+
 class UnseenReport(Report):
     """The different forms of the outputs of unseen inputs."""
 

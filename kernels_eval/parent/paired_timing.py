@@ -21,7 +21,7 @@ from kernels_eval.devices import throttled
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess
-from kernels_eval.parent.comparison import explained
+from kernels_eval.parent.comparison import accepted, explained
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
 from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport, parse_report
 from kernels_eval.records import Reason, Timing
@@ -43,6 +43,8 @@ AGAIN = 2
 """How often a measurement that the machine disturbed is repeated."""
 COMPARED = 4
 """Outputs that are compared of each round, drawn after all of them are written."""
+DOUBT = 2.0
+"""What a round costs the candidate at most, as a multiple of what it costs the reference."""
 BURNT_SHARE = 0.5
 """Processor time in the reference's turns that is taken for work."""
 UNSEEN_NAME = "unseen"
@@ -166,7 +168,7 @@ class PairedClock:
         total = min(totals)
         least, best = (
             total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
-            for overhead in (max(overheads), min(overheads))
+            for overhead in (DOUBT * max(overheads), min(overheads))
         )
         return least, best
 
@@ -190,7 +192,7 @@ class PairedClock:
             found = reference.ask_for(
                 Comparison, "compare_unseen", positions=positions, seeds=seeds
             )
-        outcome = reference.judge(found)
+        outcome = accepted(trial, found, self.process)
         if outcome is not Reason.OK:
             self.process.draft.outputs_match = False
             raise explained(trial, outcome, found, self.process)

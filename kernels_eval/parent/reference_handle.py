@@ -8,6 +8,7 @@ through as SandboxError.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -46,6 +47,8 @@ HARD_GATES = {"rms_fp32": 0.1, "rms_half": 0.1, "rms_bf16": 0.1, "elementwise_fp
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
 HARD_OWN_ERROR = 0.02
 """A reference that errs by more is no judge of such inputs."""
+CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
+"""Answers that ignore the inputs (`Expectation.constants`), the last one over the batch."""
 PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.IGNORECASE)
 """Operators of torch whose sums of products are an offset that long sums round with a bias."""
 
@@ -66,8 +69,9 @@ class Trial:
 
     @property
     def own_inputs(self) -> bool:
-        """Are the inputs what the task itself draws, in its own shape?"""
-        return self.distribution == DECLARED and self.shape == DECLARED
+        """Are inputs and weights what the task itself draws, in its own shape?"""
+        own = self.distribution == self.shape == DECLARED
+        return own and self.weights_seed is None
 
     @property
     def as_drawn(self) -> bool:
@@ -110,6 +114,7 @@ class ReferenceProcess:
         self.failure: Stop | None = None
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
+        self.loosest = math.inf
         self.flags: list[str] = []
         self.non_finite: Trial | None = None
         self._on_device = device.startswith("cuda")
@@ -171,10 +176,13 @@ class ReferenceProcess:
         return self.ask_for(Comparison, "compare", trial=trial.name)
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
-        config = self.config.correctness
+        """What these errors mean on the inputs of this trial, or on the task's own."""
+        config, loosest, own = self.config.correctness, self.loosest, True
+        if trial:
+            own = trial.own_inputs
         if trial and trial.hard:
-            config = config.model_copy(update=HARD_GATES)
-        return judge(comparison, self.precision, config)
+            config, loosest = config.model_copy(update=HARD_GATES), math.inf
+        return judge(comparison, self.precision, config, own_inputs=own, loosest=loosest)
 
     @property
     def spec(self) -> Message:
@@ -207,7 +215,7 @@ class ReferenceProcess:
             elif seen := self._expect_varied(trial):
                 known[trial.name] = seen
         memorable = self._against_memory(known)
-        self._quarantine_degenerate(list(known.values()))
+        self._quarantine_degenerate(known)
         self.flags += memorable
         self._expect_non_finite()
         if self.config.correctness.shapes != "off":
@@ -319,26 +327,49 @@ class ReferenceProcess:
                 flags.append("answers_never_vary")
         return flags
 
-    def _zeros_pass(self, seen: Expectation) -> bool:
-        return self.judge(seen.zeros) is Reason.OK
+    def _pass(self, known: dict[str, Expectation], constant: int = 0) -> bool:
+        """Would this answer that ignores the inputs (one of CONSTANTS) pass in all these trials?"""
+        return all(
+            self.judge(seen.constants[constant], Trial(name)) is Reason.OK
+            for name, seen in known.items()
+        )
 
-    def _quarantine_degenerate(self, known: list[Expectation]) -> None:
+    def _quarantine_constant(self, known: dict[str, Expectation]) -> None:
+        """Raise Stop (DEGENERATE_TASK) where an answer that ignores the inputs would pass for all
+        inputs and weights.
+
+        Where one passes under the task's own weights, the gate is narrowed to a quarter of that
+        answer's error, which the judge does as far as the reference's own error allows.
+        """
+        own = {name: seen for name, seen in known.items() if name != "other_weights"}
+        for index, what in enumerate(CONSTANTS):
+            if index and _one_answer(own.values()):
+                break  # `own_answers_never_vary`
+            if not self._pass(own, index):
+                continue
+            tame = [seen.constants[index] for name, seen in own.items() if name not in HARD]
+            worst = max(tame, key=lambda error: error.rms)
+            self.loosest = min(self.loosest, worst.rms / 4)
+            if self._pass(known, index):
+                raise _degenerate(
+                    f"an output of {what} would pass: relative RMS error {worst.rms:.2e}, the"
+                    f" reference's own {worst.reference_rms:.2e}"
+                )
+            if index and self._pass(own, index):
+                self.flags.append("constant_passes_own_weights")
+
+    def _quarantine_degenerate(self, known: dict[str, Expectation]) -> None:
         """Raise Stop (DEGENERATE_TASK) for a task that cannot tell right from wrong."""
-        if self.loaded.plan.varies and len(known) > 2 and _one_answer(known):
+        if self.loaded.plan.varies and len(known) > 2 and _one_answer(known.values()):
             raise _degenerate(
                 f"the reference's output is the same for all inputs ({len(known)} draws, one"
                 " answer)"
             )
-        if all(map(self._zeros_pass, known)):
-            zeros = known[0].zeros
-            raise _degenerate(
-                f"an output of zeros would pass: relative RMS error {zeros.rms:.2e}, the"
-                f" reference's own {zeros.reference_rms:.2e}"
-            )
+        self._quarantine_constant(known)
         if self.loaded.plan.notes:
             ignored = self.ask("ignored_inputs", seed=self.trials[0].seed)["ignored"]
-            self.flags = [f"task_ignores_input:{index}" for index in ignored]
-        if self._zeros_pass(known[0]):
+            self.flags += [f"task_ignores_input:{index}" for index in ignored]
+        if self._pass({DECLARED: known[DECLARED]}):
             # its own inputs and weights tell nothing; other ones do
             self.flags.append("zeros_pass_declared")
 
@@ -355,7 +386,7 @@ class ReferenceProcess:
         altered = any(trial.distribution == "impulse" for trial in self.trials)
         trial = Trial(name, shape=name, distribution="impulse" if altered else DECLARED)
         return name in self.loaded.plan.shapes and bool(
-            self._expect_if_suitable(trial, lambda seen: not self._zeros_pass(seen))
+            self._expect_if_suitable(trial, lambda seen: not self._pass({name: seen}))
         )
 
     # -- questions about the task ------------------------------------------------------------------
@@ -473,7 +504,7 @@ def _well_conditioned(seen: Expectation) -> bool:
     """Is the reference itself right on hard inputs, as the float64 oracle has it?"""
     return (
         seen.oracle == "float64"
-        and seen.zeros.reference_rms <= HARD_OWN_ERROR
+        and seen.constants[0].reference_rms <= HARD_OWN_ERROR
         and all("float" in output.dtype for output in seen.outputs)
     )
 

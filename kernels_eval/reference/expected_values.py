@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,12 +41,14 @@ from kernels_eval.checks.trials import (
 )
 from kernels_eval.child.shared_memory import DeviceMemory, Memory, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
+from kernels_eval.reference.long_sums import LongSums
 from kernels_eval.reference.task_runner import TaskRunner
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = (
     1 << 20
 )  # enough to tell whether two answers are one: hashing is the processor's work
+SAMPLE_ROWS = 4
 PROBES = 8
 ENOUGH_ELEMENTS = 1 << 26
 MOST_OPERATORS = 256
@@ -59,6 +63,8 @@ class Reference(TaskRunner):
         super().__init__(channel)
         self.expected: dict[str, list[Tensor]] = {}
         self.oracles: dict[str, list[Tensor]] = {}
+        self.own_errors: dict[str, Comparison] = {}
+        self.samples = True
         self.digests: dict[str, str] = {}
         self.outputs_of: dict[str, Memory] = {}
 
@@ -150,27 +156,29 @@ class Reference(TaskRunner):
             bit_identical = same_all(reference, again)
             deterministic = bit_identical or _all_close(reference, again, 1e-3)
             inputs = self.inputs(seed, distribution, shape)
-            oracle = self._oracle(inputs, reference) or reference
+            exact = self._oracle(inputs, reference)
+            own_error = self._own_error(inputs, reference, sampled=exact is None and self.samples)
         finally:
             if special:
                 self.model = self.build()
         self.synchronise()
         equals = [other for other, kept in self.expected.items() if same_all(reference, kept)]
-        self.expected[name], self.oracles[name] = reference, oracle
+        self.expected[name], self.oracles[name] = reference, exact or reference
+        self.own_errors[name] = own_error
         del again, inputs
         self.give_back_memory()
         floats = [torch.isfinite(x) for x in reference if x.is_floating_point()]
-        zeros = merge(list(map(_measure_zeros, oracle, reference)))
+        constants = self._constants(name)
         if name == DECLARED:
-            self.own_error = zeros
+            self.own_error = constants[0]
         return Expectation(
             finite=all(bool(x.all()) for x in floats),
             some_finite=all(bool(x.any()) for x in floats if x.numel()),
             deterministic=deterministic,
             bit_identical=bit_identical,
-            oracle="float32" if oracle is reference else "float64",
+            oracle="float64" if exact else "float32",
             equals=equals,
-            zeros=zeros,
+            constants=constants,
             outputs=list(map(_form, reference)),
         )
 
@@ -180,31 +188,78 @@ class Reference(TaskRunner):
     def do_forget(self, trial: str) -> None:
         self.expected.pop(trial, None)
         self.oracles.pop(trial, None)
+        self.own_errors.pop(trial, None)
+
+    def _constants(self, trial: str) -> list[Comparison]:
+        """How answers that ignore the inputs would compare (see Expectation), seen on the first
+        elements of large ones."""
+        known, forms = self.expected[trial], [x.shape for x in self.expected[trial]]
+        answers = [[torch.zeros_like(x) for x in known]]
+        if (own := self.expected.get(DECLARED)) and [x.shape for x in own] == forms:
+            answers += [own, [_mean(x) for x in own]]
+        oracle, first = (list(map(_start, x)) for x in (self.oracles[trial], known))
+        return [
+            merge([self.own_errors[trial], *map(measure, map(_start, answer), oracle, first)])
+            for answer in answers
+        ]
+
+    def _own_error(
+        self, inputs: list[Any], reference: list[Tensor], *, sampled: bool
+    ) -> Comparison:
+        """What fp32 costs on these inputs: the error of plain addition in long sums, and with
+        `sampled` (where there is no oracle) the reference's own, from a few rows of its batch."""
+        found = Comparison(rms=0.0, max=0.0, reference_rms=0.0)
+        with suppress(*REFUSALS), LongSums() as sums:
+            self.outputs(_copied(inputs))
+            found = found.model_copy(update={"sequential_rms": sums.error})
+        for rows in self._narrowed(inputs, reference) if sampled else ():
+            with suppress(*REFUSALS):
+                wanted, started = [x[:SAMPLE_ROWS] for x in reference], time.monotonic()
+                if not _all_close(self.outputs(_copied(rows)), wanted, 1e-3):
+                    continue
+                exact = self._in_float64(rows, wanted) or wanted
+                own = merge(list(map(measure, wanted, exact, wanted)))
+                self.samples = time.monotonic() - started < ORACLE_MAX_S
+                names = ("reference_rms", "reference_max")
+                return found.model_copy(update={name: getattr(own, name) for name in names})
+        return found
+
+    def _narrowed(self, inputs: list[Any], reference: list[Tensor]) -> Iterator[list[Any]]:
+        """The inputs cut to their first rows, where that may be the same as the first rows of the
+        outputs: of all arguments with the outputs' first dimension, and of the first alone."""
+        sizes = {x.shape[0] if x.dim() else 1 for x in reference}
+        fits = [isinstance(x, Tensor) and x.dim() > 0 and {x.shape[0]} == sizes for x in inputs]
+        for chosen in (fits, [fit and index == fits.index(True) for index, fit in enumerate(fits)]):
+            if any(chosen) and max(sizes) > 2 * SAMPLE_ROWS:
+                cut = zip(inputs, chosen, strict=True)
+                yield [x[:SAMPLE_ROWS] if narrow else x for x, narrow in cut]
 
     def _oracle(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
-        """The outputs in float64. None where they take too much memory or time, where an operator
-        has no float64 form, or where the task casts by itself."""
+        """The outputs in float64. None where they take too much memory or time, or `_in_float64`
+        has none."""
         size = sum(x.numel() * 8 for x in [*reference, *inputs] if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
             return None
-        model, started = self.model, time.monotonic()
+        started = time.monotonic()
+        outputs = self._in_float64(inputs, reference)
+        if time.monotonic() - started > ORACLE_MAX_S:
+            self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
+        return outputs
+
+    def _in_float64(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
+        """The model's outputs in float64. None where an operator has no such form, or where the
+        task casts by itself."""
+        model = self.model
         try:
             if isinstance(model, torch.nn.Module):
                 self.model = copy.deepcopy(model).double()
-            outputs = self.outputs(
-                [
-                    x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
-                    for x in inputs
-                ]
-            )
+            outputs = self.outputs(_copied(inputs, torch.float64))
             return outputs if [x.shape for x in outputs] == [x.shape for x in reference] else None
         except (RuntimeError, TypeError, ValueError, NotImplementedError):
             return None
         finally:
             self.model = model
             self.synchronise()
-            if time.monotonic() - started > ORACLE_MAX_S:
-                self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
 
     # -- what the task depends on ------------------------------------------------------------------
 
@@ -333,6 +388,7 @@ class Reference(TaskRunner):
             update={
                 "reference_rms": self.own_error.reference_rms,
                 "reference_max": self.own_error.reference_max,
+                "sequential_rms": self.own_error.sequential_rms,
                 "mutates_inputs": not kept,
             }
         )
@@ -342,7 +398,8 @@ class Reference(TaskRunner):
         return read(self.outputs_of[whose], like, index * sum(padded(_bytes(x)) for x in like))
 
     def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
-        return merge(list(map(measure, actual, self.oracles[trial], self.expected[trial])))
+        found = map(measure, actual, self.oracles[trial], self.expected[trial])
+        return merge([self.own_errors[trial], *found])
 
 
 def require_tensors(leaves: list[Any]) -> None:
@@ -391,7 +448,23 @@ def _digest(tensors: list[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _measure_zeros(oracle: Tensor, reference: Tensor) -> Comparison:
-    """How an output of zeros would compare, seen on the first elements of a large one."""
-    oracle, reference = (x.reshape(-1)[:ENOUGH_ELEMENTS] for x in (oracle, reference))
-    return measure(torch.zeros_like(reference), oracle, reference)
+def _copied(inputs: list[Any], dtype: torch.dtype | None = None) -> list[Any]:
+    """Copies of the tensors, for a model may change its inputs; floating ones in this dtype."""
+    return [
+        x.to(dtype if dtype and x.is_floating_point() else x.dtype, copy=True)
+        if isinstance(x, Tensor)
+        else x
+        for x in inputs
+    ]
+
+
+def _start(x: Tensor) -> Tensor:
+    """The first elements of a large tensor, flat."""
+    return x.reshape(-1)[:ENOUGH_ELEMENTS]
+
+
+def _mean(x: Tensor) -> Tensor:
+    """What does not depend on the place along the first dimension."""
+    if not x.dim() or not x.is_floating_point():
+        return x
+    return x.double().mean(0, keepdim=True).expand_as(x).to(x.dtype)

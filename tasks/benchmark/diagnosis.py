@@ -8,7 +8,6 @@ other, so what the training set holds and how traces read is passed in as number
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +23,13 @@ from tasks.benchmark.metrics import wilson_interval
 from tasks.benchmark.replaced import called_operators, replaced_share
 from tasks.benchmark.samples import Track
 from tasks.benchmark.scoring import ScoreRow
+from tasks.files import read_toml
 
 Sign = Literal[
     "level_gap", "correct_but_slow", "verbose", "cut_off", "missed_bottleneck", "replaced"
 ]
-WORDS: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    (Path(__file__).parent / "templates" / "diagnosis.toml").read_text(encoding="utf-8")
+WORDS: Mapping[str, Mapping[str, str]] = read_toml(
+    Path(__file__).parent / "templates" / "diagnosis.toml"
 )
 
 # From where on a number is worth a row: our choices. The paper says which signs there are, not how

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from tasks.files import read_toml
 
 BUILDERS = frozenset({"load_inline", "load"})
 BUILT = [[name] for name in BUILDERS]
 TORCH = frozenset({"torch", "F", "nn", "functional"})
 HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "Parameter", "ParameterList"})
-NAMES = tomllib.loads(Path(__file__).with_name("operators.toml").read_text(encoding="utf-8"))
+NAMES = read_toml(Path(__file__).with_name("operators.toml"))
 SIGNS: dict[str, str] = NAMES["signs"]
 SAME: dict[str, str] = {name: key for key, names in NAMES["same"].items() for name in names.split()}
 QUIET = frozenset(NAMES["quiet"].split())

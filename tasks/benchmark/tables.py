@@ -6,7 +6,6 @@ Strings are raw: `tasks.reporting.page` escapes them.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -15,6 +14,7 @@ import polars as pl
 
 from tasks.benchmark.comparing import ComparisonRow, metric_name
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
+from tasks.files import read_toml
 from tasks.reporting.page import Table
 from tasks.reporting.text import interval
 
@@ -46,7 +46,7 @@ class Caveat(NamedTuple):
 
 def caveats_of(words: str, found: Mapping[str, object]) -> list[Caveat]:
     """Return the caveats that have a value. The file `words` holds their words by name."""
-    known = tomllib.loads((TEMPLATES / words).read_text(encoding="utf-8"))
+    known = read_toml(TEMPLATES / words)
     return [Caveat(value=str(value), **known[name]) for name, value in found.items() if value]
 
 

@@ -7,16 +7,16 @@ depends on once, operands first. To teach the reader another spelling, add it to
 from __future__ import annotations
 
 import ast
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tasks.decontamination.program import Function
+from tasks.files import read_toml
 
 MAX_TENSORS = 20_000  # tensors that one value may hold
 
-_TABLES = tomllib.loads(Path(__file__).with_name("operators.toml").read_text("utf-8"))
+_TABLES = read_toml(Path(__file__).with_name("operators.toml"))
 CANONICAL: Mapping[str, str] = {
     spelling: name for name, others in _TABLES["spellings"].items() for spelling in others.split()
 }

@@ -6,19 +6,17 @@ writes beyond them follows, under its own name.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from tasks.files import read_toml
 from tasks.publishing.config import UNKNOWN
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 
-_TABLE: Mapping[str, Mapping[str, str]] = tomllib.loads(
-    Path(__file__).with_name("columns.toml").read_text("utf-8")
-)
+_TABLE: Mapping[str, Mapping[str, str]] = read_toml(Path(__file__).with_name("columns.toml"))
 COLUMNS = {name: entry["meaning"] for name, entry in _TABLE.items()}
 ABOVE = {"candidates": CANDIDATES, "verdicts": VERDICTS, "tasks": TASKS}
 """The snapshots that give the other columns, by their name in a `Lineage`."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from tasks.files import read_toml
 from tasks.publishing.diff import RefreshDiff
 from tasks.publishing.templates import render
 
 MAX_SHOWN = 50
-_WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+_WORDS = read_toml(Path(__file__).with_suffix(".toml"))
 LOST: Mapping[str, str] = _WORDS["lost"]
 GAINED: Mapping[str, str] = LOST | _WORDS["gained"]
 

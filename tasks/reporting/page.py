@@ -18,9 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
+from tasks.reporting.templates import environment
 from tasks.reporting.text import (
     address,
     as_text,
@@ -123,21 +124,14 @@ def _environment(form: Form, folder: Path) -> Environment:
         url = address(value.url) if isinstance(value, Link) else None
         return Markup(url) if form == "md" and url else url
 
-    environment = Environment(
-        loader=FileSystemLoader([folder, TEMPLATES]),
-        autoescape=form != "txt",
-        undefined=StrictUndefined,
-        finalize=shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(
-        {"data": _data, "form": format, "indented": _indented, "link": link},
+    filters = {
+        **{"data": _data, "form": format, "indented": _indented, "link": link},
         **{"count": "{:,.0f}".format, "number": number, "width": _width, "cut": cut},
         **{"interval": interval, "p_value": p_value, "share": share, "hours": hours},
-    )
-    environment.globals.update(interval=interval, plural=plural)
-    return environment
+    }
+    made = environment(folder, TEMPLATES, filters=filters, autoescape=form != "txt", finalize=shown)
+    made.globals.update(interval=interval, plural=plural)
+    return made
 
 
 def _width(value: Cell) -> str:

@@ -11,10 +11,11 @@ for scoring with and without the same tasks.
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
-_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+from tasks.files import read_toml
+
+_TABLES = read_toml(Path(__file__).with_suffix(".toml"))
 
 
 def degenerate_tasks() -> dict[str, str]:

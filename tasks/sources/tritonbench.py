@@ -9,7 +9,6 @@ of TritonBench's own scripts: inputs are drawn anew for every seed here, and com
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +16,14 @@ from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
+from tasks.files import read_toml
 from tasks.sources.files import existing, read_rows
 from tasks.sources.functions import Adapted, Refused, adapt
 
 COLUMNS = ("name", "code_with_tests")
 OPTIONAL_COLUMNS = ("difficulty",)
 SOURCE = "tritonbench"
-NOT_JUDGED: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+NOT_JUDGED: dict[str, dict[str, str]] = read_toml(Path(__file__).with_suffix(".toml"))
 """Test calls that were run on a CPU and cannot be judged, and why."""
 
 

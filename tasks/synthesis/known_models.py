@@ -10,15 +10,15 @@ model, and an endpoint that serves another model under the name Qwen/QwQ-32B is 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Set
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from kernels_eval.records import SamplingParams
+from tasks.files import read_toml
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = read_toml(Path(__file__).with_suffix(".toml"))
 KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {name: MappingProxyType(settings) for name, settings in _TABLE.items()}
 )

@@ -16,11 +16,11 @@ win is its own next answer, which is verified like the first.
 from __future__ import annotations
 
 import re
-import tomllib
 import unicodedata
 from pathlib import Path
 
 from kernels_eval.records import Correctness, Status, Timing, Verdict
+from tasks.files import read_toml
 from tasks.synthesis.prompts import block
 
 FOLLOW_UP_VERSION = 1
@@ -37,9 +37,7 @@ WORD = 4_096
 """A word that is cut where looking at a text ends is left out, up to so many characters: it may be
 half of a path."""
 
-WORDS: dict[str, str] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+WORDS: dict[str, str] = read_toml(Path(__file__).with_suffix(".toml"))
 """What an attempt is told of its reason."""
 
 FOLLOW_UP = """\

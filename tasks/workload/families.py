@@ -8,13 +8,12 @@ what KernelBench's levels 1 to 3 and the bundled tasks call.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-TABLE: dict[str, str] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+from tasks.files import read_toml
+
+TABLE: dict[str, str] = read_toml(Path(__file__).with_suffix(".toml"))
 FAMILIES = (*TABLE, "other")
 _FAMILY = {name: family for family, names in TABLE.items() for name in names.split()}
 _DUNDER = re.compile(r"__(?P<name>\w+)__")

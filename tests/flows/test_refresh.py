@@ -13,20 +13,6 @@ from tests.support.planted import QUICK, planted
 pytestmark = pytest.mark.slow  # a Prefect server
 
 
-@pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory):
-    from prefect import settings
-    from prefect.testing.utilities import prefect_test_harness
-
-    home = tmp_path_factory.mktemp("prefect")
-    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with (
-        settings.temporary_settings(updates=updates),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
-        yield home
-
-
 def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home, tmp_path):
     from prefect import flow
     from prefect.artifacts import Artifact

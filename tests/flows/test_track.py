@@ -165,14 +165,9 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     )
     config = PipelineConfig(root=str(root), name="tiny")
 
-    first = track(
-        run_record,
-        config,
-        refreshed,
-        trained,
-        Benchmarked(suite=tasks, answers=(), scores=scores),
-        report,
-    )
+    benchmarked = Benchmarked(suite=tasks, answers=(), scores=scores)
+    made = run_record, config, refreshed, trained, benchmarked, report
+    first = track(*made)
     assert first
     monkeypatch.setenv(
         "MLFLOW_TRACKING_URI", config.tracking_uri
@@ -259,17 +254,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     } <= files
 
     # the same run again, from its snapshots: one value a metric, one run, tables no longer
-    assert (
-        track(
-            run_record,
-            config,
-            refreshed,
-            trained,
-            Benchmarked(suite=tasks, answers=(), scores=scores),
-            report,
-        )
-        == first
-    )
+    assert track(*made) == first
     assert child().data.metrics == metrics
     assert all(len(client.get_metric_history(child().info.run_id, name)) == 1 for name in metrics)
     assert len(client.load_table(experiment.experiment_id, "tables/phases.json")) == len(

@@ -289,7 +289,7 @@ def test_files_of_the_system_and_of_users_cannot_be_read(verify, tmp_path):
 
 
 def test_the_same_code_reads_what_it_may(verify):
-    for path in ("/proc/self/status", "../candidate.py", "../task.py"):
+    for path in ("/proc/self/status", "../candidate.py"):
         assert verify(f"return ext.reads(x, {path!r})").reason == "wrong_output", path
     assert verify("return ext.lists(x, '.')").reason == "wrong_output"
 
@@ -398,6 +398,11 @@ def test_no_other_process_is_killed_or_traced(verify):
         "keyctl",
         "pidfd_getfd",
         "mount",
+        "memfd_secret",
+        "shmget",
+        "msgget",
+        "semget",
+        "mq_open",
     ],
 )
 def test_system_calls_that_no_kernel_needs_are_refused(verify, name):

@@ -3,6 +3,7 @@ module does: by the `capture` role."""
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
-from kernels_eval.isolation import machine
+from kernels_eval.isolation import machine, process_tree
 from kernels_eval.isolation.process_tree import has_ended
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from tests.support import kernels
@@ -313,6 +314,33 @@ def test_memory_is_never_more_than_a_share_of_the_machines(monkeypatch, server):
                 timeout=30,
             )
     assert failure.value.reason == "out_of_memory" and "0.6 GB" in failure.value.detail
+
+
+@pytest.mark.parametrize(
+    ("made", "refused"),
+    [
+        ("os.memfd_create('x')", True),
+        ("mmap.mmap(-1, 4096)", True),  # shared, so its pages stay when they are given up
+        ("mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)", True),
+        ("mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)[:1]", False),
+        ("open('f', 'wb').write(bytes(4096)); mmap.mmap(os.open('f', os.O_RDWR), 0)[:1]", False),
+        ("torch.ones(8, 8) @ torch.ones(8, 8)", False),
+    ],
+)
+def test_memory_that_nobody_counts_is_refused(server, made, refused):
+    """Where there is a GPU, CUDA may make what it likes (docs/explanation/verification.md)."""
+    if not {"seccomp", "tmpfs_scratch"} <= set(server.isolation) or glob.glob("/dev/nvidia[0-9]*"):
+        pytest.skip("not refused here")
+    with Child(server, "capture", LIMITS) as child:
+        answer = run(child, f"import mmap, os, torch\n{made}")
+    seen = str(answer.get("detail"))
+    assert ("PermissionError" in seen) if refused else "error" not in answer, seen
+
+
+def test_page_tables_count_as_memory():
+    resident = psutil.Process().memory_info().rss
+    assert process_tree.usage(os.getpid()).resident_bytes > resident // 2
+    assert process_tree.page_tables_bytes(os.getpid()) > 0 or sys.platform != "linux"
 
 
 def test_a_file_above_the_limit_cannot_be_written(server):

@@ -336,11 +336,13 @@ def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_ru
     made = kernels.candidate(AFFINE, LATE.replace("self.ext = ", f"{first}\n        self.ext = "))
     request = Child.request
 
-    def hurried(self: Child, command: str, *, timeout: float, **arguments: object) -> object:
+    def hurried(
+        self: Child, command: str, *fds: tuple[int, ...], timeout: float, **arguments: object
+    ) -> object:
         """Only what may hang is waited for briefly."""
         hangs = reason == "load" and command in ("construct", "load")
         brief = hangs and self.role != "reference"
-        return request(self, command, timeout=2 if brief else timeout, **arguments)
+        return request(self, command, *fds, timeout=2 if brief else timeout, **arguments)
 
     monkeypatch.setattr(Child, "request", hurried)
     prepared = verify.preparer.prepare(made, AFFINE)

@@ -57,3 +57,16 @@ torch::Tensor all_nan(torch::Tensor x) {
   for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = NAN;
   return out;
 }
+
+torch::Tensor constant(torch::Tensor x, double value) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i) out.data_ptr<float>()[i] = (float)value;
+  return out;
+}
+torch::Tensor sigmoids(torch::Tensor x, double offset, double factor) {
+  auto out = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i)
+    out.data_ptr<float>()[i] = (float)offset
+        + (float)factor / (1.0f + std::exp(-x.data_ptr<float>()[i]));
+  return out;
+}

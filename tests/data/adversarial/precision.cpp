@@ -133,3 +133,45 @@ torch::Tensor two_halves(torch::Tensor x) {
   other.join();
   return out;
 }
+
+static float kept(float value, unsigned bits) {
+  if (bits > 22) return value;
+  const unsigned drop = 23 - bits;
+  unsigned word;
+  std::memcpy(&word, &value, 4);
+  word = (word + (1u << (drop - 1))) & ~((1u << drop) - 1);
+  std::memcpy(&value, &word, 4);
+  return value;
+}
+// Upper rows times lower rows, summed in order within blocks, whose sums are added in order; the
+// factors keep so many bits of mantissa.
+torch::Tensor product(torch::Tensor x, int64_t block, int64_t bits) {
+  const int64_t rows = std::min<int64_t>(4, x.size(0)), others = x.size(0) - rows;
+  const int64_t length = x.size(1);
+  auto out = torch::empty({rows, others}, x.options());
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t j = 0; j < others; ++j) {
+      const float* a = x.data_ptr<float>() + i * length;
+      const float* b = x.data_ptr<float>() + (rows + j) * length;
+      float total = 0;
+      for (int64_t start = 0; start < length; start += block) {
+        float part = 0;
+        for (int64_t k = start; k < std::min(length, start + block); ++k)
+          part += kept(a[k], bits) * kept(b[k], bits);
+        total += part;
+      }
+      out.data_ptr<float>()[i * others + j] = total;
+    }
+  return out;
+}
+torch::Tensor mean_of_squares(torch::Tensor x, int64_t bits) {
+  const int64_t rows = x.size(0), length = x.size(1);
+  auto out = torch::empty({rows}, x.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* a = x.data_ptr<float>() + i * length;
+    float total = 0;
+    for (int64_t k = 0; k < length; ++k) total += kept(kept(a[k], bits) * kept(a[k], bits), bits);
+    out.data_ptr<float>()[i] = kept(total / length, bits);
+  }
+  return out;
+}

@@ -1,0 +1,113 @@
+"""How far plain fp32 addition would be off in the sums of a reference.
+
+A kernel that adds up a sum's terms one after the other in fp32 is honest, and its error depends on
+the terms: about 0.4 u sqrt(n) of the result for n terms of random sign (u = 2**-24), more than that
+where a few terms of one sign outgrow the rest, and up to u n / 2 where all are alike (N. Higham,
+Accuracy and Stability of Numerical Algorithms, chapter 4). So it is not estimated from n but
+measured, on the terms of a few outputs of every long sum.
+
+Guarantees: outputs of the reference stay what they are. Does not see sums inside convolutions
+(shorter than LONG, or of random sign under drawn weights), recurrent layers, attention and FFTs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels_eval.checks.operators import Named, Values
+from kernels_eval.reference.operator_costs import NORMALISATIONS, operator_name
+
+LONG, MOST_TERMS = 512, 1 << 24
+"""Shorter sums err by less than any gate; of longer ones so many terms are added."""
+OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 16, 2, 1 << 23
+PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
+"""Operators that sum products, and which argument their first factor is."""
+SUMS = frozenset("sum nansum mean cumsum".split())
+SQUARES = frozenset("linalg_vector_norm var std var_mean std_mean".split())
+EXPONENTIALS = frozenset("_softmax _log_softmax logsumexp".split())
+
+
+class LongSums(TorchDispatchMode):
+    """Measures the sums of the operators that are called under it: `error` is the largest relative
+    RMS error of adding up the terms of one operator's outputs in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = 0.0
+
+    def __torch_dispatch__(
+        self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
+    ) -> object:
+        with suppress(RuntimeError, IndexError, TypeError, ValueError):
+            terms = _terms(operator_name(function), args)
+            if terms is not None and terms.shape[-1] >= LONG and terms.is_floating_point():
+                self.error = max(self.error, sequential_error(terms[:, :MOST_TERMS]))
+        return function(*args, **(kwargs or {}))
+
+
+def sequential_error(terms: Tensor) -> float:
+    """RMS error of adding each row of `terms` (outputs, length) in order in fp32, divided by the
+    RMS of the sums. The worst point on the way counts: where errors end is chance. What is not
+    finite is left out."""
+    worst, sums = 0.0, 0.0
+    for row in terms.float().nan_to_num(0.0, 0.0, 0.0).cpu().numpy():
+        exact = np.cumsum(row, dtype=np.float64)
+        sums += float(exact[-1]) ** 2
+        worst += float(np.abs(np.cumsum(row, dtype=np.float32) - exact).max()) ** 2
+    return math.sqrt(worst / sums) if sums and math.isfinite(worst / sums) else 0.0
+
+
+def _terms(name: str, args: Values) -> Tensor | None:
+    """The terms of a few spread outputs (outputs, length). None for an operator without sums."""
+    if name in PRODUCTS:
+        a, b = args[PRODUCTS[name] :][:2]
+        a = a[None] if a.dim() == 1 else a
+        b = b[:, None] if b.dim() < a.dim() else b
+        a, b = (x[None] if x.dim() == 2 else x for x in (a, b))
+        batch, row, column = _spread((*a.shape[:2], b.shape[2]), a.shape[2])
+        return a[batch, row] * b[batch, :, column]
+    if name in NORMALISATIONS:
+        return _rows(*_layer(name, args)).square()
+    if name in SUMS | SQUARES | EXPONENTIALS:
+        dims = args[2:3] if name == "linalg_vector_norm" else args[1:2]
+        rows = _rows(args[0], dims[0] if dims else None)
+        if name in EXPONENTIALS:
+            return (rows - rows.amax(1, keepdim=True)).exp()
+        return rows.square() if name in SQUARES else rows
+    return None
+
+
+def _layer(name: str, args: Values) -> tuple[Tensor, list[int]]:
+    """What a normalisation reduces, and over which dimensions."""
+    x = args[0]
+    if name == "native_layer_norm":
+        return x, list(range(-len(args[1]), 0))
+    if name == "native_group_norm":
+        return x.reshape(args[3], args[6], -1), [-1]
+    return x, [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _rows(x: Tensor, dims: int | Sequence[int] | None) -> Tensor:
+    """The elements that a few spread outputs reduce, one row each."""
+    dims = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
+    x = x.movedim(dims, tuple(range(-len(dims), 0)))
+    kept = x.shape[: x.dim() - len(dims)]
+    if not kept:
+        return x.reshape(1, -1)
+    return x[_spread(kept, math.prod(x.shape[len(kept) :]))].flatten(1)
+
+
+def _spread(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
+    """Indices of up to OUTPUTS spread places in these dimensions; fewer where `length` terms each
+    are much."""
+    total = math.prod(sizes)
+    count = min(OUTPUTS, max(LEAST_OUTPUTS, ENOUGH_TERMS // max(length, 1)), total)
+    return torch.unravel_index(torch.arange(count) * total // max(count, 1), tuple(sizes))

@@ -1,0 +1,28 @@
+"""Templates of Jinja: one set of rules for pages, reports and what commands print.
+
+A value that is not given is an error, and a line that holds only a block leaves no line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+
+def environment(
+    *folders: Path, filters: Mapping[str, Callable[..., Any]], **options: Any
+) -> Environment:
+    """Templates of these folders, the first one's first, with these filters beside Jinja's own.
+    Other `options` are those of `jinja2.Environment`."""
+    made = Environment(
+        loader=FileSystemLoader(folders),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **options,
+    )
+    made.filters.update(filters)
+    return made

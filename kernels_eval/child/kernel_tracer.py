@@ -163,7 +163,7 @@ class KernelTracer:
                 self._overwrite(name, tensor)
             if isinstance(leaf, bool):
                 return not leaf
-            return type(leaf)(leaf * 3 + 7) if type(leaf) in (int, float) else leaf
+            return leaf * 3 + 7 if isinstance(leaf, int | float) else leaf
 
         return pytree.tree_map(replaced, result)
 
@@ -210,4 +210,8 @@ def _reachable(arguments: object) -> list[torch.Tensor]:
 
 
 def _is_plain(value: object) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+    return (
+        isinstance(value, torch.Tensor)
+        and type(value) in (torch.Tensor, torch.nn.Parameter)
+        and value.layout is torch.strided
+    )

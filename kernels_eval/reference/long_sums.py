@@ -40,7 +40,7 @@ class LongSums(TorchDispatchMode):
     RMS error of adding up the terms of one operator's outputs in order."""
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.error = 0.0
 
     def __torch_dispatch__(
@@ -73,7 +73,8 @@ def _terms(name: str, args: Values) -> Tensor | None:
         b = b[:, None] if b.dim() < a.dim() else b
         a, b = (x[None] if x.dim() == 2 else x for x in (a, b))
         batch, row, column = _spread((*a.shape[:2], b.shape[2]), a.shape[2])
-        return a[batch, row] * b[batch, :, column]
+        found: Tensor = a[batch, row] * b[batch, :, column]
+        return found
     if name in NORMALISATIONS:
         return _rows(*_layer(name, args)).square()
     if name in SUMS | SQUARES | EXPONENTIALS:

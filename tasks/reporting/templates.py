@@ -5,16 +5,14 @@ A value that is not given is an error, and a line that holds only a block leaves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def environment(
-    *folders: Path, filters: Mapping[str, Callable[..., Any]], **options: Any
-) -> Environment:
+def environment(*folders: Path, filters: Mapping[str, Any], **options: Any) -> Environment:
     """Templates of these folders, the first one's first, with these filters beside Jinja's own.
     Other `options` are those of `jinja2.Environment`."""
     made = Environment(

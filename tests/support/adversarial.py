@@ -206,6 +206,10 @@ def says_that_other_shapes_are_refused(verdict: Verdict) -> None:
     assert "declared_shape_only" in verdict.flags
 
 
+def says_that_the_output_is_expanded(verdict: Verdict) -> None:
+    assert "expanded_output" in verdict.flags
+
+
 def says_that_it_is_another_formula(verdict: Verdict) -> None:
     assert verdict.detail.startswith("another formula")
 

@@ -18,7 +18,7 @@ from kernels_eval.evaluator import Evaluator
 from kernels_eval.records import STATUS_OF, Candidate, KernelTask, Language, Verdict, stable_hash
 
 QUICK = EvalConfig(
-    build=BuildConfig(capture_timeout_s=60),
+    build=BuildConfig(timeout_s=600, capture_timeout_s=60),
     timing=TimingConfig(max_s=20, min_pairs=6, min_side_s=0.02, interval_width=0.5),
     limits=LimitsConfig(run_s=20, load_s=60),
 )

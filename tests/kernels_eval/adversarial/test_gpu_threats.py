@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from kernels_eval.records import Language
-from tests.support.adversarial import Case, trials
+from tests.support.adversarial import Case, names, names_none, trials
 from tests.support.kernels import functions_in, kernel_task, module, task_source, verifying_on_gpu
 from tests.support.processes import python
 
@@ -103,6 +103,10 @@ int64_t leak(int64_t megabytes) {
   return cudaMalloc(&lost, (size_t)megabytes << 20) == cudaSuccess
       ? cudaMemset(lost, 1, (size_t)megabytes << 20) : -1;
 }
+int64_t affine_at(int64_t from, int64_t to, int64_t count) {
+  affine_kernel<<<blocks(count), 256>>>((const float*)from, (float*)to, count);
+  return 0;
+}
 torch::Tensor unwritten(torch::Tensor x) { return torch::empty_like(x); }
 torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t stream) {
   auto a = x.contiguous(), b = w.contiguous();
@@ -122,12 +126,36 @@ torch::Tensor late_affine_aside(torch::Tensor x);
 torch::Tensor wild(torch::Tensor x);
 int64_t persisting_l2(int64_t set);
 int64_t leak(int64_t megabytes);
+int64_t affine_at(int64_t from, int64_t to, int64_t count);
 torch::Tensor unwritten(torch::Tensor x);
 torch::Tensor product(torch::Tensor x, torch::Tensor w, int64_t tf32, int64_t stream);
 """
 EXTENSION = (
     f"load_inline(name='adversarial_gpu', cpp_sources={DECLARED!r}, cuda_sources={SOURCE!r},"
     f" functions={functions_in(SOURCE)!r}, extra_cuda_cflags=['-O2'])"
+)
+
+
+CUBLAS = r"""
+extern "C" int cublasCreate_v2(void**);
+extern "C" int cublasSgemm_v2(void*, int, int, int, int, int, const float*, const float*, int,
+    const float*, int, const float*, float*, int);
+torch::Tensor product(torch::Tensor x, torch::Tensor w) {
+  static void* handle = nullptr;
+  if (!handle) cublasCreate_v2(&handle);
+  auto a = x.contiguous(), b = w.contiguous();
+  auto y = torch::empty({a.size(0), b.size(1)}, a.options());
+  const int rows = a.size(0), inner = a.size(1), columns = b.size(1);
+  const float one = 1.0f, zero = 0.0f;
+  cublasSgemm_v2(handle, 0, 0, columns, rows, inner, &one, b.data_ptr<float>(), columns,
+      a.data_ptr<float>(), inner, &zero, y.data_ptr<float>(), columns);
+  return y;
+}
+"""
+BY_CUBLAS = (
+    "load_inline(name='adversarial_cublas',"
+    " cpp_sources='torch::Tensor product(torch::Tensor x, torch::Tensor w);',"
+    f" cuda_sources={CUBLAS!r}, functions=['product'], extra_ldflags=['-lcublas'])"
 )
 
 
@@ -169,7 +197,25 @@ return self.y.clone()"""
 WEIGHT = "self.weight = nn.Parameter(torch.randn(512, 256))"
 cuda = partial(Case, task=AFFINE, language=Language.CUDA)
 
+POINTERS = """out = torch.empty_like(x)
+ext.affine_at(x.data_ptr(), out.data_ptr(), x.numel())
+return out"""
+UNUSED_POINTERS = """out, other = x * 2.0 + 1.0, torch.empty_like(x)
+ext.affine_at(x.data_ptr(), other.data_ptr(), x.numel())
+return out"""
+
 CASES = [
+    cuda(5, "unused_pointers", "no_custom_kernel", UNUSED_POINTERS, twin=POINTERS),
+    cuda(
+        53,
+        "cublas",
+        "no_custom_kernel",
+        module("return ext.product(x, self.weight)", init=WEIGHT, extension=BY_CUBLAS),
+        task=PRODUCT,
+        check=partial(names, ["cublasSgemm_v2"]),
+        twin=code(f"return ext.product(x, self.weight, 0, {NOW}) ", init=WEIGHT),
+        twin_check=partial(names_none, ["cublasSgemm_v2", "mm", "addmm"]),
+    ),
     cuda(
         3,
         "side_stream_not_joined",

@@ -1,0 +1,120 @@
+"""Which verdict an exception of a candidate stands for, and the line that says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels_eval.child.build_interception import BuildFailed
+from kernels_eval.child.failures import classify, compiler_line, report
+from kernels_eval.isolation.sandbox import CHATTER
+from kernels_eval.records import Reason
+
+
+def exception(name: str, base: type[Exception] = Exception) -> type[Exception]:
+    """A stand-in for a class of a library that is not installed here."""
+    module, _, short = name.rpartition(".")
+    return type(short, (base,), {"__module__": module})
+
+
+TRITON = """at 9:14:
+def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets)
+    y = tl.gelu(x)
+        ^
+AttributeError("module 'triton.language' has no attribute 'gelu'")"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("triton.compiler.errors.CompilationError", TRITON, "build_failed"),
+        ("triton.compiler.errors.UnsupportedLanguageConstruct", TRITON, "build_failed"),
+        ("triton.compiler.errors.CompileTimeAssertionFailure", TRITON, "build_failed"),
+        ("triton.runtime.errors.PTXASError", "PTXAS error: `ptxas` failed", "build_failed"),
+        ("triton.runtime.errors.OutOfResources", "out of resource: shared memory", "cuda_error"),
+        ("triton.runtime.errors.InterpreterError", "IndexError()", "exception"),
+        ("numba.core.errors.TypingError", "Failed in nopython mode pipeline", "build_failed"),
+        ("cupy.cuda.compiler.CompileException", 'k.cu(3): error: "f" is undefined', "build_failed"),
+        ("cupy_backends.cuda.api.driver.CUDADriverError", "invalid argument", "cuda_error"),
+        ("torch._inductor.exc.CppCompileError", "C++ compile error", "build_failed"),
+        ("torch._dynamo.exc.BackendCompilerFailed", "backend raised", "build_failed"),
+        ("torch._dynamo.exc.TorchRuntimeError", "shapes cannot be multiplied", "exception"),
+        ("tvm.error.DiagnosticError", "syntax", "build_failed"),
+        ("cutlass.base_dsl.common.DSLRuntimeError", "unsupported", "build_failed"),
+        ("cutlass.base_dsl.common.DSLCudaRuntimeError", "invalid value", "cuda_error"),
+        ("builtins.RuntimeError", "PassManager::run failed", "build_failed"),
+        ("builtins.RuntimeError", "Kernel compilation failed:\nk.cu(2): error: x", "build_failed"),
+        ("builtins.RuntimeError", "Triton Error [CUDA]: invalid argument", "cuda_error"),
+        ("builtins.RuntimeError", "Triton Error [CUDA]: out of memory", "out_of_memory"),
+        ("builtins.RuntimeError", "mat1 and mat2 cannot be multiplied", "exception"),
+        ("builtins.TypeError", "dynamic_func() missing 1 required argument", "exception"),
+        ("candidate.ShapeError", "compile-time shape", "exception"),
+    ],
+)
+def test_the_reason_of_an_exception(name, text, reason):
+    assert classify(exception(name)(text))[0] == reason
+
+
+def test_the_innermost_error_of_a_compiler_counts_even_where_it_was_caught():
+    compilation = exception("triton.compiler.errors.CompilationError")
+    try:
+        try:
+            try:
+                raise compilation(TRITON)
+            except compilation as inner:
+                raise compilation("at 3:4:\n    y = helper(x)\n        ^") from inner
+        except compilation:
+            raise RuntimeError("the launch failed")  # noqa: B904
+    except RuntimeError as error:
+        answer = report(error)
+    assert answer["error"] == "build_failed"
+    assert answer["detail"].startswith("CompilationError: at 9:14: y = tl.gelu(x) AttributeError")
+
+
+def test_a_context_that_was_suppressed_says_nothing():
+    try:
+        try:
+            raise exception("triton.compiler.errors.CompilationError")("at 1:1:")
+        except Exception:
+            raise ValueError("another matter") from None
+    except ValueError as error:
+        assert classify(error)[0] == "exception"
+
+
+def test_what_is_raised_below_a_compiler_is_about_the_source():
+    names = {"__name__": "triton.compiler.code_generator"}
+    exec("def visit():\n    raise KeyError('tl.foo')", names)
+    with pytest.raises(KeyError) as caught:
+        names["visit"]()
+    assert classify(caught.value)[0] == "build_failed"
+    names["__name__"] = "triton.runtime.jit"
+    with pytest.raises(KeyError) as caught:
+        names["visit"]()
+    assert classify(caught.value)[0] == "exception"
+
+
+def test_known_exceptions_keep_their_reasons():
+    assert classify(BuildFailed("build", "the build ran past"))[0] is Reason.BUILD
+    assert classify(MemoryError())[0] == "out_of_memory"
+    assert classify(ModuleNotFoundError("no triton"))[0] == "no_module"
+    assert classify(SyntaxError("bad"))[0] == "syntax_error"
+    assert classify(RuntimeError("CUDA error: misaligned address"))[0] == "cuda_error"
+
+
+def test_the_line_of_a_compiler():
+    log = 'In file included\nk.cu(3): error: identifier "f" is undefined\n    f(x);\n    ^\n1 error'
+    assert compiler_line(log) == 'k.cu(3): error: identifier "f" is undefined'
+    assert compiler_line("nothing known") == "nothing known"
+    assert compiler_line("") == ""
+
+
+def test_a_log_tail_is_without_torchs_chatter():
+    own = "step 1\nmy NVML report: fine\n"
+    noise = (
+        "/venv/torch/cuda/__init__.py:1061: UserWarning: Can't initialize NVML\n"
+        '  warnings.warn("Can\'t initialize NVML", stacklevel=2)\n'
+        "[W1123 01:24:32.39 execution_trace_observer.cpp:989] Enabling Execution Trace Observer\n"
+        "[W1123 01:24:32.39 CUDAFunctions.cpp:1] NVML is not there\n"
+    )
+    assert CHATTER.sub("", "step 1\n" + noise + "my NVML report: fine\n") == own

@@ -1,0 +1,75 @@
+"""What a library asks others to compute, read from its symbols."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from kernels_eval.checks.linked import Unreadable, _demangled, _undefined, library_work
+
+SOURCE = """
+extern "C" {{ void sgemm_(); void cublasSgemm_v2(); void vsExp(); void own_sgemm() {{}}
+  void* dlsym(void*, const char*); }}
+namespace at {{
+void enableRecordFunction(bool);
+namespace cpu {{ void mm(); void empty(); }}
+namespace native {{ void softmax(int); void getThing(); }}
+namespace cuda {{ void getCurrentCUDAStream(); namespace blas {{ void gemm(float); }} }}
+namespace _ops {{
+struct mm {{ static void call(int); static void redispatch(int, int); }};
+struct empty_like {{ static void redispatch(int); }};
+}} }}
+void own() {{ {calls} }}
+"""
+
+
+def built(tmp_path, calls):
+    source, library = tmp_path / "library.cpp", tmp_path / "library.so"
+    source.write_text(SOURCE.format(calls=calls))
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
+    return str(library)
+
+
+@pytest.mark.parametrize(
+    ("calls", "work"),
+    [
+        ("sgemm_();", {"sgemm_"}),
+        ("cublasSgemm_v2(); vsExp();", {"cublasSgemm_v2", "vsExp"}),
+        ("at::cpu::mm(); at::native::softmax(1);", {"at::cpu::mm", "at::native::softmax"}),
+        ("at::cuda::blas::gemm(1.0f);", {"at::cuda::blas::gemm"}),
+        ("at::_ops::mm::redispatch(1, 1);", {"aten.mm"}),
+        ("at::enableRecordFunction(false); at::_ops::mm::call(1);", {"aten.mm"}),
+        ("own_sgemm();", set()),
+        ("at::_ops::mm::call(1);", set()),
+        ("at::cpu::empty(); at::_ops::empty_like::redispatch(1); at::native::getThing();", set()),
+        ("at::cuda::getCurrentCUDAStream();", set()),
+    ],
+)
+def test_library_work_is_named_and_own_work_is_not(tmp_path, calls, work):
+    assert library_work([built(tmp_path, calls)])[0] == work
+
+
+def test_lookups_by_name_and_unrecorded_calls_are_flagged(tmp_path):
+    calls = 'dlsym(nullptr, "cublasSgemm_v2"); at::enableRecordFunction(false);'
+    flags = library_work([built(tmp_path, calls)])[1]
+    assert flags == {"links:dlsym", "links:at::enableRecordFunction"}
+    assert library_work([built(tmp_path, "own_sgemm();")])[1] == set()
+
+
+@pytest.mark.parametrize("length", [0, 7, 64, 200, 4000])
+def test_a_file_that_is_cut_off_is_unreadable(tmp_path, length):
+    library = tmp_path / "cut.so"
+    with open(built(tmp_path, ""), "rb") as whole:
+        library.write_bytes(whole.read(length))
+    with pytest.raises(Unreadable):
+        _undefined(library.read_bytes())
+    assert library_work([str(library)]) == (set(), {"symbols_unreadable"})
+    assert library_work([str(tmp_path / "none.so")])[1] == {"symbols_unreadable"}
+
+
+def test_names_are_read_without_their_arguments():
+    assert _demangled("_ZN2at4_ops2mm4callERKNS_6TensorES4_") == "at::_ops::mm::call"
+    assert _demangled("_ZNK2at6native3sumEv") == "at::native::sum"
+    assert _demangled("sgemm_") == "sgemm_"
+    assert _demangled("_ZN9999") == ""

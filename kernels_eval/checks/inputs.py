@@ -241,9 +241,9 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
 
 
 def _drawn(value: torch.Tensor, generator: torch.Generator, name: str) -> torch.Tensor:
-    """A tensor of one distribution. Those that are mostly as declared take `value` for the rest:
-    `impulse` (one in 512 elements, and both ends, are large) and `non_finite` (one NaN, one
-    infinity of each sign)."""
+    """A tensor of one distribution. Those that are as declared take `value` but for a few elements:
+    `impulse` (two and one in 2,048 are large, 1,024 at most, so few that a look at 64 misses them)
+    and `non_finite` (one NaN, one infinity of each sign)."""
     shape, device, size = value.shape, value.device, value.numel()
     kind, _, factor = name.partition("_x")
     if kind == "uniform":
@@ -255,15 +255,16 @@ def _drawn(value: torch.Tensor, generator: torch.Generator, name: str) -> torch.
         drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
     elif kind == "offset":
         drawn += min(OFFSET, 2**-7 / torch.finfo(value.dtype).eps)
-    elif kind == "impulse":
-        large = torch.rand(shape, generator=generator, device=device) < 1 / 512
-        large.view(-1)[:: max(1, size - 1)] = True
-        drawn = torch.where(large, 20 * (drawn + drawn.sign()), value)
-    elif kind == "non_finite":
-        drawn = value.float().clone()
-        places = Random(generator.initial_seed()).sample(range(size), min(3, size))
-        for place, worst in zip(places, (math.nan, math.inf, -math.inf), strict=False):
-            drawn.view(-1)[place] = worst
+    elif kind in ("impulse", "non_finite"):
+        drawn, random = value.float().clone(), Random(generator.initial_seed())
+        odd = [math.nan, math.inf, -math.inf]
+        if kind == "impulse":
+            count = 2 + min(size // 2048, 1022)
+            odd = [random.uniform(20, 60) * (-1) ** index for index in range(count)]
+        places = random.sample(range(size), min(len(odd), size))
+        if kind == "impulse" and size - 1 not in places and random.random() < 0.5:
+            places[-1] = size - 1
+        drawn.view(-1)[places] = torch.tensor(odd[: len(places)], device=device)
     return drawn
 
 

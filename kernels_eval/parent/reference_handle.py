@@ -375,7 +375,7 @@ class ReferenceProcess:
 
     def _expect_other_shapes(self) -> None:
         """A batch of one, and each tail in the first of the shapes that the task accepts, unless
-        the answer is empty or all zero."""
+        the answer is empty or all zero. The inputs are another draw of `impulse`."""
         self._accepts_shape("batch_1")
         scopes = list(SHAPE_SCOPES)
         for tail in TAILS:
@@ -383,7 +383,8 @@ class ReferenceProcess:
                 scopes.pop(0)
 
     def _accepts_shape(self, name: str) -> bool:
-        trial = Trial(name, shape=name)
+        altered = any(trial.distribution == "impulse" for trial in self.trials)
+        trial = Trial(name, shape=name, distribution="impulse" if altered else DECLARED)
         return name in self.loaded.plan.shapes and bool(
             self._expect_if_suitable(trial, lambda seen: not self._pass({name: seen}))
         )

@@ -78,6 +78,15 @@ torch::Tensor norm_two_passes(torch::Tensor x) {
     variance /= n;
   });
 }
+torch::Tensor norm_two_passes_by_tree(torch::Tensor x) {
+  return normalised(x, [](const float* a, int64_t n, float& mean, float& variance) {
+    float sums[32] = {}, squares[32] = {};
+    for (int64_t j = 0; j < n; ++j) sums[j % 32] += a[j];
+    for (int i = 0; i < 32; ++i) mean += sums[i] / n;
+    for (int64_t j = 0; j < n; ++j) squares[j % 32] += (a[j] - mean) * (a[j] - mean);
+    for (int i = 0; i < 32; ++i) variance += squares[i] / n;
+  });
+}
 torch::Tensor norm_welford(torch::Tensor x) {
   return normalised(x, [](const float* a, int64_t n, float& mean, float& variance) {
     for (int64_t j = 0; j < n; ++j) {

@@ -281,8 +281,8 @@ class CandidateRole(ModelRunner):
         # the comparisons are over: their memory is needed
         self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
         self.give_back_memory()
-        self._receive(inputs)
-        self.timed_inputs, self.sets = self.sets, []
+        received = self.unpacked(inputs)  # on a GPU, where memory is dear, they stay where they are
+        self.timed_inputs = received if self.on_gpu else list(map(copied, received))
 
     def do_sample(self, calls: int) -> Message:
         counted = self.worked

@@ -4,6 +4,7 @@ compiled reference where it is asked for), bounded by which clock."""
 from __future__ import annotations
 
 import secrets
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -63,6 +64,8 @@ class PairedClock:
         self.by_processor = not self.on_gpu and process.child.processor_ns() > 0
         self.idle_samples = 0
         self.burnt_ns = self.waited_ns = 0
+        self.reference_used: list[float] = []
+        """Nanoseconds of processor time of a call, of each sample of the reference."""
 
     def measure(self) -> Timing:
         """The timing. Raises Stop where the candidate reports less time than passes, computes in
@@ -123,6 +126,8 @@ class PairedClock:
         self.process.tell("timing_inputs", (descriptor,), inputs=inputs)
         self.sets = count
         self.unseen = int(max(self.fewest, min(UNSEEN, room, UNSEEN_S / one_set_s)))
+        if not large:
+            self.unseen = max(self.sets, self.unseen)
         return seeds[:count]
 
     def _candidate_sample(self, calls: int) -> int:
@@ -132,7 +137,10 @@ class PairedClock:
 
     def _reference_sample(self, calls: int) -> int:
         started, used = time.perf_counter_ns(), self._processor_ns()
+        own = self.reference.child.processor_ns() if self.by_processor else 0
         sample = int(self.reference.ask("sample", calls=calls)["ns"])
+        if self.by_processor:
+            self.reference_used.append((self.reference.child.processor_ns() - own) / calls)
         self.burnt_ns += self._processor_ns() - used
         self.waited_ns += time.perf_counter_ns() - started
         return sample
@@ -150,11 +158,13 @@ class PairedClock:
         when all outputs lie in memory of the reference process, which has done the same before:
         what it took longer for that than for its samples is the cost of the round.
         """
+        if self.reference_used:  # as the rounds are measured
+            reference_ns = statistics.median(self.reference_used)
         # The reference's samples are taken, and large inputs need the room.
         self.reference.ask("timing_inputs", seeds=[])
         if self.compiled:
             self.compiled.release_inputs()
-        wanted = min(max(self.sets, self.unseen), max(self.fewest, BOUND_NS / max(call_ns, 1.0)))
+        wanted = min(self.unseen, max(self.fewest, BOUND_NS / max(call_ns, 1.0)))
         overheads: list[float] = []
         totals: list[float] = []
         spent = 0.0
@@ -166,9 +176,11 @@ class PairedClock:
             totals.append(passed / calls)
             spent += passed
         total = min(totals)
+        # A round that cost the reference less than its samples says nothing about the cost.
+        doubt = DOUBT * max(overheads) if min(overheads) > 0 else total
         least, best = (
             total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
-            for overhead in (DOUBT * max(overheads), min(overheads))
+            for overhead in (doubt, min(overheads))
         )
         return least, best
 

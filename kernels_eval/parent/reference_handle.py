@@ -119,7 +119,7 @@ class ReferenceProcess:
         self.non_finite: Trial | None = None
         self._on_device = device.startswith("cuda")
         self._descriptors: dict[str, int] = {}
-        self._sizes: dict[str, int] = {}
+        self._told: dict[str, Message] = {}
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
@@ -432,20 +432,12 @@ class ReferenceProcess:
     def share(self, whose: str, size: int) -> None:
         """New memory for outputs: of one call of a "candidate", or of `run_unseen`: "unseen" the
         candidate's, "own" the reference's."""
-        self._release(whose)
-        self._sizes[whose] = size
-        asked = {"whose": whose, "size": size}
-        if self._on_device and self.ask("share", on_device=True, **asked)["shared"]:
-            self._descriptors[whose] = self.child.channel.descriptors.pop()
-            return
-        self._on_device = False  # the driver refuses: outputs and inputs cross the bus
-        self._descriptors[whose] = machine.sealed_memory(size)
-        self.ask("share", (self._descriptors[whose],), on_device=False, **asked)
+        told, _ = self._handed_over("share", size, self._on_device, {"whose": whose}, whose)
+        self._told[whose] = {name: told[name] for name in ("on_device", "size")}
 
     def outputs_of(self, whose: str) -> tuple[Message, int]:
         """What a process needs to write there: what it is told, and a descriptor."""
-        told = {"on_device": self._on_device, "size": self._sizes[whose]}
-        return told, self._descriptors[whose]
+        return dict(self._told[whose]), self._descriptors[whose]
 
     def draw(
         self, seeds: list[int], distribution: str = DECLARED, shape: str = DECLARED
@@ -462,17 +454,22 @@ class ReferenceProcess:
         return self._handed_over("arguments", self.loaded.argument_bytes, False, asked)
 
     def _handed_over(
-        self, command: str, size: int, on_device: bool, asked: Message
+        self, command: str, size: int, on_device: bool, asked: Message, use: str = ""
     ) -> tuple[Message, int]:
-        self._release(command)
+        """New shared memory, filled by a command: what is said of it, and its descriptor. Where a
+        device's cannot be had, it is the host's, and everything crosses the bus."""
+        use = use or command
+        self._release(use)
         fds: tuple[int, ...] = ()
         if not on_device:
-            self._descriptors[command] = machine.sealed_memory(size)
-            fds = (self._descriptors[command],)
+            self._descriptors[use] = machine.sealed_memory(size)
+            fds = (self._descriptors[use],)
         told = self.ask(command, fds, on_device=on_device, size=size, **asked)
+        if not told.pop("shared"):
+            return self._handed_over(command, size, False, asked, use)
         if on_device:
-            self._descriptors[command] = self.child.channel.descriptors.pop()
-        return told | {"on_device": on_device, "size": size}, self._descriptors[command]
+            self._descriptors[use] = self.child.channel.descriptors.pop()
+        return told | {"on_device": on_device, "size": size}, self._descriptors[use]
 
     def _release(self, use: str) -> None:
         if (descriptor := self._descriptors.pop(use, None)) is not None:

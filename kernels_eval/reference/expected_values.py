@@ -39,10 +39,10 @@ from kernels_eval.checks.trials import (
     LoadedTask,
     OutputForm,
 )
-from kernels_eval.child.shared_memory import DeviceMemory, Memory, padded, read, unpack
+from kernels_eval.child.shared_memory import Memory, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.long_sums import LongSums
-from kernels_eval.reference.task_runner import TaskRunner
+from kernels_eval.reference.task_runner import TaskRunner, device_memory
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = (
@@ -83,11 +83,10 @@ class Reference(TaskRunner):
         if not on_device:
             self.outputs_of[whose] = self.memory(on_device=False)
             return {"shared": True}
-        try:
-            memory = self.outputs_of[whose] = DeviceMemory(size)
-            return {"shared": True, "_descriptors": [memory.descriptor]}
-        except (OSError, AttributeError, RuntimeError) as error:
-            return {"shared": False, "why": str(error)[:200]}
+        if (memory := device_memory(size)) is None:
+            return {"shared": False}
+        self.outputs_of[whose] = memory
+        return {"shared": True, "_descriptors": [memory.descriptor]}
 
     def do_load(self, path: str, spec: Message, *, oracle_max_bytes: int = 0) -> LoadedTask:
         super().do_load(path, spec)

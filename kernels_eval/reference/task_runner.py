@@ -4,14 +4,26 @@ and handing these to a process that holds no code of the task.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
+
+import torch
 
 from kernels_eval.checks.inputs import construct, constructor_arguments, load_module, make_inputs
 from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
 from kernels_eval.child.model_runner import ModelRunner, now_ns
 from kernels_eval.child.shared_memory import ALIGNMENT, DeviceMemory, Memory, pack
 from kernels_eval.isolation.channel import Channel, Message
+
+
+def device_memory(size: int) -> DeviceMemory | None:
+    """Device memory for another process; None where the driver refuses, or where there is none."""
+    for _ in range(2):
+        with suppress(OSError, AttributeError, RuntimeError):
+            return DeviceMemory(size)
+        torch.cuda.empty_cache()  # what is kept for later may be what is missing
+    return None
 
 
 class TaskRunner(ModelRunner):
@@ -77,7 +89,9 @@ class TaskRunner(ModelRunner):
         return pack(value, None, self.task).bytes
 
     def _handed_over(self, values: list[Any], on_device: bool, size: int) -> Message:
-        memory: Memory = DeviceMemory(size) if on_device else self.memory(on_device=False)
+        memory = device_memory(size) if on_device else self.memory(on_device=False)
+        if memory is None:
+            return {"shared": False}
         stride = size // max(1, len(values)) // ALIGNMENT * ALIGNMENT
         packed = [
             pack(value, memory, self.task, index * stride) for index, value in enumerate(values)
@@ -90,7 +104,7 @@ class TaskRunner(ModelRunner):
         texts = texts[:1] if len(set(texts)) == 1 else texts
         how = {"packed": texts, "count": len(values), "stride": stride}
         self.drawn = how, memory
-        found: Message = dict(how)
+        found: Message = how | {"shared": True}
         if isinstance(memory, DeviceMemory):
             found["_descriptors"] = [memory.descriptor]
         return found

@@ -72,7 +72,7 @@ def judge(
         return Reason.APPROXIMATION if close else Reason.WRONG_OUTPUT
     # The signature of a downcast: a small relative error spread over the whole output. A few wrong
     # elements are large against the RMS.
-    least = max(gate, 10 * base, 10 * own if own > plain else 0.0)
+    least = max(gate, 10 * base, 10 * own if own > 4 * plain else 0.0)
     if least < measured.rms <= config.rms_bf16 and measured.max <= 8 * config.rms_bf16:
         return Reason.PRECISION_DOWNCAST
     return Reason.WRONG_OUTPUT

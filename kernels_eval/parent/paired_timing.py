@@ -3,6 +3,7 @@ compiled reference where it is asked for), bounded by which clock."""
 
 from __future__ import annotations
 
+import math
 import secrets
 import statistics
 import time
@@ -35,7 +36,7 @@ UNSEEN_S = 0.15  # and those of one round of the bound
 # most calls of a round of the bound: a delay once in a round must weigh little on each of them
 UNSEEN = 512
 BOUND_NS = 1e7
-BOUND_REPEATS = (2, 5)
+BOUND_REPEATS = (1, 5)
 # calls that take long are bounded by fewer rounds: a delay of the machine weighs little on them
 BOUND_S = 0.06
 OVERHEAD_SHARE = 0.95
@@ -165,6 +166,8 @@ class PairedClock:
         if self.compiled:
             self.compiled.release_inputs()
         wanted = min(self.unseen, max(self.fewest, BOUND_NS / max(call_ns, 1.0)))
+        for whose in ("own", "unseen"):
+            self.reference.share(whose, math.ceil(1.3 * wanted + 1) * self.reference.output_bytes)
         overheads: list[float] = []
         totals: list[float] = []
         spent = 0.0
@@ -189,8 +192,6 @@ class PairedClock:
         inputs. Raises Stop where outputs are wrong that are drawn once all of them are written."""
         reference, child = self.reference, self.process.child
         seeds = [secrets.randbits(31) for _ in range(calls)]
-        for whose in ("own", "unseen"):
-            reference.share(whose, calls * reference.output_bytes)
         drawn = reference.draw(seeds)
         own, _ = self._clocked(reference.child, reference.ask, drawn, "own")
         if reference.loaded.mutates:

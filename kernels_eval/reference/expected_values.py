@@ -371,29 +371,28 @@ class Reference(TaskRunner):
         `equals_trial` says whether a wrong one is the answer of a later or an earlier call,
         `mutates_inputs` whether the candidate has changed its inputs.
         """
-        own = [self._unseen("own", index) for index in range(len(seeds))]
         found = []
         for index in positions:
-            actual = self._unseen("unseen", index)
-            error = merge(list(map(measure, actual, own[index], own[index])))
+            actual, own = self._unseen("unseen", index), self._unseen("own", index)
+            error = merge(list(map(measure, actual, own, own)))
             if error.rms > DOUBTFUL:
                 inputs = self.inputs(seeds[index])
-                exact = self._oracle(inputs, own[index])
-                costs = self._own_error(inputs, own[index], sampled=exact is None)
-                error = merge([costs, *map(measure, actual, exact or own[index], own[index])])
-            others = (other for other in range(len(own)) if error.rms > 1e-4 and other != index)
-            equal = [other for other in others if _all_close(actual, own[other], 1e-4)]
+                exact = self._oracle(inputs, own)
+                costs = self._own_error(inputs, own, sampled=exact is None)
+                error = merge([costs, *map(measure, actual, exact or own, own)])
+            others = (other for other in range(len(seeds)) if error.rms > 1e-4 and other != index)
+            equal = [x for x in others if _all_close(actual, self._unseen("own", x), 1e-4)]
             names = {LATER if other > index else EARLIER for other in equal}
             found.append(error.model_copy(update={"equals_trial": sorted(names)}))
         how, memory = self.drawn
         sets = unpack(how["packed"], memory, how["count"], how["stride"])
         kept = all(all(map(same, sets[index], self.inputs(seeds[index]))) for index in positions)
         worst = max(found, key=lambda each: (not each.masks_match, each.rms, each.max))
-        del own, sets
+        del actual, own, sets
         self.give_back_memory()
-        names = ("reference_rms", "reference_max", "sequential_rms")
-        costs = {name: max(getattr(worst, name), getattr(self.own_error, name)) for name in names}
-        return worst.model_copy(update={**costs, "mutates_inputs": not kept})
+        errors = ("reference_rms", "reference_max", "sequential_rms")
+        known = {name: max(getattr(worst, name), getattr(self.own_error, name)) for name in errors}
+        return worst.model_copy(update={**known, "mutates_inputs": not kept})
 
     def _unseen(self, whose: str, index: int) -> list[Tensor]:
         like = self.expected[DECLARED]

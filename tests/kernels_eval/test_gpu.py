@@ -148,7 +148,7 @@ def test_a_wrong_triton_kernel(verify):
 
 def test_a_triton_kernel_that_does_not_compile(verify):
     verdict = verify(TRITON.replace("SHIFT", "never_declared"), Language.TRITON)
-    assert_reason(verdict, "exception")
+    assert_reason(verdict, "build_failed")
     assert "never_declared" in verdict.detail + verdict.log_tail
 
 

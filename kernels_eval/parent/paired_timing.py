@@ -48,7 +48,8 @@ COMPARED = 4
 DOUBT = 2.0
 """What a round costs the candidate at most, as a multiple of what it costs the reference."""
 BURNT_SHARE = 0.5
-"""Processor time in the reference's turns that is taken for work."""
+"""Processor time in the reference's turns that is taken for work, of each thread: those of OpenMP
+spin for a while after a call."""
 UNSEEN_NAME = "unseen"
 
 
@@ -78,7 +79,7 @@ class PairedClock:
                     timing = self._measured(self._draw())
         except ImplausibleTime as error:
             raise Stop(Reason.IMPLAUSIBLE_TIME, str(error)) from error
-        if self.burnt_ns > BURNT_SHARE * self.waited_ns:
+        if self.burnt_ns > BURNT_SHARE * self.process.config.threads * self.waited_ns:
             raise Stop(Reason.BACKGROUND_WORK, "the process computes while the reference is timed")
         self._raise_for_bandwidth(timing)
         return timing

@@ -32,7 +32,7 @@ SETS = (3, 64)
 """Fewest and most sets of inputs that timed calls rotate over."""
 LARGE_BYTES = 2 << 30  # above this, two sets must do
 DRAW_S = 0.3  # time for drawing the sets of one process
-UNSEEN_S = 0.15  # and those of one round of the bound
+UNSEEN_S = 0.06  # and those of one round of the bound
 # most calls of a round of the bound: a delay once in a round must weigh little on each of them
 UNSEEN = 512
 BOUND_NS = 1e7
@@ -41,7 +41,7 @@ BOUND_REPEATS = (1, 5)
 BOUND_S = 0.06
 OVERHEAD_SHARE = 0.95
 """The most of a round that can be taken for the cost of the round itself."""
-AGAIN = 2
+AGAIN = 1
 """How often a measurement that the machine disturbed is repeated."""
 COMPARED = 4
 """Outputs that are compared of each round, drawn after all of them are written."""
@@ -66,15 +66,15 @@ class PairedClock:
         self.by_processor = not self.on_gpu and process.child.processor_ns() > 0
         self.idle_samples = 0
         self.burnt_ns = self.waited_ns = 0
-        self.reference_used: list[float] = []
-        """Nanoseconds of processor time of a call, of each sample of the reference."""
+        self.reference_used: dict[int, list[float]] = {}
+        """Nanoseconds of processor time of a call of the reference, in samples of so many calls."""
 
     def measure(self) -> Timing:
         """The timing. Raises Stop where the candidate reports less time than passes, computes in
         the reference's turn, or gives wrong answers as soon as it is timed."""
         try:
             timing = self._measured(self._draw())
-            for _ in range(AGAIN):  # once more, in case the machine is quieter now
+            for _ in range(AGAIN):  # in case the machine is quieter now
                 if unsettled(timing):
                     timing = self._measured(self._draw())
         except ImplausibleTime as error:
@@ -142,7 +142,8 @@ class PairedClock:
         own = self.reference.child.processor_ns() if self.by_processor else 0
         sample = int(self.reference.ask("sample", calls=calls)["ns"])
         if self.by_processor:
-            self.reference_used.append((self.reference.child.processor_ns() - own) / calls)
+            spent = self.reference.child.processor_ns() - own
+            self.reference_used.setdefault(calls, []).append(spent / calls)
         self.burnt_ns += self._processor_ns() - used
         self.waited_ns += time.perf_counter_ns() - started
         return sample
@@ -160,8 +161,8 @@ class PairedClock:
         when all outputs lie in memory of the reference process, which has done the same before:
         what it took longer for that than for its samples is the cost of the round.
         """
-        if self.reference_used:  # as the rounds are measured
-            reference_ns = statistics.median(self.reference_used)
+        if used := self.reference_used:  # by the same clock as the rounds, where others compute
+            reference_ns = min(reference_ns, statistics.median(used[max(used)]))
         # The reference's samples are taken, and large inputs need the room.
         self.reference.ask("timing_inputs", seeds=[])
         if self.compiled:

@@ -82,7 +82,7 @@ def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_p
 
 def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch):
     made = clock(0)
-    made.unseen, made.fewest, made.compiled, made.reference_used = 8, 2, None, []
+    made.unseen, made.fewest, made.compiled, made.reference_used = 8, 2, None, {}
     made.reference.ask = made.reference.share = lambda *_, **__: None
     made.reference.output_bytes = 1
     rounds = iter([(3e6, 2e6), (4e6, 3e6), (3.5e6, 9e6), (5e6, 2e6), (3e6, 2e6)])

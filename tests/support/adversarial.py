@@ -51,6 +51,8 @@ class Case:
     check: Check | None = None
     twin_check: Check | None = None
     language: Language = Language.CPP
+    slow: bool = False
+    """Run by `make test-slow` alone, as those of a page that says so are."""
     deadline_s: float | None = None
     """Of the test of the cheat: for attacks whose failure is that the verifier never comes to an
     end."""
@@ -94,12 +96,13 @@ def trials(cases: Iterable[Case], write: Callable[[str], str]) -> list[object]:
         expect = (case.expect,) if isinstance(case.expect, str) else case.expect
         name = f"t{case.threat:02d}-{case.name}"
         cheat = Trial(case.task, whole(case.code), expect, case.check, case.language)
-        marks = [pytest.mark.timeout(case.deadline_s)] if case.deadline_s else []
+        slow = [pytest.mark.slow] if case.slow else []
+        marks = [*slow, *([pytest.mark.timeout(case.deadline_s)] if case.deadline_s else [])]
         found.append(pytest.param(cheat, id=f"{name}-cheat", marks=marks))
         if case.twin is not None:
             task = case.twin_task or case.task
             twin = Trial(task, whole(case.twin), ("ok",), case.twin_check, case.language)
-            found.append(pytest.param(twin, id=f"{name}-honest"))
+            found.append(pytest.param(twin, id=f"{name}-honest", marks=slow))
     return found
 
 
@@ -160,7 +163,7 @@ def cases_of(page: Path) -> list[Case]:
     cases = []
     for row in read["cases"]:
         fields = {name: how.get(name, lambda given: given)(value) for name, value in row.items()}
-        cases.append(Case(code=fields.pop("cheat"), **fields))
+        cases.append(Case(code=fields.pop("cheat"), slow=read.get("slow", False), **fields))
     return cases
 
 

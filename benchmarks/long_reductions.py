@@ -145,7 +145,7 @@ def judged(
 ) -> dict[str, tuple[bool, bool, dict[str, float]]]:
     """By kernel: is it honest, is it accepted on all trials, and its relative RMS errors."""
     task = ModuleType("task")
-    task.get_inputs = lambda: [torch.rand(ROWS, length), torch.rand(ROWS, length)]  # type: ignore[attr-defined]
+    vars(task)["get_inputs"] = lambda: [torch.rand(ROWS, length), torch.rand(ROWS, length)]
     plan = plan_inputs(make_inputs(task, 0, "declared", None, device))
     wanted = kernels(library, length, device)
     passed, errors = dict.fromkeys(wanted, True), defaultdict(dict)

@@ -176,40 +176,29 @@ class CandidateRole(ModelRunner):
         """
         self._receive(inputs)
         drawn, self.sets = self.sets[0], []
-        return self._compared(drawn, in_place, evaluate, reruns, output_bytes, devices)
-
-    def _compared(
-        self,
-        inputs: list[Any],
-        in_place: bool,
-        evaluate: bool,
-        reruns: int,
-        output_bytes: int,
-        devices: list[str],
-    ) -> Message:
         if in_place:
-            self._reuse_storage(inputs)
-        before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
+            self._reuse_storage(drawn)
+        before = [x.clone() if isinstance(x, torch.Tensor) else x for x in drawn]
         counted = self.worked
-        output, outstanding = self._poisoned(inputs, output_bytes, evaluate)
+        output, outstanding = self._poisoned(drawn, output_bytes, evaluate)
         leaves, structure = flatten_outputs(output)
         report = described(output, leaves, structure) | {
             "custom_calls": self.worked - counted,
-            "mutated": not all(map(same, before, inputs)),
+            "mutated": not all(map(same, before, drawn)),
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,
         }
         if not report["plain"] or report["devices"] != devices:
             return report
         saved = _copies(leaves)  # on their own device: outputs can be gigabytes
-        self.previous, self.last_inputs = (leaves, saved), inputs
+        self.previous, self.last_inputs = (leaves, saved), drawn
         del before, output
         large = sum(x.numel() * x.element_size() for x in saved) > LARGE_BYTES
         started = now_ns()
         for number in range(0 if report["mutated"] else min(reruns, 1) if large else reruns):
             if number and now_ns() - started > PATIENCE_S * 1e9:
                 break
-            again, _ = flatten_outputs(self._poisoned(inputs, output_bytes, evaluate)[0])
+            again, _ = flatten_outputs(self._poisoned(drawn, output_bytes, evaluate)[0])
             self.synchronise()
             plain = all(type(x) is torch.Tensor for x in again)
             if not plain or not same_all(saved, again):

@@ -196,15 +196,22 @@ def _views(
     them: many small tensors must cost little."""
     if 0 in shape:
         return [torch.empty(shape, dtype=dtype, device=memory.bytes.device)] * count
-    end = memory.size // dtype.itemsize * dtype.itemsize
-    every = (
-        memory.bytes[:end]
-        .view(dtype)
-        .as_strided(
-            (count, *shape), (step // dtype.itemsize, *stride), (base + offset) // dtype.itemsize
-        )
-    )
-    return list(every.unbind())
+    return list(_stacked(memory, base + offset, dtype, (count, *shape), stride, step).unbind())
+
+
+def _stacked(
+    memory: Memory,
+    offset: int,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    step: int,
+) -> torch.Tensor:
+    """Tensors of one form in memory as one tensor of this shape, whose first dimension has `step`
+    bytes from one to the next."""
+    size = dtype.itemsize
+    whole = memory.bytes[: memory.size // size * size].view(dtype)
+    return whole.as_strided(shape, (step // size, *stride), offset // size)
 
 
 def copied(value: Any) -> Any:
@@ -247,13 +254,9 @@ def write(memory: Memory, outputs: Sequence[list[torch.Tensor]]) -> None:
     for leaves in zip(*outputs, strict=True):
         first = leaves[0]
         if first.numel():
-            whole = memory.bytes[: memory.size // first.element_size() * first.element_size()]
             dense = torch.empty(first.shape, device="meta").stride()
-            target = whole.view(first.dtype).as_strided(
-                (len(leaves), *first.shape),
-                (step // first.element_size(), *dense),
-                offset // first.element_size(),
-            )
+            shape = len(leaves), *first.shape
+            target = _stacked(memory, offset, first.dtype, shape, dense, step)
             torch.stack(leaves, out=target)
         offset += padded(first.numel() * first.element_size())
 

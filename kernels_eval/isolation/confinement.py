@@ -160,7 +160,7 @@ def _may_share(message: Message) -> bool:
 
 def restrict_files(message: Message, work: str, read: Collection[str]) -> None:
     """Landlock for a process that works in `work`. `message` names its `scratch`, and what it may
-    open besides (`readable`, `writable`)."""
+    open besides (`readable`)."""
     both = landlock.READ_FILE | landlock.WRITE_FILE
     rules = landlock.Ruleset().allow(landlock.READ, read)
     # Built libraries are named by a hash of their sources: without the right to list the directory,

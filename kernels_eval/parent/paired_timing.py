@@ -138,18 +138,19 @@ class PairedClock:
         return sample.ns
 
     def _reference_sample(self, calls: int) -> int:
-        started, used = time.perf_counter_ns(), self._processor_ns()
-        own = self.reference.child.processor_ns() if self.by_processor else 0
+        candidate, reference = self.process.child, self.reference.child
+        started, used = time.perf_counter_ns(), self._processor_ns(candidate)
+        own = self._processor_ns(reference)
         sample = int(self.reference.ask("sample", calls=calls)["ns"])
         if self.by_processor:
-            spent = self.reference.child.processor_ns() - own
+            spent = self._processor_ns(reference) - own
             self.reference_used.setdefault(calls, []).append(spent / calls)
-        self.burnt_ns += self._processor_ns() - used
+        self.burnt_ns += self._processor_ns(candidate) - used
         self.waited_ns += time.perf_counter_ns() - started
         return sample
 
-    def _processor_ns(self) -> int:
-        return self.process.child.processor_ns() if self.by_processor else 0
+    def _processor_ns(self, child: Child) -> int:
+        return child.processor_ns() if self.by_processor else 0
 
     # -- by the parent's clock ---------------------------------------------------------------------
 
@@ -225,11 +226,11 @@ class PairedClock:
         """The answer to `run_unseen`, and the nanoseconds that it took, of processor time where
         that is less."""
         (inputs, given), (outputs, taken) = drawn, self.reference.outputs_of(whose)
-        used = child.processor_ns() if self.by_processor else 0
+        used = self._processor_ns(child)
         started = time.perf_counter_ns()
         answer = ask("run_unseen", (given, taken), inputs=inputs, outputs=outputs)
         passed = time.perf_counter_ns() - started
-        used = child.processor_ns() - used if self.by_processor else passed
+        used = self._processor_ns(child) - used if self.by_processor else passed
         return min(passed, used), answer
 
     def _raise_for_bandwidth(self, timing: Timing) -> None:

@@ -295,9 +295,10 @@ def _as_kernelbook(code: str, resize: Callable[[int], int]) -> str | None:
     """The two functions are called on torch's meta device, which holds no numbers."""
     import torch
 
-    names: dict[str, Any] = {}
     with torch.device("meta"):
-        exec(code, names)
+        names = _executed(code)
+        if names is None:
+            return None
         inputs, given = names["get_inputs"](), names["get_init_inputs"]()
     if not all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in inputs):
         return None
@@ -361,20 +362,7 @@ def in_config(code: str) -> str | None:
     returned = _kernelbook_arguments(code)
     if init is None or not returned:
         return None
-    for statement in init.body:
-        for node in ast.walk(statement):
-            for field, value in ast.iter_fields(node):
-                if isinstance(value, ast.Name) and value.id in returned:
-                    setattr(node, field, _read(value.id))
-                elif isinstance(value, list):
-                    items = [
-                        _read(item.id)
-                        if isinstance(item, ast.Name) and item.id in returned
-                        else item
-                        for item in value
-                    ]
-                    setattr(node, field, items)
-    init.args = ast.parse("lambda self, config: 0", mode="eval").body.args
+    _replace(init, {name: f"config.{name}" for name in returned}, "lambda self, config: 0")
     words = ", ".join(f"{name}={value!r}" for name, value in returned.items())
     return _with_init_inputs(tree, f"[[], {{'config': _mock_config({words})}}]")
 
@@ -386,32 +374,34 @@ def written_out(code: str) -> str | None:
     returned = _kernelbook_arguments(code)
     if init is None or not returned:
         return None
-    values = {name: ast.parse(repr(value), mode="eval").body for name, value in returned.items()}
-
-    class Written(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            return values.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
-
-    init.body = [Written().visit(statement) for statement in init.body]
-    init.args = ast.parse("lambda self: 0", mode="eval").body.args
+    _replace(init, {name: repr(value) for name, value in returned.items()}, "lambda self: 0")
     return _with_init_inputs(tree, "[]")
 
 
-def _read(name: str) -> ast.expr:
-    return ast.parse(f"config.{name}", mode="eval").body
+def _replace(init: ast.FunctionDef, values: dict[str, str], signature: str) -> None:
+    """Write expressions in the places of the constructor's parameters."""
+
+    class Written(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            known = isinstance(node.ctx, ast.Load) and node.id in values
+            return ast.parse(values[node.id], mode="eval").body if known else node
+
+    init.body = [Written().visit(statement) for statement in init.body]
+    init.args = ast.parse(signature, mode="eval").body.args
 
 
 def _kernelbook_arguments(code: str) -> dict[str, object]:
     """Every parameter of the constructor and what it is given, in either form."""
-    names: dict[str, Any] = {}
-    exec(code, names)
+    names = _executed(code)
+    if names is None:
+        return {}
     given, words = names["get_init_inputs"](), {}
     match given:
         case [list(), dict()]:
             given, words = given
     try:
         bound = inspect.signature(names["Model"]).bind(*given, **words)
-    except TypeError:
+    except TypeError:  # more arguments than the class takes
         return {}
     bound.apply_defaults()
     return {} if "args" in bound.arguments else dict(bound.arguments)
@@ -422,6 +412,17 @@ def _with_init_inputs(tree: ast.Module, returned: str) -> str:
         if isinstance(node, ast.FunctionDef) and node.name == "get_init_inputs":
             node.body = ast.parse(f"return {returned}").body
     return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _executed(code: str) -> dict[str, Any] | None:
+    """The names that the benchmark's own program defines; None where it imports what is not
+    installed."""
+    names: dict[str, Any] = {}
+    try:
+        exec(code, names)
+    except ImportError:
+        return None
+    return names
 
 
 def _resized(value: object, resize: Callable[[int], int]) -> object:
@@ -522,8 +523,8 @@ def _touches(first: ast.stmt, second: ast.stmt) -> bool:
 
 
 def near_misses() -> Iterator[tuple[str, str, str]]:
-    """Pairs of hand-written tasks that are not duplicates (`near_misses.yaml`): a name, and the code
-    of both in KernelBench's form."""
+    """Pairs of hand-written tasks that are not duplicates (`near_misses.yaml`): a name, and the
+    code of both in KernelBench's form."""
     pairs = yaml.safe_load(Path(__file__).with_name("near_misses.yaml").read_text())
     for name, pair in pairs.items():
         yield name, _task(**pair["task"]), _task(**pair["task"] | pair["near"])

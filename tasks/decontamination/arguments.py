@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from tasks.decontamination.program import Function, Program, bound_names
+from tasks.decontamination.program import Function, Program, attributes_stored, bound_names
 
 SIZE = "size"
 """`kind` of a constant that was an argument of the constructor."""
@@ -51,14 +51,9 @@ def specialise(program: Program) -> None:
     attributes = _class_constants(program, chain[-1])
     if init:
         if values is not None:
-            used = {
-                n.id for each in init.node.body for n in ast.walk(each) if isinstance(n, ast.Name)
-            }
             args = init.node.args
-            args.posonlyargs, args.args = [], [*args.posonlyargs, *args.args][:1]
-            args.kwonlyargs, args.defaults, args.kw_defaults = [], [], []
-            args.vararg = args.vararg if args.vararg and args.vararg.arg in used else None
-            args.kwarg = args.kwarg if args.kwarg and args.kwarg.arg in used else None
+            owner = [*args.posonlyargs, *args.args][:1]
+            init.node.args = ast.arguments([], owner, None, [], [], None, [])
         places = _Places(program, init, dict(values or {}), attributes)
         init.node.body = places.run(init.node.body)
     for unit, function in program.functions.items():
@@ -71,7 +66,7 @@ def specialise(program: Program) -> None:
 def _constructed(program: Program, chain: Sequence[str]) -> Constants | None:
     """The last class's parameters and what they are given, through the wrappers before it."""
     given = _given(program)
-    values: Constants | None = {} if given in (None, ([], {})) else None
+    values: Constants | None = {} if given == ([], {}) else None
     for name in chain:
         init = program.functions.get(f"{name}.__init__")
         if given is None or init is None:
@@ -181,8 +176,8 @@ def _constant(
         return None
     kind = kind or (SIZE if is_size(node) else None)
     match node:
-        case ast.Constant(value):
-            return ast.Constant(value, kind)
+        case ast.Constant():
+            return ast.Constant(node.value, kind)
         case ast.List(elts) | ast.Tuple(elts):
             items = [_constant(program, each, bound, kind) for each in elts]
             whole = [each for each in items if each is not None]
@@ -282,7 +277,11 @@ class _Places(ast.NodeTransformer):
         test = self.visit(node.test)
         node.test = test
         truth = self._truth(test)
-        return None if truth is None else node.body if truth else node.orelse
+        if truth is None:
+            return None
+        taken, left = (node.body, node.orelse) if truth else (node.orelse, node.body)
+        self.program.stored.subtract(attributes_stored(left))
+        return taken
 
     def _truth(self, test: ast.expr) -> bool | None:
         match test:

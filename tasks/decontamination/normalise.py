@@ -25,11 +25,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from tasks.decontamination.arguments import CREATION, input_shapes, is_size, specialise
 from tasks.decontamination.operator_values import arithmetic
-from tasks.decontamination.program import Function, Program, bound_names, changes_arguments, inlined
+from tasks.decontamination.program import (
+    Function,
+    Program,
+    bound_names,
+    changes_arguments,
+    inlined,
+)
 
 # Characters. `ast` takes about 400 bytes of memory a character, and no real task is near it.
 CODE_LIMIT = 200_000
@@ -52,18 +59,15 @@ RESIZING = frozenset("view reshape expand repeat unflatten".split())
 UNITS = ("kernel_size", "output_size", "stride")
 """Sizes of which 1 stays 1: a pointwise convolution, a global pooling and a window that moves one
 by one are other operators."""
-METHODS: Mapping[str, Mapping[str, object]] = {
-    name: parameters
-    for names, parameters in {
-        "sum mean prod max min amax amin argmax argmin logsumexp": {"dim": None, "keepdim": False},
-        "cumsum cumprod unsqueeze squeeze flip": {"dim": ...},
-        "clamp": {"min": None, "max": None},
-        "norm": {"p": "fro", "dim": None, "keepdim": False},
-        "flatten": {"start_dim": 0, "end_dim": -1},
-        "pow": {"exponent": ...},
-    }.items()
-    for name in names.split()
+_METHODS: dict[str, dict[str, object]] = {
+    "sum mean prod max min amax amin argmax argmin logsumexp": {"dim": None, "keepdim": False},
+    "cumsum cumprod unsqueeze squeeze flip": {"dim": ...},
+    "clamp": {"min": None, "max": None},
+    "norm": {"p": "fro", "dim": None, "keepdim": False},
+    "flatten": {"start_dim": 0, "end_dim": -1},
+    "pow": {"exponent": ...},
 }
+METHODS = {name: parameters for names, parameters in _METHODS.items() for name in names.split()}
 """Parameters, after the tensor itself, of frequent functions that Python cannot ask for theirs
 (https://docs.pytorch.org/docs/stable/torch.html), with their defaults; `...` where there is
 none."""
@@ -312,7 +316,7 @@ def _without_sizes(tokens: Sequence[str]) -> Iterator[str]:
     left = list(map(_unsized, tokens))
     while left:
         yield (token := left.pop(0))
-        if token[:-1] in ALIKE and left[0] == "[":
+        if token[:-1] in ALIKE and left[:1] == ["["]:
             end = left.index("]")
             if {*left[1:end]} == {"#"}:
                 left[: end + 1] = ["#"]
@@ -328,8 +332,7 @@ def _unsized(token: str) -> str:
 
 def _details(tokens: Sequence[str]) -> tuple[str, ...]:
     """Names and values of the arguments that are a number, a switch or a text."""
-    pairs = zip(tokens, tokens[1:], strict=False)
-    plain = ((name, value) for name, value in pairs if name[-1] == "=" and len(name) > 1)
+    plain = ((name, value) for name, value in pairwise(tokens) if name[-1] == "=" != name)
     return tuple(sorted(name + value for name, value in plain if value[0] in "#TF'"))
 
 
@@ -526,8 +529,8 @@ class _Scope:
     def _argument(self, name: str, value: ast.expr, known: Mapping[str, object]) -> list[str]:
         """The tokens of an argument, its numbers marked as its name says."""
         tokens = self.tokens(value)
-        if name in ALIKE and len(tokens) > 2 and tokens[0] == "[" and len({*tokens[1:-1]}) == 1:
-            tokens = tokens[1:2]
+        if tokens[0] == "[" and (name in ALIKE or (name in SIZES and len(tokens) == 3)):
+            tokens = tokens[1:2] if len({*tokens[1:-1]}) == 1 else tokens
         if name in AXES:
             return _unmarked(tokens)
         if name in UNITS:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -117,12 +117,8 @@ class Program:
     @cached_property
     def stored(self) -> Counter[str]:
         """How many places assign each attribute, of whatever object."""
-        return Counter(
-            each.attr
-            for function in self.functions.values()
-            for each in ast.walk(function.node)
-            if isinstance(each, ast.Attribute) and not isinstance(each.ctx, ast.Load)
-        )
+        nodes = (function.node for function in self.functions.values())
+        return Counter(attributes_stored(nodes))
 
     def bases(self, name: str) -> list[str]:
         """What a class inherits from by a name without dots."""
@@ -177,6 +173,14 @@ def _calculated(function: Callable[[Any, Any], Any], left: object, right: object
     except (ArithmeticError, ValueError):
         return None
     return value if abs(value) < MAX_CONSTANT else None
+
+
+def attributes_stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The attribute that each assignment in some pieces of syntax changes."""
+    for node in nodes:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Attribute) and not isinstance(each.ctx, ast.Load):
+                yield each.attr
 
 
 def bound_names(node: ast.AST) -> frozenset[str]:

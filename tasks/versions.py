@@ -24,7 +24,7 @@ PROFILE_VERSION = 1
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 1
-ANALYSIS_VERSION = 2
+ANALYSIS_VERSION = 3
 TRAINING_VERSION = 1
 SCORING_VERSION = 1
 """Which numbers the benchmark makes of verdicts."""

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from tasks.analysis.figures import all_figures
 from tasks.analysis.records import Difficulty, Observations
+from tasks.analysis.verdict import ADEQUATE_TASKS
 from tasks.files import explain_write_errors
 from tasks.reporting.charts import Drawn, save
 from tasks.reporting.findings import Finding, findings_table
@@ -63,6 +64,7 @@ def markdown(
         TEMPLATE,
         observations=observations,
         difficulty=difficulty,
+        adequate=ADEQUATE_TASKS,
         pictures={drawn.name: drawn.alt for drawn in figures},
         findings=findings_markdown,
     )

@@ -16,6 +16,7 @@ from tasks.analysis.records import (
     Division,
     Observations,
     Population,
+    SensitivityRow,
     WithinTask,
     bend,
 )
@@ -25,6 +26,7 @@ from tasks.reporting.text import interval
 
 CORRECTNESS = "shorter reasoning is more often correct"
 SPEED = "speedup is independent of length"
+SENSITIVITY = "sensitivity/"  # keys of its rows
 LIMITS_DIFFER = 1.1  # longest samples of two levels that differ by this factor
 
 
@@ -54,8 +56,8 @@ def cautions(found: Observations) -> tuple[str, ...]:
         " them.": found.truncated,
         f"Only {mixed} of {found.tasks} tasks have both outcomes: within tasks these data can show"
         " large effects only.": mixed < ADEQUATE_TASKS,
-        f"The longest samples have {_longest(found)}: where token limits differ, lengths over all"
-        " tasks compare limits, and only the rows within tasks count.": _limits_differ(found),
+        f"The longest samples have {_longest(found)}: token limits seem to differ, so lengths over"
+        " all tasks compare limits, and only comparisons within tasks count.": limits_differ(found),
         f"Samples of {len(found.generators)} generators are pooled. Their tokens and skills differ:"
         " analyse each separately.": len(found.generators) > 1,
         "Association, not cause: a sample may be long because it struggles. Intervals of the bins"
@@ -70,7 +72,7 @@ def _longest(found: Observations) -> str:
     )
 
 
-def _limits_differ(found: Observations) -> bool:
+def limits_differ(found: Observations) -> bool:
     longest = [each.longest_tokens for each in found.strata]
     return bool(longest) and max(longest) > LIMITS_DIFFER * min(longest)
 
@@ -79,7 +81,7 @@ def _claims(found: Observations) -> tuple[Finding, Finding]:
     """Main are all samples, and those that were not cut off; every other row of the sensitivity
     table has a say where it has enough tasks."""
     whole = [each.within for each in (found.everything, found.complete) if each]
-    rows = [row.within for row in found.sensitivity if row.within not in whole]
+    rows = [row.within for row in _other_rows(found)]
     adequate = [within for within in rows if within.tasks >= ADEQUATE_TASKS]
     main, others = (
         [check for within in part for check in shorter(within)] for part in (whole, adequate)
@@ -88,6 +90,11 @@ def _claims(found: Observations) -> tuple[Finding, Finding]:
     if bend(found.everything.tenths) is not None:
         note += "; over all tasks accuracy is not monotone in length"
     return Finding(name=CORRECTNESS, verdict=says, note=note), _speed_claim(found)
+
+
+def _other_rows(found: Observations) -> tuple[SensitivityRow, ...]:
+    """The rows of the sensitivity table after those of the two populations."""
+    return found.sensitivity[2 if found.complete else 1 :]
 
 
 def _speed_claim(found: Observations) -> Finding:
@@ -171,7 +178,7 @@ def _within_rows(found: WithinTask) -> Iterator[Finding]:
 def sensitivity_rows(found: Observations) -> list[Finding]:
     """One row a part of the samples: ranks, with the other two statistics in the note."""
     rows = []
-    for each in found.sensitivity[1:]:
+    for each in _other_rows(found):
         within = each.within
         note = (
             f"linear in tokens {within.odds_ratio.shown('.2f')}; above against below the median"
@@ -180,7 +187,7 @@ def sensitivity_rows(found: Observations) -> list[Finding]:
         if within.tasks < ADEQUATE_TASKS:
             note += f"; under {ADEQUATE_TASKS} tasks with both outcomes: no say in the verdict"
         name, key = f"{each.name}: odds ratio by rank within tasks", each.name.replace(" ", "_")
-        key = f"sensitivity/{key.replace(',', '')}"
+        key = f"{SENSITIVITY}{key.replace(',', '')}"
         rows.append(_row(key, name, within.rank_odds_ratio, ".2f", note))
     return rows
 
@@ -249,7 +256,7 @@ def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
         rows.append(Finding(name="ARL and outcomes of different samples", note=missing))
     if both is None:
         missing = "one generator: whether another finds the same tasks hard is unknown"
-        rows.append(Finding(name="the other generator's ARL", note=missing))
+        rows.append(Finding(name="another generator's ARL", note=missing))
     else:
         names = f"{both.first} and {both.second}"
         rows += [

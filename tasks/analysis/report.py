@@ -17,6 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from tasks.analysis.figures import all_figures
+from tasks.analysis.findings import SENSITIVITY
 from tasks.analysis.records import Difficulty, Observations
 from tasks.analysis.verdict import ADEQUATE_TASKS
 from tasks.files import explain_write_errors
@@ -71,5 +72,6 @@ def markdown(
 
 
 def findings_markdown(rows: Sequence[Finding]) -> Markup:
-    """Return the findings as a Markdown table."""
-    return Markup(block_markdown(findings_table(rows)))
+    """Return the findings as a Markdown table, without the rows that have a table of their own."""
+    shown = [row for row in rows if not row.key.startswith(SENSITIVITY)]
+    return Markup(block_markdown(findings_table(shown)))

@@ -25,7 +25,7 @@ from tasks.reporting.charts import Drawn, save
 from tasks.reporting.findings import Finding, findings_table
 from tasks.reporting.page import block_markdown, rendered
 
-REPORT, DATA, SCHEMA_VERSION = "report.md", "analysis.json", 1
+REPORT, DATA, SCHEMA_VERSION = "report.md", "analysis.json", 2
 TEMPLATE = Path(__file__).parent / "templates" / "report.md.j2"
 
 

@@ -28,6 +28,7 @@ TRAIN = "docs/how-to/train.md"
 OPERATE = "docs/how-to/operate.md"
 DEMO = r"`make demo`: (\d+) min"
 TEST = r"`make test`: (\d+) min"
+DECODED = r"54 \| ([\d,]+) \|.*\n.* 84 \| ([\d,]+) \|.*\n.* 160 \| ([\d,]+) \|"
 QUOTED = [
     (README, r"bundled data \((\d+) to (\d+) minutes on 2 cores", DEMO),
     (TUTORIAL, r"It takes (\d+) to (\d+) minutes on 2 idle cores", DEMO),
@@ -45,19 +46,20 @@ QUOTED = [
     (
         TRAIN,
         r"([\d.]+) times the tokens per second .* ([\d.]+) times at 16,384",
-        r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
+        r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?"
+        r"\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
     ),
     (VLLM, r"([\d,]+) tokens/s through concur, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
     (VLLM, r"room for ([\d,]+) tokens of keys", r"cache holds ([\d,]+)\s+tokens"),
     (
         VLLM,
-        r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+), with an FP8 cache as well ([\d,]+)",
-        r"54 \| ([\d,]+) \|.*\n.* 84 \| ([\d,]+) \|.*\n.* 160 \| ([\d,]+) \|",
+        r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+), with an FP8 cache .* ([\d,]+) \(",
+        DECODED,
     ),
     (
         EIGHT,
         r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H100",
-        r"54 \| ([\d,]+) \|.*\n.* 84 \| ([\d,]+) \|.*\n.* 160 \| ([\d,]+) \|",
+        DECODED,
     ),
     (
         OPERATE,

@@ -164,7 +164,8 @@ def require_within(found: Estimate, budget: float | None, spent: float = 0.0) ->
 def written_s(pipeline: PipelineConfig, model: str | None, max_tokens: int) -> Figure:
     """GPU-seconds to write one answer, computed for the servers of the configuration."""
     found, basis = sizing.expected(model, pipeline.synthesis.server, max_tokens)
-    return Figure(found.gpu_s(sizing.ANSWER_SHARE * max_tokens), f"length assumed; {basis}")
+    length = f"half of {max_tokens:,} tokens an answer, assumed"
+    return Figure(found.gpu_s(sizing.ANSWER_SHARE * max_tokens), f"{length}; {basis}")
 
 
 def trained_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure, Figure]:
@@ -229,7 +230,7 @@ def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
         ),
         "{:.2f} s an answer and its verdict",
         written.value + verified.value,
-        f"half of {limit:,} tokens an answer; {written.basis}; {verified.basis}",
+        f"{written.basis}; {verified.basis}",
     )
     return verified, answer
 

@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import Field
 
 from kernels_eval.records import Record
+from tasks.progress import hours
 from tasks.synthesis.config import ServerConfig
 
 MOST_SEQS = 256
@@ -123,7 +124,7 @@ def decoding(
     """
     context = prompt + answer / 2
     memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0
-    fit = min(most, max(0, int(memory / (shape.token_bytes * context))))
+    fit = min(most, _fitting(shape, memory, context))
     held = max(1, fit)
     moved_bytes = shape.weight_bytes + held * context * shape.token_bytes
     step_s = moved_bytes / (gpus * gpu.bytes_per_s) + held * SEQUENCE_S
@@ -150,8 +151,9 @@ def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[
     )
     return found, (
         f"{found.sequences} answers of {answer:,.0f} tokens at once on {found.gpus} x"
-        f" {(gpu or H200).name}, about {found.tokens_per_s:,.0f} tokens/s: computed from the memory"
-        f" for keys and values and its bandwidth{''.join(f', {each} assumed' for each in assumed)}"
+        f" {(gpu or H200).name}, about {found.tokens_per_s:,.0f} tokens/s, 1,000 answers in"
+        f" {hours(found.gpu_s(1000 * answer) / 3600)}: computed from the memory for keys and values"
+        f" and its bandwidth{''.join(f', {each} assumed' for each in assumed)}"
     )
 
 
@@ -197,13 +199,8 @@ def read_shape(model: str) -> Shape | None:
 
 def prompt_tokens(prompts: Iterable[str]) -> int:
     """An upper estimate of the tokens of the longest prompt in its template."""
-    return (
-        int(
-            max((len(prompt.encode("utf-8", "replace")) for prompt in prompts), default=0)
-            / BYTES_A_TOKEN
-        )
-        + TEMPLATE_TOKENS
-    )
+    longest = max((len(prompt.encode("utf-8", "replace")) for prompt in prompts), default=0)
+    return int(longest / BYTES_A_TOKEN) + TEMPLATE_TOKENS
 
 
 def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
@@ -218,9 +215,13 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
     where that is not known."""
     if shape is None or memory_bytes is None:
         return MOST_SEQS
-    context = prompt + int(ANSWER_SHARE * max_tokens) // 2
-    fit = max(0, memory_bytes) // (shape.token_bytes * max(1, context))
-    return int(min(MOST_SEQS, max(1, fit)))
+    fit = _fitting(shape, memory_bytes, prompt + ANSWER_SHARE * max_tokens / 2)
+    return min(MOST_SEQS, max(1, fit))
+
+
+def _fitting(shape: Shape, memory_bytes: int, context: float) -> int:
+    """Sequences of so many tokens that so much memory holds."""
+    return max(0, int(memory_bytes / (shape.token_bytes * max(1, context))))
 
 
 def kv_cache_bytes(
@@ -239,13 +240,8 @@ def lora_rank(adapters: Iterable[str]) -> int:
     ranks = [LORA_RANKS[0]]
     for adapter in adapters:
         try:
-            ranks.append(
-                int(
-                    json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))[
-                        "r"
-                    ]
-                )
-            )
+            words = (Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")
+            ranks.append(int(json.loads(words)["r"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # vLLM says what is wrong with it
     return next((rank for rank in LORA_RANKS if rank >= max(ranks)), LORA_RANKS[-1])

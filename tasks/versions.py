@@ -24,11 +24,11 @@ PROFILE_VERSION = 1
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 1
-ANALYSIS_VERSION = 2
+ANALYSIS_VERSION = 3
 TRAINING_VERSION = 1
 SCORING_VERSION = 1
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 3
+REPORT_VERSION = 4
 """What the report of a run shows."""
 PUBLISHING_VERSION = 2
 """What a published data set holds."""

@@ -124,12 +124,14 @@ def measure(
     )
 
 
-def unsettled(timing: Timing) -> bool:
-    """Did the machine disturb a measurement: does the reference's time drift, is the candidate's
-    far above its bound, or was less reported than passed, so that the bound counts?"""
+def unsettled(timing: Timing, config: TimingConfig) -> bool:
+    """Did the machine disturb a measurement: does the reference's time drift, by more than the
+    interval that was asked for, is the candidate's far above its bound, or was less reported than
+    passed, so that the bound counts?"""
     ratio = timing.candidate_ms / timing.clock_bound_ms
     slowed = ratio > DISTURBED and timing.clock_bound_ms > LONG_MS
-    return abs(timing.drift) > DRIFT or slowed or abs(ratio - 1) < 1e-6
+    drifted = abs(timing.drift) > max(DRIFT, config.interval_width)
+    return drifted or slowed or abs(ratio - 1) < 1e-6
 
 
 def _enough(

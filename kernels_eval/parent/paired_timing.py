@@ -37,6 +37,8 @@ UNSEEN_S = 0.06  # and those of one round of the bound
 UNSEEN = 512
 BOUND_NS = 1e7
 BOUND_REPEATS = (1, 5)
+CREDIBLE_REPEATS = 2
+"""Rounds that must agree that what was reported is not too little."""
 # calls that take long are bounded by fewer rounds: a delay of the machine weighs little on them
 BOUND_S = 0.06
 OVERHEAD_SHARE = 0.95
@@ -75,7 +77,7 @@ class PairedClock:
         try:
             timing = self._measured(self._draw())
             for _ in range(AGAIN):  # in case the machine is quieter now
-                if unsettled(timing):
+                if unsettled(timing, self.config):
                     timing = self._measured(self._draw())
         except ImplausibleTime as error:
             raise Stop(Reason.IMPLAUSIBLE_TIME, str(error)) from error
@@ -174,6 +176,7 @@ class PairedClock:
         overheads: list[float] = []
         totals: list[float] = []
         spent = 0.0
+        least = best = math.inf
         fewest, most = BOUND_REPEATS
         while len(totals) < fewest or (len(totals) < most and spent < BOUND_S * 1e9):
             calls = max(self.fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
@@ -181,13 +184,16 @@ class PairedClock:
             overheads.append(own / calls - reference_ns)
             totals.append(passed / calls)
             spent += passed
-        total = min(totals)
-        # A round that cost the reference less than its samples says nothing about the cost.
-        doubt = DOUBT * max(overheads) if min(overheads) > 0 else total
-        least, best = (
-            total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
-            for overhead in (doubt, min(overheads))
-        )
+            total = min(totals)
+            # A round that cost the reference less than its samples says nothing about the cost.
+            doubt = DOUBT * max(overheads) if min(overheads) > 0 else total
+            least, best = (
+                total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
+                for overhead in (doubt, min(overheads))
+            )
+            credible = call_ns >= self.config.clock_bound_share * best
+            if credible and len(totals) >= CREDIBLE_REPEATS:
+                break
         return least, best
 
     def _round(self, calls: int) -> tuple[float, float]:

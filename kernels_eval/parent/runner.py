@@ -103,7 +103,7 @@ class Runner(Workplace):
             f"reference_drift:{ratio:.2f}": not 1 / SLOWER <= ratio <= SLOWER,
             "clock_drift": abs(timing.drift) > DRIFT,
             "throttled": timing.throttled,
-            "unstable": unsettled(timing),
+            "unstable": unsettled(timing, self.config.timing),
         }
         return [name for name, seen in flags.items() if seen]
 

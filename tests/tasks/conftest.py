@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tasks.analysis import stage
+from tasks.analysis.config import ObservationConfig
+from tests.support.planted import planted
 from tests.support.training import tiny_model
 
 
@@ -11,3 +14,10 @@ from tests.support.training import tiny_model
 def base(tmp_path_factory):
     """A tiny base model; files that need another one have a fixture of the same name."""
     return tiny_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="session")
+def analysed(tmp_path_factory):
+    """Snapshots of verdicts, of their candidates and of the analysis of both."""
+    refs = planted(tmp_path_factory.mktemp("analysed"), 400)
+    return *refs, stage.run(*refs, ObservationConfig(permutations=199))

@@ -13,11 +13,24 @@ from flows.cli.common import command, emit
 @command
 @click.argument("task", type=click.Path(dir_okay=False))
 @click.argument("candidate", type=click.Path(dir_okay=False))
-def verify(task: str, candidate: str, language: str, as_json: bool) -> None:
+def verify(
+    task: str,
+    candidate: str,
+    language: str | None,
+    quick: bool,
+    progress: bool,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Verify CANDIDATE (a module with ModelNew) against TASK (a module with Model)."""
-    from kernels_eval.__main__ import run
+    from kernels_eval.__main__ import QUICK, run
 
-    sys.exit(run(task, candidate, language, as_json))
+    config = QUICK if quick else None
+    if overrides:
+        from flows.config import load_protocol
+
+        config = load_protocol(overrides, config)
+    sys.exit(run(task, candidate, language, as_json, config=config, progress=progress))
 
 
 @command

@@ -9,6 +9,7 @@ written meanwhile. Paths that are named are local; a root need not be.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
@@ -200,7 +201,7 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
     pattern, problem = path, "is not there"
     if path.is_dir():
         pattern, problem = path / "*.parquet", "holds no Parquet file"
-        whole = path.resolve()
+        whole = _in_batch(path).resolve()
         snapshot = Snapshot(str(whole.parent.parent), whole.parent.name, whole.name)
         if snapshot.finished:
             return snapshot
@@ -216,6 +217,21 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
             "give a snapshot's directory (ROOT/verification/FINGERPRINT), or a Parquet file",
         )
     return Files(location, found)
+
+
+def _in_batch(path: Path) -> Path:
+    """The verdicts of a folder that `concur verify-batch` wrote, wherever it is; any other folder
+    itself."""
+    summary = path / "summary.json"
+    if not (path / "snapshots").is_dir() or not summary.is_file():
+        return path
+    try:
+        named = json.loads(summary.read_text(encoding="utf-8"))["snapshots"]["verdicts"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{summary} is not as verify-batch wrote it", "run the same verify-batch again"
+        ) from error
+    return path / "snapshots" / "verification" / Path(named).name
 
 
 def _newest_first(root: str, stage: str) -> list[Snapshot]:

@@ -89,8 +89,8 @@ class _Wanted:
                 return rows
             raise UsageError(
                 f"cannot load {self} from the hub: {_line(error)}",
-                "check the id and the network (this disk has no copy), or download its Parquet file"
-                " and give the path as tasks.location",
+                "check the id (no file here is called so) and the network (this disk has no copy),"
+                " or download its Parquet file and give its path",
             ) from error
         if commit is None:
             caution(f"The hub did not say which commit of {self} it gave: no copy was pinned.")

@@ -41,8 +41,8 @@ def load(
     location: str | Path, levels: Collection[int] | None = None, revision: str | None = None
 ) -> list[KernelTask]:
     """Tasks of `levels` (all where None) from `location`: a table with the hub's columns (code,
-    level, name, problem_id), a checkout, the folder in it that holds `level1`, `level2`, ..., one of
-    these, or a hub id.
+    level, name, problem_id), a checkout, the folder in it that holds `level1`, `level2`, ..., one
+    of these, or a hub id.
 
     `revision` is the hub's commit, its newest where None; it means nothing for files. A level that
     the hub gives with other programs than `CONTENT` says brings a warning. Raises UsageError naming

@@ -1,4 +1,5 @@
-"""Tables of the user (Parquet, JSON lines, CSV): which files a location means, and the tasks in them by their columns.
+"""Tables of the user (Parquet, JSON lines, CSV): which files a location means, and the tasks in
+them by their columns.
 
 Guarantees: of a table that cannot be used, one UsageError names the file, the columns it has and
 those that are wanted; tasks come out checked as `tasks.sources.files` checks them. Only the tasks
@@ -58,14 +59,15 @@ def holds_tables(path: Path) -> bool:
 
 
 def on_hub(location: str | Path) -> bool:
-    """Whether a location is a data set's id on the hub: `owner/name`, and nothing here is called
-    so."""
+    """Whether a location is a data set's id on the hub: `owner/name`, and no folder here is called
+    `owner`: then it is a path, which may be mistyped."""
     path = Path(location).expanduser()
-    return is_hub_id(str(location)) and not path.exists() and path.suffix not in (*SUFFIXES, ".py")
+    known = path.suffix in (*SUFFIXES, ".py")
+    return is_hub_id(str(location)) and not (known or path.parent.exists())
 
 
 def unusable(
-    path: Path, columns: Sequence[str], kind: str, forms: Iterable[Sequence[str]]
+    path: object, columns: Sequence[str], kind: str, forms: Iterable[Sequence[str]]
 ) -> UsageError:
     """What is said of a table that has none of the wanted sets of columns."""
     wanted = "; or ".join(", ".join(form) for form in forms)

@@ -77,6 +77,11 @@ CANDIDATES: Mapping[str, str] = {
     "reasoning_tokens": "tokens of the reasoning; null where the generator's tokenizer is not here",
     "completion_tokens": "tokens of the response as the server counted them; null where it did not",
     "finish_reason": "`stop`, or `length` where `max_tokens` cut it off",
+    "finish_guessed": (
+        "true where nobody recorded why the answer ended: `finish_reason` is then `length` where a"
+        " think block or code fence is open at the end, or the prose after the code ends in"
+        " mid-sentence"
+    ),
     "turn": "1 answers the task; a later one answers what verification said of `parent`",
     "parent": "candidate_id of the attempt that was followed up; null at turn 1",
     "separated_reasoning": (
@@ -183,6 +188,9 @@ CURATED: Mapping[str, str] = {
     "speedup_lower": "lower end of its 95 % interval",
     "operator_kind": "`single_operator` or `fusion`",
     "criterion": "the rule that took it",
+    "finish_reason": (
+        "why its answer ended; an answer with `length` is trained without an end token"
+    ),
     "reasoning_from": (
         "candidate_id that `reasoning` was moved from; null where it is the sample's own"
     ),

@@ -26,11 +26,11 @@ TRACE_FLAG_VERSION = 1
 CURATION_VERSION = 2
 ANALYSIS_VERSION = 2
 TRAINING_VERSION = 1
-SCORING_VERSION = 1
+SCORING_VERSION = 2
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 3
+REPORT_VERSION = 4
 """What the report of a run shows."""
-PUBLISHING_VERSION = 2
+PUBLISHING_VERSION = 3
 """What a published data set holds."""
 
 LOGIC: dict[str, tuple[str, ...]] = {

@@ -11,3 +11,11 @@ from tests.support.training import tiny_model
 def base(tmp_path_factory):
     """A tiny base model; files that need another one have a fixture of the same name."""
     return tiny_model(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture(scope="session")
+def recomputed(tmp_path_factory):
+    """A root of training sets and scores that the stages made of synthetic verdicts."""
+    from tests.support.recomputed import make
+
+    return make(tmp_path_factory.mktemp("recomputed"))

@@ -1,5 +1,6 @@
 """What an ablation will cost, before it starts. Reads manifests and the records of earlier
-ablations; computes the rest.
+ablations; computes the rest. How fast answers are written follows from the memory for keys and
+values and its bandwidth (tasks.synthesis.sizing).
 
 Guarantees: every figure names its basis, a measurement under this root or a stated assumption; what
 is finished costs nothing; trainings that branches share count once. Does not know how fast another
@@ -20,16 +21,15 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.progress import duration, hours
 from tasks.store import snapshots
+from tasks.synthesis import sizing
 
-# Of one H200 and a model of QwQ-32B's shape, with TRL, vLLM and our own verifier
+# Of one H200 and a model of QwQ-32B's shape, with TRL and our own verifier
 # (docs/explanation/training-speed.md). Far too high for a small model, so that a first estimate
 # errs on the side of refusing.
 TRAINED_TOKENS_PER_S = 1_800.0
-SAMPLED_TOKENS_PER_S = 5_000.0
 TOKENS_A_ROW = 8_000.0
 VERIFIED_S = 2.0
 START_S = 60.0
-SHARE_OF_MAX_TOKENS = 0.5
 
 
 class Figure(NamedTuple):
@@ -102,6 +102,8 @@ def estimate(pipeline: PipelineConfig, work: Work, *, gpus: int, parallel: int) 
     recipe = pipeline.training
     row, rate, start = trained_rates(pipeline)
     verified, answer = answer_rates(pipeline)
+    synthesis = pipeline.synthesis
+    written = written_s(pipeline, synthesis.model, synthesis.sampling.max_tokens)
     devices = recipe.workers if gpus else 1
     tokens = sum(work.rows) * row.value * recipe.num_epochs
     answers = work.answered * work.suite * pipeline.benchmark.samples_per_task
@@ -110,10 +112,11 @@ def estimate(pipeline: PipelineConfig, work: Work, *, gpus: int, parallel: int) 
     shared_s = work.shared_answers * verified.value
     shared_s += work.sampled_shared * max(0.0, answer.value - verified.value)
     refresh_s = work.candidates * verified.value
-    refresh_s += work.sampled * written_s(pipeline.synthesis.sampling.max_tokens)
+    refresh_s += work.sampled * written.value
+    refresh_basis = "; ".join([verified.basis, *([written.basis] if work.sampled else [])])
     training_basis = f"{work.rows_basis}; {row.basis}; {rate.basis}; {start.basis}"
     parts = (
-        ("candidates to write and verify", work.candidates, refresh_s, verified.basis),
+        ("candidates to write and verify", work.candidates, refresh_s, refresh_basis),
         ("trainings", len(work.rows), training_s, training_basis),
         ("answers of tuned models", answers, answers_s, answer.basis),
         ("answers that all branches share", work.shared_answers, shared_s, verified.basis),
@@ -158,9 +161,11 @@ def require_within(found: Estimate, budget: float | None, spent: float = 0.0) ->
     )
 
 
-def written_s(max_tokens: int) -> float:
-    """Device seconds to write one answer, assumed."""
-    return SHARE_OF_MAX_TOKENS * max_tokens / SAMPLED_TOKENS_PER_S
+def written_s(pipeline: PipelineConfig, model: str | None, max_tokens: int) -> Figure:
+    """GPU-seconds to write one answer, computed for the servers of the configuration."""
+    found, basis = sizing.expected(model, pipeline.synthesis.server, max_tokens)
+    length = f"half of {max_tokens:,} tokens an answer, assumed"
+    return Figure(found.gpu_s(sizing.ANSWER_SHARE * max_tokens), f"{length}; {basis}")
 
 
 def trained_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure, Figure]:
@@ -216,6 +221,7 @@ def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
         VERIFIED_S,
         f"{VERIFIED_S:.0f} s of a device a verdict, assumed",
     )
+    written = written_s(pipeline, pipeline.training.base_model, limit)
     answer = _median(
         (
             (each.phases_s.get("answer", 0.0) + each.phases_s.get("verify", 0.0)) / each.answers
@@ -223,9 +229,8 @@ def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
             if each.max_tokens == limit and each.answers
         ),
         "{:.2f} s an answer and its verdict",
-        written_s(limit) + verified.value,
-        f"half of {limit:,} tokens an answer, {SAMPLED_TOKENS_PER_S:,.0f} tokens a second and"
-        f" GPU written, assumed; {verified.basis}",
+        written.value + verified.value,
+        f"{written.basis}; {verified.basis}",
     )
     return verified, answer
 

@@ -6,6 +6,7 @@ Imports nothing heavy: it asks processes and package metadata, and changes nothi
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import EvalError
 from kernels_eval.isolation.layers import missing
 from kernels_eval.records import Record
+from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.server import serve_command
 
@@ -66,6 +68,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         ("trl", True, lambda: package("trl")),
         ("mlflow", config.tracking.enabled, lambda: package("mlflow")),
         ("vLLM", config.synthesis.sampler == "vllm", lambda: vllm(config.synthesis)),
+        ("answers at once", False, lambda: answers_at_once(config.synthesis)),
         ("disk", True, lambda: disk(config.root)),
         ("build cache", True, build_cache),
     ]
@@ -138,6 +141,27 @@ def vllm(synthesis: SynthesisConfig) -> Answer:
         return found, ""
     fix = f"{command[0]} -m pip install vllm" if module else f"reinstall {command[0]}"
     return f"{command[0]} has no vLLM", fix
+
+
+def answers_at_once(synthesis: SynthesisConfig) -> Answer:
+    """How many answers a server on these GPUs writes at once and how fast; where fewer than 16 fit,
+    the GPUs that a replica needs."""
+    served = synthesis.sampler == "vllm"
+    if not served and not re.search(r"//(127\.|localhost)", str(synthesis.base_url)):
+        return "no server on this machine writes answers", ""
+    server, limit = synthesis.server, synthesis.sampling.max_tokens
+    found, basis = sizing.expected(synthesis.model, server, limit)
+    if found.sequences >= min(sizing.LEAST_SEQS, server.max_num_seqs or sizing.LEAST_SEQS):
+        return basis, ""
+    key = (
+        "--set synthesis.server.tensor_parallel" if served else "vllm serve --tensor-parallel-size"
+    )
+    for gpus in (2, 4, 8):
+        wider = server.model_copy(update={"tensor_parallel": gpus})
+        held = sizing.expected(synthesis.model, wider, limit)[0].sequences
+        if held >= sizing.LEAST_SEQS:
+            return basis, f"{key}={gpus} holds {held} at once"
+    return basis, "use GPUs with more memory, or vllm serve --kv-cache-dtype fp8"
 
 
 def disk(location: str) -> Answer:

@@ -358,6 +358,7 @@ class VllmSampler(Sampler):
     def _serve(self, requests: Requests) -> Servers:
         """The servers, running, with room for these requests."""
         config, shape = self._config, sizing.read_shape(self._model)
+        shape = shape and shape.served(config.args)
         prompt = sizing.prompt_tokens(request.prompt for request in requests)
         most = max(request.sampling.max_tokens for request in requests)
         window = shape.window if shape else None
@@ -368,8 +369,9 @@ class VllmSampler(Sampler):
             replicas, gpus = self._plan()
             memory: int | None = config.cpu_kv_cache_gib << 30
             if gpus:
-                share = config.gpu_memory_utilization
-                memory = sizing.kv_cache_bytes(shape, _gpu_bytes(), gpus, share)
+                share, gpu = config.gpu_memory_utilization, sizing.read_gpu()
+                held = gpu.memory_bytes if gpu else None
+                memory = sizing.kv_cache_bytes(shape, held, gpus, share)
             seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, prompt, most)
             self._length, self._concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
             servers = Servers(self._spec(gpus, seqs), replicas, gpus)
@@ -422,14 +424,3 @@ class VllmSampler(Sampler):
             api_key=secrets.token_urlsafe(24),
             log_dir=str(self._logs),
         )
-
-
-def _gpu_bytes() -> int | None:
-    """Memory of the first GPU of this machine; None where that cannot be asked."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total)
-    except Exception:  # no driver, no library
-        return None

@@ -1,36 +1,48 @@
-"""How long and how many the sequences of a vLLM server are: pure arithmetic over a model's
-config.json and the memory it has.
+"""How long, how many and how fast the sequences of a vLLM server are: arithmetic over a model's
+config.json and the GPUs it has.
 
-The formulas: a token of context takes `2 * layers * kv_heads * head_dim * 2` bytes (keys and
-values, 16 bits each). A server's memory for them is what its GPUs give it, less the weights and 2
-GiB a GPU for activations. A response being written holds on average its prompt and half of its
-length, and reasoning models write about half of what they may (7,000 of 16,384 tokens in the
-paper's set): so as many are written at once as fit with a quarter of `max_tokens` each. Where they
-run longer vLLM preempts some and resumes them later. Does not know of quantised weights or
-caches, of layers with a sliding window, or of latent attention: these need less, and `max_num_seqs`
-can be given.
+A token of context takes `2 * layers * kv_heads * head_dim * value_bytes` bytes: a key and a value a
+layer and head (https://docs.vllm.ai/en/stable/design/paged_attention.html). A server's memory for
+them is what its GPUs give it, less the weights and 2 GiB a GPU for activations. A response being
+written holds on average its prompt and half of its length, and reasoning models write about half
+of what they may (7,000 of 16,384 tokens in the paper's set). Where responses run longer vLLM
+preempts some and resumes them later. `decoding` has the formula of the speed, and its error. Does
+not know of layers with a sliding window or of latent attention: these need less, and
+`max_num_seqs` can be given.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from kernels_eval.records import Record
+from tasks.progress import hours
+from tasks.synthesis.config import ServerConfig
 
 MOST_SEQS = 256
-"""vLLM's own default on most GPUs; an H200 wrote 5,100 tokens/s with it for a 32B model."""
+"""vLLM's own default on most GPUs."""
+LEAST_SEQS = 16
+"""Below so many at once most of the time goes into reading the weights."""
+SEQUENCE_S = 0.19e-3
+"""What a step takes for each sequence beyond moving bytes: measured, see `decoding`."""
+FP8_WEIGHTS = 0.55
+"""Of 16-bit weights: layers halve, embeddings stay (measured, QwQ-32B's shape)."""
+ANSWER_SHARE = 0.5
+"""Of `max_tokens`, what a response takes."""
+PROMPT_TOKENS = 1_300
+"""Mean prompt: 4,500 bytes for CUDA (KernelBook and KernelBench), 3.5 bytes a token."""
 BYTES_A_TOKEN = 2.0
 """Of code and English, for a tokenizer of today: 3 to 4. Fewer is safe."""
 TEMPLATE_TOKENS = 256
 """What a chat template adds."""
 ROUND_TO = 256
 ACTIVATIONS_BYTES = 2 << 30
-VALUE_BYTES = 2
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for --max-lora-rank."""
 
@@ -43,10 +55,125 @@ class Shape(Record):
     head_dim: int = Field(ge=1)
     window: int | None = Field(default=None, ge=1)
     weight_bytes: int = Field(default=0, ge=0)
+    value_bytes: int = Field(default=2, ge=1)
+    """Of one key or value: 2, or 1 in an FP8 cache."""
 
     @property
     def token_bytes(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * VALUE_BYTES
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
+
+    def served(self, args: Sequence[str]) -> Shape:
+        """The shape as `vllm serve` with these arguments holds it: FP8 weights and cache."""
+        words = " ".join(args).replace("=", " ")
+        weights = FP8_WEIGHTS if re.search(r"(--quantization|-q) fp8\b", words) else 1
+        cache = 1 if "--kv-cache-dtype fp8" in words else self.value_bytes
+        changed = {"weight_bytes": int(self.weight_bytes * weights), "value_bytes": cache}
+        return self.model_copy(update=changed)
+
+
+class Gpu(Record):
+    """Of a GPU: its memory, and what it moves at most."""
+
+    name: str
+    memory_bytes: int = Field(ge=1)
+    bytes_per_s: float = Field(gt=0)
+
+
+class Decoding(Record):
+    """How a replica on `gpus` GPUs writes. `sequences` at once is 0 where not one fits; the speed
+    is then that of one."""
+
+    sequences: int
+    tokens_per_s: float
+    gpus: int
+
+    def gpu_s(self, tokens: float) -> float:
+        """GPU-seconds to write so many tokens."""
+        return tokens / self.tokens_per_s * self.gpus
+
+
+QWQ_32B = Shape(layers=64, kv_heads=8, head_dim=128, window=40960, weight_bytes=65_530_000_000)
+"""QwQ-32B, Kevin-32B and KernelCoder: 32.8 billion parameters in 16 bits."""
+H200 = Gpu(name="NVIDIA H200", memory_bytes=143_771 << 20, bytes_per_s=4.8e12)
+
+
+def decoding(
+    shape: Shape,
+    gpu: Gpu,
+    gpus: int,
+    utilization: float,
+    prompt: float,
+    answer: float,
+    most: int = MOST_SEQS,
+) -> Decoding:
+    """How a replica writes answers of `answer` tokens to prompts of `prompt` tokens.
+
+    context = prompt + answer / 2
+    n = memory for keys and values / (bytes a token * context)
+    step = (weights + n * context * bytes a token) / bandwidth + n * SEQUENCE_S
+    tokens/s = n / step
+
+    The first term is the bound of memory bandwidth (Pope et al., arXiv 2211.05102, section 2.1).
+    What is lost beyond it grows with the sequences: the bound's share falls from 76 % at 54
+    sequences to 46 % at 160. So one constant a sequence fits, and one efficiency does not. Fitted
+    to three measurements on one H200 (benchmarks/results/2026-11-23-decoding-h200.md): rates are
+    within 6 % of them at the measured number of sequences, GPU-hours within 3 % at the computed
+    one. A server with CUDA graphs is faster: of 256 short answers 1.6 times. Other GPUs, sizes of
+    model and several GPUs a replica were not measured. Does not count prefill (1 to 4 % of a
+    night).
+    """
+    context = prompt + answer / 2
+    memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0
+    fit = min(most, _fitting(shape, memory, context))
+    held = max(1, fit)
+    moved_bytes = shape.weight_bytes + held * context * shape.token_bytes
+    step_s = moved_bytes / (gpus * gpu.bytes_per_s) + held * SEQUENCE_S
+    return Decoding(sequences=fit, tokens_per_s=held / step_s, gpus=gpus)
+
+
+def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[Decoding, str]:
+    """How a replica for this model will write, and in words what that rests on. What is not on this
+    machine, the model or a GPU, is assumed: QwQ-32B's shape, an H200."""
+    shape, gpu = read_shape(model) if model else None, read_gpu()
+    known = shape is not None and shape.weight_bytes > 0
+    assumed = [
+        name for name, is_known in (("QwQ-32B's shape", known), ("an H200", gpu)) if not is_known
+    ]
+    answer = ANSWER_SHARE * max_tokens
+    found = decoding(
+        (shape if shape and known else QWQ_32B).served(server.args),
+        gpu or H200,
+        server.tensor_parallel,
+        server.gpu_memory_utilization,
+        PROMPT_TOKENS,
+        answer,
+        server.max_num_seqs or MOST_SEQS,
+    )
+    return found, (
+        f"{found.sequences} answers of {answer:,.0f} tokens at once on {found.gpus} x"
+        f" {(gpu or H200).name}, about {found.tokens_per_s:,.0f} tokens/s, 1,000 answers in"
+        f" {hours(found.gpu_s(1000 * answer) / 3600)}: computed from the memory for keys and values"
+        f" and its bandwidth{''.join(f', {each} assumed' for each in assumed)}"
+    )
+
+
+def read_gpu() -> Gpu | None:
+    """The first GPU of this machine, by NVML: memory clock times bus width, two bits a line and
+    clock. None where that cannot be asked."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        clock_mhz = pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+        bus_bits = pynvml.nvmlDeviceGetMemoryBusWidth(handle)
+        return Gpu(
+            name=pynvml.nvmlDeviceGetName(handle),
+            memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+            bytes_per_s=2e6 * clock_mhz * bus_bits / 8,
+        )
+    except Exception:  # no driver, no library
+        return None
 
 
 def read_shape(model: str) -> Shape | None:
@@ -72,13 +199,8 @@ def read_shape(model: str) -> Shape | None:
 
 def prompt_tokens(prompts: Iterable[str]) -> int:
     """An upper estimate of the tokens of the longest prompt in its template."""
-    return (
-        int(
-            max((len(prompt.encode("utf-8", "replace")) for prompt in prompts), default=0)
-            / BYTES_A_TOKEN
-        )
-        + TEMPLATE_TOKENS
-    )
+    longest = max((len(prompt.encode("utf-8", "replace")) for prompt in prompts), default=0)
+    return int(longest / BYTES_A_TOKEN) + TEMPLATE_TOKENS
 
 
 def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
@@ -93,8 +215,13 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
     where that is not known."""
     if shape is None or memory_bytes is None:
         return MOST_SEQS
-    fit = max(0, memory_bytes) // (shape.token_bytes * max(1, prompt + max_tokens // 4))
-    return int(min(MOST_SEQS, max(1, fit)))
+    fit = _fitting(shape, memory_bytes, prompt + ANSWER_SHARE * max_tokens / 2)
+    return min(MOST_SEQS, max(1, fit))
+
+
+def _fitting(shape: Shape, memory_bytes: int, context: float) -> int:
+    """Sequences of so many tokens that so much memory holds."""
+    return max(0, int(memory_bytes / (shape.token_bytes * max(1, context))))
 
 
 def kv_cache_bytes(
@@ -113,13 +240,8 @@ def lora_rank(adapters: Iterable[str]) -> int:
     ranks = [LORA_RANKS[0]]
     for adapter in adapters:
         try:
-            ranks.append(
-                int(
-                    json.loads((Path(adapter) / "adapter_config.json").read_text(encoding="utf-8"))[
-                        "r"
-                    ]
-                )
-            )
+            words = (Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")
+            ranks.append(int(json.loads(words)["r"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # vLLM says what is wrong with it
     return next((rank for rank in LORA_RANKS if rank >= max(ranks)), LORA_RANKS[-1])

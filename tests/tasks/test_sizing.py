@@ -4,21 +4,32 @@ not known."""
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tasks.sources.small_model import build_small_model
+from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.sizing import (
+    H200,
+    LEAST_SEQS,
     MOST_SEQS,
+    QWQ_32B,
     ROUND_TO,
     TEMPLATE_TOKENS,
+    Gpu,
     Shape,
+    decoding,
+    expected,
     kv_cache_bytes,
     lora_rank,
     model_len,
     num_seqs,
     prompt_tokens,
+    read_gpu,
     read_shape,
 )
 
@@ -112,3 +123,100 @@ def test_the_rank_that_all_adapters_fit_into(tmp_path, ranks, most):
         (tmp_path / str(number) / "adapter_config.json").write_text(json.dumps({"r": rank}))
         adapters.append(str(tmp_path / str(number)))
     assert lora_rank(adapters) == most
+
+
+# -- how fast answers are written ------------------------------------------------------------------
+
+H100 = Gpu(name="NVIDIA H100 80GB", memory_bytes=81_559 << 20, bytes_per_s=3.35e12)
+FP8 = ("--quantization", "fp8")
+FP8_CACHE = (*FP8, "--kv-cache-dtype=fp8")
+MEASURED = [((), 54, 1585, 111), (FP8, 84, 2006, 88), (FP8_CACHE, 160, 2896, 61)]
+"""One H200, contexts of 600 to 7,600 tokens: sequences, tokens/s, GPU-hours of 90,810 answers."""
+NIGHT = 90_810
+
+
+@pytest.mark.parametrize(("args", "sequences", "tokens_per_s", "gpu_hours"), MEASURED)
+def test_decoding_lands_where_it_was_measured(args, sequences, tokens_per_s, gpu_hours):
+    shape = QWQ_32B.served(args)
+    given = decoding(shape, H200, 1, 0.93, 600, 7000, most=sequences)
+    assert given.sequences == sequences
+    assert given.tokens_per_s == pytest.approx(tokens_per_s, rel=0.06)
+    for utilization in (0.9, 0.93):
+        computed = decoding(shape, H200, 1, utilization, 600, 7000)
+        assert NIGHT * computed.gpu_s(7000) / 3600 == pytest.approx(gpu_hours, rel=0.03)
+
+
+@pytest.mark.parametrize(("args", "room"), [((), 268_528), (FP8, 381_552), (FP8_CACHE, 763_120)])
+def test_the_room_for_keys_and_values_is_what_vllm_reported(args, room):
+    shape = QWQ_32B.served(args)
+    memory = kv_cache_bytes(shape, H200.memory_bytes, 1, 0.93)
+    assert memory / shape.token_bytes == pytest.approx(room, rel=0.035)
+
+
+def test_a_night_does_not_write_at_the_speed_of_short_answers():
+    """5,308 tokens/s were measured with 384 tokens an answer; a night's are 7,000."""
+    short, long = (decoding(QWQ_32B, H200, 1, 0.9, 900, answer) for answer in (384, 7000))
+    assert short.tokens_per_s > 2 * long.tokens_per_s
+    assert 3000 < short.tokens_per_s < 5308, "eager: an estimate errs on the side of longer"
+    assert NIGHT * long.gpu_s(7000) / 3600 / 8 > 13
+
+
+def test_what_fits_decides():
+    assert decoding(QWQ_32B, H200, 1, 0.9, 2000, 7000).sequences == 47
+    alone, two = (decoding(QWQ_32B, H100, gpus, 0.9, 2000, 7000) for gpus in (1, 2))
+    assert 5 <= alone.sequences < LEAST_SEQS <= two.sequences
+    assert alone.gpu_s(7000) > 3 * two.gpu_s(7000), "GPU-seconds"
+    nothing = decoding(
+        QWQ_32B, Gpu(name="x", memory_bytes=24 << 30, bytes_per_s=1e12), 1, 0.9, 0, 9
+    )
+    assert nothing.sequences == 0 and 0 < nothing.tokens_per_s < 16
+
+
+def test_arguments_of_the_server_change_what_it_holds():
+    assert QWQ_32B.served(("--kv-cache-dtype", "auto", "--quantization=awq")) == QWQ_32B
+    assert QWQ_32B.served(FP8_CACHE).token_bytes * 2 == QWQ_32B.token_bytes
+    assert QWQ_32B.served(("-q", "fp8")).weight_bytes < 0.6 * QWQ_32B.weight_bytes
+
+
+def test_an_estimate_says_what_it_is_computed_from_and_what_it_assumes(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.synthesis.sizing.read_gpu", lambda: None)
+    found, basis = expected(None, ServerConfig(), 14_000)
+    assert basis.startswith(f"{found.sequences} answers of 7,000 tokens at once on 1 x NVIDIA H200")
+    assert "memory for keys and values and its bandwidth" in basis
+    assert basis.endswith("QwQ-32B's shape assumed, an H200 assumed")
+    monkeypatch.setattr("tasks.synthesis.sizing.read_gpu", lambda: H100)
+    small, basis = expected(model(tmp_path / "m", QWQ, 100), ServerConfig(), 14_000)
+    assert small.sequences > 16 and "assumed" not in basis
+
+
+def test_a_gpu_is_read_from_nvml(monkeypatch):
+    fake = SimpleNamespace(
+        NVML_CLOCK_MEM=2,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMaxClockInfo=lambda handle, clock: 3201,
+        nvmlDeviceGetMemoryBusWidth=lambda handle: 6144,
+        nvmlDeviceGetName=lambda handle: H200.name,
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=H200.memory_bytes),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    found = read_gpu()
+    assert (found.name, found.memory_bytes) == (H200.name, H200.memory_bytes)
+    assert found.bytes_per_s == pytest.approx(H200.bytes_per_s, rel=0.03), "the data sheet's"
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert read_gpu() is None
+
+
+def test_the_page_on_eight_gpus_has_the_figures_of_the_formula():
+    page = Path(__file__).parents[2].joinpath("docs/how-to/eight-gpus.md").read_text()
+    rows = re.findall(
+        r"^\| (H200|H100)[^|]*\| (\d) \| ([^|]*) \| (\d+) \| ([\d,]+) \| (\d+) \|", page, re.M
+    )
+    assert len(rows) == 5 and "tensor_parallel: 2" in page
+    for card, gpus, held, sequences, tokens_per_s, gpu_hours in rows:
+        args = {"bf16": (), "FP8 weights": FP8, "FP8 weights and cache": FP8_CACHE}[held.strip()]
+        gpu = {"H200": H200, "H100": H100}[card]
+        found = decoding(QWQ_32B.served(args), gpu, int(gpus), 0.9, 600, 7000)
+        assert int(sequences) == found.sequences
+        assert int(tokens_per_s.replace(",", "")) == round(found.tokens_per_s)
+        assert int(gpu_hours) == round(NIGHT * found.gpu_s(7000) / 3600)

@@ -1,0 +1,121 @@
+"""Every page of results says how it came about, and what README and docs quote is what the newest
+page says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "benchmarks/results").glob("*.md"))
+NEEDED = {
+    "machine": r"\bH200\b|\bH100\b|\bcores?\b",
+    "date": r"\b20\d\d-\d\d-\d\d\b",
+    "command": r"`(?:python -m|pytest|make|concur|\.ci/run)\b",
+    "commit": r"\b(?=[0-9]*[a-f])(?=[a-f]*[0-9])[0-9a-f]{7,40}\b",
+}
+
+README = "README.md"
+TUTORIAL = "docs/tutorial.md"
+SPEED = "docs/explanation/training-speed.md"
+VLLM = "docs/how-to/sample-with-vllm.md"
+EIGHT = "docs/how-to/eight-gpus.md"
+TRAIN = "docs/how-to/train.md"
+OPERATE = "docs/how-to/operate.md"
+DEMO = r"`make demo`: (\d+) min"
+TEST = r"`make test`: (\d+) min"
+DECODED = r"54 \| ([\d,]+) \|.*\n.* 84 \| ([\d,]+) \|.*\n.* 160 \| ([\d,]+) \|"
+QUOTED = [
+    (README, r"bundled data \((\d+) to (\d+) minutes on 2 cores", DEMO),
+    (TUTORIAL, r"It takes (\d+) to (\d+) minutes on 2 idle cores", DEMO),
+    (README, r"runs the tests \(under (\d+) minutes on 2 cores\)", TEST),
+    (SPEED, r"8,192 tokens \| ([\d,]+) \|", r"\| 8,192 \| TRL \| ([\d,]+) \|"),
+    (SPEED, r"8,192 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 8,192 \| ours \| \*\*([\d,]+)\*\*"),
+    (SPEED, r"16,384 tokens \| ([\d,]+) \|", r"\| 16,384 \| TRL \| ([\d,]+) \|"),
+    (SPEED, r"16,384 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 16,384 \| ours \| \*\*([\d,]+)\*\*"),
+    (
+        SPEED,
+        r"TRL ([\d.]+); compiled and keeping all ([\d.]+); recomputing the MLP ([\d.]+);"
+        r"\s+recomputing the layer ([\d.]+); torch's stored dropout ([\d.]+)",
+        r"\| ([\d.]+) \| ([\d.]+) \| 0.180 \| 0.180 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|",
+    ),
+    (
+        TRAIN,
+        r"([\d.]+) times the tokens per second .* ([\d.]+) times at 16,384",
+        r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?"
+        r"\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
+    ),
+    (VLLM, r"([\d,]+) tokens/s through concur, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
+    (VLLM, r"room for ([\d,]+) tokens of keys", r"cache holds ([\d,]+)\s+tokens"),
+    (
+        VLLM,
+        r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+), with an FP8 cache .* ([\d,]+) \(",
+        DECODED,
+    ),
+    (
+        EIGHT,
+        r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H100",
+        DECODED,
+    ),
+    (
+        OPERATE,
+        r"healthy again after ([\d.]+) to ([\d.]+) s",
+        r"Killed: healthy again after ([\d.]+) to ([\d.]+) s",
+    ),
+]
+"""Document, what it quotes, and how a page of results says it."""
+
+
+@cache
+def commits() -> list[str]:
+    """The history of this checkout; empty where it has none, or a part only."""
+    asked = ["git", "-C", str(ROOT), "rev-list", "HEAD"]
+    whole = not (ROOT / ".git/shallow").exists()
+    return subprocess.run(asked, capture_output=True, text=True).stdout.split() if whole else []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_machine_date_command_and_commit(page):
+    text = page.read_text(encoding="utf-8")
+    head = text.split("\n## ")[0]
+    absent = [what for what, pattern in NEEDED.items() if not re.search(pattern, head)]
+    assert not absent, f"{page.name} does not say before its first section: {absent}"
+    known = commits()
+    named = re.findall(NEEDED["commit"], head)
+    assert not known or any(each.startswith(tuple(named)) for each in known), (
+        f"{page.name} names no commit of this repository"
+    )
+
+
+@pytest.mark.parametrize(("document", "quoted", "source"), QUOTED)
+def test_what_a_document_quotes_is_what_the_newest_page_says(document, quoted, source):
+    found = re.findall(quoted, (ROOT / document).read_text(encoding="utf-8"))
+    assert len(found) == 1, f"{document} quotes {quoted} {len(found)} times: correct this test"
+    said = found[0] if isinstance(found[0], tuple) else (found[0],)
+    pages = [(page, re.findall(source, page.read_text(encoding="utf-8"))) for page in PAGES]
+    page, measured = [each for each in pages if each[1]][-1]
+    newest = measured[-1] if isinstance(measured[-1], tuple) else (measured[-1],)
+    if source in (DEMO, TEST):
+        low, high = (0, said[0]) if len(said) == 1 else said
+        assert int(low) <= int(newest[0]) < int(high), (
+            f"{document} says {said}, {page.name} {newest}"
+        )
+    else:
+        assert said == newest, f"{document} says {said}, {page.name} {newest}"
+
+
+def test_every_time_and_throughput_of_the_readme_has_a_source():
+    text = (ROOT / README).read_text(encoding="utf-8")
+    figures = r"\d[\d.,]*(?: to [\d.,]+)? (?:s|seconds?|min|minutes?|h|hours?|tokens/s|times)\b"
+    known = [
+        found.span()
+        for name, quoted, _ in QUOTED
+        if name == README
+        for found in re.finditer(quoted, text)
+    ]
+    for figure in re.finditer(figures, text):
+        assert any(start <= figure.start() < end for start, end in known), figure.group()

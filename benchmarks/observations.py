@@ -1,9 +1,9 @@
 """The observations on recorded candidates: real responses of QwQ-32B with the verdicts that
 KernelBench's harness gave elsewhere, or ours.
 
-    python -m benchmarks.observations --responses qwq32b_candidates.parquet --out DIR python -m
-    benchmarks.observations --responses qwq32b_candidates.parquet --verdicts A/verdicts.json
-    --verdicts B/verdicts.json --out DIR
+    python -m benchmarks.observations --responses qwq32b_candidates.parquet --out DIR
+    python -m benchmarks.observations --responses qwq32b_candidates.parquet --out DIR
+        --verdicts A/verdicts.json --verdicts B/verdicts.json
 
 Needs the columns level, problem_id, sample_id, model, response, recorded_correct and
 recorded_runtime_ms. Neither token counts nor finish reasons nor reference times were recorded, so
@@ -19,6 +19,7 @@ Which text is reasoning is known only where `</think>` is in it. So there are th
 (length of the whole response, all rows), `tagged` (length of the reasoning, rows with `</think>`),
 and `parsed` (what the line's parser calls reasoning, which guesses where the tag is lost). A claim
 that only one of them supports is no claim. The recorded verdicts contain faults of that harness.
+`--page` writes one page of all reports, with the machine, the date, the commit and the command.
 
 With `--verdicts` (files of benchmarks.recorded_verdicts) our verdicts and speedups take the place
 of the recorded ones, in reports of the same names; of one response judged twice, the file given
@@ -36,8 +37,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import re
+import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +91,12 @@ NEEDED_OF_VERDICTS = ("task_id", "sample_index", "status", "reason", "timing", "
 COMPLETE_SHARE = 0.9  # of the tasks of a level
 SAMPLES, MISSING = "samples.parquet", "missing.parquet"
 ENDS = tuple(".!?:)]}`*>\"'|")  # of a response that stopped by itself
+INSTRUCTION = re.compile(
+    r"\s*(You (can|should|must|may|need|are|have|will|do)|Your |Please|Make sure|Ensure|Do not"
+    r"|Note that|Remember|I (need|want) you|Also,|Additionally|When (you )?writ|Specifically|If you"
+    r"|The (\w+ )?(code|kernels?|answer|solution|implementation) (should|must|needs?|has to))"
+)
+ROOT = Path(__file__).parents[1]
 
 
 def main() -> int:
@@ -106,9 +119,12 @@ def main() -> int:
     parser.add_argument(
         "--json", action="store_true", dest="as_json", help="print the findings as one JSON object"
     )
+    parser.add_argument("--page", help="write one page of all reports there, Markdown")
     arguments = parser.parse_args()
     try:
         found = analyse(arguments.responses, arguments.out, arguments.verdicts, arguments.tasks)
+        if arguments.page:
+            Path(arguments.page).write_text(page(arguments.out, list(found)), encoding="utf-8")
     except EvalError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -141,17 +157,20 @@ def analyse(
         raise UsageError(
             "--tasks without --verdicts", "operators are for the table that our verdicts go to"
         )
+    sampled = template_caution(
+        read_parquet(existing(path), NEEDED)["response"].fill_null("").to_list()
+    )
     if not verdicts:
-        return _reports(recorded, out, VERDICTS)
+        return _reports(recorded, out, (VERDICTS, sampled))
     ours, left_out, missing = judged(recorded, verdicts)
     told = f"{OURS} {left_out}".strip()
-    found = _reports(ours, out, told)
+    found = _reports(ours, out, (told, sampled))
     same = recorded.join(
         ours.select("task_id", "sample_index"), on=["task_id", "sample_index"], how="semi"
     )
     found |= {
         f"recorded-{name}": said
-        for name, said in _reports(same, out, VERDICTS, "recorded-").items()
+        for name, said in _reports(same, out, (VERDICTS, sampled), "recorded-").items()
     }
     samples_table(ours, tasks).write_parquet(Path(out) / SAMPLES)
     rows = pl.read_parquet(path).with_columns(
@@ -162,13 +181,52 @@ def analyse(
     return found
 
 
-def _reports(frame: pl.DataFrame, out: str, caution: str, prefix: str = "") -> dict[str, list[str]]:
+def page(out: str, names: Sequence[str]) -> str:
+    """The reports in `out` as one page, without the fixed bins and the figures, under a head that
+    says where it comes from. Paths of the command are shortened to their names."""
+    words = [word if word.startswith("-") else Path(word).name for word in sys.argv[1:]]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT
+    ).stdout.strip()
+    versions = ", ".join(f"{name} {version(name)}" for name in ("polars", "statsmodels", "numpy"))
+    head = (
+        "# Reasoning length on recorded candidates",
+        f"- Command: `python -m benchmarks.observations {' '.join(words)}`, which writes this page",
+        f"- Machine: {os.cpu_count()} cores, no GPU is used. Python {platform.python_version()},"
+        f" {versions}. Date {date.today()}, commit {commit}",
+    )
+    parts = ["\n".join((head[0], "", *head[1:]))]
+    for name in names:
+        text = (Path(out) / name / "report.md").read_text(encoding="utf-8")
+        text = text.partition("## Accuracy in the fixed bins")[0].partition("\n")[2]
+        lines = [line for line in text.splitlines() if not line.startswith("![")]
+        parts.append(f"## {name}\n" + "\n".join(lines).replace("\n## ", "\n### "))
+    return re.sub(r"\n{3,}", "\n\n", "\n\n".join(parts)).rstrip() + "\n"
+
+
+def template_caution(responses: Sequence[str]) -> str:
+    """What in the responses shows that no chat template was used."""
+    instructs = sum(bool(INSTRUCTION.match(text)) for text in responses)
+    begun = sum(not text[:1].isupper() for text in responses)
+    tagged = sum(THINK_CLOSE in text for text in responses)
+    return (
+        f"The responses look sampled without the model's chat template: {instructs:,} of"
+        f" {len(responses):,} begin with more instructions to whoever solves the task, {begun:,} do"
+        f" not begin with a capital letter, and only {tagged:,} have a {THINK_CLOSE}, which the"
+        " template makes the model write after its reasoning."
+    )
+
+
+def _reports(
+    frame: pl.DataFrame, out: str, cautions: Sequence[str], prefix: str = ""
+) -> dict[str, list[str]]:
     """Speeds compare between tasks where the frame has a `timing`: a speedup over the task's own
     reference."""
     import polars as pl
 
+    from tasks.analysis.config import ObservationConfig
     from tasks.analysis.difficulty import difficulty
-    from tasks.analysis.observations import ObservationConfig, observe
+    from tasks.analysis.observations import observe
     from tasks.analysis.report import write
 
     timed, said = "timing" in frame.columns, {}
@@ -182,7 +240,7 @@ def _reports(frame: pl.DataFrame, out: str, caution: str, prefix: str = "") -> d
         observations = observe(rows, config)
         divided = difficulty(rows if timed else rows.with_columns(speedup=pl.lit(None, pl.Float64)))
         observations = observations.model_copy(
-            update={"cautions": (caution, *observations.cautions)}
+            update={"cautions": (*cautions, *observations.cautions)}
         )
         write(observations, divided, Path(out) / f"{prefix}{name}")
         said[name] = [*observations.finding, *divided.finding, *observations.cautions]

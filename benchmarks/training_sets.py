@@ -73,7 +73,8 @@ def _said(choice: Choice) -> str:
     tasks, equal = told["concise_and_fast_tasks"], told["equal_kernels"]["left_out"]
     return (
         f"{taken.height} samples {counts}, {cut} of them cut off,"
-        f" {len(equal)} left out for an equal kernel; {tasks['one_correct']} of {tasks['all']} tasks of (a) have one correct sample;"
+        f" {len(equal)} left out for an equal kernel; {tasks['one_correct']} of {tasks['all']}"
+        " tasks of (a) have one correct sample;"
         f" correct answers end: {told['answers_end']['correct']}"
     )
 

@@ -257,7 +257,10 @@ def write(memory: Memory, outputs: Sequence[list[torch.Tensor]]) -> None:
             dense = torch.empty(first.shape, device="meta").stride()
             shape = len(leaves), *first.shape
             target = _stacked(memory, offset, first.dtype, shape, dense, step)
-            torch.stack(leaves, out=target)
+            if first.device == target.device:
+                torch.stack(leaves, out=target)
+            else:  # host memory takes the place of a device's that cannot be had
+                target.copy_(torch.stack(leaves))
         offset += padded(first.numel() * first.element_size())
 
 

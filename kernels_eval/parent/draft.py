@@ -25,7 +25,8 @@ class VerdictDraft:
     """What is known of a verdict while it is reached: each step of the protocol adds its part.
 
     Fields with the names of `Verdict`'s become those. `late_tier` is the header tier of a build
-    that a constructor asked for, `approximation` what was seen of one.
+    that a constructor asked for, `approximation` what was seen of one, `log` what a tool said of a
+    candidate that passed.
     """
 
     device: str = ""
@@ -43,6 +44,7 @@ class VerdictDraft:
     flags: list[str] = field(default_factory=list)
     late_tier: str | None = None
     approximation: str = ""
+    log: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -76,7 +78,7 @@ def verdict_of(
             "status": finding.reason.status,
             "reason": finding.reason,
             "detail": one_line(finding.detail),
-            "log_tail": finding.log[-LOG_BYTES:],
+            "log_tail": (finding.log or draft.log)[-LOG_BYTES:],
             "flags": tuple(dict.fromkeys((*prepared.flags, *draft.flags))),
             "build_tier": draft.late_tier or prepared.tier,
             "build_cached": prepared.cached,

@@ -20,7 +20,7 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ToolchainError
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.draft import VerdictDraft
-from kernels_eval.parent.messages import Stop
+from kernels_eval.parent.messages import LOG_BYTES, Stop
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Candidate, Language, Reason
@@ -86,10 +86,11 @@ def sanitize(
             }
             try:
                 said = str(child.request("run", timeout=config.sanitizer_s, **run).get("said"))
-            except ChildFailure:
-                said = ""
-        errors = errors_in(said)
+                errors = errors_in(said)
+            except ChildFailure as failure:
+                said, errors = f"{failure.detail}\n{child.log_tail(LOG_BYTES)}", None
         if errors != 0:
+            draft.log = said
             draft.flags.append(f"sanitizer:{tool}:{'not_run' if errors is None else errors}")
         if errors and config.sanitizer_finding == "refuse":
             reason = Reason.NON_DETERMINISTIC if tool == "racecheck" else Reason.CUDA_ERROR

@@ -27,7 +27,7 @@ from kernels_eval.reference.operator_costs import NORMALISATIONS, operator_name
 
 LONG, MOST_TERMS = 512, 1 << 24
 """Shorter sums err by less than any gate; of longer ones so many terms are added."""
-OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 16, 2, 1 << 24
+OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 16, 2, 1 << 22
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """Operators that sum products, and which argument their first factor is."""
 SUMS = frozenset("sum nansum mean cumsum".split())

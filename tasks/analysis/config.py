@@ -28,6 +28,14 @@ class ObservationConfig(BaseModel):
     unit_tokens: float = Field(
         default=1000.0, gt=0, description="odds ratios are for so many tokens more"
     )
+    without_below_tokens: int = Field(
+        default=2000,
+        ge=0,
+        description="a row of the sensitivity table leaves out samples shorter than this",
+    )
+    only_above_tokens: int = Field(
+        default=4000, ge=0, description="a row of the sensitivity table takes longer samples only"
+    )
     max_conditional_tasks: int = Field(
         default=2000,
         ge=2,

@@ -1,7 +1,8 @@
 """Difficulty of tasks by ARL, the average reasoning length over a task's samples (arXiv
 2510.07356), and how far to trust it.
 
-Guarantees: pure; tertiles of equal size by ARL (ties by task_id, so one file gives one division);
+Guarantees: pure; tertiles by ARL, of equal size within each level and token limit (a limit shortens
+all of its level's tasks; ties by task_id, so one file gives one division);
 Exec and speedup per group with intervals over tasks; the same once more with ARL and outcome from
 different samples of a task, because wrong samples may be long for their own reasons and would then
 make any task that fails look hard. Does not guarantee that ARL is difficulty: agreement between two
@@ -20,15 +21,15 @@ from tasks.analysis.estimates import (
     LEVEL,
     MIN_GROUPS,
     Basis,
-    Codes,
     Floats,
     correlation,
     quiet,
     wilson,
 )
-from tasks.analysis.findings import difficulty_findings, difficulty_headline
+from tasks.analysis.findings import difficulty_findings, difficulty_headline, steps_checks
 from tasks.analysis.lengths import samples_of
 from tasks.analysis.records import Agreement, Difficulty, Division, Group
+from tasks.analysis.verdict import judge
 from tasks.reporting.findings import Estimate
 
 ROBUST = "weighted by samples, robust over tasks"
@@ -73,10 +74,10 @@ def difficulty(
     found = Difficulty(
         tasks=tasks.height,
         samples=data.height,
-        arl_exec=_rank(tasks["arl"], tasks["share"], seed),
+        arl_exec=_rank(tasks, "arl", "share", seed),
         tertiles=divide(tasks, THIRDS, "thirds"),
         split_half=divide(both, THIRDS, "thirds, ARL and outcomes of different samples"),
-        reliability=_rank(both["arl"], both["arl_again"], seed),
+        reliability=_rank(both, "arl", "arl_again", seed),
         sensitivity=tuple(division for division in sensitivity if division is not None),
         agreement=_agreement(tasks, second, _generator(data), seed) if second.height else None,
     )
@@ -85,14 +86,14 @@ def difficulty(
 
 
 def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Division | None:
-    """Tasks in groups by rank of `arl`; None where there are fewer tasks than groups."""
+    """Tasks in groups by rank of `arl` within their stratum, so that each group holds the same
+    share of every level and token limit; None where there are fewer tasks than groups."""
     count = len(quantiles) + 1
-    edges = [0, *(round(q * tasks.height) for q in quantiles), tasks.height]
-    if any(first == last for first, last in pairwise(edges)):
+    group = _groups(tasks, "arl", quantiles)
+    parts = [tasks.filter(group == number).sort("arl", "task_id") for number in range(count)]
+    if any(part.is_empty() for part in parts):
         return None
-    ordered = tasks.sort("arl", "task_id")
     names = GROUPS if count == 3 else tuple(f"{number + 1} of {count}" for number in range(count))
-    parts = [ordered.slice(first, last - first) for first, last in pairwise(edges)]
     timed = [part.filter(pl.col("timed") > 0) for part in parts]
     shares = [part["share"].to_numpy() for part in parts]
     steps = tuple(_step(*both, steps=count - 1) for both in pairwise(shares))
@@ -103,9 +104,18 @@ def divide(tasks: pl.DataFrame, quantiles: Sequence[float], label: str) -> Divis
         groups=tuple(map(_group, names, parts, timed)),
         steps=steps,
         speed_steps=speeds,
-        exec_monotone=monotone(steps),
-        speedup_monotone=monotone(speeds),
+        exec_monotone=judge(steps_checks(steps))[0],
+        speedup_monotone=judge(steps_checks(speeds))[0],
     )
+
+
+def _groups(tasks: pl.DataFrame, column: str, quantiles: Sequence[float]) -> pl.Series:
+    """The number of each task's group: by rank within its stratum, ties by task_id."""
+    rank = pl.struct(column, "task_id").rank("ordinal")
+    edges = ((q * pl.len()).round() for q in quantiles)
+    return tasks.select(
+        pl.sum_horizontal(rank > edge for edge in edges).over("stratum")
+    ).to_series()
 
 
 def _group(name: str, part: pl.DataFrame, timed: pl.DataFrame) -> Group:
@@ -120,23 +130,12 @@ def _group(name: str, part: pl.DataFrame, timed: pl.DataFrame) -> Group:
     )
 
 
-def monotone(steps: Sequence[Estimate]) -> str:
-    """Return what the drops between groups say of "falls with every step", as `Division` lists."""
-    sides = [step.side(0.0) for step in steps]
-    if any(step.value is None or not step.bounded for step in steps):
-        return "unsayable"
-    if -1 in sides:
-        return "refuted"
-    if set(sides) <= {1}:
-        return "falls"
-    return "not refuted" if all((step.value or 0.0) > 0 for step in steps) else "not shown"
-
-
 def _per_task(data: pl.DataFrame) -> pl.DataFrame:
     return (
         data.group_by("task")
         .agg(
             pl.col("task_id").first(),
+            pl.col("stratum").first(),
             pl.col("tokens").mean().alias("arl"),
             pl.col("tokens").median().alias("median"),
             pl.len().alias("samples"),
@@ -233,8 +232,10 @@ def _speed_step(before: pl.DataFrame, after: pl.DataFrame, steps: int) -> Estima
     return Basis(n, n).estimate(mean - later_mean, bounds, ROBUST)
 
 
-def _rank(x: pl.Series, y: pl.Series, seed: int) -> Estimate:
-    values, others = (each.to_numpy().astype(np.float64) for each in (x, y))
+def _rank(tasks: pl.DataFrame, x: str, y: str, seed: int) -> Estimate:
+    """Spearman's rho of two columns, each as ranks within its stratum."""
+    ranks = tasks.select((pl.col(x, y).rank("average") / pl.len()).over("stratum"))
+    values, others = (ranks[name].to_numpy() for name in (x, y))
     return correlation(values, others, np.arange(len(values)), ranks=True, seed=seed)
 
 
@@ -248,12 +249,12 @@ def _agreement(tasks: pl.DataFrame, second: pl.DataFrame, first: str, seed: int)
     same_third = kappa = spearman = basis.unknown(f"{n} tasks are shared")
     if n >= 3:
         table = np.zeros((3, 3))
-        np.add.at(table, (_thirds(shared, "arl"), _thirds(shared, "other")), 1)
+        np.add.at(table, tuple(_groups(shared, name, THIRDS) for name in ("arl", "other")), 1)
         same = int(np.trace(table))
         with quiet():
             found = cohens_kappa(table, wt="linear")
         bounds = (found.kappa_low, found.kappa_upp)
-        spearman = _rank(shared["arl"], shared["other"], seed)
+        spearman = _rank(shared, "arl", "other", seed)
         same_third = basis.estimate(same / n, wilson(same, n), "Wilson")
         kappa = basis.estimate(found.kappa, bounds, "Cohen's kappa, linear weights")
     crossed = shared.with_columns(arl=pl.col("other"))
@@ -266,11 +267,6 @@ def _agreement(tasks: pl.DataFrame, second: pl.DataFrame, first: str, seed: int)
         kappa=kappa,
         crossed=divide(crossed, THIRDS, f"thirds by the ARL of {name}"),
     )
-
-
-def _thirds(tasks: pl.DataFrame, column: str) -> Codes:
-    rank = tasks.select(pl.struct(column, "task_id").rank("ordinal")).to_series().to_numpy()
-    return (rank.astype(np.int64) - 1) * 3 // len(rank)
 
 
 def _generator(data: pl.DataFrame) -> str:

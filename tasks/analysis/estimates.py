@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,6 +87,38 @@ class Basis(NamedTuple):
             )
             found.append(self.estimate(value, bounds, method, p))
         return found
+
+
+def mantel_haenszel(high: Codes, y: Mask, codes: Codes, basis: Basis) -> Estimate:
+    """Odds ratio of `y` between samples with `high` 1 and those with -1 (0 has no say), tables of
+    tasks pooled by Mantel and Haenszel (1959) with the variance of Robins, Breslow and Greenland
+    (1986); p is the Cochran-Mantel-Haenszel test's.
+
+    Where all informative tables point the same way that ratio is 0 or infinite: 0.5 is then added
+    to tables with an empty cell, which draws it towards 1.
+    """
+    from statsmodels.stats.contingency_tables import StratifiedTable
+
+    tables = np.zeros((2, 2, basis.tasks))
+    told = high != 0
+    np.add.at(tables, ((high < 0)[told].astype(int), (~y[told]).astype(int), codes[told]), 1.0)
+    tables = tables[:, :, (tables.any(axis=0) & tables.any(axis=1)).all(axis=0)]
+    if not tables.size:
+        return basis.unknown("no task has both outcomes and lengths on both sides of its median")
+
+    def fit(shift: bool) -> Any:
+        found = StratifiedTable(tables, shift_zeros=shift)
+        p = found.test_null_odds().pvalue
+        return SimpleNamespace(
+            params=[found.logodds_pooled], bse=[found.logodds_pooled_se], pvalues=[p]
+        )
+
+    named = "Mantel-Haenszel, Robins-Breslow-Greenland"
+    used = Basis(int(tables.sum()), tables.shape[2])
+    (found,) = used.odds_ratios(lambda: fit(False), [1.0], named)
+    if found.value is None:
+        (found,) = used.odds_ratios(lambda: fit(True), [1.0], f"{named}, 0.5 added")
+    return found
 
 
 def basis_of(task: Codes) -> Basis:

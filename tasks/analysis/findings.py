@@ -1,14 +1,14 @@
-"""What the numbers support, as rows by rule: one number a row, and what it says of a claim.
+"""What the numbers support, as rows: the paper's claims with a verdict, then the numbers that they
+rest on.
 
-Guarantees: a direction is claimed only where a 95 % interval (and, within tasks, the permutation
-test) excludes none; agreement with the paper is stated as plainly as disagreement. Does not
-guarantee that an effect matters: sizes and intervals are in the rows for that.
+Guarantees: a verdict is `verdict.judge`'s and nothing else's; agreement with the paper is stated as
+plainly as disagreement. Does not guarantee that an effect matters: sizes and intervals are in the
+rows for that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
 
 from tasks.analysis.records import (
     Bin,
@@ -16,43 +16,30 @@ from tasks.analysis.records import (
     Division,
     Observations,
     Population,
+    SensitivityRow,
     WithinTask,
     bend,
 )
+from tasks.analysis.verdict import ADEQUATE_TASKS, Check, above, judge, negligible, shorter
 from tasks.reporting.findings import Estimate, Finding
 from tasks.reporting.text import interval
 
-NEGLIGIBLE = 0.1  # |correlation| under which length explains less than 1 % of the variance
-ALPHA = 0.05
-FEW_TASKS = 30
-SUPPORTS, CONTRADICTS, UNDECIDED = "supports", "contradicts", "undecided"
 CORRECTNESS = "shorter reasoning is more often correct"
 SPEED = "speedup is independent of length"
-SAYS = {"shorter": SUPPORTS, "longer": CONTRADICTS, "open": UNDECIDED, "unsayable": UNDECIDED}
-SPEED_SAYS = {"none": SUPPORTS, "falls": CONTRADICTS, "rises": CONTRADICTS}
-MEANING = {
-    "falls": "falls with every step, with 95 % confidence",
-    "not refuted": "falls with every step, though not with 95 % confidence in each",
-    "refuted": "does not fall monotonically: a step rises, with 95 % confidence",
-    "not shown": "does not fall with every step, though no rise is certain",
-    "unsayable": "cannot be compared between the groups",
-}
-FALLS = {"falls": SUPPORTS, "refuted": CONTRADICTS}
+SENSITIVITY = "sensitivity/"  # keys of its rows
+LIMITS_DIFFER = 1.1  # longest samples of two levels that differ by this factor
 
 
 def findings(found: Observations) -> tuple[Finding, ...]:
     """The paper's two claims, then the numbers that they rest on."""
     rows = [*_claims(found), *population_rows(found.everything)]
     rows += population_rows(found.complete) if found.complete else []
-    return (*rows, *speed_rows(found))
+    return (*rows, *sensitivity_rows(found), *speed_rows(found))
 
 
 def headline(rows: tuple[Finding, ...]) -> str:
     """One sentence: each claim with its verdict."""
-    past = {SUPPORTS: "supported", CONTRADICTS: "contradicted", UNDECIDED: "undecided"}
-    said = "; ".join(
-        f"{row.name}: {past[row.verdict]}" + (f" ({row.note})" if row.note else "") for row in rows
-    )
+    said = "; ".join(f"{row.name}: {row.verdict} ({row.note})" for row in rows)
     return f"{said[0].upper()}{said[1:]}."
 
 
@@ -68,7 +55,9 @@ def cautions(found: Observations) -> tuple[str, ...]:
         " because of the limit; results within tasks are given with and without"
         " them.": found.truncated,
         f"Only {mixed} of {found.tasks} tasks have both outcomes: within tasks these data can show"
-        " large effects only.": mixed < FEW_TASKS,
+        " large effects only.": mixed < ADEQUATE_TASKS,
+        f"The longest samples have {_longest(found)}: token limits seem to differ, so lengths over"
+        " all tasks compare limits, and only comparisons within tasks count.": limits_differ(found),
         f"Samples of {len(found.generators)} generators are pooled. Their tokens and skills differ:"
         " analyse each separately.": len(found.generators) > 1,
         "Association, not cause: a sample may be long because it struggles. Intervals of the bins"
@@ -77,55 +66,48 @@ def cautions(found: Observations) -> tuple[str, ...]:
     return tuple(text for text, holds in said.items() if holds)
 
 
-def direction(within: WithinTask) -> str:
-    """Within tasks: "shorter" or "longer" (is more often correct), "open", or "unsayable"."""
-    if within.permutation_p is None:
-        return "unsayable"
-    # a perfectly separated regression has no interval; the linear model then gives the direction
-    sides = {within.odds_ratio.side(1.0), within.slope.side(0.0)} - {None}
-    if within.permutation_p >= ALPHA or len(sides) != 1 or sides == {0}:
-        return "open"
-    return "shorter" if sides == {-1} else "longer"
+def _longest(found: Observations) -> str:
+    return ", ".join(
+        f"{each.longest_tokens:,.0f} tokens in {each.name or 'no level'}" for each in found.strata
+    )
 
 
-def speed_verdict(estimate: Estimate) -> str:
-    """ "none" (any correlation is negligible), "falls", "rises", "open", or "unsayable"."""
-    if estimate.lower is None or estimate.upper is None:
-        return "unsayable"
-    if estimate.lower > -NEGLIGIBLE and estimate.upper < NEGLIGIBLE:
-        return "none"
-    return {-1: "falls", 0: "open", 1: "rises"}[estimate.side(0.0) or 0]
+def limits_differ(found: Observations) -> bool:
+    longest = [each.longest_tokens for each in found.strata]
+    return bool(longest) and max(longest) > LIMITS_DIFFER * min(longest)
 
 
 def _claims(found: Observations) -> tuple[Finding, Finding]:
-    both = {direction(each.within) for each in (found.everything, found.complete) if each}
-    pooled, within = found.everything.pooled.side(1.0), found.speedup.within
-    rules = (
-        (both == {"shorter"}, SUPPORTS, "also within tasks"),
-        ("longer" in both, CONTRADICTS, "within tasks"),
-        ("shorter" in both, SUPPORTS, "only as long as samples that were cut off count"),
-        (pooled == 1, CONTRADICTS, "over all tasks"),
-        (pooled == -1, UNDECIDED, "seen over all tasks, not shown within them"),
-        (True, UNDECIDED, ""),
+    """Main are all samples, and those that were not cut off; every other row of the sensitivity
+    table has a say where it has enough tasks."""
+    whole = [each.within for each in (found.everything, found.complete) if each]
+    rows = [row.within for row in _other_rows(found)]
+    adequate = [within for within in rows if within.tasks >= ADEQUATE_TASKS]
+    main, others = (
+        [check for within in part for check in shorter(within)] for part in (whole, adequate)
     )
-    says, note = next((says, note) for holds, says, note in rules if holds)
-    if bend(found.everything.tenths) is not None and both & {"shorter", "longer"}:
-        note += "; accuracy is not monotone in length"
-    speed = speed_verdict(found.speedup.spearman)
-    of_speed = {"falls": "it falls", "rises": "it rises"}.get(speed, "")
-    if speed == "unsayable" and within.bounded:
-        effect = "there is an effect" if within.side(1.0) else "no effect is seen"
-        of_speed = f"over all tasks; within tasks {effect}"
-    return (
-        Finding(name=CORRECTNESS, verdict=says, note=note),
-        Finding(name=SPEED, verdict=SPEED_SAYS.get(speed, UNDECIDED), note=of_speed),
-    )
+    says, note = judge(main, others)
+    if bend(found.everything.tenths) is not None:
+        note += "; over all tasks accuracy is not monotone in length"
+    return Finding(name=CORRECTNESS, verdict=says, note=note), _speed_claim(found)
 
 
-def _row(
-    key: str, name: str, estimate: Estimate, form: str = ".3f", says: str = "", note: str = ""
-) -> Finding:
-    return Finding(key=key, name=name, estimate=estimate, form=form, verdict=says, note=note)
+def _other_rows(found: Observations) -> tuple[SensitivityRow, ...]:
+    """The rows of the sensitivity table after those of the two populations."""
+    return found.sensitivity[2 if found.complete else 1 :]
+
+
+def _speed_claim(found: Observations) -> Finding:
+    speed = found.speedup
+    others = [speed.pearson, speed.pearson_log]
+    others += [each for each in speed.strata.values() if each.tasks >= ADEQUATE_TASKS]
+    main = [negligible(each) for each in (speed.spearman, speed.within_ranks)]
+    says, note = judge(main, [negligible(each) for each in others])
+    return Finding(name=SPEED, verdict=says, note=note)
+
+
+def _row(key: str, name: str, estimate: Estimate, form: str = ".3f", note: str = "") -> Finding:
+    return Finding(key=key, name=name, estimate=estimate, form=form, note=note)
 
 
 def population_rows(found: Population) -> list[Finding]:
@@ -158,26 +140,26 @@ def _length_rows(found: Population) -> Iterator[Finding]:
             yield _row(f"median_{outcome}_tokens", name, median, ",.0f")
     name = "chance that an incorrect sample is longer than a correct one"
     yield _row("longer_if_incorrect", name, found.longer_if_incorrect)
-    side, inner, note = found.pooled.side(1.0), direction(found.within), ""
-    if side and inner == "open":
-        note = "differences between tasks may explain it"
-    elif side and inner == {-1: "longer", 1: "shorter"}[side]:
+    sides = {check.side for check in shorter(found.within)}
+    note = "" if found.pooled.side(1.0) in (None, 0) else "differences between tasks may explain it"
+    if note and sides == {found.pooled.side(1.0)}:
         note = "opposite sign than within tasks, where task difficulty cancels"
     name = f"odds ratio over all tasks, per {unit}"
     yield _row("odds_ratio_pooled", name, found.pooled, note=note)
 
 
 def _within_rows(found: WithinTask) -> Iterator[Finding]:
+    """Three statistics, the linear one in its three computations."""
     sd = "" if found.sd_tokens is None else f" ({found.sd_tokens:,.0f} tokens)"
+    rank = "" if found.sd_rank is None else f" ({found.sd_rank:.2f} of the task's samples)"
     per_sd, per_unit = f"per standard deviation{sd}", f"per {found.unit_tokens:,.0f} tokens"
-    ratio, change = (
-        "within tasks: odds ratio",
-        f"within tasks: change of the share correct, {per_sd}",
-    )
-    says, prefix = SAYS[direction(found)], "odds_ratio_within_tasks_per"
-    yield _row(f"{prefix}_sd", f"{ratio}, {per_sd}", found.odds_ratio, ".2f", says)
-    yield _row(f"{prefix}_unit", f"{ratio}, {per_unit}", found.odds_ratio_per_unit, ".3f", says)
-    yield _row("change_of_share_within_tasks_per_sd", change, found.slope, "+.1%", says)
+    prefix, linear = "odds_ratio_within_tasks", "the same linear statistic"
+    ratio, share = "within tasks: odds ratio", "within tasks: change of the share correct"
+    yield _row(f"{prefix}_per_sd", f"{ratio}, linear in tokens, {per_sd}", found.odds_ratio, ".2f")
+    name = f"{ratio}, linear in tokens, {per_unit}"
+    yield _row(f"{prefix}_per_unit", name, found.odds_ratio_per_unit, note=linear)
+    key = "change_of_share_within_tasks_per_sd"
+    yield _row(key, f"{share}, {per_sd}", found.slope, "+.1%", linear)
     if found.permutation_p is not None:
         test = Estimate(
             value=found.permutation_p,
@@ -185,7 +167,29 @@ def _within_rows(found: WithinTask) -> Iterator[Finding]:
             tasks=found.tasks,
             method=f"{found.permutations} permutations",
         )
-        yield _row("permutation_p_within_tasks", "within tasks: p of the permutation test", test)
+        name = "within tasks: p of the permutation test"
+        yield _row("permutation_p_within_tasks", name, test, note=linear)
+    name = f"{ratio}, by rank, per standard deviation{rank}"
+    yield _row(f"{prefix}_by_rank", name, found.rank_odds_ratio, ".2f")
+    name = f"{ratio}, above against below the task's median"
+    yield _row(f"{prefix}_above_median", name, found.median_odds_ratio, ".2f")
+
+
+def sensitivity_rows(found: Observations) -> list[Finding]:
+    """One row a part of the samples: ranks, with the other two statistics in the note."""
+    rows = []
+    for each in _other_rows(found):
+        within = each.within
+        note = (
+            f"linear in tokens {within.odds_ratio.shown('.2f')}; above against below the median"
+            f" {within.median_odds_ratio.shown('.2f')}"
+        )
+        if within.tasks < ADEQUATE_TASKS:
+            note += f"; under {ADEQUATE_TASKS} tasks with both outcomes: no say in the verdict"
+        name, key = f"{each.name}: odds ratio by rank within tasks", each.name.replace(" ", "_")
+        key = f"{SENSITIVITY}{key.replace(',', '')}"
+        rows.append(_row(key, name, within.rank_odds_ratio, ".2f", note))
+    return rows
 
 
 def _shape_rows(found: Population) -> Iterator[Finding]:
@@ -195,16 +199,12 @@ def _shape_rows(found: Population) -> Iterator[Finding]:
         yield _tenth(f"accuracy in the shortest tenth (under {first.to_tokens:,.0f} tokens)", first)
         yield _tenth(f"accuracy in the longest tenth (from {last.from_tokens:,.0f} tokens)", last)
     turn = bend(found.tenths)
-    if turn is None or found.past_turn is None:
+    if turn is None:
         return
     sign, peak = turn
     place = f"from {peak.from_tokens:,.0f} to {peak.to_tokens:,.0f} tokens"
     name = f"accuracy is {'highest' if sign > 0 else 'lowest'} in between ({place})"
     yield _tenth(name, peak, "not monotone: one slope does not describe it")
-    for row in _within_rows(found.past_turn):
-        name = f"{row.name}, from {found.past_turn_from:,.0f} tokens on"
-        note = "explores and does not test: where accuracy turns was read from these data"
-        yield row.model_copy(update={"name": name, "key": "", "note": note})
 
 
 def _tenth(name: str, found: Bin, note: str = "") -> Finding:
@@ -223,50 +223,41 @@ def speed_rows(found: Observations) -> list[Finding]:
     """The numbers of length against speedup."""
     speed = found.speedup
     more = f", per {speed.sd_tokens:,.0f} tokens" if speed.sd_tokens is not None else ""
-    # ranks decide: a few speedups of 100 dominate Pearson's r on the ratio
-    ranks = SPEED_SAYS.get(speed_verdict(speed.spearman), UNDECIDED)
-    within = {0: SUPPORTS, None: UNDECIDED}.get(speed.within.side(1.0), CONTRADICTS)
-    excluded = f"a correlation stronger than {NEGLIGIBLE} is excluded" if ranks == SUPPORTS else ""
-    factor = f"within tasks: factor on the speedup{more}"
+    spearman = f"Spearman, length and {speed.label}"
     return [
         _row("speedup/pearson", f"Pearson, length and {speed.label}", speed.pearson),
         _row("speedup/pearson_of_log", "Pearson, length and log speedup", speed.pearson_log),
+        _row("speedup/spearman", spearman, speed.spearman),
+        *(_row("", f"{spearman}, {name}", each) for name, each in speed.strata.items()),
         _row(
-            *("speedup/spearman", f"Spearman, length and {speed.label}", speed.spearman),
-            says=ranks,
-            note=excluded,
+            "speedup/factor_within_tasks_per_sd",
+            f"within tasks: factor on the speedup{more}",
+            speed.within,
         ),
-        _row("speedup/factor_within_tasks_per_sd", factor, speed.within, says=within),
+        _row(
+            "speedup/ranks_within_tasks",
+            "within tasks: correlation of the ranks of length and speedup",
+            speed.within_ranks,
+        ),
     ]
 
 
 def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
     """What dividing the tasks by ARL shows."""
     both, thirds = found.agreement, found.tertiles
-    one_generator = "one generator: whether another finds the same tasks hard is unknown"
     rank, halves = "difficulty/spearman_of_arl_and_exec", "difficulty/reliability_of_arl"
     rows = [
+        *_difficulty_claims(found),
         _row(rank, "Spearman of ARL and the share correct", found.arl_exec, ".2f"),
         _row(halves, "Spearman of the ARLs of two halves of the samples", found.reliability, ".2f"),
     ]
-    for name, division, missing in (
-        ("Exec falls with ARL", thirds, "too few tasks"),
-        (
-            "Exec falls with ARL of other samples of the task",
-            found.split_half,
-            "one sample a task: difficulty and luck cannot be told apart",
-        ),
-        ("Exec falls with the other generator's ARL", both and both.crossed, one_generator),
-    ):
-        rows.append(
-            _monotone(name, division, "exec") if division else Finding(name=name, note=missing)
-        )
-    if thirds is not None:
-        rows.append(_monotone("geometric-mean speedup falls with ARL", thirds, "speedup"))
-        same = [each for each in found.sensitivity if each.exec_monotone == thirds.exec_monotone]
-        note = f"{len(same)} of {len(found.sensitivity)}"
-        rows.append(Finding(name="other divisions that say the same of Exec", note=note))
-    if both is not None:
+    missing = "one sample a task: difficulty and luck cannot be told apart"
+    if thirds is not None and found.split_half is None:
+        rows.append(Finding(name="ARL and outcomes of different samples", note=missing))
+    if both is None:
+        missing = "one generator: whether another finds the same tasks hard is unknown"
+        rows.append(Finding(name="another generator's ARL", note=missing))
+    else:
         names = f"{both.first} and {both.second}"
         rows += [
             _row("", f"Spearman of the ARLs of {names}", both.spearman, ".2f"),
@@ -280,15 +271,51 @@ def difficulty_headline(found: Difficulty) -> str:
     """One sentence: how Exec changes from easy to hard tasks."""
     if found.tertiles is None:
         return f"{found.tasks} tasks cannot be divided into easy, medium and hard."
-    return f"By ARL, Exec {_monotone('', found.tertiles, 'exec').note}."
+    claim = _difficulty_claims(found)[0]
+    return f"{claim.name}: {claim.verdict} ({claim.note})."
 
 
-def _monotone(name: str, division: Division, what: Literal["exec", "speedup"]) -> Finding:
-    said = division.exec_monotone if what == "exec" else division.speedup_monotone
+def steps_checks(steps: Sequence[Estimate]) -> list[Check]:
+    """What the drops from group to group say of "falls with every step"."""
+    return [above(step, 0.0) for step in steps]
+
+
+def _difficulty_claims(found: Difficulty) -> list[Finding]:
+    """Main are the steps between thirds, and between thirds by other samples of the task (wrong
+    samples are long, so a task's own would make it look hard); of other divisions the drop from
+    the first group to the last has a say."""
+    crossed = found.agreement and found.agreement.crossed
+    others = [each for each in (*found.sensitivity, crossed) if each]
+    claims = []
+    for name, what in (
+        ("Exec falls with ARL", "exec"),
+        ("geometric-mean speedup falls with ARL", "speedup"),
+    ):
+        main = [_steps(each, what) for each in (found.tertiles, found.split_half) if each]
+        says, note = judge(
+            [check for steps in main for check in steps_checks(steps)],
+            [above(_drop(each, what), 0.0) for each in others],
+        )
+        if found.tertiles is not None:
+            note = f"{_by_group(found.tertiles, what)}; {note}"
+        claims.append(Finding(name=name, verdict=says, note=note))
+    return claims
+
+
+def _steps(division: Division, what: str) -> tuple[Estimate, ...]:
+    return division.steps if what == "exec" else division.speed_steps
+
+
+def _drop(division: Division, what: str) -> Estimate:
+    """The sum of the steps, which have the same scale, without an interval."""
+    values = [step.value for step in _steps(division, what)]
+    known = [value for value in values if value is not None]
+    return Estimate(value=sum(known) if len(known) == len(values) else None)
+
+
+def _by_group(division: Division, what: str) -> str:
     form = ".0%" if what == "exec" else ".2f"
-    values = ", ".join(
+    return ", ".join(
         f"{group.name} {interval(getattr(group, what).value, form=form)}"
         for group in division.groups
     )
-    note = f"{MEANING[said]}: {values}"
-    return Finding(name=name, verdict=FALLS.get(said, UNDECIDED), note=note)

@@ -22,7 +22,11 @@ from kernels_eval.records import Reason
 
 REQUIRED = ("task_id", "status", "reasoning_tokens")
 TEXTS = ("task_id", "status", "finish_reason", "reason", "generator")
-OPTIONAL = ("candidate_id", "finish_reason", "reason", "generator", "sample_index")
+OPTIONAL = (
+    *("candidate_id", "finish_reason", "reason", "generator", "sample_index"),
+    *("level", "max_tokens"),
+)
+LEVEL_OF_ID = r"(?:^|/)L(\d+)/"  # of KernelBench's task ids
 FIX = "join a verification snapshot with the candidates it verified"
 
 
@@ -30,7 +34,10 @@ class JudgedSamples(NamedTuple):
     """Samples with a length and an outcome.
 
     `data` has the columns task (a number per task_id, ascending), task_id, tokens, correct,
-    truncated, speedup, generator, sample_index; sorted by task and sample_index. `left_out` counts
+    truncated, speedup, generator, sample_index, stratum; sorted by task and sample_index. The
+    stratum is the level and the token limit as far as columns (`level`, `max_tokens`) or the task's
+    id (KernelBench's `L1/`) say them, "" where they do not; `group` is a number per task and
+    stratum, in which samples are compared. `left_out` counts
     the other rows of the frame by reason. `knows_truncation` is False where no column says it.
     """
 
@@ -76,6 +83,7 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     usable = right & pl.col("speedup").is_finite() & (pl.col("speedup") > 0)
     data = data.select(
         (pl.col("task_id").rank("dense") - 1).cast(pl.UInt32).alias("task"),
+        (pl.struct("task_id", "stratum").rank("dense") - 1).cast(pl.UInt32).alias("group"),
         "task_id",
         "tokens",
         right.alias("correct"),
@@ -83,6 +91,7 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
         pl.when(usable).then("speedup").alias("speedup"),
         pl.col("generator").cast(pl.Categorical),
         "sample_index",
+        "stratum",
     ).sort("task", "sample_index", maintain_order=True)
     return JudgedSamples(data, frame.height, left_out, knows)
 
@@ -98,6 +107,7 @@ def _typed(frame: pl.DataFrame) -> pl.DataFrame:
             _speedup(frame).cast(pl.Float64).alias("speedup"),
             pl.col("reasoning_tokens").cast(pl.Float64).alias("tokens"),
             pl.col("sample_index").cast(pl.Int64),
+            pl.col("level", "max_tokens").cast(pl.String),
         )
     except pl.exceptions.PolarsError as error:
         what = str(error).splitlines()[0]
@@ -107,6 +117,12 @@ def _typed(frame: pl.DataFrame) -> pl.DataFrame:
     return typed.with_columns(
         pl.any_horizontal(each.fill_null(False) for each in cut).alias("truncated"),
         pl.col("generator").fill_null(""),
+        stratum=pl.concat_str(
+            "level " + pl.coalesce("level", pl.col("task_id").str.extract(LEVEL_OF_ID)),
+            "limit " + pl.col("max_tokens") + " tokens",
+            separator=", ",
+            ignore_nulls=True,
+        ),
     )
 
 

@@ -29,18 +29,24 @@ from tasks.analysis.estimates import (
     wilson,
 )
 from tasks.analysis.findings import cautions, findings, headline
-from tasks.analysis.lengths import samples_of
+from tasks.analysis.lengths import JudgedSamples, samples_of
 from tasks.analysis.records import (
     Bin,
     LengthAndSpeedup,
     Observations,
     Population,
+    SensitivityRow,
     SpeedTenth,
     Spread,
-    bend,
+    Stratum,
 )
-from tasks.analysis.within import fixed_effects, standardised, within_task
-from tasks.reporting.findings import Estimate
+from tasks.analysis.within import (
+    demeaned,
+    fixed_effects,
+    ranks_and_sides,
+    standardised,
+    within_task,
+)
 
 QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
 TOKENS = pl.col("tokens")
@@ -61,6 +67,7 @@ def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Obs
     complete = None
     if 0 < cut.height < data.height:
         complete = population("complete", data.filter(~pl.col("truncated")), config)
+    everything = population("all", data, config)
     found = Observations(
         rows=samples.rows,
         samples=data.height,
@@ -71,8 +78,10 @@ def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Obs
         unit_tokens=config.unit_tokens,
         truncated=cut.height if samples.knows_truncation else None,
         truncated_correct=int(cut["correct"].sum()),
-        everything=population("all", data, config),
+        everything=everything,
         complete=complete,
+        strata=strata(samples),
+        sensitivity=sensitivity(data, everything, complete, config),
         speedup=length_and_speedup(data.drop_nulls("speedup"), config),
     )
     rows = findings(found)
@@ -87,12 +96,8 @@ def population(name: str, data: pl.DataFrame, config: ObservationConfig) -> Popu
     last, place = -(-config.last_bin_tokens // width), pl.col("bin").first()
     end = pl.when(place < last).then((place + 1) * width)
     tenths = _bins(data, TENTH, TOKENS.min(), TOKENS.max() + 1)
-    task, tokens, correct = _arrays(data, "correct")
-    later: dict[str, Any] = {}
-    if turn := bend(tenths):
-        start = turn[1].from_tokens
-        part = _arrays(data.filter(start <= TOKENS), "correct")
-        later = {"past_turn": within_task(*part, config), "past_turn_from": start}
+    group, tokens, correct = _arrays(data, "correct")
+    task = data["task"].to_numpy()
     return Population(
         name=name,
         samples=len(tokens),
@@ -104,13 +109,56 @@ def population(name: str, data: pl.DataFrame, config: ObservationConfig) -> Popu
         incorrect_lengths=_spread(tokens[~correct]),
         longer_if_incorrect=longer_if_incorrect(tokens, correct, task, seed=config.seed),
         pooled=pooled_odds_ratio(tokens, correct, task, config.unit_tokens),
-        within=within_task(task, tokens, correct, config),
-        **later,
+        within=within_task(group, tokens, correct, config),
     )
 
 
+def strata(samples: JudgedSamples) -> tuple[Stratum, ...]:
+    """Return the levels and token limits of the samples; empty where there is one."""
+    found = (
+        samples.data.group_by(name="stratum")
+        .agg(
+            samples=pl.len(),
+            tasks=pl.col("task").n_unique(),
+            correct=pl.col("correct").sum(),
+            truncated=pl.col("truncated").sum() if samples.knows_truncation else None,
+            longest_tokens=TOKENS.max(),
+        )
+        .sort("name")
+    )
+    return tuple(Stratum(**row) for row in found.iter_rows(named=True) if found.height > 1)
+
+
+def sensitivity(
+    data: pl.DataFrame,
+    everything: Population,
+    complete: Population | None,
+    config: ObservationConfig,
+) -> tuple[SensitivityRow, ...]:
+    """Return the analysis within tasks on all samples, without short ones, on long ones only,
+    without those cut off, and on each level and token limit alone."""
+    names = data["stratum"].unique().sort().to_list()
+    below, above = config.without_below_tokens, config.only_above_tokens
+    parts = {
+        f"without samples below {below:,} tokens": below <= TOKENS,
+        f"only samples above {above:,} tokens": above < TOKENS,
+        **{f"{name or 'neither'} alone": pl.col("stratum") == name for name in names},
+    }
+    rows = [SensitivityRow(name="all samples", samples=data.height, within=everything.within)]
+    if complete is not None:
+        row = {"name": "without samples cut off", "samples": complete.samples}
+        rows.append(SensitivityRow(**row, within=complete.within))
+    for name, kept in parts.items():
+        part = data.filter(kept)
+        if part.height < data.height:
+            within = within_task(*_arrays(part, "correct"), config, permute=False)
+            rows.append(SensitivityRow(name=name, samples=part.height, within=within))
+    return tuple(rows)
+
+
 def _arrays(data: pl.DataFrame, outcome: str) -> tuple[Codes, Floats, Any]:
-    return data["task"].to_numpy(), data["tokens"].to_numpy(), data[outcome].to_numpy()
+    """The group that a sample is compared in, its length and its outcome."""
+    return data["group"].to_numpy(), data["tokens"].to_numpy(), data[outcome].to_numpy()
 
 
 def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthAndSpeedup:
@@ -118,10 +166,12 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
 
     `data` are samples that have a speedup.
     """
-    task, tokens, speedup = _arrays(data, "speedup")
+    group, tokens, speedup = _arrays(data, "speedup")
+    task = data["task"].to_numpy()
     basis = basis_of(task)
     none = basis.unknown(f"{basis.n} correct samples have a speedup")
-    found: dict[str, Any] = dict.fromkeys(("pearson", "pearson_log", "spearman", "within"), none)
+    names = ("pearson", "pearson_log", "spearman", "within", "within_ranks")
+    found: dict[str, Any] = dict.fromkeys(names, none)
     if basis.n >= 4:
         log = np.log(speedup)
         for name, values in {"pearson": speedup, "pearson_log": log, "spearman": speedup}.items():
@@ -134,11 +184,26 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
             "points": [(float(tokens[i]), float(f"{speedup[i]:.5g}")) for i in np.sort(shown)],
             "tenths": _speed_tenths(data),
         }
-        found["within"], found["sd_tokens"] = _within_speedup(task, tokens, log)
+        found |= _within_speedup(group, tokens, log, config)
+        strata = data.partition_by("stratum", as_dict=True)
+        if len(strata) > 1 and not config.speedup_within_tasks_only:
+            found["strata"] = {
+                str(name): correlation(
+                    part["tokens"].to_numpy(),
+                    part["speedup"].to_numpy(),
+                    part["task"].to_numpy(),
+                    ranks=True,
+                    seed=config.seed,
+                )
+                for (name,), part in sorted(strata.items())
+            }
     return LengthAndSpeedup(label=config.speedup_label, samples=basis.n, tasks=basis.tasks, **found)
 
 
-def _within_speedup(task: Codes, tokens: Floats, log: Floats) -> tuple[Estimate, float | None]:
+def _within_speedup(
+    task: Codes, tokens: Floats, log: Floats, config: ObservationConfig
+) -> dict[str, Any]:
+    """`within`, `within_ranks` and `sd_tokens` of LengthAndSpeedup."""
     _, place, counts = np.unique(task, return_inverse=True, return_counts=True)
     keep = counts[place] > 1
     codes, x, sd, basis = standardised(task[keep], tokens[keep])
@@ -146,15 +211,23 @@ def _within_speedup(task: Codes, tokens: Floats, log: Floats) -> tuple[Estimate,
         why_not = f"{basis.tasks} tasks have several correct samples with a speedup"
         if basis.tasks > 1:
             why_not = "samples of one task are equally long"
-        return basis.unknown(why_not), None
+        return dict.fromkeys(("within", "within_ranks"), basis.unknown(why_not))
     found = fixed_effects(x, log[keep], codes)
-    if not found.bounded:
-        return found, sd
-    grown = {
-        name: float(np.exp(value))
-        for name, value in found.model_dump(include={"value", "lower", "upper"}).items()
-    }
-    return found.model_copy(update=grown), sd
+    ranks, others = (
+        demeaned(ranks_and_sides(codes, each[keep])[0], codes, basis.tasks)
+        for each in (tokens, log)
+    )
+    by_rank = correlation(ranks, others, codes, ranks=False, seed=config.seed)
+    by_rank = by_rank.model_copy(
+        update={"p": None, "method": "Pearson of ranks within tasks, jackknife over tasks"}
+    )
+    if found.bounded:
+        grown = {
+            name: float(np.exp(value))
+            for name, value in found.model_dump(include={"value", "lower", "upper"}).items()
+        }
+        found = found.model_copy(update=grown)
+    return {"within": found, "within_ranks": by_rank, "sd_tokens": sd}
 
 
 def _bins(data: pl.DataFrame, group: pl.Expr, start: pl.Expr, end: pl.Expr) -> tuple[Bin, ...]:

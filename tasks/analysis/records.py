@@ -45,10 +45,12 @@ class Spread(Record):
 class WithinTask(Record):
     """Length against correctness among samples of one task.
 
-    `samples` are those of the `tasks` tasks that have both outcomes, of `tasks_in_all`. `sd_tokens`
-    is the standard deviation within a task. `odds_ratio` is per standard deviation longer,
-    `odds_ratio_per_unit` the same fit per `unit_tokens`; `slope` is the change of the share correct
-    (-1 to 1) per standard deviation. `permutation_p` is two-sided, of `permutations` shuffles.
+    `samples` are those of the `tasks` tasks that have both outcomes, of `tasks_in_all`. Linear in
+    tokens: `odds_ratio` per `sd_tokens` (the standard deviation within a task) longer,
+    `odds_ratio_per_unit` the same fit per `unit_tokens`, `slope` the change of the share correct
+    (-1 to 1) per `sd_tokens`, and `permutation_p`, two-sided, of `permutations` shuffles. By ranks
+    within the task (0 to 1): `rank_odds_ratio` and `rank_slope` per `sd_rank`. `median_odds_ratio`
+    compares samples above with those below their task's median length.
     """
 
     tasks: int
@@ -56,11 +58,35 @@ class WithinTask(Record):
     samples: int
     unit_tokens: float
     sd_tokens: float | None = None
+    sd_rank: float | None = None
     odds_ratio: Estimate
     odds_ratio_per_unit: Estimate
     slope: Estimate
+    rank_odds_ratio: Estimate
+    rank_slope: Estimate
+    median_odds_ratio: Estimate
     permutation_p: float | None = None
     permutations: int = 0
+
+
+class SensitivityRow(Record):
+    """The analysis within tasks on the part `name` of the samples, such as "level 1"."""
+
+    name: str
+    samples: int
+    within: WithinTask
+
+
+class Stratum(Record):
+    """Samples of one level and token limit. `longest_tokens` is their greatest length; `truncated`
+    is None where nothing says which samples were cut off."""
+
+    name: str
+    samples: int
+    tasks: int
+    correct: int
+    truncated: int | None
+    longest_tokens: float
 
 
 class Population(Record):
@@ -68,9 +94,7 @@ class Population(Record):
 
     `bins` have the paper's fixed width, `tenths` equal counts (ties stay together).
     `longer_if_incorrect` is the chance that a random incorrect sample is longer than a random
-    correct one. `pooled` is the odds ratio per `unit_tokens`, tasks ignored. Where accuracy is not
-    monotone in length, `past_turn` repeats the analysis within tasks for samples from
-    `past_turn_from` tokens on: the tenth of the peak (or trough) and what is longer.
+    correct one. `pooled` is the odds ratio per `unit_tokens`, tasks ignored.
     """
 
     name: str
@@ -84,8 +108,6 @@ class Population(Record):
     longer_if_incorrect: Estimate
     pooled: Estimate
     within: WithinTask
-    past_turn: WithinTask | None = None
-    past_turn_from: float | None = None
 
 
 class SpeedTenth(Record):
@@ -102,7 +124,9 @@ class SpeedTenth(Record):
 class LengthAndSpeedup(Record):
     """Of correct, timed samples.
 
-    `within` is the factor on the speedup for one standard deviation (`sd_tokens`) within a task.
+    `within` is the factor on the speedup for one standard deviation (`sd_tokens`) within a task,
+    `within_ranks` the correlation of the ranks of both within their tasks, `strata` Spearman's rho
+    in each level and token limit (empty where there is one).
     """
 
     label: str
@@ -112,6 +136,8 @@ class LengthAndSpeedup(Record):
     pearson_log: Estimate
     spearman: Estimate
     within: Estimate
+    within_ranks: Estimate
+    strata: dict[str, Estimate] = {}
     sd_tokens: float | None = None
     tenths: tuple[SpeedTenth, ...] = ()
     points: tuple[tuple[float, float], ...] = ()
@@ -121,8 +147,10 @@ class Observations(Record):
     """`rows` of the frame, of which `samples` were judged and measured.
 
     `left_out` counts the others by reason. `truncated` samples were cut off by the token limit
-    (None where nothing says), `truncated_correct` of them are correct. `findings` are the rows that
-    the numbers support, `finding` their headline, `cautions` what bounds it.
+    (None where nothing says), `truncated_correct` of them are correct. `strata` are levels and
+    token limits where there are several, `sensitivity` the parts of the samples on which the
+    analysis within tasks is repeated. `findings` are the rows that the numbers support, `finding`
+    their headline, `cautions` what bounds it.
     """
 
     rows: int
@@ -136,6 +164,8 @@ class Observations(Record):
     truncated_correct: int
     everything: Population
     complete: Population | None
+    strata: tuple[Stratum, ...] = ()
+    sensitivity: tuple[SensitivityRow, ...] = ()
     speedup: LengthAndSpeedup
     finding: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -143,7 +173,8 @@ class Observations(Record):
 
 
 class Group(Record):
-    """Tasks with from_arl <= ARL <= to_arl (tokens).
+    """Tasks with from_arl <= ARL <= to_arl (tokens); groups overlap where levels were divided each
+    by itself.
 
     Exec is the mean over tasks of the share correct; the speedup is a geometric mean over correct,
     timed samples (a ratio).
@@ -159,12 +190,11 @@ class Group(Record):
 
 
 class Division(Record):
-    """Groups from short to long ARL.
+    """Groups from short to long ARL, by rank within each level and token limit.
 
     `steps` are the drops of Exec from one group to the next (positive: falls), with intervals that
-    hold with 95 % for all steps together. `exec_monotone` and `speedup_monotone` are "falls" (every
-    interval is above 0), "not refuted" (every step falls, some interval holds 0), "refuted" (an
-    interval is below 0), "not shown", or "unsayable".
+    hold with 95 % for all steps together. `exec_monotone` and `speedup_monotone` are the verdicts
+    on "falls with every step": "supported", "contradicted" (rises with every step) or "not robust".
     """
 
     label: str

@@ -17,13 +17,15 @@ from typing import Any
 from markupsafe import Markup
 
 from tasks.analysis.figures import all_figures
+from tasks.analysis.findings import SENSITIVITY
 from tasks.analysis.records import Difficulty, Observations
+from tasks.analysis.verdict import ADEQUATE_TASKS
 from tasks.files import explain_write_errors
 from tasks.reporting.charts import Drawn, save
 from tasks.reporting.findings import Finding, findings_table
 from tasks.reporting.page import block_markdown, rendered
 
-REPORT, DATA, SCHEMA_VERSION = "report.md", "analysis.json", 1
+REPORT, DATA, SCHEMA_VERSION = "report.md", "analysis.json", 2
 TEMPLATE = Path(__file__).parent / "templates" / "report.md.j2"
 
 
@@ -63,11 +65,13 @@ def markdown(
         TEMPLATE,
         observations=observations,
         difficulty=difficulty,
+        adequate=ADEQUATE_TASKS,
         pictures={drawn.name: drawn.alt for drawn in figures},
         findings=findings_markdown,
     )
 
 
 def findings_markdown(rows: Sequence[Finding]) -> Markup:
-    """Return the findings as a Markdown table."""
-    return Markup(block_markdown(findings_table(rows)))
+    """Return the findings as a Markdown table, without the rows that have a table of their own."""
+    shown = [row for row in rows if not row.key.startswith(SENSITIVITY)]
+    return Markup(block_markdown(findings_table(shown)))

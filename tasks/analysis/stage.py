@@ -28,7 +28,10 @@ from tasks.versions import ANALYSIS_VERSION
 
 STAGE, PAGE = "analysis", "page"
 OF_VERDICTS = ("candidate_id", "task_id", "status", "reason", "timing.speedup")
-OF_CANDIDATES = ("candidate_id", "reasoning_tokens", "finish_reason", "generator", "sample_index")
+OF_CANDIDATES = (
+    *("candidate_id", "reasoning_tokens", "finish_reason", "generator", "sample_index"),
+    "sampling.max_tokens",
+)
 FINDINGS = "findings.md"
 NUMBERS = pa.schema(
     {

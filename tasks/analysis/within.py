@@ -2,26 +2,39 @@
 are both longer and more often wrong.
 
 Guarantees: only comparisons between samples of the same task enter, so anything that is a task's
-own (difficulty, length of its prompt) cancels; three looks at it that share no assumption: a
-conditional logistic regression, a linear model with a fixed effect a task (errors clustered by
-task), and a permutation test that shuffles outcomes within each task. Does not guarantee a cause: a
-sample may be long because it struggles.
+own (difficulty, level, token limit, length of its prompt) cancels. Three statistics that may
+disagree: linear in tokens, in ranks within the task (what curation selects by), and above against
+below the task's median length. The linear one is computed in three ways (conditional logistic
+regression, a linear model with a fixed effect a task, a permutation test): they rest on the same
+sum of lengths over correct samples and are one piece of evidence, not three. Does not guarantee a
+cause: a sample may be long because it struggles.
 
 statsmodels' conditional likelihood recurses in Python, about 0.9 ms a task of five samples: above
 `max_conditional_tasks` it is fitted to a seeded random sample of tasks, which the estimate's
-`tasks` shows. The other two always take every task.
+`tasks` shows. The others always take every task.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from tasks.analysis.config import ObservationConfig
-from tasks.analysis.estimates import LEVEL, MIN_GROUPS, Basis, Codes, Floats, Mask, quiet
+from tasks.analysis.estimates import (
+    LEVEL,
+    MIN_GROUPS,
+    Basis,
+    Codes,
+    Floats,
+    Mask,
+    mantel_haenszel,
+    quiet,
+)
 from tasks.analysis.records import WithinTask
 from tasks.reporting.findings import Estimate
 
@@ -29,12 +42,15 @@ MOST_DRAWS = 1000  # C(12, 6) is 924
 BLOCK_NUMBERS = 2_000_000  # of possible sums held at once: 16 MB
 # samples of a task that the recursion is given: its cost is quadratic, and its depth Python's
 LONGEST_GROUP = 64
+ESTIMATES = tuple(
+    name for name, field in WithinTask.model_fields.items() if field.annotation is Estimate
+)
 
 
 def within_task(
-    task: Codes, tokens: Floats, correct: Mask, config: ObservationConfig
+    task: Codes, tokens: Floats, correct: Mask, config: ObservationConfig, *, permute: bool = True
 ) -> WithinTask:
-    """Return the analysis of samples sorted by task.
+    """Return the analysis of samples sorted by task; without `permute`, no permutation test.
 
     Never raises for data that cannot say: its estimates then have a `why_not`.
     """
@@ -53,20 +69,37 @@ def within_task(
         why_not = f"{basis.tasks} of {len(names)} tasks have both correct and incorrect samples"
         if basis.tasks > 1:
             why_not = "samples of one task are equally long"
-        none = basis.unknown(why_not)
-        return WithinTask(**facts, odds_ratio=none, odds_ratio_per_unit=none, slope=none)
-    per_sd, per_unit = _conditional(z, y, codes, config.unit_tokens / sd, config)
-    shuffles = max(199, min(config.permutations, config.permutation_budget // basis.n))
-    p = permutation_p(z, y, codes, basis.tasks, shuffles=shuffles, seed=config.seed)
+        return WithinTask(**facts, **dict.fromkeys(ESTIMATES, basis.unknown(why_not)))
+    ranks, side = ranks_and_sides(codes, tokens[keep])
+    _, ranks, rank_sd, _ = standardised(codes, ranks)
+    per_sd, per_unit = _conditional(z, y, codes, [1.0, config.unit_tokens / sd], config)
+    (per_rank,) = _conditional(ranks, y, codes, [1.0], config)
+    if permute:
+        shuffles = max(199, min(config.permutations, config.permutation_budget // basis.n))
+        p = permutation_p(z, y, codes, basis.tasks, shuffles=shuffles, seed=config.seed)
+        facts |= {"permutation_p": p, "permutations": shuffles}
     return WithinTask(
         **facts,
         sd_tokens=sd,
+        sd_rank=rank_sd,
         odds_ratio=per_sd,
         odds_ratio_per_unit=per_unit,
         slope=fixed_effects(z, y.astype(np.float64), codes),
-        permutation_p=p,
-        permutations=shuffles,
+        rank_odds_ratio=per_rank,
+        rank_slope=fixed_effects(ranks, y.astype(np.float64), codes),
+        median_odds_ratio=mantel_haenszel(side, y, codes, basis),
     )
+
+
+def ranks_and_sides(codes: Codes, values: Floats) -> tuple[Floats, Codes]:
+    """Of each sample: its rank among its task's values as a share of them (ties: the mean rank),
+    and 1 above, -1 below, 0 at their median."""
+    value = pl.col("value")
+    found = pl.DataFrame({"task": codes, "value": values}).select(
+        (value.rank("average") / pl.len()).over("task").alias("rank"),
+        (value - value.median()).sign().over("task").cast(pl.Int8).alias("side"),
+    )
+    return found["rank"].to_numpy(), found["side"].to_numpy()
 
 
 def standardised(task: Codes, tokens: Floats) -> tuple[Codes, Floats, float | None, Basis]:
@@ -153,9 +186,9 @@ def _shuffled_sums(
 
 
 def _conditional(
-    z: Floats, y: Mask, codes: Codes, per_unit: float, config: ObservationConfig
+    z: Floats, y: Mask, codes: Codes, factors: Sequence[float], config: ObservationConfig
 ) -> list[Estimate]:
-    """Odds ratios per standard deviation and per unit, by statsmodels' ConditionalLogit on at most
+    """Odds ratios per so many of z, by statsmodels' ConditionalLogit on at most
     `max_conditional_tasks` tasks."""
     from statsmodels.discrete.conditional_models import ConditionalLogit
 
@@ -168,7 +201,7 @@ def _conditional(
     tasks, used = len(sizes), len(fitting)
     basis = Basis(int(keep.sum()), used)
     if used < 2:
-        return [basis.unknown(f"tasks have more than {LONGEST_GROUP} samples each")] * 2
+        return [basis.unknown(f"tasks have more than {LONGEST_GROUP} samples each")] * len(factors)
 
     def fit() -> Any:
         outcome = y[keep].astype(np.float64)
@@ -176,4 +209,4 @@ def _conditional(
 
     which = "a random sample" if used == limit else f"those of at most {LONGEST_GROUP} samples"
     sampled = f" on {which}, {used:,} of {tasks:,} tasks" if used < tasks else ""
-    return basis.odds_ratios(fit, [1.0, per_unit], f"conditional logistic regression{sampled}")
+    return basis.odds_ratios(fit, factors, f"conditional logistic regression{sampled}")

@@ -13,7 +13,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import polars as pl
 
 from tasks.benchmark.metrics import Interval
@@ -64,22 +63,26 @@ def arl_groups(frame: pl.DataFrame) -> dict[str, list[str]]:
     """Thirds of tasks by ARL, the mean `reasoning_tokens` of a task's rows: short, middle, long.
     Rows without a length are left out.
 
-    Give rows of one generator (lengths of two tokenizers do not mix), best of another one than
-    those that are scored: a model's own failures are long, and make the long third look hard. Fewer
-    than three tasks have no thirds: the result is empty.
+    Thirds are taken within KernelBench's levels, which differ in length and in token limits: each
+    holds a third of either level. Give rows of one generator (lengths of two tokenizers do not
+    mix), best of another one than those that are scored: a model's own failures are long, and make
+    the long third look hard. Fewer than three tasks have no thirds: the result is empty.
     """
+    rank = pl.struct("reasoning_tokens", "task_id").rank("ordinal").cast(pl.Int64)
     known = (
         frame.drop_nulls("reasoning_tokens")
         .group_by("task_id")
         .agg(pl.col("reasoning_tokens").mean())
-        .sort("reasoning_tokens", "task_id")["task_id"]
-        .to_list()
+        .with_columns(level=pl.col("task_id").str.extract(r"(?:^|/)L(\d+)/"))
+        .with_columns(third=((rank - 1) * len(THIRDS) // pl.len()).over("level"))
+        .sort("reasoning_tokens", "task_id")
     )
-    if len(known) < len(THIRDS):
+    if known.height < len(THIRDS):
         return {}
-    parts = np.array_split(np.arange(len(known)), len(THIRDS))
+    parts = known.partition_by("third", as_dict=True)
     return {
-        name: [known[place] for place in part] for name, part in zip(THIRDS, parts, strict=True)
+        name: parts[(number,)]["task_id"].to_list() if (number,) in parts else []
+        for number, name in enumerate(THIRDS)
     }
 
 

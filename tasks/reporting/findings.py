@@ -48,8 +48,8 @@ class Estimate(Record):
 class Finding(Record):
     """A row of a table of findings. `form` is how `text.interval` shows the numbers.
 
-    `key` names the number for machines, where runs are compared by it. `verdict` is what the number
-    says of the claim that `name` states: "supports", "contradicts", "undecided", or empty.
+    `key` names the number for machines, where runs are compared by it. `verdict`, of a claim that
+    `name` states: "supported", "contradicted" or "not robust"; empty for a number.
     """
 
     name: str

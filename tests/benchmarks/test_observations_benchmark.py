@@ -19,7 +19,9 @@ from benchmarks.observations import (
     analyse,
     breaks_off,
     judged,
+    main,
     samples_table,
+    template_caution,
 )
 from flows.cli.analyze import read
 from flows.curate import curate_table
@@ -68,6 +70,29 @@ def test_a_response_breaks_off_in_a_block_or_in_a_sentence():
         map(breaks_off, ("```python\nclass ModelNew:\n", "the kernel is", "<think>\nI think."))
     )
     assert not any(map(breaks_off, ("The kernel is done.\n", MODULE)))
+
+
+def test_the_page_is_the_reports_and_says_where_it_comes_from(tmp_path, responses, monkeypatch):
+    written_to = tmp_path / "page.md"
+    command = ["observations", "--responses", responses, "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.argv", [*command, "--page", str(written_to)])
+    assert main() == 0
+    text = written_to.read_text(encoding="utf-8")
+    head, *parts = text.split("\n## ")
+    for part in ("--responses responses.parquet --out out --page page.md", "Date 20", "commit "):
+        assert part in head
+    assert str(tmp_path) not in text and "cores" in head
+    assert [part.splitlines()[0] for part in parts] == list(LENGTHS)
+    for part in parts:
+        for line in ("Shorter reasoning is more often correct: not robust", "### Sensitivity"):
+            assert line in part
+        assert "look sampled without the model's chat template: 0 of 24" in html.unescape(part)
+
+
+def test_what_shows_that_no_chat_template_was_used():
+    told = ["You should use fp32.", " When writing kernels, think.", "First, I look.</think>"]
+    assert "2 of 3 begin with more instructions" in template_caution(told)
+    assert "1 do not begin with a capital letter, and only 1 have" in template_caution(told)
 
 
 def test_a_file_without_the_columns_is_refused(tmp_path):

@@ -47,7 +47,7 @@ def test_snapshots_in_a_report_out(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    assert data["observations"]["samples"] == 1000 and data["schema_version"] == 1
+    assert data["observations"]["samples"] == 1000 and data["schema_version"] == 2
     assert data["observations"]["everything"]["within"]["odds_ratio"]["upper"] < 1
     assert {path.suffix for path in (tmp_path / "found").iterdir()} == {
         ".md",

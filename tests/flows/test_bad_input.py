@@ -222,7 +222,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path, there):
     ("command", "said"),
     [
         ("curate", "shuffled_reasoning: reasoning cannot be moved between tasks"),
-        ("analyze", "undecided"),
+        ("analyze", "not robust"),
         ("publish", "train 2 rows"),
         ("diff", "hold the same samples"),
     ],
@@ -238,7 +238,7 @@ def test_one_task_only(tmp_path, command, said):
 
 def test_no_correct_candidate_is_analysed_as_such(tmp_path, there):
     there.rewrite("verification", none_correct)
-    assert "undecided" in done_well(there.run("analyze", tmp_path / "analysis"))
+    assert "not robust" in done_well(there.run("analyze", tmp_path / "analysis"))
 
 
 @pytest.mark.parametrize("command", ["curate", "analyze"])
@@ -252,7 +252,7 @@ def test_the_first_verdict_of_a_candidate_counts(tmp_path, there, command):
     none_correct(both).vstack(both).write_parquet(tmp_path / "one.parquet")
     done = invoked(command, "--verdicts", tmp_path / "one.parquet", "--out", tmp_path / "out")
     if command == "analyze":
-        assert "undecided" in done_well(done) and "18 repeated" in done.stdout
+        assert "not robust" in done_well(done) and "18 repeated" in done.stdout
         return
     assert "none of 18 candidates (0 correct)" in refused(done)
     there.rewrite("verification", lambda frame: pl.concat([none_correct(frame), frame]))

@@ -135,19 +135,20 @@ def test_a_confined_run_with_a_stand_in(monkeypatch, tmp_path, forward, errors, 
         else:
             run()
         assert draft.flags == flags
+        assert bool(draft.log) == bool(flags)
 
 
 def kernel(body: str) -> str:
-    """A candidate whose kernel of one block per row adds up rows of 256 floats, by this body."""
+    """A candidate whose kernel of one block per row adds up its `columns` floats, by this body."""
     source = (
-        "__global__ void sum_kernel(const float* x, float* y, int rows) {\n"
+        "__global__ void sum_kernel(const float* x, float* y, int rows, int columns) {\n"
         "  __shared__ float part[256];\n"
         "  const int t = threadIdx.x, row = blockIdx.x;\n"
         f"{body}\n}}\n"
         "torch::Tensor sum(torch::Tensor x) {\n"
         "  auto y = torch::empty({x.size(0)}, x.options());\n"
         "  sum_kernel<<<x.size(0), 256>>>(x.data_ptr<float>(), y.data_ptr<float>(),"
-        " (int)x.size(0));\n"
+        " (int)x.size(0), (int)x.size(1));\n"
         "  return y;\n}\n"
     )
     extension = (
@@ -160,7 +161,11 @@ def kernel(body: str) -> str:
 ROWS = kernel_task(
     task_source("return x.sum(1)", inputs="[torch.randn(33, 256)]"), "sanitized_rows"
 )
-START = "  part[t] = x[row * 256 + t];\n  __syncthreads();\n"
+START = (
+    "  float total = 0.0f;\n"
+    "  for (int i = t; i < columns; i += 256) total += x[row * columns + i];\n"
+    "  part[t] = total;\n  __syncthreads();\n"
+)
 HALVES = (
     "  for (int n = 128; n; n /= 2) {\n    if (t < n) part[t] += part[t + n];\n"
     "    __syncthreads();\n  }\n"

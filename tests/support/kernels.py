@@ -255,8 +255,8 @@ def on_gpu(config: EvalConfig) -> EvalConfig:
 
 
 @contextmanager
-def verifying_on_gpu() -> Iterator[Verifier]:
-    with verifying(on_gpu(QUICK), "cuda:0", cuda_arch=gpu_arch()) as made:
+def verifying_on_gpu(config: EvalConfig = QUICK) -> Iterator[Verifier]:
+    with verifying(on_gpu(config), "cuda:0", cuda_arch=gpu_arch()) as made:
         yield made
 
 

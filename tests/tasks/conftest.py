@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tasks.analysis import stage
+from tasks.analysis.config import ObservationConfig
+from tests.support.planted import planted
 from tests.support.training import tiny_model
 
 
@@ -19,3 +22,10 @@ def recomputed(tmp_path_factory):
     from tests.support.recomputed import make
 
     return make(tmp_path_factory.mktemp("recomputed"))
+
+
+@pytest.fixture(scope="session")
+def analysed(tmp_path_factory):
+    """Snapshots of verdicts, of their candidates and of the analysis of both."""
+    refs = planted(tmp_path_factory.mktemp("analysed"), 400)
+    return *refs, stage.run(*refs, ObservationConfig(permutations=199))

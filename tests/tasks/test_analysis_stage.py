@@ -76,6 +76,7 @@ def test_numbers_words_page_and_figures(tmp_path):
         "finish_reason",
         "generator",
         "sample_index",
+        "max_tokens",
     }
 
 

@@ -96,6 +96,14 @@ def test_thirds_by_mean_length_leave_unknown_lengths_out():
     assert arl_groups(lengths.head(3)) == {}
 
 
+def test_thirds_are_taken_within_levels():
+    """Else the long third would be the level with the longer limit."""
+    ids = [f"kernelbench/L{level}/{task}" for level in (1, 2) for task in range(6)]
+    rows = pl.DataFrame({"task_id": ids, "reasoning_tokens": [*range(900, 906), *range(100, 106)]})
+    for number, tasks in enumerate(arl_groups(rows).values()):
+        assert sorted(tasks) == [ids[2 * number + place] for place in (0, 1, 6, 7)]
+
+
 def test_the_gap_of_two_groups_covers_the_truth():
     """Two groups of 60 tasks that are solved at 20 and 45 %: 95 of 100 intervals hold 25 points."""
     rng, hits, runs = np.random.default_rng(0), 0, 400

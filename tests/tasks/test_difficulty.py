@@ -6,7 +6,9 @@ import polars as pl
 import pytest
 
 from kernels_eval.errors import UsageError
-from tasks.analysis.difficulty import difficulty, divide, monotone
+from tasks.analysis.difficulty import difficulty, divide
+from tasks.analysis.findings import steps_checks
+from tasks.analysis.verdict import CONTRADICTED, NOT_ROBUST, SUPPORTED, judge
 from tasks.reporting.findings import Estimate
 from tests.support.cases import cases
 
@@ -62,14 +64,14 @@ def test_planted_difficulty_falls_over_the_thirds_in_exec_and_speedup():
         found.tertiles.exec_monotone
         == found.tertiles.speedup_monotone
         == found.split_half.exec_monotone
-        == "falls"
+        == SUPPORTED
     )
     assert execs(found) == sorted(execs(found), reverse=True)
     assert found.arl_exec.upper < -0.5 and found.reliability.lower > 0.7
     # moved thresholds, other numbers of groups, and medians say the same
     assert len(found.sensitivity) == 7
-    assert {division.exec_monotone for division in found.sensitivity} == {"falls"}
-    assert "falls with every step, with 95 % confidence" in found.finding[0]
+    assert {division.exec_monotone for division in found.sensitivity} == {SUPPORTED}
+    assert found.finding[0].startswith("Exec falls with ARL: supported (easy ")
 
 
 def test_lengths_without_difficulty_are_not_taken_for_it():
@@ -82,26 +84,30 @@ def test_lengths_without_difficulty_are_not_taken_for_it():
                 "share": random.random(150),
             }
         )
-        found = divide(tasks.with_columns(samples=1, timed=0, log_sum=0.0), (1 / 3, 2 / 3), "x")
+        found = divide(
+            tasks.with_columns(samples=1, timed=0, log_sum=0.0, stratum=pl.lit("")),
+            (1 / 3, 2 / 3),
+            "x",
+        )
         said.append(found.exec_monotone)
-    # intervals hold with 95 % for both steps: a rise is claimed in one of 40 at most, a fall of
-    # both steps hardly ever
-    assert said.count("refuted") <= 10 and said.count("falls") == 0
+    # intervals hold with 95 % for both steps together: both hardly ever lie on one side
+    assert set(said) == {NOT_ROBUST}
 
 
 def test_wrong_samples_that_are_long_by_themselves_are_unmasked_by_other_samples():
     """All tasks are equally hard; wrong samples are longer. ARL then counts failures, and only a
     split by samples shows it."""
     found = difficulty(planted(600, seed=2, harder=0.0, wrong_longer=3000.0))
-    assert found.tertiles.exec_monotone == "falls"
-    assert found.split_half.exec_monotone in ("not shown", "not refuted")
+    assert found.tertiles.exec_monotone == SUPPORTED
+    assert found.split_half.exec_monotone == NOT_ROBUST
+    assert found.findings[0].verdict == NOT_ROBUST
     assert all(step.lower < 0 < step.upper for step in found.split_half.steps)
 
 
 def test_a_rise_beyond_doubt_refutes():
     found = difficulty(planted(600, seed=3, harder=-1.0))
-    assert found.tertiles.exec_monotone == "refuted"
-    assert "does not fall monotonically" in found.finding[0]
+    assert found.tertiles.exec_monotone == found.findings[0].verdict == CONTRADICTED
+    assert found.finding[0].startswith("Exec falls with ARL: contradicted (easy ")
 
 
 def test_two_generators_that_share_difficulty_agree_and_others_do_not():
@@ -112,8 +118,8 @@ def test_two_generators_that_share_difficulty_agree_and_others_do_not():
     assert same.spearman.lower > 0.8 and same.kappa.lower > 0.6 and same.same_third.lower > 0.7
     assert other.spearman.lower < 0 < other.spearman.upper
     assert other.kappa.lower < 0 < other.kappa.upper
-    assert same.crossed.exec_monotone == "falls"
-    assert other.crossed.exec_monotone != "falls"
+    assert same.crossed.exec_monotone == SUPPORTED
+    assert other.crossed.exec_monotone != SUPPORTED
 
 
 def test_a_frame_of_two_generators_is_divided():
@@ -140,7 +146,7 @@ def test_groups_by_hand():
     groups = found.tertiles.groups
     shown = [(g.from_arl, g.to_arl, g.exec.value, pytest.approx(g.speedup.value)) for g in groups]
     assert [list(group) for group in shown] == CASES["groups"]
-    assert found.tertiles.exec_monotone == "unsayable"  # one task a group bounds nothing
+    assert found.tertiles.exec_monotone == NOT_ROBUST  # one task a group bounds nothing
 
 
 def test_equal_arls_are_divided_the_same_way_whatever_the_order():
@@ -153,28 +159,49 @@ def test_equal_arls_are_divided_the_same_way_whatever_the_order():
             "share": [0.0, 1.0, 0.5] * 3,
             "timed": 0,
             "log_sum": 0.0,
+            "stratum": "",
         }
     )
     assert divide(tasks, (1 / 3, 2 / 3), "x") == divide(tasks.reverse(), (1 / 3, 2 / 3), "x")
     assert divide(tasks.head(2), (1 / 3, 2 / 3), "x") is None
 
 
-SURE = (1, 0.5, 1.5)
-
-
 @pytest.mark.parametrize(
     ("second", "said"),
     [
-        (SURE, "falls"),
-        ((0.1, -0.1, 0.3), "not refuted"),
-        ((-0.1, -0.3, 0.1), "not shown"),
-        ((-1, -2, -0.5), "refuted"),
-        ((1, None, None), "unsayable"),
+        ((1, 0.5, 1.5), SUPPORTED),
+        ((0.1, -0.1, 0.3), NOT_ROBUST),
+        ((-0.1, -0.3, 0.1), NOT_ROBUST),
+        ((-1, -2, -0.5), NOT_ROBUST),
+        ((1, None, None), NOT_ROBUST),
     ],
 )
-def test_the_words_for_steps(second, said):
-    steps = [Estimate(value=v, lower=lower, upper=upper) for v, lower, upper in (SURE, second)]
-    assert monotone(steps) == said
+def test_a_fall_needs_every_step_and_a_rise_too(second, said):
+    """The same numbers with the other sign give the other verdict."""
+    exchanged = {SUPPORTED: CONTRADICTED, NOT_ROBUST: NOT_ROBUST}
+    for sign, verdict in ((1, said), (-1, exchanged[said])):
+        bounds = [
+            [None if bound is None else sign * bound for bound in each[::sign]]
+            for each in ((0.5, 1, 1.5), (second[1], second[0], second[2]))
+        ]
+        steps = [Estimate(value=v, lower=lower, upper=upper) for lower, v, upper in bounds]
+        assert judge(steps_checks(steps))[0] == verdict
+
+
+def test_thirds_are_taken_within_levels():
+    """Level 1 has long tasks, level 2 short ones: each third holds as many of either."""
+    frame = planted(120, seed=0, harder=1.0)
+    number = pl.col("task_id").str.slice(1).cast(pl.Int64)
+    level = pl.when(number % 2 == 0).then(1).otherwise(2)
+    tokens = pl.col("reasoning_tokens") + pl.when(level == 1).then(50_000).otherwise(0)
+    leveled = frame.with_columns(
+        task_id=pl.format("kernelbench/L{}/{}", level, "task_id"), reasoning_tokens=tokens
+    )
+    parts = (leveled, *(leveled.filter(pl.col("task_id").str.contains(f"L{n}/")) for n in (1, 2)))
+    groups = (difficulty(part).tertiles.groups for part in parts)
+    for both, first, second in zip(*groups, strict=True):
+        assert both.tasks == 40 and both.from_arl < 30_000 < both.to_arl
+        assert both.exec.value == pytest.approx((first.exec.value + second.exec.value) / 2)
 
 
 def test_bad_frames_are_usage_errors():

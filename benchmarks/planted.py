@@ -10,7 +10,12 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 _FUNCTIONAL = {
     "relu": "ReLU",
@@ -269,6 +274,164 @@ def broken(code: str) -> str | None:
     return code + "\n\nthis is where the download was cut (\n"
 
 
+def kernelbook_form(code: str) -> str | None:
+    """The class as it stands; `get_inputs` and `get_init_inputs` as KernelBook writes them. None
+    where an input is no tensor of floats."""
+    return _as_kernelbook(code, lambda size: size)
+
+
+def kernelbook_sizes(code: str) -> str | None:
+    """The same at KernelBook's sizes: every whole number above 4 is 4."""
+    return _as_kernelbook(code, lambda size: min(size, 4))
+
+
+def kernelbook_fours(code: str) -> str | None:
+    """The same where each dimension and each argument but an axis is 4, as where KernelBook fills
+    in arguments by their type."""
+    return _as_kernelbook(code, lambda size: 4)
+
+
+def _as_kernelbook(code: str, resize: Callable[[int], int]) -> str | None:
+    """The two functions are called on torch's meta device, which holds no numbers."""
+    import torch
+
+    with torch.device("meta"):
+        names = _executed(code)
+        if names is None:
+            return None
+        inputs, given = names["get_inputs"](), names["get_init_inputs"]()
+    if not all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in inputs):
+        return None
+    drawn = ", ".join(f"torch.rand({[resize(size) for size in each.shape]})" for each in inputs)
+    parameters = list(inspect.signature(names["Model"]).parameters)[: len(given)]
+    arguments = {
+        name: value if "dim" in name else _resized(value, resize)
+        for name, value in zip(parameters, given, strict=True)
+    }
+    tree = ast.parse(code)
+    kept = [node for node in tree.body if not isinstance(node, ast.Assign | ast.FunctionDef)]
+    tree.body = kept
+    return (
+        f"{ast.unparse(tree)}\n\n\ndef get_inputs():\n    return [{drawn}]\n\n\n"
+        f"def get_init_inputs():\n    return [[], {arguments}]\n"
+    )
+
+
+def by_name(code: str) -> str | None:
+    """Arguments of torch's layers by name, and those that are defaults written out."""
+    import torch
+
+    tree, changed = ast.parse(code), False
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("nn"), name)):
+                listed = inspect.signature(getattr(torch.nn, name)).parameters.values()
+                if any(each.kind is each.VAR_POSITIONAL for each in listed):
+                    continue
+                names = [each.name for each in listed]
+                given = zip(names, node.args, strict=False)
+                node.keywords = [ast.keyword(*pair) for pair in given] + node.keywords
+                present = {word.arg for word in node.keywords}
+                node.args, changed = [], True
+                node.keywords += [
+                    ast.keyword(each.name, ast.Constant(each.default))
+                    for each in listed
+                    if each.name not in present and type(each.default) in (bool, int, float)
+                ]
+    return ast.unparse(tree) if changed else None
+
+
+def methods(code: str) -> str | None:
+    """`torch.sum(x, dim=1)` as `x.sum(dim=1)`, where the first argument is a variable."""
+    import torch
+
+    tree, changed = ast.parse(code), False
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("torch"), name), [ast.Name() as tensor, *rest]):
+                if hasattr(torch.Tensor, name):
+                    node.func, changed = ast.Attribute(tensor, name, ast.Load()), True
+                    node.args = rest
+    return ast.unparse(tree) if changed else None
+
+
+def in_config(code: str) -> str | None:
+    """The constructor's arguments as attributes of one object, KernelBook's `_mock_config`."""
+    tree = ast.parse(code)
+    init = _method(tree, "__init__")
+    returned = _kernelbook_arguments(code)
+    if init is None or not returned:
+        return None
+    _replace(init, {name: f"config.{name}" for name in returned}, "lambda self, config: 0")
+    words = ", ".join(f"{name}={value!r}" for name, value in returned.items())
+    return _with_init_inputs(tree, f"[[], {{'config': _mock_config({words})}}]")
+
+
+def written_out(code: str) -> str | None:
+    """The constructor's arguments written into the class as numbers."""
+    tree = ast.parse(code)
+    init = _method(tree, "__init__")
+    returned = _kernelbook_arguments(code)
+    if init is None or not returned:
+        return None
+    _replace(init, {name: repr(value) for name, value in returned.items()}, "lambda self: 0")
+    return _with_init_inputs(tree, "[]")
+
+
+def _replace(init: ast.FunctionDef, values: dict[str, str], signature: str) -> None:
+    """Write expressions in the places of the constructor's parameters."""
+
+    class Written(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            known = isinstance(node.ctx, ast.Load) and node.id in values
+            return ast.parse(values[node.id], mode="eval").body if known else node
+
+    init.body = [Written().visit(statement) for statement in init.body]
+    init.args = ast.parse(signature, mode="eval").body.args
+
+
+def _kernelbook_arguments(code: str) -> dict[str, object]:
+    """Every parameter of the constructor and what it is given, in either form."""
+    names = _executed(code)
+    if names is None:
+        return {}
+    given, words = names["get_init_inputs"](), {}
+    match given:
+        case [list(), dict()]:
+            given, words = given
+    try:
+        bound = inspect.signature(names["Model"]).bind(*given, **words)
+    except TypeError:  # more arguments than the class takes
+        return {}
+    bound.apply_defaults()
+    return {} if "args" in bound.arguments else dict(bound.arguments)
+
+
+def _with_init_inputs(tree: ast.Module, returned: str) -> str:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "get_init_inputs":
+            node.body = ast.parse(f"return {returned}").body
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _executed(code: str) -> dict[str, Any] | None:
+    """The names that the benchmark's own program defines; None where it imports what is not
+    installed."""
+    names: dict[str, Any] = {}
+    try:
+        exec(code, names)
+    except ImportError:
+        return None
+    return names
+
+
+def _resized(value: object, resize: Callable[[int], int]) -> object:
+    """KernelBook has lists where there are tuples."""
+    if isinstance(value, tuple | list):
+        return [_resized(item, resize) for item in value]
+    return resize(value) if type(value) is int else value
+
+
 def _chain(*changes: Callable[[str], str | None]) -> Callable[[str], str | None]:
     def chained(code: str) -> str | None:
         for change in changes:
@@ -291,6 +454,24 @@ PLANTED: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "shapes": ("shapes", shapes),
     "shapes, renamed and wrapped": ("shapes", _chain(shapes, renamed, wrapped)),
     "functional or module form": ("operators", other_form),
+    "KernelBook's form": ("normalised", kernelbook_form),
+    "KernelBook's form and sizes": ("shapes", kernelbook_sizes),
+    "KernelBook's form, every size 4": ("shapes", kernelbook_fours),
+    "renamed and by name, KernelBook's form": (
+        "normalised",
+        _chain(renamed, by_name, kernelbook_form),
+    ),
+    "renamed and by name, KernelBook's sizes": (
+        "shapes",
+        _chain(renamed, by_name, kernelbook_sizes),
+    ),
+    "arguments in a config": ("normalised", in_config),
+    "arguments written out": ("normalised", written_out),
+    "arguments written out, KernelBook's sizes": ("shapes", _chain(kernelbook_sizes, written_out)),
+    "arguments in a config, KernelBook's sizes": ("shapes", _chain(kernelbook_sizes, in_config)),
+    "methods": ("normalised", methods),
+    "methods, KernelBook's sizes": ("shapes", _chain(methods, kernelbook_sizes)),
+    "wrapped, KernelBook's sizes": ("shapes", _chain(wrapped, kernelbook_sizes)),
     "split": ("operators", split),
     "in helper methods": ("operators", in_methods),
     "split, other shapes": ("operators", _chain(split, shapes)),
@@ -339,3 +520,45 @@ def _touches(first: ast.stmt, second: ast.stmt) -> bool:
     return bool(
         names(first, True) & names(second, False) or names(second, True) & names(first, False)
     )
+
+
+def near_misses() -> Iterator[tuple[str, str, str]]:
+    """Pairs of hand-written tasks that are not duplicates (`near_misses.yaml`): a name, and the
+    code of both in KernelBench's form."""
+    pairs = yaml.safe_load(Path(__file__).with_name("near_misses.yaml").read_text())
+    for name, pair in pairs.items():
+        yield name, _task(**pair["task"]), _task(**pair["task"] | pair["near"])
+
+
+def _task(
+    forward: str,
+    parameters: str = "",
+    layers: str = "pass",
+    inputs: str = "x",
+    arguments: Sequence[int] = (),
+) -> str:
+    return f"""import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self, {parameters}):
+        super().__init__()
+        {layers}
+
+    def forward(self, {inputs}):
+        return {forward}
+
+
+batch_size = 16
+width = 64
+
+
+def get_inputs():
+    return [{", ".join("torch.rand(batch_size, width, 32, 32)" for _ in inputs.split(", "))}]
+
+
+def get_init_inputs():
+    return {list(arguments)}
+"""

@@ -20,7 +20,7 @@ from datasketch import MinHash, MinHashLSH
 
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import LEVELS, Level, Matching
-from tasks.decontamination.normalise import Canonical, canonical, digest, parse_program
+from tasks.decontamination.normalise import Canonical, canonical, digest, specialised_program
 from tasks.decontamination.operator_sequence import operator_sequence
 
 PERMUTATIONS = 128
@@ -47,7 +47,7 @@ class Fingerprint:
         """What must be equal, by level; a level that says nothing about this task is left out.
 
         A sequence of `min_operators` operators counts by itself, a shorter one only together with
-        the sizes of the inputs.
+        the shapes of the inputs and the arguments that are no sizes.
         """
         found: dict[Level, str | None] = {
             "exact": self.canonical.exact,
@@ -55,9 +55,11 @@ class Fingerprint:
             "shapes": self.canonical.shapes,
         }
         operators = self.operators or ()
-        sizes = () if len(operators) >= min_operators else self.canonical.inputs
-        if operators and (sizes or len(operators) >= min_operators):
-            found["operators"] = digest([*operators, *sizes])
+        own = self.canonical
+        if len(operators) >= min_operators:
+            found["operators"] = digest(operators)
+        elif operators and own.inputs:
+            found["operators"] = digest([*operators, *own.inputs, *own.details])
         return {level: key for level, key in found.items() if key is not None}
 
     def detail(self, level: Level, min_operators: int) -> str:
@@ -67,7 +69,7 @@ class Fingerprint:
             return DETAILS[level]
         text = " ".join(operators[:MAX_SHOWN_OPERATORS])
         text += " ..." if len(operators) > MAX_SHOWN_OPERATORS else ""
-        return text if len(operators) >= min_operators else f"{text}, same input sizes"
+        return text if len(operators) >= min_operators else f"{text}, same inputs and arguments"
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Compared:
 
 def fingerprint_of(task_id: str, code: str, entry_point: str = "Model") -> Fingerprint:
     """The fingerprint of one task. About 5 ms on one core."""
-    program = parse_program(code, entry_point)
+    program = specialised_program(code, entry_point)
     return Fingerprint(task_id, canonical(code, entry_point, program), operator_sequence(program))
 
 

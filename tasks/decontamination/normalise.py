@@ -2,14 +2,16 @@
 
 Guarantees: static (the code is parsed, never run); the same form for programs that differ in
 comments, docstrings, annotations, white space, import aliases, names of their own, order of
-definitions and of independent statements, order of keywords, folded constants, unreachable code, or
-a wrapper that only delegates; never raises, whatever the text. Does not guarantee that equal
-programs get equal forms: `torch.relu(x)` and `nn.ReLU()(x)` differ here and meet only in
-`operator_sequence`. Code that does not parse has no canonical form, only its text and the tokens of
-its text.
+definitions and of independent statements, order and default values of torch's arguments, the way in
+which the constructor gets its arguments, `F.relu(x)` for `torch.relu(x)` or `x.relu()`, `x + y` for
+`torch.add(y, x)`, folded constants, unreachable code, or a wrapper that only delegates; never
+raises, whatever the text. Does not guarantee that equal programs get equal forms: `torch.relu(x)`
+and `nn.ReLU()(x)` differ here and meet only in `operator_sequence`. Code that does not parse has no
+canonical form, only its text and the tokens of its text.
 
-A program is written as tokens: `$...` are names of its own, `#...` numbers, anything else is kept
-as it stands. To treat one more kind of syntax, add a case to `_Scope.tokens`.
+A program is written as tokens: `$...` are names of its own, `#...` numbers (`#...~` a size, by its
+place), anything else is kept as it stands. To treat one more kind of syntax, add a case to
+`_Scope.tokens`.
 """
 
 from __future__ import annotations
@@ -17,40 +19,61 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
+import inspect
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
-from tasks.decontamination.program import Function, Program, bound_names, delegate, inlined
+from tasks.decontamination.arguments import CREATION, input_shapes, is_size, specialise
+from tasks.decontamination.operator_values import arithmetic
+from tasks.decontamination.program import (
+    Function,
+    Program,
+    bound_names,
+    changes_arguments,
+    inlined,
+)
 
 # Characters. `ast` takes about 400 bytes of memory a character, and no real task is near it.
 CODE_LIMIT = 200_000
 MAX_ORDERED_STATEMENTS = 200  # longer bodies keep their order: finding an order is quadratic
 LARGEST_AXIS = 4  # whole numbers up to this are axes and exponents inside a method, not sizes
-CREATION = frozenset("rand randn zeros ones empty full randint".split())
-CONV = "in_channels out_channels kernel_size stride padding"
-POOL = "kernel_size stride padding"
-POSITIONS = {
-    f"torch.{name}": parameters.split()
-    for names, parameters in {
-        "nn.Conv1d nn.Conv2d nn.Conv3d": f"{CONV} dilation groups bias",
-        "nn.ConvTranspose1d nn.ConvTranspose2d nn.ConvTranspose3d": (
-            f"{CONV} output_padding groups bias dilation"
-        ),
-        "nn.Linear": "in_features out_features bias",
-        "nn.BatchNorm1d nn.BatchNorm2d nn.BatchNorm3d": "num_features eps momentum",
-        "nn.MaxPool1d nn.MaxPool2d nn.MaxPool3d": POOL,
-        "nn.AvgPool1d nn.AvgPool2d nn.AvgPool3d": POOL,
-        "nn.functional.softmax nn.functional.log_softmax": "input dim",
-        "softmax log_softmax mean sum argmax argmin": "input dim keepdim",
-    }.items()
-    for name in names.split()
+SIZES = frozenset(
+    "in_channels out_channels in_features out_features in1_features in2_features num_features"
+    " num_channels num_groups normalized_shape kernel_size stride padding dilation groups"
+    " output_padding output_size num_embeddings embedding_dim input_size hidden_size num_layers"
+    " embed_dim num_heads num_parameters".split()
+)
+"""Arguments that are sizes however small."""
+AXES = frozenset(
+    "dim dims axis dim0 dim1 start_dim end_dim p ord norm_type diagonal exponent".split()
+)
+"""Arguments that are never sizes."""
+ALIKE = frozenset("kernel_size stride padding dilation output_padding output_size".split())
+"""Arguments where one number stands for as many equal ones."""
+RESIZING = frozenset("view reshape expand repeat unflatten".split())
+UNITS = ("kernel_size", "output_size", "stride")
+"""Sizes of which 1 stays 1: a pointwise convolution, a global pooling and a window that moves one
+by one are other operators."""
+_METHODS: dict[str, dict[str, object]] = {
+    "sum mean prod max min amax amin argmax argmin logsumexp": {"dim": None, "keepdim": False},
+    "cumsum cumprod unsqueeze squeeze flip": {"dim": ...},
+    "clamp": {"min": None, "max": None},
+    "norm": {"p": "fro", "dim": None, "keepdim": False},
+    "flatten": {"start_dim": 0, "end_dim": -1},
+    "pow": {"exponent": ...},
 }
-"""Parameters of frequent torch calls in order (https://docs.pytorch.org/docs/stable/nn.html), so
-that `k` and `kernel_size=k` agree."""
-INPUT_UNITS = ("get_inputs", "get_init_inputs")
+METHODS = {name: parameters for names, parameters in _METHODS.items() for name in names.split()}
+"""Parameters, after the tensor itself, of frequent functions that Python cannot ask for theirs
+(https://docs.pytorch.org/docs/stable/torch.html), with their defaults; `...` where there is
+none."""
+COMMUTATIVE = ("add", "mul")
+WEIGHTED = re.compile(r"conv|linear|prelu|embedding|norm")
+"""Functions that take as tensors what their layers take as sizes."""
 # Fields of syntax nodes that make no difference to what a program computes.
 IGNORED_FIELDS = ("annotation", "returns", "type_comment", "ctx", "decorator_list")
 ENDING = (ast.Return, ast.Raise, ast.Assert, ast.Break, ast.Continue, ast.Delete)
@@ -65,8 +88,10 @@ class Canonical:
     """What a program is compared by.
 
     `exact`, `normalised` and `shapes` are hexadecimal digests; the last two are None where the code
-    does not parse. `inputs` are the numbers in get_inputs in order, its sizes. `words` are the
-    tokens of the class alone with names and numbers blanked, from which shingles are cut.
+    does not parse. `inputs` are the shapes of the inputs as tokens, or the numbers in get_inputs
+    where the shapes cannot be read. `details` are the class's arguments by name that are no sizes,
+    in order: axes, modes, switches. `words` are the tokens of the class alone, before arguments are
+    put in their places, with names and numbers blanked; shingles are cut from them.
     `text_words` are the tokens of the text without comments, compared where a task does not parse.
     """
 
@@ -74,6 +99,7 @@ class Canonical:
     normalised: str | None
     shapes: str | None
     inputs: tuple[str, ...]
+    details: tuple[str, ...]
     words: tuple[str, ...]
     text_words: tuple[str, ...]
 
@@ -82,18 +108,20 @@ class Canonical:
         return self.normalised is not None
 
 
-Forms = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...]]
-NO_FORMS: Forms = (None, None, (), ())
+Forms = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
+NO_FORMS: Forms = (None, None, (), (), ())
 
 
 def canonical(code: str, entry_point: str = "Model", program: Program | None = None) -> Canonical:
-    """The canonical forms of a task whose class is `entry_point`. `program` is its parsed form
-    where the caller has it already."""
+    """The canonical forms of a task whose class is `entry_point`. `program` is its
+    `specialised_program` where the caller has it already."""
     exact = digest(line.rstrip() for line in code.strip().splitlines())
     text_words = tuple(_WORD.findall(_COMMENT.sub("", code[:CODE_LIMIT])))
-    program, forms = program or parse_program(code, entry_point), NO_FORMS
+    program, forms = program or specialised_program(code, entry_point), NO_FORMS
+    plain = parse_program(code, entry_point)
     with suppress(RecursionError):  # only hostile text is nested this deep
-        forms = _Writer(program).forms() if program else NO_FORMS
+        if program and plain:
+            forms = (*_Writer(program).forms(), _Writer(plain).words())
     return Canonical(exact, *forms, text_words)
 
 
@@ -105,6 +133,14 @@ def parse_program(code: str, entry_point: str = "Model") -> Program | None:
         return Program(parse_source(code), entry_point)
     except UNPARSABLE:
         return None
+
+
+def specialised_program(code: str, entry_point: str = "Model") -> Program | None:
+    """The program with its constants in their places (`arguments.specialise`)."""
+    if program := parse_program(code, entry_point):
+        with suppress(RecursionError):
+            specialise(program)
+    return program
 
 
 def digest(parts: Iterable[str]) -> str:
@@ -134,34 +170,47 @@ class _Writer:
         self.index: dict[str, int] = {}
         self.hints: dict[str, str] = {}
         self.wanted: list[str] = []
+        self.pieces: dict[str, list[str]] = {}
 
-    def forms(self) -> Forms:
-        """`normalised`, `shapes`, `inputs` and `words` of a Canonical."""
-        entry = delegate(self.program)
-        self.wanted = [f"{entry}.forward", f"{entry}.__init__", *INPUT_UNITS]
+    def forms(self) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
+        """`normalised`, `shapes`, `inputs` and `details` of a Canonical."""
+        program = self.program
+        called = [] if program.constructed else self._pieces("get_init_inputs")
+        inputs = input_shapes(program)
+        drawn = [] if inputs else self._pieces("get_inputs")
+        body = [*self._class_pieces(), *called]
+        pieces = [*body, *drawn, list(inputs or ())]
+        whole = [token for tokens in pieces for token in ("def", *map(_plain, tokens))]
+        shapes = [token for tokens in body for token in ("def", *_without_sizes(tokens))]
+        found = inputs or tuple(t for tokens in drawn for t in tokens if t[0] == "#")
+        return digest(_numbered(whole)), digest(_numbered(shapes)), found, _details(shapes)
+
+    def words(self) -> tuple[str, ...]:
+        """`words` of a Canonical."""
+        tokens = (token for piece in self._class_pieces() for token in piece)
+        return tuple(token[0] if token[0] in "$#" else token for token in tokens)
+
+    def _class_pieces(self) -> list[list[str]]:
+        entry = self.program.chain[-1]
         self._hint(entry)
-        pieces: dict[str, list[str]] = {}
+        return self._pieces(f"{entry}.forward", f"{entry}.__init__")
+
+    def _pieces(self, *units: str) -> list[list[str]]:
+        """The tokens of some units and of everything that they reach and no earlier one did."""
+        self.wanted = [*units]
         for unit in self.wanted:  # grows while it is read
-            if unit not in pieces:
-                pieces[unit] = self._unit(unit)
-        whole, shapes, words = [], [], []
-        for unit, tokens in pieces.items():
-            whole += ["def", *tokens]
-            shapes += ["def", *map(_unsized if "." in unit else _numberless, tokens)]
-            if unit not in INPUT_UNITS:
-                words += [token[0] if token[0] in "$#" else token for token in tokens]
-        inputs = tuple(token for token in pieces["get_inputs"] if token[0] == "#")
-        return digest(_numbered(whole)), digest(_numbered(shapes)), inputs, tuple(words)
+            if unit not in self.pieces:
+                self.pieces[unit] = self._unit(unit)
+        return [self.pieces.pop(unit) for unit in dict.fromkeys(self.wanted) if unit in self.pieces]
 
     def _hint(self, entry: str) -> None:
         """Note what each attribute is built from, to order statements that use attributes not named
         yet."""
         unit = f"{entry}.__init__"
-        init = self.program.functions.get(unit)
+        init, scope = self.program.functions.get(unit), _Scope(self.program, unit)
         for statement in init.node.body if init else ():
             match statement:
                 case ast.Assign([target], value):
-                    scope = _Scope(self.program, unit)
                     tokens = ("$" if token[0] == "$" else token for token in scope.tokens(value))
                     hint = f"${' '.join(tokens)}"
                     for token in scope.tokens(target):
@@ -184,9 +233,12 @@ class _Writer:
         return out
 
     def _function(self, scope: _Scope, function: Function) -> list[str]:
+        body = [node for node in function.node.body if not _is_noise(node)]
+        if not body:
+            return []
         out = scope.signature(function)
         self._learn(out)
-        scope.inlined, body = inlined([node for node in function.node.body if not _is_noise(node)])
+        scope.inlined, body = inlined(body)
         for statement in self._ordered([scope.statement(node) for node in body]):
             out += statement.tokens
         return out
@@ -251,12 +303,78 @@ def _numberless(token: str) -> str:
     return "#" if token[0] == "#" else token
 
 
+def _plain(token: str) -> str:
+    """A number by its value alone: `2.0` is `2`, whether it is a size or not."""
+    if token[0] != "#":
+        return token
+    number = token.rstrip("~")
+    return number.removesuffix(".0")
+
+
+def _without_sizes(tokens: Sequence[str]) -> Iterator[str]:
+    """The tokens with sizes blanked, `kernel_size=(#, #)` as `kernel_size=#`."""
+    left = list(map(_unsized, tokens))
+    while left:
+        yield (token := left.pop(0))
+        if token[:-1] in ALIKE and left[:1] == ["["]:
+            end = left.index("]")
+            if {*left[1:end]} == {"#"}:
+                left[: end + 1] = ["#"]
+
+
 def _unsized(token: str) -> str:
-    """Blank a size. Inside a class small whole numbers are axes and exponents, which make another
-    computation; every other number is a size."""
+    """Blank a size. Small whole numbers that their place does not make a size are axes and
+    exponents, which make another computation; every other number is a size."""
     number = token[1:]
     axis = number.lstrip("-").isdigit() and abs(int(number)) <= LARGEST_AXIS
     return token if axis else _numberless(token)
+
+
+def _details(tokens: Sequence[str]) -> tuple[str, ...]:
+    """Names and values of the arguments that are a number, a switch or a text."""
+    plain = ((name, value) for name, value in pairwise(tokens) if name[-1] == "=" != name)
+    return tuple(sorted(name + value for name, value in plain if value[0] in "#TF'"))
+
+
+def _sized(tokens: list[str]) -> list[str]:
+    """The tokens with their numbers marked as sizes."""
+    return [f"{token.rstrip('~')}~" if token[0] == "#" else token for token in tokens]
+
+
+def _unmarked(tokens: list[str]) -> list[str]:
+    return [token.rstrip("~") if token[0] == "#" else token for token in tokens]
+
+
+@cache
+def _layer_parameters(name: str) -> Mapping[str, object]:
+    """Parameters and defaults (`...` for none) of a class of torch.nn."""
+    import torch
+
+    found = vars(torch.nn).get(name)
+    return _parameters(found) if isinstance(found, type) else {}
+
+
+@cache
+def _function_parameters(name: str) -> Mapping[str, object]:
+    """The same of a function of a tensor, without the tensor; those of its layer where Python
+    cannot ask the function."""
+    import torch
+
+    found = vars(torch.nn.functional).get(name)
+    if name in METHODS or found is None:
+        return METHODS.get(name, {})
+    if inspect.isfunction(found) and (known := _parameters(found)):
+        return dict(list(known.items())[1:])
+    layers = {layer.lower(): layer for layer in vars(torch.nn)}
+    layer = "" if WEIGHTED.search(name) else layers.get(name.replace("_", ""), "")
+    return _layer_parameters(layer)
+
+
+def _parameters(called: Callable[..., object]) -> dict[str, object]:
+    listed = inspect.signature(called).parameters.values()
+    if any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in listed):
+        return {}
+    return {each.name: ... if each.default is each.empty else each.default for each in listed}
 
 
 class _Scope:
@@ -282,7 +400,7 @@ class _Scope:
     def statement(self, node: ast.stmt) -> _Statement:
         tokens = self.tokens(node)
         reads = writes = _own_names(tokens)  # whatever it touches it may have changed
-        if isinstance(node, ast.Assign | ast.AnnAssign) and not any(map(_in_place, tokens)):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and not changes_arguments(node):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             writes = frozenset().union(*(_own_names(self.tokens(target)) for target in targets))
             writes -= {self._own(self.self_name or "")}
@@ -303,6 +421,9 @@ class _Scope:
                 return self._call(node)
             case ast.List(items) | ast.Tuple(items):
                 return ["[", *self._all(items), "]"]
+            case ast.BinOp(left, op, right) if name := arithmetic(op):
+                sides = self.tokens(left), self.tokens(right)
+                return _operation(name, *sides)
             case ast.AugAssign(target, op, value):  # x += y reads as x = x + y
                 return self._assignment([target], ast.BinOp(left=target, op=op, right=value))
             case ast.Assign(targets, value):
@@ -334,16 +455,11 @@ class _Scope:
         return [*out, "end"]
 
     def _literal(self, node: ast.expr) -> list[str]:
-        """Folded numbers and the module's constants in place; a string of the init inputs that
-        names a parameter of the class, as that parameter. Empty for anything else."""
+        """Folded numbers and the module's constants in place. Empty for anything else."""
         value = self.program.fold(node, self.bound)
         if value is not None:
-            return _number(value)
-        if not isinstance(node, ast.Constant):
-            return []
-        if self.unit == "get_init_inputs" and node.value in self.program.entry_parameters:
-            return [f"${node.value!s}@{self.program.entry}.__init__"]
-        return [f"'{node.value!r}"]
+            return _sized(_number(value)) if is_size(node) else _number(value)
+        return [f"'{node.value!r}"] if isinstance(node, ast.Constant) else []
 
     def _own(self, name: str) -> str:
         return f"${name}@{self.unit}" if name in self.bound else f"${name}"
@@ -365,27 +481,108 @@ class _Scope:
         if isinstance(node.value, ast.Name) and node.value.id == self.self_name:
             self.reached.append(f"{self.owner}.{node.attr}")
             return [f"$.{node.attr}@{self.owner}"]
-        return [*self.tokens(node.value), f".{node.attr}"]
+        return [*self.tokens(node.value), f".{_not_in_place(node.attr)}"]
 
     def _call(self, node: ast.Call) -> list[str]:
-        called = self.program.dotted(node.func) or ""
-        args: Sequence[ast.expr] = node.args
-        match args:
-            case [ast.List(items) | ast.Tuple(items)] if called.rpartition(".")[2] in CREATION:
-                args = items  # torch.rand([2, 3]) and torch.rand(2, 3)
-        starred = any(isinstance(arg, ast.Starred) for arg in args)
-        names = [] if starred else POSITIONS.get(called, [])
-        keywords = list(zip(names, args, strict=False))
-        out = ["Call", *self.tokens(node.func), *self._all(args[len(keywords) :])]
-        keywords += [(word.arg or "**", word.value) for word in node.keywords]
+        """A call: torch's functions of a tensor as its methods, arguments by name where the names
+        are known, none that is its default."""
+        called = (self.program.dotted(node.func) or "").replace(".nn.functional.", ".")
+        args, words = list(node.args), list(node.keywords)
+        last = _not_in_place(called.rpartition(".")[2])
+        called = called[: called.rfind(".") + 1] + last
+        if last in CREATION:
+            return self._created(node, args, words)
+        if called == f"torch.{last}" and not args and words and words[0].arg == "input":
+            args.append(words.pop(0).value)
+        known: Mapping[str, object] = {}
+        if called == f"torch.{last}" and args and not isinstance(args[0], ast.Starred):
+            head = [*self.tokens(args.pop(0)), f".{last}"]
+            known = _function_parameters(last)
+        else:
+            head = self.tokens(node.func)
+            if called == f"torch.nn.{last}":
+                known = _layer_parameters(last)
+            elif not called and isinstance(node.func, ast.Attribute) and head[-1] != ".forward":
+                last = head[-1].removeprefix(".")
+                known = _function_parameters(last)
+        starred = any(isinstance(each, ast.Starred) for each in args)
+        names = [] if starred else list(known)
+        rest = [self.tokens(each) for each in args[len(names) :]]
+        if last in COMMUTATIVE and len(rest) == 1 and not words and head[-1] == f".{last}":
+            return _operation(last, head[:-1], rest[0])
+        if last not in RESIZING and head[-1] == f".{last}":
+            rest = [_unmarked(tokens) for tokens in rest]
+        out = ["Call", *head, *(token for tokens in rest for token in tokens)]
+        given = [*zip(names, args, strict=False), *((w.arg or "**", w.value) for w in words)]
         init = ""  # of the program's own class that is called
         if isinstance(node.func, ast.Name) and node.func.id in self.program.classes:
             init = f"{node.func.id}.__init__"
-        for name, value in sorted(keywords, key=lambda pair: pair[0]):
+        named = {name: self._argument(name, value, known) for name, value in given}
+        if not starred and "**" not in named:
+            named = _with_defaults(named, known)
+        for name in sorted(named):
             if name != "inplace":
-                known = name in self.program.parameters(init)
-                out += [f"${name}@{init}" if known else f"{name}=", *self.tokens(value)]
+                own = name in self.program.parameters(init)
+                out += [f"${name}@{init}" if own else f"{name}=", *named[name]]
         return [*out, "end"]
+
+    def _argument(self, name: str, value: ast.expr, known: Mapping[str, object]) -> list[str]:
+        """The tokens of an argument, its numbers marked as its name says."""
+        tokens = self.tokens(value)
+        if tokens[0] == "[" and (name in ALIKE or (name in SIZES and len(tokens) == 3)):
+            tokens = tokens[1:2] if len({*tokens[1:-1]}) == 1 else tokens
+        if name in AXES:
+            return _unmarked(tokens)
+        if name in UNITS:
+            return ["#1" if token.rstrip("~") == "#1" else token for token in _sized(tokens)]
+        return _sized(tokens) if name in SIZES or isinstance(known.get(name), float) else tokens
+
+    def _created(self, node: ast.Call, args: list[ast.expr], words: list[ast.keyword]) -> list[str]:
+        """`torch.rand([2, 3])`, `torch.rand(2, 3)` and `torch.rand(size=(2, 3))`; every number is a
+        size."""
+        args += [word.value for word in words if word.arg == "size"]
+        match args:
+            case [only] if (tokens := self.tokens(only))[:1] == ["["]:
+                sizes = tokens[1:-1]
+            case _:
+                sizes = self._all(args)
+        out = ["Call", *self.tokens(node.func), *_sized(sizes)]
+        for word in sorted(words, key=lambda word: word.arg or "**"):
+            if word.arg != "size":
+                out += [f"{word.arg or '**'}=", *self.tokens(word.value)]
+        return [*out, "end"]
+
+
+def _with_defaults(
+    named: Mapping[str, list[str]], known: Mapping[str, object]
+) -> dict[str, list[str]]:
+    """Arguments without those that are their defaults, and with every scalar that has one, so that
+    other values of it are another number, not another call."""
+    out = dict(named)
+    for name, default in known.items():
+        if isinstance(default, float):
+            out.setdefault(name, [f"#{default!r}~"])
+        elif default is not ... and _unmarked(named.get(name, [])) == _number(default):
+            del out[name]
+    if known.get("stride", ...) is None and "kernel_size" in out:  # the stride of a pooling
+        out.setdefault("stride", out["kernel_size"])
+    return out
+
+
+def _operation(name: str, left: list[str], right: list[str]) -> list[str]:
+    """A binary operation as the call of a tensor's method. The sides of a sum and a product are
+    ordered where they differ in more than names."""
+    if name in COMMUTATIVE and "[" not in (left[0], right[0]):
+        left, right = sorted((left, right), key=_shape_of)
+    if name == "pow":
+        right = ["exponent=", *_unmarked(right)]
+    return ["Call", *left, f".{name}", *right, "end"]
+
+
+def _shape_of(tokens: list[str]) -> list[str]:
+    """Tokens without names and numbers; numbers last."""
+    blank = {"$": "$", "#": "~#"}
+    return ["$." if t[:2] == "$." else blank.get(t[0], t) for t in tokens]
 
 
 def _own_names(tokens: Iterable[str]) -> frozenset[str]:
@@ -400,10 +597,11 @@ def _number(value: object) -> list[str]:
             return [f"'{value!r}"]
         case bool():
             return [str(value)]
+        case None:
+            return ["'None"]
     return [f"#{value!r}"]
 
 
-def _in_place(token: str) -> bool:
-    """Whether a token names a torch function or method that changes its argument (`mul_`,
-    `torch.nn.init.constant_`)."""
-    return token.endswith("_") and not token.endswith("__") and token[0] not in "$'"
+def _not_in_place(name: str) -> str:
+    """`mul` for `mul_`."""
+    return name[:-1] if re.search(r"[a-z0-9]_\Z", name) else name

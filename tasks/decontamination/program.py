@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 MAX_CONSTANT = 2**63
@@ -58,8 +60,8 @@ class Program:
             self._import(node)
         for statement in module.body:
             self._define(statement)
+        self.constructed = False  # whether the class holds the arguments of get_init_inputs
         self.defined = frozenset((*self.classes, *self.functions, *self.constants, *self.variables))
-        self.entry_parameters = frozenset(self.parameters(f"{entry_point}.__init__"))
 
     def _import(self, node: ast.AST) -> None:
         match node:
@@ -99,6 +101,24 @@ class Program:
             case ((ast.Tuple(left) | ast.List(left)), (ast.Tuple(right) | ast.List(right))):
                 for one, part in zip(left, right, strict=False):
                     self._assign(one, part)
+
+    @cached_property
+    def chain(self) -> list[str]:
+        """The entry point, then the class that it wraps and calls with its own arguments, or
+        inherits without changes, and so on: the last one does the work."""
+        chain = [self.entry]
+        while chain[-1] in self.classes:
+            inner = _inherited(self, chain[-1]) or _wrapped(self, chain[-1])
+            if inner is None or inner in chain:
+                break
+            chain.append(inner)
+        return chain
+
+    @cached_property
+    def stored(self) -> Counter[str]:
+        """How many places assign each attribute, of whatever object."""
+        nodes = (function.node for function in self.functions.values())
+        return Counter(attributes_stored(nodes))
 
     def bases(self, name: str) -> list[str]:
         """What a class inherits from by a name without dots."""
@@ -153,6 +173,14 @@ def _calculated(function: Callable[[Any, Any], Any], left: object, right: object
     except (ArithmeticError, ValueError):
         return None
     return value if abs(value) < MAX_CONSTANT else None
+
+
+def attributes_stored(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The attribute that each assignment in some pieces of syntax changes."""
+    for node in nodes:
+        for each in ast.walk(node):
+            if isinstance(each, ast.Attribute) and not isinstance(each.ctx, ast.Load):
+                yield each.attr
 
 
 def bound_names(node: ast.AST) -> frozenset[str]:
@@ -231,8 +259,14 @@ def _keeps(statement: ast.stmt, names: set[str]) -> bool:
     for target in statement.targets:
         if not isinstance(target, ast.Name) or target.id in names:
             return False
-    return not any(
-        isinstance(node, ast.Attribute) and node.attr.endswith("_") for node in ast.walk(statement)
+    return not changes_arguments(statement)
+
+
+def changes_arguments(statement: ast.stmt) -> bool:
+    """Whether a statement calls what changes its argument (`x.mul_`, `nn.init.constant_`)."""
+    return any(
+        isinstance(node, ast.Attribute) and node.attr[-1:] == "_" != node.attr[-2:-1]
+        for node in ast.walk(statement)
     )
 
 
@@ -241,19 +275,6 @@ def _lives_on(name: str, later: list[Mentions]) -> bool:
     if any(isinstance(use.ctx, ast.Store) for use in later[0].get(name, [])):
         return False
     return bool(_loads(next((mentions[name] for mentions in later[1:] if name in mentions), [])))
-
-
-def delegate(program: Program) -> str:
-    """The class that does the work: the entry point, or the class that it wraps and calls with its
-    own arguments, or inherits without changes."""
-    name, seen = program.entry, set[str]()
-    while name in program.classes and name not in seen:
-        seen.add(name)
-        inner = _inherited(program, name) or _wrapped(program, name)
-        if inner is None:
-            break
-        name = inner
-    return name
 
 
 def _inherited(program: Program, name: str) -> str | None:

@@ -36,7 +36,7 @@ from tasks.progress import report
 from tasks.sources.files import columns_of, first_line, rows_of, shown
 from tasks.sources.tables import part_files, unusable
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.synthesis.parsing import is_unfinished, parse_response
+from tasks.synthesis.parsing import guessed_finish, parse_response
 from tasks.tables import CANDIDATES
 from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 
@@ -172,7 +172,7 @@ class CandidateTable:
                 fault = f"{where}: {shown(first_line(error))}"
                 raise UsageError(fault, "correct the row") from error
             samples[task.task_id] += 1
-            added = {"request_key": None, "given_id": given_id, "row": number}
+            added = {"request_key": None, "given_id": given_id, "row": number} | _finish(row)
             yield candidate.model_dump(mode="json") | added
 
     def _rows_in(self, language: Language, names: Sequence[str]) -> Iterator[Row]:
@@ -218,9 +218,16 @@ def _content(row: Mapping[str, Any]) -> dict[str, Any]:
         return {"code": code, "parse_reason": None}
     if reason is not None or response is None:
         return {"code": None, "parse_reason": reason or Reason.NO_CODE_BLOCK}
-    finish = row.get("finish_reason") or ("length" if is_unfinished(response) else "stop")
+    finish = row.get("finish_reason") or guessed_finish(response)["finish_reason"]
     parsed = parse_response(response, reasoning=row.get("reasoning"), finish_reason=finish)
     return parsed.model_dump()
+
+
+def _finish(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Why the answer ended, guessed where the table has its text but not the reason."""
+    if row.get("finish_reason") or row.get("response") is None:
+        return {"finish_reason": row.get("finish_reason"), "finish_guessed": None}
+    return guessed_finish(row["response"])
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,23 @@
 """Decontamination and deduplication: each level finds what it is for, and nothing else."""
 
+from pathlib import Path
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planted import PLANTED
+from benchmarks.planted import PLANTED, kernelbook_form, kernelbook_sizes, near_misses
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
-from tasks.decontamination.decontamination import decontaminate
+from tasks.decontamination.decontamination import compare, decontaminate
 from tasks.decontamination.deduplication import (
     deduplicate_samples,
     deduplicate_tasks,
 )
+from tasks.decontamination.fingerprints import fingerprints
 
+SHARED = "shared/data/kernelbench.parquet"
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
 
 
@@ -113,6 +117,49 @@ def test_planted_contamination_is_found_at_its_level(change):
     }  # a temporary is inlined before the operators are looked at
     assert row["level"] == earlier.get(change, wanted)
     assert (row["similarity"] == 1.0) == (row["level"] != "near")
+
+
+NEAR_MISSES = list(near_misses())
+INSEPARABLE = {
+    "largest value and its place",
+    "difference the other way round",
+    "quotient the other way round",
+    "first and second transposed",
+}
+"""Near misses that are found: their operators are the same ones on inputs of the same shapes."""
+
+
+@pytest.mark.parametrize(("name", "code", "near"), NEAR_MISSES, ids=[m[0] for m in NEAR_MISSES])
+def test_kernelbooks_form_of_a_task_is_that_task_and_that_of_a_near_miss_is_not(name, code, near):
+    def level(task, known):
+        config = DecontaminationConfig()
+        return decontaminate(frame({"t": task}), frame({"b": known}), config).removed["level"]
+
+    assert level(kernelbook_form(code), code).to_list() == ["normalised"]
+    assert level(kernelbook_sizes(code), code).to_list() in (["shapes"], ["operators"])
+    same = level(near, code).to_list() + level(kernelbook_form(near), code).to_list()
+    assert same == (["operators"] * 2 if name in INSEPARABLE else [])
+    assert level(kernelbook_sizes(near), code).is_empty() or name == "quotient the other way round"
+
+
+KERNELBENCH = next(
+    (path for root in Path(__file__).parents if (path := root / SHARED).is_file()), None
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(KERNELBENCH is None, reason=f"no {SHARED} above the checkout")
+def test_kernelbooks_form_of_kernelbench_is_found():
+    rows = pl.read_parquet(KERNELBENCH).filter(pl.col("level") <= 2)
+    names = rows.select(pl.format("{}/{}", "level", "problem_id")).to_series()
+    known = fingerprints(frame(dict(zip(names, rows["code"], strict=True))))
+    missed = {}
+    for change in ("KernelBook's form", "KernelBook's form and sizes"):
+        codes = map(PLANTED[change][1], rows["code"])
+        planted = frame({n: code for n, code in zip(names, codes, strict=True) if code})
+        assert planted.height == 197
+        missed[change] = compare(fingerprints(planted), known, DecontaminationConfig()).kept
+    assert missed == {"KernelBook's form": (), "KernelBook's form and sizes": ()}
 
 
 def test_a_short_sequence_counts_only_with_the_same_input_sizes():

@@ -77,6 +77,45 @@ SAME = {
             "        self.scale = 0.5\n        self.first = nn.Linear(width, depth)\n",
         ),
     ),
+    "arguments by name": changed(("[width, depth]", "[[], {'depth': 48, 'width': 64}]")),
+    "arguments in both ways": changed(("[width, depth]", "[[64], dict(depth=48)]")),
+    "arguments in variables": changed(
+        ("return [width, depth]", "sizes = [width, depth]; return sizes")
+    ),
+    "arguments by default": changed(
+        ("self, width, depth", "self, width=64, *, depth=48"), ("[width, depth]", "[[], {}]")
+    ),
+    "arguments in an object": changed(
+        ("self, width, depth", "self, config"),
+        ("nn.Linear(width, depth)", "nn.Linear(config.width, config['depth'])"),
+        ("nn.LayerNorm(depth)", "nn.LayerNorm(config.depth)"),
+        ("[width, depth]", "[[], {'config': _mock_config(width=64, depth=48)}]"),
+    ),
+    "arguments written out": changed(
+        ("self, width, depth", "self"),
+        ("nn.Linear(width, depth)", "nn.Linear(64, 48)"),
+        ("nn.LayerNorm(depth)", "nn.LayerNorm((48,), bias=True)"),
+        ("[width, depth]", "[]"),
+    ),
+    "arguments kept in attributes": changed(
+        ("self.first = nn.Linear(width,", "self.width = width; self.first = nn.Linear(self.width,")
+    ),
+    "a branch that no argument takes": changed(
+        ("self, width, depth", "self, width, depth, scale=None"),
+        ("self.scale = 0.5", "if scale is None: self.scale = 0.5\n        else: self.scale = 1"),
+    ),
+    "size as a tuple": changed(("torch.rand(32, width)", "torch.rand((32, width))")),
+    "size by name": changed(("torch.rand(32, width)", "torch.rand(size=[32, width])")),
+    "drawn otherwise": changed(("torch.rand(32, width)", "torch.randn(32, width).abs() * 2")),
+    "a constant written otherwise": changed(("self.scale = 0.5", "self.scale = 1 / 2")),
+    "a constant in its place": changed(
+        ("        self.scale = 0.5\n", ""), ("* self.scale", "* 0.5")
+    ),
+    "a default written out": changed(("nn.Linear(width, depth)", "nn.Linear(width, depth, True)")),
+    "a method": changed(("torch.cumsum(x, dim=1)", "x.cumsum(1)")),
+    "sides exchanged": changed(
+        ("self.second(hidden) * self.scale", "torch.mul(self.scale, self.second(hidden))")
+    ),
     "temporary": changed(("return total, shifted", "both = (total, shifted)\n        return both")),
     "unused helper": TASK + "\n\ndef helper(x):\n    return x\n",
     "wrapper": TASK.replace("class Model", "class Inner")
@@ -105,6 +144,12 @@ class Model(nn.Module):
 OTHER = {
     "operator": changed(("F.gelu", "F.relu")),
     "axis": changed(("dim=1", "dim=2")),
+    "bias": changed(("nn.Linear(width, depth)", "nn.Linear(width, depth, bias=False)")),
+    "mode": changed(("F.gelu(", "F.gelu(approximate='tanh', input=")),
+    "sides of a difference": changed(
+        ("F.gelu(self.first(x))", "F.gelu(self.first(x)) - 1"),
+        ("self.second(hidden) *", "self.second(1 - hidden) *"),
+    ),
     "operand": changed(("self.second(hidden)", "self.second(shifted)")),
     "order of results": changed(("return total, shifted", "return shifted, total")),
     "reads itself": changed(

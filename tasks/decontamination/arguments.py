@@ -1,0 +1,426 @@
+"""What a task is called with: the constructor's arguments put in their places, and the shapes of
+the inputs.
+
+Guarantees: static, nothing is executed; `[4, 8]`, `[[], {"width": 4, "depth": 8}]` and defaults
+lead to the same class; an attribute that only ever holds one constant is that constant; a condition
+that constants decide is its branch. Numbers that come from the constructor's arguments are marked
+as sizes (`kind` of their node). Does not follow loops, dictionaries that are filled step by step,
+or arguments that are objects other than KernelBook's `_mock_config`; then the program stays as it
+was and its `get_init_inputs` is compared as text.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from tasks.decontamination.program import Function, Program, attributes_stored, bound_names
+
+SIZE = "size"
+"""`kind` of a constant that was an argument of the constructor."""
+CREATION = frozenset("rand randn zeros ones empty full randint normal".split())
+LIKE = frozenset(f"{name}_like" for name in CREATION)
+CONFIGS = ("_mock_config", "SimpleNamespace", "Namespace", "dict")
+MAX_NODES = 500  # of an expression that is put in several places
+COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+
+Constants = Mapping[str, ast.expr]
+Given = tuple[Sequence[ast.expr], Constants]
+"""Positional and keyword arguments of a call."""
+
+
+def specialise(program: Program) -> None:
+    """Write the constructor's arguments into the class that does the work, in place, and its
+    constant attributes where they are read. Where the arguments cannot be read, `constructed`
+    stays False and only the attributes are written."""
+    chain = program.chain
+    values = _constructed(program, chain)
+    init = program.functions.get(f"{chain[-1]}.__init__")
+    attributes = _class_constants(program, chain[-1])
+    if init:
+        if values is not None:
+            args = init.node.args
+            owner = [*args.posonlyargs, *args.args][:1]
+            init.node.args = ast.arguments([], owner, None, [], [], None, [])
+        places = _Places(program, init, dict(values or {}), attributes)
+        init.node.body = places.run(init.node.body)
+    for unit, function in program.functions.items():
+        if unit.startswith(f"{chain[-1]}.") and function is not init:
+            places = _Places(program, function, {}, attributes)
+            function.node.body = places.blocks(function.node.body)
+    program.constructed = values is not None
+
+
+def _constructed(program: Program, chain: Sequence[str]) -> Constants | None:
+    """The last class's parameters and what they are given, through the wrappers before it."""
+    given = _given(program)
+    values: Constants | None = {} if given == ([], {}) else None
+    for name in chain:
+        init = program.functions.get(f"{name}.__init__")
+        if given is None or init is None:
+            continue
+        if init.node.args.vararg and name != chain[-1]:
+            continue  # a wrapper hands over what it gets
+        values = _bound(init.node.args, given)
+        if values is None:
+            return None
+        given = (list(values.values()), {})
+    return None if given is None else values
+
+
+def _given(program: Program) -> Given | None:
+    """What get_init_inputs returns: `[a, b]`, or KernelBook's `[[a], {"b": b}]`."""
+    function = program.functions.get("get_init_inputs")
+    returned = _returned(program, function) if function else None
+    match returned:
+        case ast.List([(ast.List() | ast.Tuple()) as args, second]) if (
+            named := _keywords(second)
+        ) is not None:
+            given, names = args.elts, named
+        case ast.List(elts) | ast.Tuple(elts):
+            given, names = elts, {}
+        case _:
+            return None
+    if any(isinstance(each, ast.Starred) for each in given):
+        return None
+    bound: frozenset[str] = frozenset()
+    return (
+        [_constant(program, each, bound, SIZE) or each for each in given],
+        {name: _constant(program, each, bound, SIZE) or each for name, each in names.items()},
+    )
+
+
+def _returned(program: Program, function: Function) -> ast.expr | None:
+    """What a function without branches returns, its variables in their places."""
+    places = _Places(program, function, {}, {})
+    for statement in function.node.body:
+        match statement:
+            case ast.Expr(ast.Constant()):
+                continue
+            case ast.Assign([ast.Name(name)], value):
+                places.names[name] = places.visit(value)
+                if _large(places.names[name]):
+                    return None
+            case ast.Return(ast.expr() as value):
+                result = places.visit(value)
+                while isinstance(result, ast.Name) and result.id in program.variables:
+                    result = program.variables[result.id]
+                return result if isinstance(result, ast.expr) else None
+            case _:
+                return None
+    return None
+
+
+def _large(node: ast.AST) -> bool:
+    return next(islice(ast.walk(node), MAX_NODES, None), None) is not None
+
+
+def _keywords(node: ast.expr) -> dict[str, ast.expr] | None:
+    """Names and values of `{"a": 1}`, `dict(a=1)` and `_mock_config(a=1)`."""
+    match node:
+        case ast.Dict(keys, values):
+            names = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+            if all(isinstance(name, str) for name in names):
+                return {str(name): value for name, value in zip(names, values, strict=True)}
+        case ast.Call(ast.Name(name) | ast.Attribute(attr=name), [], keywords) if name in CONFIGS:
+            return {word.arg or "": word.value for word in keywords}
+    return None
+
+
+def _bound(declared: ast.arguments, given: Given) -> dict[str, ast.expr] | None:
+    """Parameters without `self` and their values; None where the call does not fit."""
+    args, words = given
+    positional = [arg.arg for arg in (*declared.posonlyargs, *declared.args)][1:]
+    keyword_only = [arg.arg for arg in declared.kwonlyargs]
+    defaults = dict(zip(positional[::-1], declared.defaults[::-1], strict=False))
+    pairs = zip(keyword_only, declared.kw_defaults, strict=True)
+    defaults |= {name: value for name, value in pairs if value}
+    names = [*positional, *keyword_only]
+    values = {name: _marked(value) for name, value in defaults.items()}
+    values |= dict(zip(positional, args, strict=False)) | dict(words)
+    if len(args) > len(positional) or set(values) != set(names):
+        return None
+    return {name: values[name] for name in names}
+
+
+def _marked(node: ast.expr) -> ast.expr:
+    """The expression with its numbers marked as sizes."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant):
+            each.kind = SIZE
+    return node
+
+
+def is_size(node: ast.expr) -> bool:
+    """Whether a number of this expression was an argument of the constructor."""
+    return any(isinstance(each, ast.Constant) and each.kind == SIZE for each in ast.walk(node))
+
+
+def _constant(
+    program: Program, node: ast.expr, bound: frozenset[str], kind: str | None = None
+) -> ast.expr | None:
+    """A node for the constant that an expression is; None for anything else."""
+    if _large(node):
+        return None
+    kind = kind or (SIZE if is_size(node) else None)
+    match node:
+        case ast.Constant():
+            return ast.Constant(node.value, kind)
+        case ast.List(elts) | ast.Tuple(elts):
+            items = [_constant(program, each, bound, kind) for each in elts]
+            whole = [each for each in items if each is not None]
+            return ast.Tuple(whole, ast.Load()) if len(whole) == len(items) else None
+        case ast.Call() | ast.Dict() if _keywords(node) is not None:
+            return node
+    value = program.fold(node, bound)
+    return None if value is None else _node(value, kind)
+
+
+def _node(value: object, kind: str | None) -> ast.expr:
+    if isinstance(value, tuple):
+        return ast.Tuple([_node(each, kind) for each in value], ast.Load())
+    return ast.Constant(value, kind)  # type: ignore[arg-type]
+
+
+def _class_constants(program: Program, name: str) -> dict[str, ast.expr]:
+    """Constants of the class's body that no method changes."""
+    node, found = program.classes.get(name), dict[str, ast.expr]()
+    for statement in node.body if node else ():
+        match statement:
+            case ast.Assign([ast.Name(target)], value) if not program.stored[target]:
+                if constant := _constant(program, value, frozenset()):
+                    found[target] = constant
+    return found
+
+
+class _Places(ast.NodeTransformer):
+    """Puts constants in the places of one function's names and of its object's attributes."""
+
+    def __init__(
+        self,
+        program: Program,
+        function: Function,
+        names: dict[str, ast.expr],
+        attributes: dict[str, ast.expr],
+    ) -> None:
+        self.program, self.names, self.attributes = program, names, attributes
+        self.bound = bound_names(function.node)
+        self.self_name = function.parameters[0] if function.parameters else ""
+
+    def run(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """A constructor's statements in order, without those that only name constants."""
+        out: list[ast.stmt] = []
+        waiting = list(body)
+        while waiting:
+            statement = waiting.pop(0)
+            if isinstance(statement, ast.If) and (chosen := self._branch(statement)) is not None:
+                waiting = [*chosen, *waiting]
+                continue
+            statement, constant = self._assigned(statement)
+            match statement:
+                case ast.Assign([ast.Name(name)]) if constant:
+                    self.names[name] = constant
+                case ast.Assign([ast.Attribute(ast.Name(self.self_name), name)]) if (
+                    constant and self.program.stored[name] == 1
+                ):
+                    self.attributes[name] = constant
+                case _:
+                    out += [*self._settled(statement), statement]
+        return out
+
+    def _assigned(self, statement: ast.stmt) -> tuple[ast.stmt, ast.expr | None]:
+        """The statement as a plain assignment with constants in their places, and the constant that
+        it assigns."""
+        match statement:
+            case ast.AnnAssign(target, value=ast.expr() as value):
+                statement = ast.Assign([target], value)
+        if not isinstance(statement, ast.Assign):
+            return statement, None
+        statement.value = self.visit(statement.value)
+        return statement, _constant(self.program, statement.value, self.bound)
+
+    def _settled(self, statement: ast.stmt) -> list[ast.stmt]:
+        """Assign the constants that a statement may change, which are no constants from here on,
+        and put the others in their places."""
+        changed = bound_names(statement) & self.names.keys() if self.names else ()
+        out: list[ast.stmt] = []
+        for name in sorted(changed):
+            value = self.names.pop(name)
+            if not isinstance(statement, ast.Assign):
+                out.append(ast.Assign([ast.Name(name, ast.Store())], value))
+        self.visit(statement)
+        return out
+
+    def blocks(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
+        """Statements with constants in their places."""
+        out: list[ast.stmt] = []
+        for statement in body:
+            done = self.visit(statement)
+            out += done if isinstance(done, list) else [done]
+            if isinstance(out[-1], ast.Return):
+                break
+        return out
+
+    def _branch(self, node: ast.If) -> list[ast.stmt] | None:
+        test = self.visit(node.test)
+        node.test = test
+        truth = self._truth(test)
+        if truth is None:
+            return None
+        taken, left = (node.body, node.orelse) if truth else (node.orelse, node.body)
+        self.program.stored.subtract(attributes_stored(left))
+        return taken
+
+    def _truth(self, test: ast.expr) -> bool | None:
+        match test:
+            case ast.Constant(value):
+                return bool(value)
+            case ast.UnaryOp(ast.Not(), operand):
+                truth = self._truth(operand)
+                return None if truth is None else not truth
+            case ast.Compare(ast.Constant(left), [op], [ast.Constant(right)]):
+                try:
+                    return COMPARED[type(op)](left, right)
+                except (KeyError, TypeError):
+                    return None
+            case ast.BoolOp(op, values):
+                truths = [self._truth(each) for each in values]
+                decisive = isinstance(op, ast.Or)
+                if decisive in truths:
+                    return decisive
+                return None if None in truths else not decisive
+        return None
+
+    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+        chosen = self._branch(node)
+        if chosen is None:
+            return self.generic_visit(node)
+        return self.blocks(chosen) or [ast.Pass()]
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        self.generic_visit(node)
+        truth = self._truth(node.test)
+        return node if truth is None else node.body if truth else node.orelse
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return self.names.get(node.id, node) if isinstance(node.ctx, ast.Load) else node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.ctx, ast.Load):
+            if isinstance(node.value, ast.Name) and node.value.id == self.self_name:
+                return self.attributes.get(node.attr, node)
+            return (_keywords(node.value) or {}).get(node.attr, node)
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        self.generic_visit(node)
+        match node.value, self.program.fold(node.slice, self.bound):
+            case ast.Tuple(elts), int(index) if -len(elts) <= index < len(elts):
+                return elts[index]
+        match node.slice:
+            case ast.Constant(str(name)) if isinstance(node.ctx, ast.Load):
+                return (_keywords(node.value) or {}).get(name, node)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.Call(ast.Name("len"), [ast.Tuple(elts)], []):
+                return ast.Constant(len(elts))
+        return node
+
+
+def input_shapes(program: Program) -> tuple[str, ...] | None:
+    """The shapes of what get_inputs returns, as the tokens `[ #4 #8 ]`, however its tensors are
+    drawn; a number is itself. None where they cannot be read."""
+    function = program.functions.get("get_inputs")
+    returned = _returned(program, function) if function else None
+    if not isinstance(returned, ast.List | ast.Tuple):
+        return None
+    out: list[str] = []
+    for each in returned.elts:
+        shape = _shape(program, each)
+        number = program.fold(each, ())
+        if shape is not None:
+            out += ["[", *(f"#{size!r}" for size in shape), "]"]
+        elif isinstance(number, int | float):
+            out.append(f"#{number!r}")
+        else:
+            return None
+    return tuple(out)
+
+
+def _shape(program: Program, node: ast.expr, depth: int = 0) -> tuple[object, ...] | None:
+    """The shape of a tensor, of sizes that are numbers."""
+    if depth > 20:
+        return None
+    match node:
+        case ast.BinOp(left, _, right):
+            sides = [_shape(program, side, depth + 1) for side in (left, right)]
+            return max((side for side in sides if side is not None), key=len, default=None)
+        case ast.UnaryOp(operand=operand):
+            return _shape(program, operand, depth + 1)
+        case ast.Attribute(value, "T"):
+            shape = _shape(program, value, depth + 1)
+            return shape[::-1] if shape else None
+        case ast.Call(func, args):
+            called = (program.dotted(func) or "").removeprefix("torch.")
+            if called in CREATION:
+                return _created(program, called, node, depth)
+            if called in LIKE or called in ("tril", "triu", "abs", "sigmoid", "softmax"):
+                return _shape(program, args[0], depth + 1) if args else None
+            match func:
+                case ast.Attribute(value) if not called and func.attr in KEEPING:
+                    return _shape(program, value, depth + 1)
+    return None
+
+
+KEEPING = frozenset(
+    "float double half bfloat16 long int bool to cuda cpu softmax log_softmax sigmoid abs clamp"
+    " requires_grad_ contiguous detach clone exp log tril triu".split()
+)
+"""Methods that leave the shape of a tensor as it is."""
+
+
+def _created(
+    program: Program, called: str, node: ast.Call, depth: int
+) -> tuple[object, ...] | None:
+    """The shape of a created tensor: its sizes one by one, as a list, or by the keyword `size`."""
+    given = [word.value for word in node.keywords if word.arg == "size"]
+    if not given and called in ("full", "randint", "normal"):
+        given = [each for each in node.args if _is_sequence(program, each)][:1]
+    args: list[ast.expr] = given or list(node.args)
+    sizes: list[object] = []
+    for each in args:
+        value = each.value if isinstance(each, ast.Starred) else each
+        sequence = isinstance(each, ast.Starred) or len(args) == 1
+        if sequence and isinstance(value, ast.Attribute) and value.attr == "shape":
+            shape = _shape(program, value.value, depth + 1)
+            if shape is None:
+                return None
+            sizes += shape
+            continue
+        number = program.fold(value, ())
+        if number is None:
+            return None
+        sizes += number if isinstance(number, tuple) else [number]
+    return tuple(sizes)
+
+
+def _is_sequence(program: Program, node: ast.expr) -> bool:
+    return isinstance(program.fold(node, ()), tuple) or (
+        isinstance(node, ast.Attribute) and node.attr == "shape"
+    )

@@ -103,7 +103,7 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
     )
 
 
-CUT_OFF = ("length, as recorded", "length, guessed from the text", "length, guessed from tokens")
+CUT_OFF = ("cut off (recorded)", "cut off (guessed from the text)", "cut off (guessed from tokens)")
 
 
 def ends(frame: pl.DataFrame) -> pl.Series:

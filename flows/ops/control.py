@@ -128,8 +128,8 @@ def _restart_failed(
     for name in given:
         if asked[name] != running[name]:
             raise UsageError(
-                f"a stack is already running for {places.root}, with {name} {running[name]} instead of"
-                f" {asked[name]}",
+                f"a stack is already running for {places.root}, with {name} {running[name]} instead"
+                f" of {asked[name]}",
                 "`concur down` first",
             )
     secrets = load_secrets(before.settings)

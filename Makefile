@@ -18,7 +18,7 @@ test: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks
-	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/kernels_eval
+	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist worksteal tests/kernels_eval
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow
@@ -48,7 +48,7 @@ audit: $(STAMP)
 
 # Strict: a broken link or anchor, or a key or option without a description, is an error.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python docs/hooks/build.py
 	@echo "build/docs/index.html"
 
 install: $(STAMP)

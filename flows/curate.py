@@ -50,6 +50,15 @@ class Choice:
         self.source = Source(verdicts, candidates, root)
         self.frame = self.source.deciding(flags=any(each.exclude_flags for each in self.configs))
 
+    def frame_for(self, config: CurationConfig) -> pl.DataFrame:
+        """`frame`, with the kernels compared that this strategy could take twice."""
+        from tasks.curation.kernels import with_kernels
+        from tasks.decontamination.config import DeduplicationConfig
+        from tasks.decontamination.deduplication import equal_kernels
+
+        equal = equal_kernels(DeduplicationConfig())
+        return with_kernels(self.frame, config, self.source.candidates, equal)
+
 
 def parsed_sizes(text: str | None) -> list[int]:
     """ "100,1000" as numbers. Raises UsageError for anything else."""
@@ -92,7 +101,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
     with AtomicFiles("choose another --out, or free some disk") as files:
         figures = Figures(frame) if out else None
         for config, name in zip(configs, names, strict=True):
-            taken, found, problem = _taken(frame, config, alone=len(configs) == 1)
+            taken, found, problem = _taken(asked, config, alone=len(configs) == 1)
             sets.append(found)
             problems += [problem] if problem else []
             if out and figures and not taken.is_empty():
@@ -117,25 +126,27 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
 
 
 def _taken(
-    frame: pl.DataFrame, config: CurationConfig, alone: bool
+    asked: Choice, config: CurationConfig, alone: bool
 ) -> tuple[pl.DataFrame, dict[str, Any], UsageError | None]:
     """What a strategy takes, its summary, and the error where reasoning cannot be moved between
     tasks, which is only raised if the strategy is `alone`."""
-    from tasks.curation.stage import flag_counts
+    from tasks.curation.stage import flag_counts, told_of
     from tasks.curation.strategies import curate
 
     began_s = time.monotonic()
     try:
+        frame = asked.frame_for(config)
         taken = curate(frame, config)
     except UsageError as error:
         if alone or config.strategy != "shuffled_reasoning":
             raise
-        nothing = frame.clear()
+        nothing = asked.frame.clear()
         summary = _summary(nothing, config) | {"seconds": 0.0, "problem": str(error)}
         return nothing, summary, error
     measured = {
         "seconds": round(time.monotonic() - began_s, 3),
         "trace_flags": flag_counts(frame, taken, config),
+        **told_of(frame, taken, config),
     }
     return taken, _summary(taken, config) | measured, None
 
@@ -171,7 +182,7 @@ def explain_candidate(candidate_id: str, **choice: Any) -> list[dict[str, Any]]:
     asked = Choice(**choice)
     return [
         {
-            **explain(asked.frame, config, candidate_id).model_dump(mode="json"),
+            **explain(asked.frame_for(config), config, candidate_id).model_dump(mode="json"),
             "size": config.size,
         }
         for config in asked.configs

@@ -21,6 +21,7 @@ from flows.set_figures import draw_curated
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate
+from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by, report
 from tasks.publishing.lineage import find_curated, lineage
@@ -52,7 +53,8 @@ def curate_again(
             asked |= {"size": size} if size else {}
             try:
                 rule = validated(CurationConfig, asked, f"strategy {name!r}")
-                ref = call_stage(curate, verdicts, candidates, line.tasks.ref, rule, *others)
+                of = (verdicts, candidates, line.tasks.ref, rule, *others)
+                ref = call_stage(curate, *of, equal_kernels(config.deduplication))
             except UsageError as error:
                 problems.append(error)
                 get_run_logger().warning("no training set by %s: %s", name, error)

@@ -24,6 +24,7 @@ from tasks.analysis.config import ObservationConfig
 from tasks.analysis.stage import found_in
 from tasks.analysis.step import analyse
 from tasks.curation.step import curate, flag_traces
+from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import gathering, observed_by
@@ -85,7 +86,8 @@ def run_stages(config: PipelineConfig) -> Refreshed:
     with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
         of = (samples.verdicts, samples.candidates, samples.tasks)
-        curated = call_stage(curate, *of, config.curation, samples.workloads, samples.flags)
+        others = (samples.workloads, samples.flags, equal_kernels(config.deduplication))
+        curated = call_stage(curate, *of, config.curation, *others)
         analysis, cautions = analysed(config.analysis, samples)
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
     _, undrawn = optional(

@@ -142,6 +142,9 @@ def _scored(
     return {
         "scores": tuple(rows),
         "against_compile": tuple(scores_of(benchmarked.scores, "compile")),
+        "at_token_limits": tuple(
+            scores_of(benchmarked.scores, limits=config.benchmark.token_limits)
+        ),
         "comparisons": tuple(comparisons),
         "breakdowns": tuple(groups),
         "arl_of": arl_of,

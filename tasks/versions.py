@@ -10,27 +10,27 @@ from __future__ import annotations
 
 SOURCES_VERSION = 1
 """How tasks of other formats become ours. In no key: a tasks snapshot is its content."""
-SYNTHESIS_VERSION = 1
+SYNTHESIS_VERSION = 2
 """Which requests are made of tasks, and what is kept of an answer."""
-PARSER_VERSION = 1
+PARSER_VERSION = 2
 """How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
-CANDIDATE_TABLE_VERSION = 2
+CANDIDATE_TABLE_VERSION = 3
 """How a table of candidates from elsewhere is read."""
-DECONTAMINATION_VERSION = 2
+DECONTAMINATION_VERSION = 3
 WORKLOAD_VERSION = 1
 """What a task's reference computes and moves."""
 PROFILE_VERSION = 1
 """Where a task's reference spends its time."""
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
-CURATION_VERSION = 1
+CURATION_VERSION = 2
 ANALYSIS_VERSION = 3
 TRAINING_VERSION = 1
-SCORING_VERSION = 1
+SCORING_VERSION = 2
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 4
+REPORT_VERSION = 5
 """What the report of a run shows."""
-PUBLISHING_VERSION = 2
+PUBLISHING_VERSION = 3
 """What a published data set holds."""
 
 LOGIC: dict[str, tuple[str, ...]] = {

@@ -77,6 +77,11 @@ CANDIDATES: Mapping[str, str] = {
     "reasoning_tokens": "tokens of the reasoning; null where the generator's tokenizer is not here",
     "completion_tokens": "tokens of the response as the server counted them; null where it did not",
     "finish_reason": "`stop`, or `length` where `max_tokens` cut it off",
+    "finish_guessed": (
+        "true where nobody recorded why the answer ended: `finish_reason` is then `length` where a"
+        " think block or code fence is open at the end, or the prose after the code ends in"
+        " mid-sentence"
+    ),
     "turn": "1 answers the task; a later one answers what verification said of `parent`",
     "parent": "candidate_id of the attempt that was followed up; null at turn 1",
     "separated_reasoning": (
@@ -183,6 +188,9 @@ CURATED: Mapping[str, str] = {
     "speedup_lower": "lower end of its 95 % interval",
     "operator_kind": "`single_operator` or `fusion`",
     "criterion": "the rule that took it",
+    "finish_reason": (
+        "why its answer ended; an answer with `length` is trained without an end token"
+    ),
     "reasoning_from": (
         "candidate_id that `reasoning` was moved from; null where it is the sample's own"
     ),
@@ -229,11 +237,12 @@ SCORES: Mapping[str, str] = {
     "value": "a share of 1, or a ratio; null where the samples do not support it",
     "lower": "lower end of its 95 % interval",
     "upper": "upper end of its 95 % interval",
-    "interval": "`bootstrap`, `hierarchical` or `wilson`",
+    "interval": "`plus_four`, `bootstrap` or `hierarchical`; `wilson` in older tables",
     "tasks": "tasks it rests on",
     "samples": "samples it rests on",
     "rule": "by whose tolerance a sample is right: `concur`, `kernelbench_v0`, `kernelbench_v0.1`",
     "over": "what the bootstrap drew",
+    "token_limit": "longer answers, in completion tokens, count as none; null: none does",
     "why_not": "why there is no value",
     "degenerate_counted": "are tasks counted on which no candidate can be judged",
     "missing": "tasks that other models answered and this one did not",

@@ -44,6 +44,7 @@ from flows.refresh import Samples
 from kernels_eval.cluster.ray import start_ray
 from tasks.benchmark.comparison.records import Branch, BranchState
 from tasks.curation.step import curate
+from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import call_stage
 from tasks.progress import hours, report
 from tasks.store import SnapshotRef
@@ -112,7 +113,8 @@ class Branches:
         for job in self.jobs:
             rule = job.plan.curation
             try:
-                job.curated = call_stage(curate, *of, rule, samples.workloads, samples.flags)
+                others = (samples.workloads, samples.flags, equal_kernels(job.config.deduplication))
+                job.curated = call_stage(curate, *of, rule, *others)
             except Exception as error:  # of this rule on these samples: the others may work
                 job.problem = f"curation: {one_line(error)}"
                 continue

@@ -22,11 +22,13 @@ from flows.refresh import Samples
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, stable_hash
 from tasks.curation import flags as flags_stage
+from tasks.curation.kernels import with_kernels
 from tasks.curation.source import Source
 from tasks.curation.stage import planned as planned_curation
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.decontamination import stage as decontamination
+from tasks.decontamination.deduplication import equal_kernels
 from tasks.sources import stage as sources
 from tasks.store import SnapshotRef, snapshots
 from tasks.synthesis.stage import Synthesis
@@ -180,10 +182,13 @@ def work_left(
     heights: dict[tuple[str, int], int] = {}
     above = (samples.workloads, samples.flags)
     opened = [ref.open() if ref else None for ref in above]
-    frame = deciding(samples.verdicts.open(), samples.candidates.open(), *opened)
+    candidates = samples.candidates.open()
+    frame = deciding(samples.verdicts.open(), candidates, *opened)
+    equal = equal_kernels(pipeline.deduplication)
     for plan in plans:
         try:
-            taken = curate(frame, plan.curation)
+            known = with_kernels(frame, plan.curation, candidates, equal)
+            taken = curate(known, plan.curation)
         except EvalError:  # the branch will fail, and costs nothing
             continue
         if taken.height:
@@ -211,7 +216,8 @@ def _progress(
     own = branch_pipeline(pipeline, members[0])
     made = (samples.verdicts, samples.candidates, samples.tasks)
     above = (samples.workloads, samples.flags)
-    sets = [planned_curation(*made, plan.curation, *above).ref for plan in members]
+    equal = equal_kernels(pipeline.deduplication)
+    sets = [planned_curation(*made, plan.curation, *above, equal).ref for plan in members]
     trained = any(planned_training(own, samples.tasks, curated).finished for curated in sets)
     return trained, any(finished_branch(own, samples.tasks, each, suite) for each in sets)
 
@@ -222,6 +228,7 @@ def fingerprint_of(
     """What makes two calls the same ablation: configuration, samples, benchmark and versions; not
     where it lies, not its budget, not how wide it runs."""
     decides = pipeline.model_dump(mode="json", include={"language", "training", "benchmark"})
+    decides["deduplication"] = pipeline.deduplication.enabled
     decides["synthesis"] = [
         pipeline.synthesis.sampler == "vllm",
         pipeline.synthesis.hardware,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from kernels_eval.records import SamplingParams
 from tasks.sources.config import TasksConfig
@@ -39,6 +39,13 @@ class BenchmarkConfig(BaseModel):
         description=(
             "k of pass@k. Left out: those of 1, 5 and 10 that samples_per_task allows; one above it"
             " is not estimated"
+        ),
+    )
+    token_limits: tuple[PositiveInt, ...] = Field(
+        default=(),
+        description=(
+            "score each model once more as if its answers had ended at so many tokens: a longer one"
+            " counts as no answer. Against a model that wins by the room it is given"
         ),
     )
     ps: tuple[float, ...] = Field(

@@ -50,6 +50,27 @@ def mean(values: Sequence[float] | NDArray[np.float64]) -> float:
     return float(array.mean())
 
 
+def rate_interval(rates: Sequence[float] | NDArray[np.float64], level: float = 0.95) -> Interval:
+    """Interval of a mean rate over tasks: two tasks at 0 and two at 1 are added, and Student's t
+    interval of all is cut to [0, 1].
+
+    Agresti and Coull 1998 ("add two successes and two failures"), for tasks in place of trials:
+    where each rate is 0 or 1 it is their interval, with t for z. The task is the unit, since
+    samples of a task share its difficulty. The added tasks keep the interval from collapsing where
+    tasks agree, and make no jump where one begins to differ. Raises ValueError where there are no
+    rates, for one outside [0, 1], and for a level outside (0, 1).
+    """
+    from scipy.special import stdtrit
+
+    tail, values = _tail(level), np.asarray(rates, dtype=np.float64)
+    if not values.size or not ((values >= 0) & (values <= 1 + 1e-12)).all():
+        raise ValueError("rates of at least one task, each between 0 and 1, are needed")
+    added = np.concatenate([values, [0.0, 0.0, 1.0, 1.0]])
+    margin = -stdtrit(len(added) - 1, tail) * added.std(ddof=1) / math.sqrt(len(added))
+    centre = float(added.mean())
+    return Interval(max(0.0, centre - margin), min(1.0, centre + margin))
+
+
 def bootstrap_interval(
     values_per_task: Sequence[Any] | NDArray[np.float64],
     statistic: Callable[[NDArray[np.float64]], float | None],

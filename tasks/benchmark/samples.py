@@ -9,6 +9,7 @@ tasks: `missing_tasks` says which they did not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -32,6 +33,8 @@ COLUMNS = ("model", "task_id", "status", "reason", "outputs_match", "timing")
 RULE_COLUMNS = ("correctness", "custom_kernels")
 
 _TOLERANCE = {"kernelbench_v0": "kernelbench_1e2", "kernelbench_v0.1": "kernelbench_1e4"}
+# statuses of candidates whose reference was run
+_REACHED = ("correct", "incorrect", "runtime_error", "timeout", "task_error")
 # KernelBench's harness compares outputs and nothing else: what ran to the end counts, whatever our
 # own gates and checks said of it
 _RAN = frozenset({"correct", "incorrect", "rejected"})
@@ -131,15 +134,63 @@ def require_scorable(frame: pl.DataFrame) -> None:
 
 
 def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> list[str]:
-    """Tasks whose reference fails or is degenerate for any candidate: no model can be judged on
-    them. Sorted.
+    """Tasks whose reference fails or is degenerate for most of the candidates that reached it, of
+    all models: no model can be judged on them. Sorted.
 
-    With `count_degenerate` only those whose reference fails.
+    A `task_error` of fewer is a fault of that run: the sample counts as not right, and the task
+    stays (`remarks` tells how many). With `count_degenerate` only those whose reference fails.
     """
-    broken = frame.filter(pl.col("status") == "task_error")
+    broken = pl.col("status") == "task_error"
     if count_degenerate:
-        broken = broken.filter(pl.col("reason") != Reason.DEGENERATE_TASK.value)
-    return sorted(broken["task_id"].unique().to_list())
+        broken &= (pl.col("reason") != Reason.DEGENERATE_TASK.value).fill_null(True)
+    reached = frame.filter(pl.col("status").is_in(_REACHED)).group_by("task_id")
+    counts = reached.agg(broken.sum().alias("broken"), pl.len())
+    return sorted(counts.filter(2 * pl.col("broken") > pl.col("len"))["task_id"].to_list())
+
+
+def remarks(frame: pl.DataFrame) -> dict[str, str]:
+    """What scoring left out or counts as not right without a verdict on the kernel, a sentence
+    each by what it is about; only what there is."""
+    excluded, broken = excluded_tasks(frame), frame.filter(pl.col("status") == "task_error")
+    failed = dict(broken["task_id"].value_counts().iter_rows())
+    named = ", ".join(f"{name} ({failed[name]:,} candidates)" for name in excluded)
+    alone = {name: count for name, count in sorted(failed.items()) if name not in excluded}
+    where = ", ".join(f"{name} ({count:,})" for name, count in alone.items())
+    nameless = frame["status"].null_count()
+    # the column may be of no struct at all where nothing was timed
+    speeds = ((row or {}).get("speedup") for row in frame["timing"].to_list())
+    endless = sum(speed is not None and not _is_ratio(speed) for speed in speeds)
+    found = {
+        "excluded": "Benchmark tasks left out for every model, because their reference fails or is"
+        f" degenerate for most candidates that reached it: {named}." * bool(excluded),
+        "task_errors": f"The reference failed for {sum(alone.values()):,} candidates of tasks where"
+        f" it works for most; they count as not correct: {where}." * bool(alone),
+        "without_status": f"{nameless:,} verdicts have no status: they count as not correct."
+        * bool(nameless),
+        "speedups": f"{endless:,} speedups are infinite, not a number or not above 0: these samples"
+        " count as not timed." * bool(endless),
+    }
+    return {name: said for name, said in found.items() if said}
+
+
+def within_tokens(frame: pl.DataFrame, limit: int) -> pl.DataFrame:
+    """The verdicts as they would be with answers of at most `limit` completion tokens: a longer one
+    is no answer. Tasks that scoring leaves out are left out here, by the verdicts as they are."""
+    known = frame.filter(~pl.col("task_id").is_in(excluded_tasks(frame)))
+    over = (pl.col("completion_tokens") > limit) | (pl.col("status") == "task_error")
+    none = {name: None for name in ("timing", "outputs_match", "correctness") if name in frame}
+    return known.with_columns(
+        pl.when(over.fill_null(False)).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
+        for name, value in {"status": "no_code", "reason": "truncated", **none}.items()
+    )
+
+
+def unknown_lengths(frame: pl.DataFrame) -> dict[str, int]:
+    """model -> how many of its right answers have no token count; models without any are left
+    out."""
+    right = (pl.col("status") == "correct") | (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value)
+    rows = frame.filter(right, pl.col("completion_tokens").is_null())
+    return dict(rows["model"].value_counts().iter_rows())
 
 
 def baselines_of(frame: pl.DataFrame) -> tuple[Baseline, ...]:
@@ -209,11 +260,17 @@ def why_not(samples: Samples, k: int) -> str:
     )
 
 
+def _is_ratio(speedup: float) -> bool:
+    """Whether a speedup is a finite number above 0: any other says nothing of the time."""
+    return 0 < speedup < math.inf
+
+
 def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline) -> Sample:
     """For "concur" this mirrors Verdict.correct_any, Verdict.correct_custom and Verdict.speedup."""
     timing = row["timing"] or {}
     timing = timing if baseline == "eager" else timing.get("compiled") or {}
     speedup = timing.get("speedup") or 0.0
+    speedup = speedup if _is_ratio(speedup) else 0.0
     custom = row["status"] == "correct"
     if rule == "concur":
         alien = row["reason"] == Reason.NO_CUSTOM_KERNEL and row["outputs_match"] is True

@@ -14,7 +14,13 @@ from typing import Any
 import polars as pl
 
 from kernels_eval.records import Reason
-from tasks.benchmark.samples import TRACKS, baselines_of, excluded_tasks, uncompiled_tasks
+from tasks.benchmark.samples import (
+    TRACKS,
+    baselines_of,
+    excluded_tasks,
+    remarks,
+    uncompiled_tasks,
+)
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
 from tasks.benchmark.tables import pivoted
 from tasks.reporting.text import interval, table
@@ -73,6 +79,7 @@ def tabulate(
                 "task_errors": excluded_tasks(own),
             }
         )
+    notes += remarks(frame).values()
     tasks = sorted(set(frame["task_id"]) & known.keys())
     return {
         "schema_version": SCHEMA_VERSION,
@@ -146,7 +153,7 @@ def _groups(frame: pl.DataFrame, levels: Mapping[str, int]) -> dict[str, pl.Data
 def _untimed(frame: pl.DataFrame) -> set[str]:
     """Models that have correct samples, but no speedup of any."""
     correct = frame.filter(pl.col("status") == "correct")
-    timed = correct.filter(pl.col("timing").struct.field("speedup").is_not_null())
+    timed = correct.filter(pl.col("timing").struct.field("speedup").is_finite())
     return set(correct["model"]) - set(timed["model"])
 
 

@@ -27,7 +27,7 @@ from tasks.benchmark.metrics import (
     bootstrap_interval,
     hierarchical_interval,
     mean,
-    wilson_interval,
+    rate_interval,
 )
 from tasks.benchmark.samples import (
     RULE_COLUMNS,
@@ -54,12 +54,14 @@ class ScoreRow(Record):
     """One number of one model on one track. Rates are shares in [0, 1], the geometric mean is a
     ratio; both are None where unsupported.
 
-    `lower` and `upper` bound `value` with 95 % confidence by the named method: a bootstrap over
-    tasks (or "hierarchical": over tasks, then samples within them), or Wilson's interval with one
-    trial a task where all tasks agree and the bootstrap would collapse to a point. `baseline` is
-    what speedups are against: PyTorch as the task is written, or the same under torch.compile.
-    `missing` counts tasks that other models of the same frame answered and this one did not. Where
-    `value` is None, `why_not` says why.
+    `lower` and `upper` bound `value` with 95 % confidence by the named method: "plus_four"
+    (`metrics.rate_interval`) for rates, or on request "hierarchical" (a bootstrap over tasks, then
+    samples within them); for speedups a "bootstrap" over tasks. Tables of older versions have rates
+    by the bootstrap, and by "wilson" where all tasks agree. `baseline` is what speedups are
+    against: PyTorch as the task is written, or the same under torch.compile. `token_limit`: answers
+    of more completion tokens count as none; None: answers as they are. `missing` counts tasks that
+    other models of the same frame answered and this one did not. Where `value` is None, `why_not`
+    says why.
     """
 
     model: str
@@ -69,7 +71,7 @@ class ScoreRow(Record):
     value: float | None = None
     lower: float | None = None
     upper: float | None = None
-    interval: Literal["bootstrap", "hierarchical", "wilson"] | None = None
+    interval: Literal["plus_four", "bootstrap", "hierarchical", "wilson"] | None = None
     tasks: int
     samples: int
     rule: Rule = "concur"
@@ -81,6 +83,7 @@ class ScoreRow(Record):
     missing: int = 0
     why_not: str = ""
     baseline: Baseline = "eager"
+    token_limit: int | None = None
 
 
 def score(
@@ -103,12 +106,12 @@ def score(
     `samples_by_model`). pass@k is the unbiased estimator per task (Chen et al. 2021), averaged over
     tasks; for fast_p at k, a sample passes when speedup > p. With k above the number of samples of
     any task the row is there with value None and says so. The geometric mean is over all correct,
-    timed samples of all tasks (k None); its interval is always over tasks. A task with a
-    `task_error` is left out for every model (`excluded_tasks` lists them); a task that a model has
-    no sample of is left out for that model and counted in `missing`. With the `baseline` "compile"
-    there are rows of fast_p with p above 0 and of the geometric mean only (being right has no
-    baseline), over the tasks whose reference could be timed under torch.compile; a model that was
-    not timed against it has rows without a value. Raises UsageError for a frame that
+    timed samples of all tasks (k None); its interval is always over tasks. A task whose reference
+    fails for most candidates is left out for every model (`excluded_tasks`); a task that a model
+    has no sample of is left out for that model and counted in `missing`. With the `baseline`
+    "compile" there are rows of fast_p with p above 0 and of the geometric mean only (being right
+    has no baseline), over the tasks whose reference could be timed under torch.compile; a model
+    that was not timed against it has rows without a value. Raises UsageError for a frame that
     `samples_by_model` refuses.
     """
     rows: list[ScoreRow] = []
@@ -228,18 +231,16 @@ def _rate(
     each = rates(samples, track, p, k)
     if each is None:
         return {"why_not": why_not(samples, k)}
-    value = mean(each)
-    if over == "tasks":
-        interval = bootstrap_interval(each, mean, seed=seed, resamples=resamples, level=LEVEL)
-    else:
+    value, interval = mean(each), None
+    if over == "tasks_and_samples":
         passed = [sum(s.passes(track, p) for s in group) for group in samples.values()]
         sizes = [len(group) for group in samples.values()]
         interval = hierarchical_interval(
             passed, sizes, k, seed=seed, resamples=resamples, level=LEVEL
         )
     if interval is not None:
-        return _bounds(value, interval, "bootstrap" if over == "tasks" else "hierarchical")
-    return _bounds(value, wilson_interval(min(value, 1.0) * len(each), len(each), LEVEL), "wilson")
+        return _bounds(value, interval, "hierarchical")
+    return _bounds(value, rate_interval(each, LEVEL), "plus_four")
 
 
 def _geometric_mean(samples: Samples, track: Track, seed: int, resamples: int) -> dict[str, Any]:

@@ -6,23 +6,39 @@ shown plays no part. Does not look at how the answers came about.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import polars as pl
 import pyarrow as pa
 
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.benchmark.samples import Baseline, baselines_of
+from tasks.benchmark.samples import (
+    Baseline,
+    baselines_of,
+    excluded_tasks,
+    remarks,
+    unknown_lengths,
+    within_tokens,
+)
 from tasks.benchmark.scoring import ScoreRow, score
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
-TYPES = {"k": "int64", "tasks": "int64", "samples": "int64", "missing": "int64"} | {
+TYPES = {
+    "k": "int64",
+    "tasks": "int64",
+    "samples": "int64",
+    "missing": "int64",
+    "token_limit": "int64",
+} | {
     **dict.fromkeys(("value", "lower", "upper"), "double"),
     "degenerate_counted": "bool",
 }
 COLUMNS = """model track metric k value lower upper interval tasks samples rule over why_not
-    degenerate_counted missing baseline"""
+    degenerate_counted missing baseline token_limit"""
 SCORES = pa.schema(
     [(name, pa.type_for_alias(TYPES.get(name, "string"))) for name in COLUMNS.split()]
 )
@@ -39,14 +55,25 @@ class Answers(Record):
 
 
 def answers_frame(answers: list[Answers]) -> pl.DataFrame:
-    """One row a verdict with its model: what scoring and diagnosis read."""
+    """One row a verdict with its model and the tokens of its answer: what scoring and diagnosis
+    read."""
+    lengths = ["candidate_id", "completion_tokens"]
     frames = [
         a.verdicts.open()
         .read(columns=READ, unique="candidate_id")
         .with_columns(pl.lit(a.model).alias("model"))
+        .join(
+            a.candidates.open().read(columns=lengths, unique="candidate_id"),
+            on="candidate_id",
+            how="left",
+            maintain_order="left",
+        )
         for a in answers
     ]
-    return pl.concat(frames, how="diagonal_relaxed")
+    frame = pl.concat(frames, how="diagonal_relaxed")
+    if lengths[1] in frame.columns:
+        return frame
+    return frame.with_columns(completion_tokens=pl.lit(None, pl.Int64))  # as tables may come
 
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
@@ -60,29 +87,53 @@ def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
 
 def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
     """A finished snapshot of scores, one row per model, track, metric and k, and where verdicts
-    have times against the compiled reference, per baseline."""
+    have times against the compiled reference, per baseline; all of that again for each token limit.
+
+    Its manifest has `remarks` (`samples.remarks`) and the `excluded_tasks`.
+    """
     snapshot = planned(answers, config)
     if not snapshot.finished:
         frame = answers_frame(answers)
         rows = [
             row
+            for limit in (None, *config.token_limits)
             for baseline in baselines_of(frame)
-            for row in score(
-                frame, baseline=baseline, ks=config.ks, ps=config.ps, resamples=config.resamples
-            )
+            for row in _scored(frame, baseline, limit, config)
         ]
         snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
         snapshot.publish(
-            config=config, upstream=[a.verdicts.fingerprint for a in answers], rows=len(rows)
+            config=config,
+            upstream=[a.verdicts.fingerprint for a in answers],
+            rows=len(rows),
+            extra={"remarks": remarks(frame), "excluded_tasks": excluded_tasks(frame)},
         )
     return snapshot.ref
 
 
-def scores_of(ref: SnapshotRef, baseline: Baseline = "eager") -> list[ScoreRow]:
-    """The scores against one baseline. Tables from before there were two are all against eager
-    PyTorch."""
+def _scored(
+    frame: pl.DataFrame, baseline: Baseline, limit: int | None, config: BenchmarkConfig
+) -> list[ScoreRow]:
+    asked: dict[str, Any] = {"ks": config.ks, "ps": config.ps, "resamples": config.resamples}
+    if limit is None:
+        return score(frame, baseline=baseline, **asked)
+    unknown, found = unknown_lengths(frame), []
+    for row in score(within_tokens(frame, limit), baseline=baseline, **asked):
+        change: dict[str, Any] = {"token_limit": limit}
+        if row.model in unknown:
+            change |= dict.fromkeys(("value", "lower", "upper", "interval"))
+            change["why_not"] = f"{unknown[row.model]:,} of its right answers have no token count"
+        found.append(row.model_copy(update=change))
+    return found
+
+
+def scores_of(
+    ref: SnapshotRef, baseline: Baseline = "eager", limits: Sequence[int | None] = (None,)
+) -> list[ScoreRow]:
+    """The scores against one baseline with these token limits (None: answers as they are). Tables
+    from before there were several are all against eager PyTorch."""
     rows = [
         {name: value for name, value in row.items() if (name, value) != ("baseline", None)}
         for row in ref.open().read().to_dicts()
     ]
-    return [row for row in map(ScoreRow.model_validate, rows) if row.baseline == baseline]
+    known = map(ScoreRow.model_validate, rows)
+    return [row for row in known if row.baseline == baseline and row.token_limit in limits]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 Strategy = Literal[
     "concur",
     "concur_without_conciseness",
     "concur_without_speedup",
     "concur_without_balance",
+    "concur_two_correct",
     "shuffled_reasoning",
     "min_length",
     "max_length",
@@ -73,6 +74,14 @@ class CurationConfig(BaseModel):
             " The balanced strategies aim at the same share, or take that number at most"
         ),
     )
+    criterion_sizes: tuple[PositiveInt, PositiveInt, NonNegativeInt] | None = Field(
+        default=None,
+        description=(
+            "how many samples criteria a, b and c take, where there are as many; of more, those"
+            " that are drawn. It takes the place of single_operator_quota in concur and its"
+            " controls. The paper's: 3934, 414, 544"
+        ),
+    )
     require_speedup_lower_above: float | None = Field(
         default=None,
         ge=0,
@@ -105,6 +114,13 @@ class CurationConfig(BaseModel):
             " prompt, which they did not answer"
         ),
     )
+    cut_off_answers: bool = Field(
+        default=False,
+        description=(
+            "take answers that the token limit cut off too. Training gives them no end token,"
+            " which their model did not write"
+        ),
+    )
     exclude_flags: tuple[Flag, ...] = Field(
         default=(),
         description=(
@@ -112,13 +128,6 @@ class CurationConfig(BaseModel):
             " strategy"
         ),
     )
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a set depends on: all keys but `exclude_flags` where it is left at its default,
-        which keeps the fingerprints of versions before it."""
-        without = () if self.exclude_flags else ("exclude_flags",)
-        return self.model_dump(mode="json", exclude=set(without))
 
 
 class QualityConfig(BaseModel):

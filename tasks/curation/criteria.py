@@ -55,9 +55,9 @@ def is_fastest(equal: Equality = "exact") -> pl.Expr:
 
 
 def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
-    """(b): every correct sample with speedup > min_speedup (strictly), however long its
-    reasoning."""
-    return eligible.filter(min_speedup < SPEEDUP)
+    """(b): every correct sample with speedup > min_speedup (strictly), however long its reasoning;
+    of equal kernels of a task the lowest sample_index."""
+    return distinct(eligible.filter(min_speedup < SPEEDUP))
 
 
 def single_operator(
@@ -97,13 +97,16 @@ def best_per_task(
 
 def ranked(pool: pl.DataFrame, order: Order, max_per_task: int | None) -> pl.DataFrame:
     """The pool in the order in which a baseline takes from it, at most `max_per_task` of each task:
-    those that come first.
+    those that come first, and of equal kernels the first.
 
     Ties are drawn, so that no second criterion comes in. "speedup" leaves out samples that were not
     timed.
     """
     rows = pool.filter(SPEEDUP > 0) if order == "speedup" else pool
     rows = rows.sort(*ORDERS[order], "_draw", "candidate_id")
+    if max_per_task == 1:  # no kernel twice
+        return first_per_task(rows)
+    rows = distinct(rows)
     if max_per_task is None:
         return rows
     return rows.filter(pl.int_range(pl.len()).over("task_id") < max_per_task)
@@ -129,6 +132,11 @@ def first_per_task(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.unique(subset="task_id", keep="first", maintain_order=True)
 
 
+def distinct(rows: pl.DataFrame) -> pl.DataFrame:
+    """The first row of each kernel, in the order of the rows."""
+    return rows.unique(subset="_kernel", keep="first", maintain_order=True)
+
+
 def without(rows: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """The rows that are not in `taken`, in their order."""
-    return rows.join(taken.select("_row"), on="_row", how="anti", maintain_order="left")
+    """The rows whose kernel is not in `taken`, in their order."""
+    return rows.join(taken.select("_kernel"), on="_kernel", how="anti", maintain_order="left")

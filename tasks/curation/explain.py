@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.criteria import is_fastest, ranked
-from tasks.curation.pool import drawn, eligible_samples
+from tasks.curation.pool import CUT_OFF, drawn, eligible_samples, ends
 from tasks.curation.strategies import (
     ANY_OPERATOR,
     BASELINES,
@@ -35,6 +35,7 @@ CONCUR = (CONCISE_AND_FAST, HIGH_SPEEDUP, SINGLE_OPERATOR)
 CHECKS: dict[str, tuple[str, ...]] = {  # the criteria of each rule, in the order in which it looks
     "concur": CONCUR,
     "shuffled_reasoning": CONCUR,
+    "concur_two_correct": CONCUR,
     "concur_without_balance": (CONCISE_AND_FAST, HIGH_SPEEDUP, ANY_OPERATOR),
     "concur_without_conciseness": (HIGH_SPEEDUP, FASTEST, SINGLE_OPERATOR),
     "concur_without_speedup": (SHORTEST, SINGLE_OPERATOR),
@@ -66,6 +67,7 @@ def explain(frame: pl.DataFrame, config: CurationConfig, candidate_id: str) -> E
             "give a candidate_id of the verdicts",
         )
     row = found.row(0, named=True)
+    row["_ends"] = ends(frame).filter(frame["candidate_id"] == candidate_id)[0]
     pool = drawn(eligible_samples(frame, config), config.seed)
     criterion = None
     if refusal := _not_eligible(row, config):
@@ -91,6 +93,8 @@ def _not_eligible(row: dict[str, Any], config: CurationConfig) -> str | None:
     if not config.later_turns and (row.get("turn") or 1) > 1:
         asked = f"it answers a follow-up (turn {row['turn']}), not its task's first prompt"
         return f"{asked}: later_turns is off"
+    if not config.cut_off_answers and row["_ends"] in CUT_OFF:
+        return f"its answer is {row['_ends']}: cut_off_answers is off"
     if raised := [name for name in config.exclude_flags if name in row["trace_flags"]]:
         return f"left out: trace flag {', '.join(raised)} (exclude_flags)"
     return None if row["reasoning_tokens"] > 0 else "it has no reasoning to train on"
@@ -142,6 +146,12 @@ class _Case:
         return f"the lower bound of its speedup, {lower:.4g}, is not above {bound:g} {which}"
 
     def _of_criterion(self, name: str, took: bool) -> Iterator[str]:
+        equal = self.whole.filter(pl.col("candidate_id") != self.id, _kernel=self.me["_kernel"])
+        if equal.height and not took:
+            yield f"its kernel is that of {equal['candidate_id'][0]}, which was taken"
+        if self.config.criterion_sizes and name in CONCUR and not took:
+            most = self.config.criterion_sizes[CONCUR.index(name)]
+            yield f"criterion_sizes takes {most:,} at most"
         if name == HIGH_SPEEDUP:
             speedup, least = self.me["_speedup"], self.config.min_speedup
             above = "above" if speedup > least else "not above"
@@ -151,6 +161,8 @@ class _Case:
             yield self._length()
         if name in (CONCISE_AND_FAST, FASTEST):
             yield self._speed("exact" if name == FASTEST else self.config.equal_speedups)
+        if name == CONCISE_AND_FAST and self.config.strategy == "concur_two_correct":
+            yield f"its task has {self.me['_rivals']} correct, and two are demanded"
         rows = self.whole.filter(criterion=name)
         winner = rows.filter(pl.col("candidate_id") != self.id, task_id=self.me["task_id"])
         seed = f"(seed {self.config.seed})"

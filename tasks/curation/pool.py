@@ -27,7 +27,10 @@ COLUMNS = (
     *("candidate_id", "task_id", "status", "timing", "reference_operators"),
     *("generator", "sample_index", "reasoning_tokens"),
 )
-OPTIONAL = ("schema_version", "turn", "custom_kernels", "reason", "trace_flags")
+OPTIONAL = (
+    *("schema_version", "turn", "custom_kernels", "reason", "trace_flags", "kernel"),
+    *("finish_reason", "finish_guessed", "completion_tokens", "max_tokens"),
+)
 TEXT = (pl.String, pl.Categorical, pl.Enum)
 KINDS = {
     **dict.fromkeys(("candidate_id", "task_id", "status"), "text"),
@@ -53,7 +56,10 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
     (`require_...`). A correct answer whose reasoning is empty (a response that lost its think tags)
     has no trace to train on, and its zero tokens would make it the shortest of its task: it is left
     out. A sample with one of `exclude_flags` is left out as if it had never been drawn: another of
-    its task may be the shortest or fastest then. A candidate_id that occurs twice counts once.
+    its task may be the shortest or fastest then; the same holds for an answer that the token limit
+    cut off (`ends`). `_kernel` is the same for equal kernels of a task (the frame's `kernel`, where
+    it is known). `_rivals`: the samples of its task in the pool. A candidate_id that occurs twice
+    counts once.
 
     Raises UsageError for missing columns and columns of another kind, rows without an id, verdicts
     of different or newer schema versions, a correct sample without reasoning_tokens, and where no
@@ -66,10 +72,13 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
         first = pl.col("turn").fill_null(1) == 1  # older snapshots have no turns
     # no flags and no error: there is no correct sample either
     clean = without_flags(config) if "trace_flags" in frame.columns else pl.lit(True)
+    kernel = pl.col("kernel") if "kernel" in frame.columns else pl.lit(None, pl.String)
+    whole = pl.lit(True) if config.cut_off_answers else ~pl.col("_ends").is_in(CUT_OFF)
     correct = (
         frame.select(name for name in (*COLUMNS, *OPTIONAL) if name in frame.columns)
+        .with_columns(_ends=ends(frame))
         .with_row_index("_row")
-        .filter(pl.col("status") == "correct", first, clean)
+        .filter(pl.col("status") == "correct", first, clean, whole)
         .unique(subset="candidate_id", keep="first", maintain_order=True)
     )
     _refuse(_unusable_lengths(correct))
@@ -87,9 +96,44 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
             *("_speedup", "_speedup_lower", "_speedup_upper"),
             demanded(config).alias("_sure"),
             is_single_operator(pl.col("reference_operators")).alias("_single"),
+            pl.coalesce(kernel, pl.col("candidate_id").cast(pl.String)).alias("_kernel"),
+            pl.len().over("task_id").alias("_rivals"),
         )
         .sort("task_id", "sample_index", "candidate_id")
     )
+
+
+CUT_OFF = ("cut off (recorded)", "cut off (guessed from the text)", "cut off (guessed from tokens)")
+
+
+CUT_REASONS = ("length", "max_tokens", "max_length")
+ENDED_REASONS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
+"""Finish reasons as servers name them, in small letters."""
+
+
+def ends(frame: pl.DataFrame) -> pl.Series:
+    """Why each answer ended: one of `CUT_OFF`, "by itself", or "unknown".
+
+    Where no finish_reason is known (or it is none of `CUT_REASONS` and `ENDED_REASONS`), an answer
+    of exactly max_tokens was cut off, and so was one as long as its generator's longest where
+    answers to several tasks have that length. Any other is unknown.
+    """
+    given = ("finish_reason", "finish_guessed", "completion_tokens", "max_tokens")
+    known = frame.with_columns(pl.lit(None).alias(n) for n in given if n not in frame.columns)
+    reason = pl.col("finish_reason").cast(pl.String).str.to_lowercase()
+    tokens = pl.col("completion_tokens")
+    longest = tokens == tokens.max().over("generator")
+    shared = longest & (pl.col("task_id").n_unique().over("generator", tokens) > 1)
+    guessed = pl.col("finish_guessed").cast(pl.Boolean).fill_null(False)
+    return known.select(
+        _ends=pl.when(reason.is_in(CUT_REASONS))
+        .then(pl.when(guessed).then(pl.lit(CUT_OFF[1])).otherwise(pl.lit(CUT_OFF[0])))
+        .when(reason.is_in(ENDED_REASONS))
+        .then(pl.lit("by itself"))
+        .when((tokens == pl.col("max_tokens")) | shared)
+        .then(pl.lit(CUT_OFF[2]))
+        .otherwise(pl.lit("unknown"))
+    ).to_series()
 
 
 def demanded(config: CurationConfig) -> pl.Expr:

@@ -9,8 +9,9 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.flags import counted
-from tasks.curation.pool import without_flags
-from tasks.curation.strategies import curate
+from tasks.curation.kernels import EqualKernels, equal_left_out, same_text, with_kernels
+from tasks.curation.pool import CUT_OFF, eligible_samples, ends, without_flags
+from tasks.curation.strategies import CONCISE_AND_FAST, curate
 from tasks.curation.tables import (
     curated_rows,
     deciding,
@@ -41,11 +42,16 @@ def planned(
     config: CurationConfig,
     workloads: SnapshotRef | None = None,
     flags: SnapshotRef | None = None,
+    equal: EqualKernels | None = same_text,
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     upstream = _upstream(verdicts, candidates, tasks, workloads, flags)
-    key = fingerprint(STAGE, config.identity, upstream, CURATION_VERSION)
-    return Snapshot(verdicts.root, STAGE, key)
+    identity = [config.model_dump(mode="json"), _compared_by(equal)]
+    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, identity, upstream, CURATION_VERSION))
+
+
+def _compared_by(equal: EqualKernels | None) -> str:
+    return "nothing" if equal is None else "texts" if equal is same_text else "programs"
 
 
 def run(
@@ -55,20 +61,23 @@ def run(
     config: CurationConfig,
     workloads: SnapshotRef | None = None,
     flags: SnapshotRef | None = None,
+    equal: EqualKernels | None = same_text,
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CURATED, each row labelled with the criterion that took
     it.
 
     `workloads` name the operators of tasks whose verdicts name none; the manifest's
     `operators_from` counts the correct samples by where those are from. `flags` are the flaws of
-    the traces; the manifest's `trace_flags` counts them (`flag_counts`). Raises UsageError where
-    nothing is taken, and as `curate` does.
+    the traces; the manifest's `trace_flags` counts them (`flag_counts`). `equal` finds equal
+    kernels of a task, of which one is taken; None: all are. The manifest's other counts are those
+    of `told_of`. Raises UsageError where nothing is taken, and as `curate` does.
     """
-    snapshot = planned(verdicts, candidates, tasks, config, workloads, flags)
+    snapshot = planned(verdicts, candidates, tasks, config, workloads, flags, equal)
     if snapshot.finished:
         return snapshot.ref
     others = (ref.open() if ref else None for ref in (workloads, flags))
     frame = deciding(verdicts.open(), candidates.open(), *others)
+    frame = with_kernels(frame, config, candidates.open(), equal)
     taken = curate(frame, config)
     if taken.is_empty():
         raise nothing_taken(frame, config)
@@ -86,6 +95,7 @@ def run(
             "criterion_counts": counts,
             "operators_from": operators_from(frame),
             "trace_flags": flag_counts(frame, taken, config),
+            **told_of(frame, taken, config),
         },
     ).ref
 
@@ -109,6 +119,28 @@ def flag_counts(
     return {"correct": counted(correct), "taken": counted(taken), "left_out": out}
 
 
+def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
+    """What a reader of a training set must know of its choice, as counts.
+
+    `answers_end`: how many correct samples ended in which way (`tasks.curation.pool.ends`), and how
+    many were `left_out` since the token limit cut them off. `equal_kernels`: how many samples were
+    compared, and those `left_out` for an equal one. `concise_and_fast_tasks`: the tasks of
+    criterion a, and those whose only correct sample it took. `without_status`: verdicts that have
+    none, which count as not correct.
+    """
+    endings = ends(frame).filter((frame["status"] == "correct").fill_null(False))
+    counts = {str(name): count for name, count in endings.value_counts().iter_rows()}
+    cut = 0 if config.cut_off_answers else sum(counts.get(name, 0) for name in CUT_OFF)
+    winners = taken.filter(pl.col("criterion") == CONCISE_AND_FAST).select("candidate_id")
+    rivals = eligible_samples(frame, config).join(winners, on="candidate_id", how="semi")["_rivals"]
+    return {
+        "answers_end": {"correct": dict(sorted(counts.items())), "left_out": cut},
+        "equal_kernels": equal_left_out(frame, taken),
+        "concise_and_fast_tasks": {"all": len(rivals), "one_correct": int((rivals == 1).sum())},
+        "without_status": frame["status"].null_count(),
+    }
+
+
 def operators_from(frame: pl.DataFrame) -> dict[str, int]:
     """How many correct samples have their task's operators from a verdict, from its workload, or
     from nowhere ("unknown")."""
@@ -119,10 +151,13 @@ def operators_from(frame: pl.DataFrame) -> dict[str, int]:
 def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> UsageError:
     """The error of an empty training set, with the likeliest fix."""
     correct = frame.filter(pl.col("status") == "correct")
+    whole = correct.filter(~ends(correct).is_in(CUT_OFF))
     fix = "lower curation.min_speedup or verify more candidates"
     if correct.height:
         if correct.filter(without_flags(config)).is_empty():
             fix = "every correct one has a trace flag of exclude_flags: exclude fewer"
+        elif whole.is_empty() and not config.cut_off_answers:
+            fix = "the token limit cut all correct ones off: raise max_tokens"
         elif _only_follow_ups(correct) and not config.later_turns:
             fix = "all correct ones answer follow-ups: curation.later_turns=true takes those too"
     return UsageError(

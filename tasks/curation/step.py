@@ -6,6 +6,7 @@ from prefect import task
 
 from tasks.curation import flags, stage
 from tasks.curation.config import CurationConfig, QualityConfig
+from tasks.curation.kernels import EqualKernels, same_text
 from tasks.policy import rows_of, sentence, stage_options
 from tasks.store.snapshot import SnapshotRef
 
@@ -40,5 +41,6 @@ def curate(
     config: CurationConfig,
     workloads: SnapshotRef | None = None,
     flags: SnapshotRef | None = None,
+    equal: EqualKernels | None = same_text,
 ) -> SnapshotRef:
-    return stage.run(verdicts, candidates, tasks, config, workloads, flags)
+    return stage.run(verdicts, candidates, tasks, config, workloads, flags, equal)

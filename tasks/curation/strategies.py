@@ -7,9 +7,10 @@ single operators.
 Guarantees: all strategies take from the same pool (`pool.eligible_samples`), each sample once, in
 an order that depends on the data and the seed alone, whatever the order of the rows. concur itself
 draws nothing; the seed matters to it only where a size thins it. A control has as many samples as
-concur under each criterion, where there are enough. Does not guarantee that a size is reached, nor
-that single operators and fusions end up equal: (c) adds at most one sample a task and only ever
-adds single operators.
+concur under each criterion, where there are enough (concur_two_correct has fewer by (a)); no kernel
+of a task that is known to equal another (the frame's `kernel`) is taken beside it. Does not
+guarantee that a size is reached, nor that single operators and fusions end up equal: (c) adds at
+most one sample a task and only ever adds single operators.
 
 docs/explanation/curation.md says what each strategy controls for.
 """
@@ -37,7 +38,7 @@ from tasks.curation.criteria import (
     single_operator,
     without,
 )
-from tasks.curation.pool import Array, drawn, eligible_samples
+from tasks.curation.pool import CUT_OFF, Array, drawn, eligible_samples, ends
 
 # What the column `criterion` says.
 CONCISE_AND_FAST, HIGH_SPEEDUP = "concise_and_fast", "high_speedup"
@@ -54,6 +55,9 @@ def curate(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     samples to shuffle are of one task.
     """
     taken = select(eligible_samples(frame, config), config)
+    if config.cut_off_answers:  # what training reads, however it is known
+        cut = pl.when(ends(frame).is_in(CUT_OFF)).then(pl.lit("length"))
+        frame = frame.with_columns(finish_reason=cut)
     rows = frame[taken["_row"]].with_columns(taken["criterion"])
     if config.strategy != "shuffled_reasoning":
         return rows
@@ -74,16 +78,28 @@ def select(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 # -- the paper's rule and its controls -------------------------------------------------------------
 
 
-def concur(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
-    """All of (a), then (b), then (c): a sample is labelled with the first that took it."""
+def concur(pool: pl.DataFrame, config: CurationConfig, least: int = 1) -> pl.DataFrame:
+    """All of (a), then (b), then (c), or as many as `criterion_sizes` says: a sample is labelled
+    with the first that took it. (a) looks at tasks with `least` correct samples."""
     # (a) is decided among all correct samples: a strict demand may refuse the winner, never crown
     # another
-    winners = concise_and_fast(pool, config.equal_speedups).filter("_sure")
-    sure = pool.filter("_sure")
-    taken = _named(winners, CONCISE_AND_FAST)
-    taken = _added(taken, high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
+    winners = concise_and_fast(pool, config.equal_speedups)
+    winners = winners.filter("_sure", pl.col("_rivals") >= least)
+    sure, sizes = pool.filter("_sure"), config.criterion_sizes
+    taken = _named(_draw(winners, sizes[0]) if sizes else winners, CONCISE_AND_FAST)
+    fast = without(high_speedup(sure, config.min_speedup), taken)
+    taken = _added(taken, _draw(fast, sizes[1]) if sizes else fast, HIGH_SPEEDUP)
+    if sizes:
+        singles = best_per_task(sure.filter("_single"), taken, SHORTEST_THEN_FASTEST)
+        return _added(taken, singles.head(sizes[2]), SINGLE_OPERATOR)
     singles = single_operator(sure, taken, config.single_operator_quota)
     return _added(taken, singles, SINGLE_OPERATOR)
+
+
+def concur_two_correct(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
+    """concur whose (a) leaves out tasks with one correct sample, which is the shortest and the
+    fastest whatever it is like."""
+    return concur(pool, config, least=2)
 
 
 def concur_without_conciseness(pool: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
@@ -91,7 +107,10 @@ def concur_without_conciseness(pool: pl.DataFrame, config: CurationConfig) -> pl
     concur takes by (a) alone; then (c) with the fastest samples of single-operator tasks, as many
     as concur adds."""
     like, sure = concur(pool, config), pool.filter("_sure")
-    fast = _named(high_speedup(sure, config.min_speedup), HIGH_SPEEDUP)
+    chosen = like.filter(pl.col("criterion") != SINGLE_OPERATOR).select("_kernel")
+    fast = high_speedup(sure, config.min_speedup)
+    fast = fast.join(chosen, on="_kernel", how="semi", maintain_order="left")
+    fast = _named(fast, HIGH_SPEEDUP)
     alone = without(like.filter(criterion=CONCISE_AND_FAST), fast).height
     timed = pool.filter(SPEEDUP > 0)
     winners = best_per_task(timed, pool.clear(), [-SPEEDUP]).filter("_sure")
@@ -125,6 +144,7 @@ RULES: dict[str, Callable[[pl.DataFrame, CurationConfig], pl.DataFrame]] = {
     "concur_without_conciseness": concur_without_conciseness,
     "concur_without_speedup": concur_without_speedup,
     "concur_without_balance": concur_without_balance,
+    "concur_two_correct": concur_two_correct,
     "shuffled_reasoning": concur,
 }
 

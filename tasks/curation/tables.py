@@ -15,7 +15,11 @@ from tasks.operators import is_single_operator
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED
 
-DECIDING = (*COLUMNS, *OPTIONAL)
+DECIDING = tuple(
+    {"max_tokens": "sampling.max_tokens"}.get(name, name)
+    for name in (*COLUMNS, *OPTIONAL)
+    if name != "kernel"
+)
 TEXTS = ("candidate_id", "language", "reasoning", "answer", "code")
 FLAG_SCHEMA = {"candidate_id": pl.String(), "trace_flags": pl.List(pl.String())}
 

@@ -8,7 +8,7 @@ samples.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import polars as pl
 
@@ -58,10 +58,11 @@ def deduplicate_samples(
         same_text=first.over("task_id", pl.col("code").str.strip_chars())
     )
     parsed = coded.filter(name == pl.col("same_text")).filter(pl.len().over("task_id") > 1)
-    keys = [
-        canonical(code, entry_point).normalised or own
-        for own, code in parsed.select("candidate_id", "code").iter_rows()
-    ]
+    forms = (
+        (own, canonical(code, entry_point)) for own, code in parsed[["candidate_id", "code"]].rows()
+    )
+    # without its class a program has nothing to be compared by
+    keys = [form.normalised if form.normalised and form.words else own for own, form in forms]
     program = pl.Series("key", keys, dtype=pl.String)
     equal = parsed.select(same_text=name, equals=first.over("task_id", program))
     found = (
@@ -75,6 +76,12 @@ def deduplicate_samples(
     removed = found.select(name, level, "equals", similarity=1.0).rows()
     kept = rows.join(found, on="candidate_id", how="anti", maintain_order="left")
     return _compared(kept["candidate_id"].to_list(), removed, SAMPLE_LEVELS)
+
+
+def equal_kernels(config: DeduplicationConfig) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
+    """`deduplicate_samples` as curation takes it: of rows (candidate_id, task_id, code) those that
+    equal another, and which. None where the configuration does not ask for it."""
+    return (lambda rows: deduplicate_samples(rows, config).removed) if config.enabled else None
 
 
 def _compared(

@@ -92,7 +92,7 @@ def load(location: str | Path, wanted: Collection[str] | None = None) -> list[Ke
     for where, task in _found(location, path, wanted):
         if tasks.setdefault(task.task_id, task) != task:
             raise UsageError(
-                f"{shown(where)} holds another program for task {task.task_id!r}",
+                f"{shown(where)} gives task {task.task_id!r} a second program",
                 "give every task one program",
             )
     return list(tasks.values())

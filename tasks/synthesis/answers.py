@@ -44,7 +44,11 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> dic
         turn=request.turn,
         parent=request.parent,
     )
-    raw = {"separated_reasoning": response.reasoning, "request_key": request.request_key}
+    raw = {
+        "separated_reasoning": response.reasoning,
+        "request_key": request.request_key,
+        "finish_guessed": response.finish_guessed,
+    }
     return candidate.model_dump(mode="json") | raw
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Reason, Record
@@ -118,12 +118,24 @@ def _without_answer(thought: str, *, closed: bool, finish_reason: str | None) ->
 
 
 def is_unfinished(text: str) -> bool:
-    """Whether a recorded response breaks off: a think block or its last fence was never closed.
-    Replaces a finish reason that was not recorded."""
+    """Whether a recorded response breaks off: a think block or its last fence was never closed, or
+    the prose after its last block ends with a letter, a digit or a comma. Replaces a finish reason
+    that was not recorded."""
     thought, answer = _split(clean_text(text))
-    if answer is None:
-        return THINK_OPEN in thought or _scan(thought).unclosed
-    return _scan(answer).unclosed
+    if answer is None and THINK_OPEN in thought:
+        return True
+    rest = thought if answer is None else answer
+    scan = _scan(rest)
+    if scan.unclosed or not scan.blocks:
+        return scan.unclosed
+    _, _, prose = rest[scan.blocks[-1].end :].partition("\n")
+    end = prose.rstrip()[-1:]
+    return end == "," or end.isalnum()
+
+
+def guessed_finish(text: str) -> dict[str, Any]:
+    """`finish_reason` and `finish_guessed` of a response whose finish reason was not recorded."""
+    return {"finish_reason": "length" if is_unfinished(text) else "stop", "finish_guessed": True}
 
 
 def clean_text(text: str) -> str:

@@ -16,7 +16,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.sources import bundled
 from tasks.sources.files import existing, read_parquet
-from tasks.synthesis.parsing import is_unfinished
+from tasks.synthesis.parsing import guessed_finish
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
 COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
@@ -33,11 +33,8 @@ class RecordedSampler(Sampler):
         for request in requests:
             text = self._text(request) if request.turn == 1 else None
             if text is not None:
-                yield Response(
-                    request_key=request.request_key,
-                    text=text,
-                    finish_reason="length" if is_unfinished(text) else "stop",
-                )
+                known = guessed_finish(text)
+                yield Response(request_key=request.request_key, text=text, **known)
 
     def _text(self, request: Request) -> str | None:
         names = {task.task_id: task.name for task in bundled.load("all")}

@@ -42,13 +42,14 @@ class Requests(Protocol):
 
 class Response(Record):
     """What came back, as the generator said it. `reasoning` only where the server separates it;
-    token counts None where unknown."""
+    token counts None where unknown. `finish_guessed`: the text says it, nobody recorded it."""
 
     request_key: str
     text: str
     reasoning: str | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
+    finish_guessed: bool | None = None
 
 
 class Sampler:

@@ -38,7 +38,7 @@ from tasks.sources.files import first_line, number_of, shown
 from tasks.sources.tables import unusable
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.synthesis.inputs import model_of, parts_of
-from tasks.synthesis.parsing import THINK_CLOSE, is_unfinished, parse_response
+from tasks.synthesis.parsing import THINK_CLOSE, guessed_finish, parse_response
 from tasks.tables import CANDIDATES
 from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 
@@ -165,8 +165,7 @@ class CandidateTable:
                 identity = stable_hash([identity, repeats[identity]])
             elif named.setdefault(given_id, identity) != identity:
                 raise UsageError(
-                    f"{where}: candidate_id {shown(given_id)!r} stands for another candidate"
-                    " already",
+                    f"{where}: candidate_id {shown(given_id)!r} already names another candidate",
                     "give every row its own",
                 )
             try:
@@ -183,7 +182,7 @@ class CandidateTable:
                 fault = f"{where}: {shown(first_line(error))}"
                 raise UsageError(fault, "correct the row") from error
             samples[task.task_id] += 1
-            added = {"request_key": None, "given_id": given_id, "row": number}
+            added = {"request_key": None, "given_id": given_id, "row": number} | _finish(row)
             yield candidate.model_dump(mode="json") | added
 
     def _rows_in(self, language: Language, names: Sequence[str]) -> Iterator[Row]:
@@ -238,9 +237,16 @@ def _content(row: Mapping[str, Any]) -> dict[str, Any]:
         reason, response = None, code
     if reason is not None or response is None:
         return {"code": None, "parse_reason": reason or Reason.NO_CODE_BLOCK}
-    finish = row.get("finish_reason") or ("length" if is_unfinished(response) else "stop")
+    finish = row.get("finish_reason") or guessed_finish(response)["finish_reason"]
     parsed = parse_response(response, reasoning=row.get("reasoning"), finish_reason=finish)
     return parsed.model_dump()
+
+
+def _finish(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Why the answer ended, guessed where the table has its text but not the reason."""
+    if row.get("finish_reason") or row.get("response") is None:
+        return {"finish_reason": row.get("finish_reason"), "finish_guessed": None}
+    return guessed_finish(row["response"])
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Curated rows as the text a reasoning model reads and emits, and which of its tokens carry loss.
 
 Guarantees: the prompt ends exactly where generation starts and the completion is exactly what the
-model would emit from there, with the whole reasoning and the end token; both are strings, because
-conversational rows go through the chat template again and Qwen-style templates then strip the
-reasoning silently. A row that cannot be trained on is listed with its reason, never truncated and
-never repaired. Does not guarantee anything of what the text says.
+model would emit from there, with the whole reasoning, and the end token where it wrote one; both
+are strings, because conversational rows go through the chat template again and Qwen-style templates
+then strip the reasoning silently. A row that cannot be trained on is listed with its reason, never
+truncated and never repaired. Does not guarantee anything of what the text says.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ def to_prompt_completion(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list
     """One example per row of `tasks.tables.CURATED`, in order: candidate_id, prompt, completion,
     prompt_tokens, completion_tokens, body.
 
-    A row's `prompt` is the user's turn. `prompt` of the example is the chat rendered up to the
-    generation prompt; `completion` the reasoning, `</think>`, the answer and the tokenizer's end
-    token (`body` is the pair (reasoning, answer) that it was made of). White space around reasoning
-    and answer is not kept: the newlines around `</think>` are QwQ's own. Raises UsageError where
-    the tokenizer has no chat template or no end token.
+    An answer that the token limit cut off (`finish_reason` "length") gets no end token: its model
+    wrote none there. A row's `prompt` is the user's turn. `prompt` of the example is the chat
+    rendered up to the generation prompt; `completion` the reasoning, `</think>`, the answer and the
+    tokenizer's end token (`body` is the pair (reasoning, answer) that it was made of). White space
+    around reasoning and answer is not kept: the newlines around `</think>` are QwQ's own. Raises
+    UsageError where the tokenizer has no chat template or no end token.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
@@ -82,7 +83,8 @@ def to_prompt_completion(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list
         # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the
         # model itself writes the tag
         opening = "" if prompt.rstrip().endswith(THINK_OPEN) else f"{THINK_OPEN}\n"
-        completion = f"{opening}{reasoning}\n{THINK_CLOSE}\n\n{answer}{tokenizer.eos_token}"
+        end = "" if row.get("finish_reason") == "length" else tokenizer.eos_token
+        completion = f"{opening}{reasoning}\n{THINK_CLOSE}\n\n{answer}{end}"
         examples.append(
             {
                 "candidate_id": row["candidate_id"],

@@ -63,6 +63,7 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     assert any("custom kernels: affine" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_folders_of_the_cache_may_be_links(task, candidate, tmp_path, monkeypatch):
     """On another disk, say. What compilers and children may read follows the links; else every
     kernel would be `build_failed`."""
@@ -111,7 +112,7 @@ def test_a_task_without_a_model_names_file_cause_and_fix(task, candidate):
 
 def test_a_task_that_is_not_python_names_the_line(task, candidate):
     task.write_text("class Model(:\n")
-    assert_one_line(run(task, candidate), str(task), "line 1", "mend the task file")
+    assert_one_line(run(task, candidate), str(task), "line 1", "fix the task file")
 
 
 def test_a_file_that_is_not_there(task, tmp_path):

@@ -17,6 +17,14 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def recomputed(tmp_path_factory):
+    """A root of training sets and scores that the stages made of synthetic verdicts."""
+    from tests.support.recomputed import make
+
+    return make(tmp_path_factory.mktemp("recomputed"))
+
+
+@pytest.fixture(scope="session")
 def analysed(tmp_path_factory):
     """Snapshots of verdicts, of their candidates and of the analysis of both."""
     refs = planted(tmp_path_factory.mktemp("analysed"), 400)

@@ -9,8 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 import tasks
+from flows.config import load_profile
 from tasks.benchmark.config import BenchmarkConfig
+from tasks.benchmark.stage import Answers, run, scores_of
+from tasks.store import snapshots
 from tasks.versions import LOGIC
+from tests.support.recomputed import verdicts
+from tests.support.samples import line_of
 
 ROOT = Path(tasks.__file__).parent.parent
 
@@ -50,3 +55,32 @@ def test_a_fault_in_the_samples_is_the_one_that_is_told():
     with pytest.raises(ValidationError) as caught:
         BenchmarkConfig(samples_per_task=0)
     assert [error["loc"] for error in caught.value.errors()] == [("samples_per_task",)]
+
+
+def test_a_limit_of_tokens_is_scored_beside_the_answers_as_they_are(recomputed):
+    (made,) = snapshots(str(recomputed), "benchmark")
+    rows = scores_of(made.ref) + scores_of(made.ref, limits=(900,))
+    found = {
+        (row.model, row.token_limit): row for row in rows if (row.metric, row.k) == ("exec", 1)
+    }
+    assert set(found) == {("base", None), ("base", 900), ("tuned", None), ("tuned", 900)}
+    whole, cut = (found["base", limit] for limit in (None, 900))
+    assert 0 < (cut.value or 0) < (whole.value or 0)
+    assert cut.tasks == whole.tasks == 80 - len(made.manifest["excluded_tasks"])
+    assert set(made.manifest["remarks"]) == {"excluded", "task_errors"}
+
+
+def test_answers_of_unknown_length_have_no_score_at_a_limit(tmp_path):
+    rows = [row | {"completion_tokens": None} for row in verdicts(1, 20, 2)]
+    judged, candidates, _ = line_of(tmp_path, rows)
+    answers = [Answers(model="base", candidates=candidates, verdicts=judged)]
+    ref = run(answers, BenchmarkConfig(ks=(1,), token_limits=(50,), resamples=100))
+    for row in scores_of(ref, limits=(50,)):
+        assert row.value is None and "right answers have no token count" in row.why_not
+
+
+def test_the_papers_profile_scores_at_the_models_own_limit_and_at_half_of_it():
+    paper = load_profile("paper")
+    assert paper.benchmark.sampling.max_tokens == 32768
+    assert paper.benchmark.token_limits == (16384,)
+    assert paper.curation.criterion_sizes == (3934, 414, 544)

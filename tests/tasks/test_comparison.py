@@ -255,11 +255,8 @@ def test_unequal_tasks_are_paired_where_both_answered(tmp_path):
 
 def test_tasks_whose_reference_fails_count_for_nobody_and_are_named(pair, tmp_path):
     failed = {"status": "task_error", "reason": "reference_failed", "outputs_match": None}
-    broken = verdict("task-003", 0, None) | failed
-    rows = [
-        broken if row["candidate_id"] == broken["candidate_id"] else row
-        for row in drawn(0.5, tasks=40, samples=5, seed=1)
-    ]
+    rows = drawn(0.5, tasks=40, samples=7, seed=1)
+    rows = [row | (failed if row["task_id"] == "task-003" else {}) for row in rows]
     found = compared(with_answers(pair, answers(tmp_path, "t", rows, "broken")), resamples=50)
     assert found.excluded_tasks == ("task-003",) and found.tasks == 39
     assert doubts(found)["tasks left out"] == "task-003"

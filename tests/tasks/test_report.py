@@ -127,7 +127,7 @@ def hostile():
 SAID = """
 Exec@5
 n/a
-0.0 % (0.0 to 49.0)
+0.0 % (0.0 to 63.7)
 fast_2@1
 2.00x
 recorded minus base
@@ -161,10 +161,10 @@ def test_the_summary_is_the_run_in_rows():
     assert (rows["curated by concise_and_fast"], rows["curated by high_speedup"]) == ("1", "0")
     assert rows["training loss, first to last epoch"] == "2.750 to 1.750 (4 steps)"
     assert rows["recorded, custom kernel"].startswith(
-        "Exec@1 75.0 % (25.0 to 100.0), fast_1@1 75.0 %"
+        "Exec@1 75.0 % (19.2 to 100.0), fast_1@1 75.0 %"
     )
     assert (
-        rows["tuned, custom kernel"] == "Exec@1 0.0 % (0.0 to 49.0), fast_1@1 0.0 % (0.0 to 49.0)"
+        rows["tuned, custom kernel"] == "Exec@1 0.0 % (0.0 to 63.7), fast_1@1 0.0 % (0.0 to 63.7)"
     )
 
 
@@ -466,3 +466,8 @@ def test_json_is_plain_and_complete():
     again = ReportContext(**{name: data[name] for name in ReportContext.model_fields})
     assert again.scores == made.scores and again.points == made.points
     assert to_json(hostile()).isascii()
+
+
+def test_a_speedup_without_an_end_is_in_no_figure():
+    (point,) = points_of(pl.DataFrame([LINE[0] | {"timing": {"speedup": float("inf")}}]), {})
+    assert point.speedup is None and point.status == LINE[0]["status"]

@@ -1,6 +1,8 @@
 """Scores that can be worked out by hand, the difference between the tracks, and what few tasks may
 not claim."""
 
+import math
+
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
 from tasks.benchmark.comparing import compare_all
-from tasks.benchmark.samples import excluded_tasks
+from tasks.benchmark.samples import excluded_tasks, remarks, unknown_lengths, within_tokens
 from tasks.benchmark.scoring import score
 from tasks.benchmark.tables import PUBLISHED, published_table
 from tests.support.verdict_rows import BROKEN, CHEAT, WRONG, find, frame, outcomes, row
@@ -86,9 +88,9 @@ def test_k_beyond_the_samples_is_reported_as_none_never_invented():
 def test_zeros_are_zero_with_an_interval_that_admits_ignorance():
     scores = scored(*outcomes("m", **dict.fromkeys("abcd", [WRONG] * 5)), ks=(1, 5))
     found = own(scores, "fast_1", 5)
-    assert (found.value, found.lower, found.interval) == (0.0, 0.0, "wilson")
-    # Wilson, 0 of 4 tasks: 20 samples in 4 tasks are not 20 trials
-    assert found.upper == pytest.approx(0.4899, abs=1e-4)
+    assert (found.value, found.lower, found.interval) == (0.0, 0.0, "plus_four")
+    # 20 samples in 4 tasks are not 20 trials: 2 of 8, with t of 7 degrees of freedom
+    assert found.upper == pytest.approx(0.25 + 2.3646 * (0.25 * 0.75 / 7) ** 0.5, abs=1e-4)
     assert own(scores, *GEOMETRIC).value is None
 
 
@@ -105,6 +107,43 @@ def test_a_broken_task_counts_against_nobody():
     assert excluded_tasks(frame(*rows)) == ["bad"]
     first, second = (own(scores, "exec", model=model) for model in ("m", "n"))
     assert (first.value, first.tasks, second.value, second.samples) == (1.0, 1, 0.0, 1)
+
+
+def test_a_task_is_left_out_where_its_reference_fails_for_most_that_reached_it():
+    rows = outcomes("m", a=(2.0, BROKEN, WRONG), bad=(BROKEN, BROKEN, 2.0, "truncated"))
+    rows += outcomes("n", a=(2.0, 2.0, 2.0), even=(BROKEN, 2.0, WRONG))
+    assert excluded_tasks(frame(*rows)) == ["bad"]
+    scores = scored(*rows)
+    alone, other = (own(scores, "exec", model=model) for model in ("m", "n"))
+    assert (alone.value, alone.tasks, alone.samples) == (pytest.approx(1 / 3), 1, 3)
+    assert (other.tasks, other.samples) == (2, 6)
+    said = remarks(frame(*rows))
+    assert said["excluded"].endswith("reached it: bad (2 candidates).")
+    assert "2 candidates of tasks where it works for most" in said["task_errors"]
+    assert said["task_errors"].endswith("a (1), even (1).")
+    assert remarks(frame(*outcomes("m", a=(2.0, WRONG)))) == {}
+
+
+def test_verdicts_without_a_status_and_speedups_without_an_end_are_counted_and_said():
+    rows = outcomes("m", a=(2.0, math.inf, math.nan, -1.0), b=(4.0,))
+    rows.append(row("m", "b", WRONG) | {"status": None})
+    scores, said = scored(*rows), remarks(frame(*rows))
+    assert said["without_status"].startswith("1 verdicts have no status")
+    assert said["speedups"].startswith("3 speedups are infinite")
+    assert own(scores, "fast_2").value == pytest.approx((0 + 1 / 2) / 2)  # none of the endless
+    assert own(scores, "exec").value == pytest.approx((1 + 1 / 2) / 2)
+    assert own(scores, *GEOMETRIC).value == pytest.approx(8**0.5)
+
+
+def test_an_answer_above_a_limit_of_tokens_is_none():
+    rows = outcomes("m", a=(2.0, 3.0, WRONG), bad=(BROKEN,)) + outcomes("n", a=(2.0,))
+    for each, tokens in zip(rows, (100, 101, None, 5, None), strict=True):
+        each["completion_tokens"] = tokens
+    cut = within_tokens(frame(*rows), 100)
+    assert cut["status"].to_list() == ["correct", "no_code", "incorrect", "correct"]
+    assert cut["reason"][1] == "truncated" and cut["timing"].is_null()[1]
+    assert own(score(cut, ks=(1,), ps=PS), "exec", model="m").value == pytest.approx(1 / 3)
+    assert unknown_lengths(cut) == {"n": 1}
 
 
 def test_a_model_with_nothing_to_score_has_none_everywhere():

@@ -161,8 +161,8 @@ def test_variants_are_labelled_and_leave_out_what_is_not_recorded():
     rows = execs(variants(made, ks=(1,)))
     assert {(r.rule, r.degenerate_counted, r.interval) for r in rows} == {
         ("concur", False, "hierarchical"),
-        *((rule, True, "bootstrap") for rule in RULES),
-        *((rule, False, "bootstrap") for rule in RULES[1:]),
+        *((rule, True, "plus_four") for rule in RULES),
+        *((rule, False, "plus_four") for rule in RULES[1:]),
     }
     bare = made.filter(pl.col("task_id") != "flat").drop("correctness", "custom_kernels")
     assert {(r.rule, r.degenerate_counted) for r in variants(bare, ks=(1,))} == {("concur", False)}

@@ -472,4 +472,4 @@ def test_the_pool_makes_few_columns_of_wide_rows():
     pool = eligible_samples(frame(sample("a", 0, 10, 2.0)))
     names = {name for name in pool.columns if not name.startswith("_")}
     assert names == {"candidate_id", "task_id", "sample_index", "reasoning_tokens"}
-    assert len(pool.columns) == 10
+    assert len(pool.columns) == 12

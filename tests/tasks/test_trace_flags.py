@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import stable_hash
 from tasks.curation import flags, stage
 from tasks.curation.config import FLAGS, STRATEGY_NAMES, CurationConfig, QualityConfig
 from tasks.curation.explain import explain
@@ -173,12 +172,6 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
     only = line_of(tmp_path, [row for row in rows() if row["reasoning"] == LOOP], "loops")
     with pytest.raises(UsageError, match="every correct one has a trace flag"):
         stage.run(*only, strict, None, flags.run(*only[:2], QualityConfig()))
-
-
-def test_a_configuration_without_the_key_is_what_it_was_before_there_was_one():
-    older = CurationConfig().model_dump(mode="json", exclude={"exclude_flags"})
-    assert stable_hash(CurationConfig().identity) == stable_hash(older)
-    assert CurationConfig(exclude_flags=("truncated",)).identity["exclude_flags"] == ["truncated"]
 
 
 def test_deciding_reads_flags_and_no_text(tmp_path):

@@ -212,3 +212,14 @@ def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
     text = tokenizer.decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     parsed = parse_response(text, finish_reason="stop")
     assert (parsed.reasoning, parsed.answer, parsed.code) == (reasoning, kept["body"][1], CODE)
+
+
+@TEMPLATES
+def test_an_answer_that_was_cut_off_is_trained_without_an_end_token(base, template):
+    tokenizer = tokenizer_with(base, template)
+    row = {"candidate_id": "a", "prompt": PROMPT, "reasoning": REASONING, "answer": ANSWER}
+    whole, cut = to_prompt_completion(
+        [row | {"finish_reason": "stop"}, row | {"finish_reason": "length"}], tokenizer
+    )
+    assert whole["completion"] == cut["completion"] + tokenizer.eos_token
+    assert label_mask(cut, tokenizer).input_ids[-1] != tokenizer.eos_token_id

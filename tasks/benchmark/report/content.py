@@ -57,6 +57,14 @@ def content(context: ReportContext) -> dict[str, Any]:
         "summary": summary_table(context),
         "head_scores": _scores("model", head),
         "against_compile": _scores("against torch.compile", context.against_compile),
+        "at_token_limits": _scores(
+            "answers of at most so many tokens",
+            [
+                row
+                for row in context.at_token_limits
+                if row.metric in (*HEAD_METRICS, GEOMETRIC_MEAN)
+            ],
+        ),
         "rates": _scores(
             "model", [row for row in context.scores if row.metric not in ("exec", GEOMETRIC_MEAN)]
         ),
@@ -190,10 +198,14 @@ def _scores(title: str, rows: Sequence[ScoreRow]) -> Table:
     return pivoted(
         (title, "track", "tasks", "samples"),
         rows,
-        lambda row: (row.model, TRACK_NAMES[row.track], str(row.tasks), str(row.samples)),
+        lambda row: (_named(row), TRACK_NAMES[row.track], str(row.tasks), str(row.samples)),
         lambda row: label(row.metric, row.k),
         scored,
     )
+
+
+def _named(row: ScoreRow) -> str:
+    return row.model + (f", {row.token_limit:,} tokens" if row.token_limit else "")
 
 
 def _quantiles(context: ReportContext) -> Table:

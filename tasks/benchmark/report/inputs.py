@@ -26,7 +26,7 @@ from tasks.benchmark.breakdown import (
 )
 from tasks.benchmark.diagnosis import BAD_TRACES, Traces
 from tasks.benchmark.report.records import TrainingStep
-from tasks.benchmark.samples import excluded_tasks
+from tasks.benchmark.samples import remarks
 from tasks.benchmark.stage import Answers
 from tasks.store import Snapshot, SnapshotRef
 
@@ -163,8 +163,4 @@ def notes_on(training: Mapping[str, Any], frame: pl.DataFrame) -> Iterator[str]:
     """Return what was left out of training (its manifest) and of the benchmark."""
     if dropped := training.get("dropped"):
         yield f"{len(dropped)} curated rows could not be trained on and were left out."
-    if excluded := excluded_tasks(frame):
-        yield (
-            "Benchmark tasks left out for every model, because their reference fails or is"
-            f" degenerate: {', '.join(excluded)}."
-        )
+    yield from remarks(frame).values()

@@ -7,6 +7,7 @@ says where they do not add up.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -66,7 +67,8 @@ class ReportContext(Record):
     candidates of the line (not of the benchmark); every reason belongs to one status. `trace_flags`
     maps a flag of a trace to the correct samples with it, and how many of these became training
     data. `history` is the training log in order. `scores` are against eager PyTorch,
-    `against_compile` those with the baseline "compile", where it was timed. `comparisons` come from
+    `against_compile` those with the baseline "compile", where it was timed, `at_token_limits` those
+    with a limit of tokens an answer. `comparisons` come from
     `compare` or `compare_all`, `breakdowns` from `score_groups`, `distributions`, `variants`,
     `diagnosis` and `errors` from `distribution`, `variants`, `diagnose` and `error_groups`.
     `arl_of` is the model by whose reasoning length the thirds of the tasks are; it is not scored by
@@ -90,6 +92,7 @@ class ReportContext(Record):
     history: tuple[TrainingStep, ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     against_compile: tuple[ScoreRow, ...] = ()
+    at_token_limits: tuple[ScoreRow, ...] = ()
     comparisons: tuple[ComparisonRow, ...] = ()
     breakdowns: tuple[GroupRow, ...] = ()
     arl_of: str = ""
@@ -164,7 +167,8 @@ def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example,
 
 
 def _facts(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    timing = row.get("timing") or {}
+    known = (row.get("timing") or {}).items()
+    timing = {name: x for name, x in known if isinstance(x, float) and math.isfinite(x)}
     return {
         "task_name": names.get(row["task_id"], row["task_id"]),
         "generator": row.get("generator") or "",

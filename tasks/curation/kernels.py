@@ -1,0 +1,72 @@
+"""Equal kernels of a task: which samples hold the same program, so that none is taken twice.
+
+Guarantees: compared are the samples of tasks of which the rule, or concur's, takes several; texts
+are read for those alone. Of equals the first in the order of the rule is taken, whatever the order
+of the rows, and the pool stays as it is: (a) is decided among all correct samples. Does not
+guarantee that kernels which differ in text do different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+
+from tasks.curation.config import CurationConfig
+from tasks.curation.pool import drawn, eligible_samples
+from tasks.curation.strategies import concur, select
+from tasks.curation.tables import places_of
+from tasks.store.snapshot import Snapshot
+
+EqualKernels = Callable[[pl.DataFrame], pl.DataFrame]
+"""Of rows (candidate_id, task_id, code) those that equal another of their task: `id`, and `equals`,
+the candidate_id that stands for it."""
+CODE = ("candidate_id", "task_id", "code")
+
+
+def same_text(rows: pl.DataFrame) -> pl.DataFrame:
+    """The kernels whose text is that of another of their task, white space around it aside."""
+    first = pl.col("candidate_id").min().over("task_id", pl.col("code").str.strip_chars())
+    found = rows.drop_nulls("code").select(id="candidate_id", equals=first)
+    return found.filter(pl.col("id") != pl.col("equals"))
+
+
+def with_kernels(
+    frame: pl.DataFrame, config: CurationConfig, candidates: Snapshot, equal: EqualKernels | None
+) -> pl.DataFrame:
+    """The frame with `kernel`: of a compared sample the candidate_id that stands for its kernel,
+    null in other rows. All are null where `equal` is None, or candidates have no code.
+
+    Raises UsageError as `curate` does.
+    """
+    frame = frame.with_columns(kernel=pl.lit(None, pl.String))
+    if equal is None or not candidates.has_column("code"):
+        return frame
+    names = pl.col("candidate_id").cast(pl.String)
+    while True:
+        pool = drawn(eligible_samples(frame, config), config.seed)
+        several = pl.concat(
+            rows.filter(pl.len().over("task_id") > 1).select("candidate_id", "_row")
+            for rows in (concur(pool, config), select(pool, config))
+        ).unique("_row")
+        compared = frame["kernel"].is_not_null()
+        if several.is_empty() or compared.gather(several["_row"]).all():
+            return frame
+        wanted = pl.concat([frame.filter(compared)["candidate_id"], several["candidate_id"]])
+        places = places_of(candidates, wanted.unique().to_frame())
+        rows = pl.DataFrame(list(candidates.rows_of(places, CODE)), dict.fromkeys(CODE, pl.String))
+        stand = dict(equal(rows).select("id", "equals").iter_rows())
+        own = pl.when(names.is_in(wanted.cast(pl.String).implode())).then(names)
+        frame = frame.with_columns(kernel=own.replace(stand))
+
+
+def equal_left_out(frame: pl.DataFrame, taken: pl.DataFrame) -> dict[str, Any]:
+    """How many samples were compared, and those that were left out for an equal one that is
+    taken."""
+    kept = taken.select("candidate_id", "kernel").drop_nulls()
+    pairs = frame.drop_nulls("kernel").select("candidate_id", "kernel")
+    out = pairs.join(kept, on="candidate_id", how="anti")
+    out = out.join(kept.select("kernel", equals="candidate_id"), on="kernel").sort("candidate_id")
+    shown = [{"candidate_id": one, "equals": other} for one, _, other in out.iter_rows()]
+    return {"compared": pairs.height, "left_out": shown}

@@ -197,11 +197,11 @@ def _with_ids(where: Snapshot, frame: pl.DataFrame) -> pl.DataFrame:
 def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
     if "://" in location:
         raise UsageError(f"{option} {location} is not a local path", "copy the snapshot here first")
-    path = Path(location).expanduser()
+    path = _in_batch(Path(location).expanduser())
     pattern, problem = path, "is not there"
     if path.is_dir():
         pattern, problem = path / "*.parquet", "holds no Parquet file"
-        whole = _in_batch(path).resolve()
+        whole = path.resolve()
         snapshot = Snapshot(str(whole.parent.parent), whole.parent.name, whole.name)
         if snapshot.finished:
             return snapshot
@@ -220,18 +220,17 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
 
 
 def _in_batch(path: Path) -> Path:
-    """The verdicts of a folder that `concur verify-batch` wrote, wherever it is; any other folder
-    itself."""
-    summary = path / "summary.json"
-    if not (path / "snapshots").is_dir() or not summary.is_file():
+    """The verdicts in a folder that `concur verify-batch` wrote: its snapshot, else its table. Any
+    other path itself."""
+    table = path / "verdicts.parquet"
+    if not table.is_file():
         return path
     try:
-        named = json.loads(summary.read_text(encoding="utf-8"))["snapshots"]["verdicts"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{summary} is not as verify-batch wrote it", "run the same verify-batch again"
-        ) from error
-    return path / "snapshots" / "verification" / Path(named).name
+        told = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        found = path / "snapshots/verification" / Path(told["snapshots"]["verdicts"]).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return table
+    return found if (found / "manifest.json").is_file() else table
 
 
 def _newest_first(root: str, stage: str) -> list[Snapshot]:

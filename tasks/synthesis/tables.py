@@ -79,7 +79,8 @@ class CandidateTable:
         self._model = model or model_of(location)
         for part in self._parts:
             if not any(set(form) <= set(part.columns) for form in FORMS):
-                raise unusable(part.name, list(part.columns), "candidates", FORMS)
+                columns = list(dict.fromkeys(part.columns.values()))
+                raise unusable(part.name, columns, "candidates", FORMS)
 
     def language(self, asked: Language | None) -> Language:
         """What to verify: what is asked for, else the one language of the table, else C++.

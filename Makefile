@@ -18,7 +18,7 @@ test: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks
-	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/kernels_eval
+	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist worksteal tests/kernels_eval
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

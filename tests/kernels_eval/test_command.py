@@ -58,6 +58,7 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     assert any("custom kernels: affine" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_folders_of_the_cache_may_be_links(task, candidate, tmp_path, monkeypatch):
     """On another disk, say. What compilers and children may read follows the links; else every
     kernel would be `build_failed`."""

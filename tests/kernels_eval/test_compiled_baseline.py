@@ -202,6 +202,7 @@ def test_a_reference_that_dies_when_compiled_costs_its_baseline_only(bench):
     assert "ended by itself with status 3" in compiled.unavailable_reason
 
 
+@pytest.mark.slow
 def test_a_reference_that_compiles_too_long_costs_its_baseline_only():
     """The candidate's own deadlines are not touched, nor its verdict, and the next one does not
     wait again."""

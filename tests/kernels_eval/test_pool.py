@@ -290,6 +290,7 @@ def test_nothing_waits_for_a_worker_that_cannot_be_placed(pool):
             assert set(outcomes(asked, list(lossy.verify(asked)))) == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(pool):
     import ray
 

@@ -80,6 +80,7 @@ def test_slow_candidates_travel_alone(tmp_path):
     assert [len(line.split()) for line in (tmp_path / "log").read_text().splitlines()] == [1] * 20
 
 
+@pytest.mark.slow
 def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(
     tmp_path,
 ):

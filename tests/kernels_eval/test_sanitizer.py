@@ -107,10 +107,20 @@ print("========= ERROR SUMMARY: {errors} errors")
 @pytest.mark.parametrize(
     ("forward", "errors", "finding", "flags"),
     [
-        ("return ext.affine(x)", 0, "flag", []),
+        pytest.param("return ext.affine(x)", 0, "flag", [], marks=pytest.mark.slow),
         ("return ext.affine(x)", 3, "flag", ["sanitizer:memcheck:3"]),
-        ("return ext.affine(x)", 3, "refuse", ["sanitizer:memcheck:3"]),
-        ("raise RuntimeError('notices the tool')", 0, "refuse", ["sanitizer:memcheck:not_run"]),
+        pytest.param(
+            *("return ext.affine(x)", 3, "refuse", ["sanitizer:memcheck:3"]), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *(
+                "raise RuntimeError('notices the tool')",
+                0,
+                "refuse",
+                ["sanitizer:memcheck:not_run"],
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_confined_run_with_a_stand_in(monkeypatch, tmp_path, forward, errors, finding, flags):

@@ -31,6 +31,7 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.memory import MemoryObjectSendStream
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.sources.files import shown
 from tasks.synthesis.addresses import Address, Addresses, Pulse
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
@@ -155,9 +156,9 @@ class OpenAISampler(Sampler):
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise self._fatal(answer.status_code, url, "")
         if names and self.model not in names:
-            shown = self._line(", ".join(names[:5]))
+            has = shown(self._line(", ".join(names[:5])))
             raise UsageError(
-                f"{url} has no model {self.model!r}; it has {shown}", "--set synthesis.model=NAME"
+                f"{url} has no model {self.model!r}; it has {has}", "--set synthesis.model=NAME"
             )
         return bool(names)
 

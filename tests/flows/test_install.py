@@ -107,7 +107,7 @@ def test_doctor_says_of_the_base_what_is_missing(optional, tmp_path):
     done = without(optional, "doctor", "--json", cwd=tmp_path)
     assert done.returncode == 1 and not done.stderr, done.stderr
     missing = {each["name"]: each["fix"] for each in json.loads(done.stdout)["checks"]}
-    assert missing["prefect"] == "pip install 'concur[line]'"
+    assert missing["tasks"] == "pip install 'concur[line]'"
 
 
 ARGUMENTS = {

@@ -102,9 +102,11 @@ def training_memory(recipe: TrainingRecipe) -> str:
 
 
 def _fits(model: str, gpus: int, utilization: float, key: str) -> str:
-    shape, gpu = sizing.read_shape(model), sizing.read_gpu()
-    if gpu is None or shape is None or not shape.weight_bytes:
-        return f"not known: {'no GPU' if gpu is None else f'{model} is not on this machine'}"
+    if (gpu := sizing.read_gpu()) is None:
+        return "not known: no GPU"
+    shape = sizing.read_shape(model) if model != SMALL else None
+    if shape is None or not shape.weight_bytes:
+        return f"not known: {model} is not on this machine"
 
     def left(held_by: int) -> int:
         return sizing.kv_cache_bytes(shape, gpu.memory_bytes, held_by, utilization) or 0

@@ -391,7 +391,7 @@ def test_kernelbench_leaves_broken_rows_out_and_says_so(tmp_path):
         UserWarning,
         match=(
             r"4 of 6 rows left out \(row 1: kernelbench/L1/2 does not define class Model.*row 2:"
-            r" code.*row 3:.*already; \.\.\.\)"
+            r" code.*row 3:.*occurs twice; \.\.\.\)"
         ),
     ):
         found = kernelbench.load(path)

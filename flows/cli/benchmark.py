@@ -116,7 +116,7 @@ def _names_models(verdicts: str) -> bool:
 
 
 def _read(source: Source, label: str | None) -> pl.DataFrame:
-    """One row a verdict with the columns that scoring reads; those that the tables lack are
+    """One row per verdict with the columns that scoring reads; those that the tables lack are
     null."""
     import polars as pl
 

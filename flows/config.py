@@ -44,11 +44,11 @@ class PipelineConfig(BaseModel):
 
     name: str = Field(default="local", description="shown in run names")
     root: str = Field(
-        default=".concur", description="where snapshots go: a directory, or an fsspec URL"
+        default=".concur", description="folder of the snapshots: a directory, or an fsspec URL"
     )
     language: Language = Field(
         default=Language.CPP,
-        description="what kernels are written in: cpp runs on the CPU, cuda and triton need a GPU",
+        description="language of the kernels: cpp runs on the CPU, cuda and triton need a GPU",
     )
     tasks: TasksConfig = TasksConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()

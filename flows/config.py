@@ -143,10 +143,15 @@ def load_profile(
 
     Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value.
     """
-    data = _read("profile", "profiles", profile)
+    data = read_profile(profile)
     for key, value in (values or {}).items():
         _put(data, key, value)
     return _overridden(PipelineConfig, data, overrides, f"profile {profile!r}")
+
+
+def read_profile(profile: str) -> dict[str, Any]:
+    """The keys that a profile says itself. Raises UsageError as `load_profile` does."""
+    return _read("profile", "profiles", profile)
 
 
 def load_protocol(overrides: Iterable[str]) -> EvalConfig:

@@ -32,6 +32,7 @@ from flows.curate_sets import curate_again
 from flows.forms import configuration
 from flows.launch import QUIET, require_ready
 from flows.naming import deployed_name
+from flows.ops.ready import PARTS, Part
 from flows.ops.runs import note_run
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
@@ -59,7 +60,7 @@ def nightly_refresh(
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Refreshed:
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
-    config = prepared(configuration(run, candidates, curation, advanced=advanced))
+    config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
         refreshed = refresh_dataset.fn(config)
     link_mlflow(config, track(refresh_record, config, refreshed))
@@ -88,7 +89,7 @@ def train_on_set(
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SnapshotRef:
     """A LoRA adapter on an existing training set, registered in MLflow."""
-    config = prepared(configuration(run, training, advanced=advanced))
+    config = prepared(configuration(run, training, advanced=advanced), "training")
     config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
         trained, tracked = train_and_track.fn(config, tasks, found)
@@ -108,7 +109,7 @@ def score_models(
 ) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and an existing adapter,
     on held-out tasks."""
-    config = prepared(configuration(run, benchmark, advanced=advanced))
+    config = prepared(configuration(run, benchmark, advanced=advanced), "benchmark")
     trained = newest_adapter(config, adapter.snapshot)
     with devices(config, config.verification.workers):
         benchmarked = benchmark_models.fn(config, trained)
@@ -129,7 +130,7 @@ def whole_line(
 ) -> LineResult:
     """From tasks to scores: refresh, training, benchmark and the report."""
     config = prepared(
-        configuration(run, candidates, curation, training, benchmark, advanced=advanced)
+        configuration(run, candidates, curation, training, benchmark, advanced=advanced), *PARTS
     )
     with devices(config, None):
         result = concur_line.fn(config)
@@ -145,7 +146,7 @@ def weekly_ablations(
 ) -> AblationResult:
     """Every strategy with every seed is curated, trained and benchmarked on the same samples, and
     compared."""
-    config = prepared(configuration(run, advanced=advanced))
+    config = prepared(configuration(run, advanced=advanced), *PARTS)
     asked = AblationConfig(
         profile=run.profile,
         overrides=(
@@ -164,8 +165,8 @@ def weekly_ablations(
     return result
 
 
-def prepared(config: PipelineConfig) -> PipelineConfig:
-    """Check that a configuration can run here, and return it.
+def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
+    """Check that these parts of a configuration can run here, and return it.
 
     Waits for a Ray head that is being restarted; from here on the run outlives its worker. Raises
     UsageError, DeviceError or ClusterError where the configuration cannot run.
@@ -175,7 +176,7 @@ def prepared(config: PipelineConfig) -> PipelineConfig:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     wait_for_head(config.verification.ray_address, get_run_logger().warning)
-    require_ready(config)
+    require_ready(config, *parts)
     return config
 
 
@@ -226,7 +227,7 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
         if not done:
             raise
         log.warning(
-            "the limit %s could not be released (%s): it comes free within five minutes",
+            "the limit %s could not be released (%s): it is released within five minutes",
             DEVICES,
             error,
         )

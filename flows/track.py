@@ -263,7 +263,7 @@ def _analysis(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]
 
 
 def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
-    """One child run a model: every score, with its 95 % interval."""
+    """One child run per model: every score, with its 95 % interval."""
     rows = scores_of(benchmarked.scores) + scores_of(benchmarked.scores, "compile")
     return tuple(
         StageRecord(

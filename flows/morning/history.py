@@ -110,7 +110,8 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
 
 def refreshes(root: str) -> list[Refresh]:
     """Every refresh of a root, oldest first. A file that cannot be read is passed over: the others
-    are still the history."""
+    are still the history. Snapshots are those under this root, from whichever directory or under
+    whichever name the refresh knew it."""
     fs, folder = _located(root, PLACE)
     if not fs.exists(folder):
         return []
@@ -121,7 +122,11 @@ def refreshes(root: str) -> list[Refresh]:
         if path.endswith(ENDED) and not path.rsplit("/", 1)[-1].startswith("."):
             with suppress(OSError, ValueError, ValidationError):
                 refresh = Refresh.model_validate(json.loads(fs.cat_file(path)))
-                found[refresh.id] = refresh
+                moved = {
+                    name: ref.model_copy(update={"root": str(root)})
+                    for name, ref in refresh.snapshots.items()
+                }
+                found[refresh.id] = refresh.model_copy(update={"snapshots": moved})
     return [found[name] for name in sorted(found)]
 
 

@@ -190,10 +190,10 @@ def _constant(
     return None if value is None else _node(value, kind)
 
 
-def _node(value: object, kind: str | None) -> ast.expr:
+def _node(value: Any, kind: str | None) -> ast.expr:
     if isinstance(value, tuple):
         return ast.Tuple([_node(each, kind) for each in value], ast.Load())
-    return ast.Constant(value, kind)  # type: ignore[arg-type]
+    return ast.Constant(value, kind)
 
 
 def _class_constants(program: Program, name: str) -> dict[str, ast.expr]:

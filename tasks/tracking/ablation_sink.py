@@ -1,4 +1,4 @@
-"""Write an ablation to MLflow while it works: one parent run, one child run a branch.
+"""Write an ablation to MLflow while it works: one parent run, one child run per branch.
 
 Guarantees: one parent per ablation fingerprint and one child per branch, however often the ablation
 was killed and run again; a finished child is left alone as long as its branch is what it was. What

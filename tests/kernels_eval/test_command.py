@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,21 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     assert any("custom kernels: affine" in line for line in lines)
 
 
+def test_the_script_of_the_documentation_prints_the_verdict(task, candidate):
+    page = (ROOT / "docs/how-to/verify-in-python.md").read_text(encoding="utf-8")
+    script = candidate.parent / "evaluate.py"
+    script.write_text(page.partition('title="evaluate.py"\n')[2].partition("```")[0])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=candidate.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "incorrect wrong_output 0.0\n", done.stderr
+
+
 @pytest.mark.slow
 def test_folders_of_the_cache_may_be_links(task, candidate, tmp_path, monkeypatch):
     """On another disk, say. What compilers and children may read follows the links; else every
@@ -107,7 +123,7 @@ def test_a_task_without_a_model_names_file_cause_and_fix(task, candidate):
 
 def test_a_task_that_is_not_python_names_the_line(task, candidate):
     task.write_text("class Model(:\n")
-    assert_one_line(run(task, candidate), str(task), "line 1", "mend the task file")
+    assert_one_line(run(task, candidate), str(task), "line 1", "fix the task file")
 
 
 def test_a_file_that_is_not_there(task, tmp_path):

@@ -57,6 +57,13 @@ def test_an_answer_that_the_token_limit_cut_off_is_left_out_and_counted(tmp_path
     assert said == ("its answer is cut off (recorded): cut_off_answers is off",)
 
 
+def test_finish_reasons_are_read_as_servers_name_them():
+    names = ("MAX_TOKENS", "max_length", "end_turn", "EOS", "abort", "content_filter")
+    rows = [sample(name, 0, 9, 1.0) | {"finish_reason": name} for name in names]
+    cut, whole = "cut off (recorded)", "by itself"
+    assert ends(frame(*rows)).to_list() == [cut, cut, whole, whole, "unknown", "unknown"]
+
+
 def test_a_length_that_answers_to_several_tasks_share_is_their_generators_limit():
     rows = samples("a-0 9 1.0; a-1 9 1.0; b-0 9 1.0; c-0 9 1.0; c-1 9 1.0")
     for row, tokens in zip(rows, (900, 800, 900, 300, 300), strict=True):

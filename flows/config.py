@@ -45,11 +45,11 @@ class PipelineConfig(BaseModel):
 
     name: str = Field(default="local", description="shown in run names")
     root: str = Field(
-        default=".concur", description="where snapshots go: a directory, or an fsspec URL"
+        default=".concur", description="folder of the snapshots: a directory, or an fsspec URL"
     )
     language: Language = Field(
         default=Language.CPP,
-        description="what kernels are written in: cpp runs on the CPU, cuda and triton need a GPU",
+        description="language of the kernels: cpp runs on the CPU, cuda and triton need a GPU",
     )
     tasks: TasksConfig = TasksConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
@@ -124,9 +124,16 @@ def shipped_names(kind: str) -> list[str]:
     return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
 
 
+def own_profiles() -> dict[str, Path]:
+    """A user's profiles by name: `profiles/*.yaml` under the root of a worker or of `concur up`."""
+    roots = [os.environ.get(name) for name in ("CONCUR_ROOT", "CONCUR_STACK_ROOT")]
+    local = [Path(root) for root in roots if root and "://" not in root]
+    return {path.stem: path for root in local for path in sorted(root.glob("profiles/*.yaml"))}
+
+
 def profile_names() -> list[str]:
-    """The names of the profiles that ship with concur."""
-    return shipped_names("profiles")
+    """The names of the profiles that ship with concur, and of a user's own."""
+    return sorted({*shipped_names("profiles"), *own_profiles()})
 
 
 def load_profile(
@@ -173,6 +180,7 @@ def _read(what: str, kind: str, name: str) -> dict[str, Any]:
     """The keys of a YAML file, by the path or by the name of one that ships."""
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
+    path = own_profiles().get(name, path) if kind == "profiles" else path
     try:
         return keys_in(path, f"{what} {name}", f"deployments/{kind}")
     except UsageError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -44,11 +45,11 @@ class PipelineConfig(BaseModel):
 
     name: str = Field(default="local", description="shown in run names")
     root: str = Field(
-        default=".concur", description="where snapshots go: a directory, or an fsspec URL"
+        default=".concur", description="folder of the snapshots: a directory, or an fsspec URL"
     )
     language: Language = Field(
         default=Language.CPP,
-        description="what kernels are written in: cpp runs on the CPU, cuda and triton need a GPU",
+        description="language of the kernels: cpp runs on the CPU, cuda and triton need a GPU",
     )
     tasks: TasksConfig = TasksConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
@@ -123,9 +124,16 @@ def shipped_names(kind: str) -> list[str]:
     return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
 
 
+def own_profiles() -> dict[str, Path]:
+    """A user's profiles by name: `profiles/*.yaml` under the root of a worker or of `concur up`."""
+    roots = [os.environ.get(name) for name in ("CONCUR_ROOT", "CONCUR_STACK_ROOT")]
+    local = [Path(root) for root in roots if root and "://" not in root]
+    return {path.stem: path for root in local for path in sorted(root.glob("profiles/*.yaml"))}
+
+
 def profile_names() -> list[str]:
-    """The names of the profiles that ship with concur."""
-    return shipped_names("profiles")
+    """The names of the profiles that ship with concur, and of a user's own."""
+    return sorted({*shipped_names("profiles"), *own_profiles()})
 
 
 def load_profile(
@@ -147,10 +155,15 @@ def read_profile(profile: str) -> dict[str, Any]:
     return _read("profile", "profiles", profile)
 
 
-def load_protocol(overrides: Iterable[str]) -> EvalConfig:
-    """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises
-    UsageError as `load_profile` does."""
-    return _overridden(EvalConfig, {}, overrides, "--set")
+def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> EvalConfig:
+    """The verification protocol (`base`, else the default) with `key.path=value` overrides, such as
+    `timing.max_s=1.0`; a profile's `verification.eval.` before a key is left out.
+
+    Raises UsageError as `load_profile` does.
+    """
+    keys = [re.sub(r"^(verification\.)?eval\.", "", each) for each in overrides]
+    data = base.model_dump(mode="json") if base else {}
+    return _overridden(EvalConfig, data, keys, "--set")
 
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
@@ -167,6 +180,7 @@ def _read(what: str, kind: str, name: str) -> dict[str, Any]:
     """The keys of a YAML file, by the path or by the name of one that ships."""
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
+    path = own_profiles().get(name, path) if kind == "profiles" else path
     try:
         return keys_in(path, f"{what} {name}", f"deployments/{kind}")
     except UsageError as error:

@@ -2,7 +2,8 @@
 out.
 
 Guarantees: a form becomes a configuration before anything else happens, and a form that cannot be
-used ends the run with one sentence; a flow that may use the devices waits until no other one does
+used ends the run with one sentence; stages, progress and reports belong to the run that a person
+started, not to runs inside it; a flow that may use the devices waits until no other one does
 (`devices`). Does not decide anything about data: the flows inside do.
 """
 
@@ -37,7 +38,7 @@ from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
-from flows.track import benchmark_record, refresh_record, track
+from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
@@ -61,8 +62,9 @@ def nightly_refresh(
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
     config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
-        refreshed = refresh_dataset(config)
+        refreshed = refresh_dataset.fn(config)
     link_mlflow(config, track(refresh_record, config, refreshed))
+    track_trend(config)
     return refreshed
 
 
@@ -90,7 +92,7 @@ def train_on_set(
     config = prepared(configuration(run, training, advanced=advanced), "training")
     config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
-        trained, tracked = train_and_track(config, tasks, found)
+        trained, tracked = train_and_track.fn(config, tasks, found)
     steps = [step for step in training_steps(trained.open()) if step.loss is not None]
     show_loss([step.step for step in steps], [float(step.loss or 0.0) for step in steps])
     show_snapshots({"training set": found, "adapter and training log": trained})
@@ -110,7 +112,7 @@ def score_models(
     config = prepared(configuration(run, benchmark, advanced=advanced), "benchmark")
     trained = newest_adapter(config, adapter.snapshot)
     with devices(config, config.verification.workers):
-        benchmarked = benchmark_models(config, trained)
+        benchmarked = benchmark_models.fn(config, trained)
     show_scores(scores_of(benchmarked.scores))
     show_snapshots({"adapter": trained, "scores": benchmarked.scores})
     link_mlflow(config, track(benchmark_record, config, benchmarked))
@@ -131,7 +133,7 @@ def whole_line(
         configuration(run, candidates, curation, training, benchmark, advanced=advanced), *PARTS
     )
     with devices(config, None):
-        result = concur_line(config)
+        result = concur_line.fn(config)
     link_mlflow(config, result.mlflow_run, "report.html")
     return result
 
@@ -158,7 +160,7 @@ def weekly_ablations(
         max_gpu_hours=sweep.max_gpu_hours or None,
     )
     with devices(config, None):
-        result = ablate(asked)
+        result = ablate.fn(asked)
     link_mlflow(config, result.mlflow_run, "comparison.html" if result.comparison else None)
     return result
 

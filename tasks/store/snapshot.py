@@ -76,6 +76,7 @@ class Snapshot:
     stage: str
     fingerprint: str
     _fs: Any = field(default=None, repr=False)
+    _opened_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         import fsspec
@@ -367,7 +368,8 @@ class Snapshot:
         """Write the manifest: from here on the snapshot is finished and immutable.
 
         Its `code` is the hash of the stage's logic, as advice: where it differs from today's,
-        the code has changed under the same version.
+        the code has changed under the same version. Its `seconds` are those of the process that
+        finished the snapshot, since it opened it.
         """
         manifest = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
@@ -380,6 +382,7 @@ class Snapshot:
             "tools": tool_versions(),
             "hardware": hardware(),
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._opened_s, 3),
             **(extra or {}),
         }
         text = json.dumps(manifest, indent=2, sort_keys=True).encode()

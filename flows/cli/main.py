@@ -18,11 +18,12 @@ from flows.cli.run import run
 from flows.cli.stack import down, env, status, up
 from flows.cli.train import train
 from flows.cli.verify import verify, verify_batch
+from flows.cli.view import view
 from flows.cli.watchdog import watchdog
 
 COMMANDS = (
     *(run, verify, verify_batch, curate, publish, diff, train, ablate, benchmark, analyze),
-    *(morning, doctor, gc, up, status, down, env, watchdog),
+    *(view, morning, doctor, gc, up, status, down, env, watchdog),
 )
 
 

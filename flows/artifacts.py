@@ -83,6 +83,16 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
         _link(f"{what}-page", at, f"The {what} in MLflow", "The page with its figures")
 
 
+def show_candidates(config: PipelineConfig) -> None:
+    """Write the viewer of the root's candidates, and say where it lies."""
+    with warn_on_error("the viewer of candidates"):
+        from flows.view import write_view
+
+        page = write_view(config.root)["page"]
+        text = f"Every candidate with its code, verdict and log: open `{page}` in a browser."
+        create_markdown_artifact("candidates", text, "The viewer of candidates")
+
+
 def _link(key: str, url: str, text: str, description: str) -> None:
     create = artifacts.create_link_artifact
     _create(create, key=key, link=url, link_text=text, description=description)

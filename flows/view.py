@@ -9,6 +9,7 @@ different sets compare: each set of tasks has its own scores.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from glob import glob
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,8 @@ def write_view(
     Raises UsageError for what cannot be read or written.
     """
     root = _root(place)
+    if not (root or glob(place)):
+        raise UsageError(f"{place} does not exist", "name a root, a snapshot's folder or Parquet")
     if root and candidates:
         raise UsageError(f"--candidates beside the root {place}", "name their verdicts instead")
     sources = _sources(root) if root else [("", Source(place, candidates, "", unfinished=True))]
@@ -103,6 +106,11 @@ def _root(place: str) -> str | None:
 def _sources(root: str) -> list[tuple[str, Source]]:
     """Verdicts on training tasks, and on those of the newest benchmark; each with the set's
     name."""
+    if not _newest(root, "verification"):
+        raise UsageError(
+            f"there is no finished verification snapshot under {root}",
+            f"name the one that is being written: {root}/verification/FINGERPRINT",
+        )
     found = [("training", Source(None, None, root))]
     for benchmark in _newest(root, "benchmark")[:1]:
         for name in benchmark.manifest["upstream"]:
@@ -261,14 +269,18 @@ def _drawn(curves: Mapping[str, Sequence[tuple[float, ScoreRow]]]) -> str:
     figure, (axes,) = new_figure(7.4, 3.8)
     for number, (name, rows) in enumerate(curves.items()):
         line, colour = LOOKS[number]
-        known = [(p, row) for p, row in rows if row.value is not None]
-        values = [row.value for _, row in known]
+        known = [(p, row.value, row.lower, row.upper) for p, row in rows if row.value is not None]
         title = cut(clean(name, one_line=True), 40)
-        axes.plot([p for p, _ in known], values, label=title, linestyle=line, color=colour)
-        for p, row in known:
-            axes.vlines(
-                p + 0.015 * number, row.lower, row.upper, color=colour, alpha=0.5, linewidth=1
-            )
+        axes.plot(
+            [p for p, *_ in known],
+            [value for _, value, *_ in known],
+            label=title,
+            linestyle=line,
+            color=colour,
+        )
+        for p, _, lower, upper in known:
+            if lower is not None and upper is not None:
+                axes.vlines(p + 0.015 * number, lower, upper, color=colour, alpha=0.5, linewidth=1)
     axes.set_ylim(0, 1)
     axes.set_xlim(left=0)
     labelled(axes, "p (speedup above)", "fast_p, share of tasks", grid="both")

@@ -28,7 +28,7 @@ ANALYSIS_VERSION = 3
 TRAINING_VERSION = 1
 SCORING_VERSION = 2
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 5
+REPORT_VERSION = 6
 """What the report of a run shows."""
 VIEWER_VERSION = 1
 """What the viewer of candidates shows."""

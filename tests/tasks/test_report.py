@@ -316,7 +316,7 @@ def test_examples_are_the_fastest_then_one_of_each_reason_and_points_are_timed_w
 def test_hostile_text_adds_no_tag_and_no_attribute_and_cannot_act():
     page = Page(build_report(hostile()))
     assert_tame(page)
-    tags = "html head meta title style body h1 h2 p ul li div details summary pre"
+    tags = "html head meta title style body h1 h2 p a ul li div details summary pre"
     tables = "table thead tbody tr th td figure img figcaption"
     assert {tag for tag, _ in page.tags} == {*tags.split(), *tables.split()}
     attributes = {name for _, found in page.tags for name in found}

@@ -83,7 +83,7 @@ const drawn = (id, data, columns, more) => {
   const made = new Tabulator(`#${id}`, { data, columns, layout: "fitColumns", responsiveLayout: "hide", index: "i", placeholder: "Nothing fits these filters.", ...more });
   return new Promise((resolve) => made.on("tableBuilt", () => resolve(made)));
 };
-const tall = { height: "max(22rem, calc(100vh - 17rem))" };
+const tall = { maxHeight: "max(22rem, calc(100vh - 17rem))" };
 
 async function showList(query) {
   const filters = $("filters");

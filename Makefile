@@ -48,7 +48,7 @@ audit: $(STAMP)
 
 # Strict: a broken link or anchor, or a key or option without a description, is an error.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/python docs/hooks/build.py
 	@echo "build/docs/index.html"
 
 install: $(STAMP)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.planted import PLANTED
+from benchmarks.planted import PLANTED, kernelbook_form, kernelbook_sizes, near_misses
 from kernels_eval.records import KernelTask
 from tasks.decontamination.config import LEVELS, DecontaminationConfig
 from tasks.decontamination.decontamination import compare
@@ -116,6 +116,7 @@ def report(tasks: Sequence[KernelTask], further: str | None, copies: int) -> lis
         "",
         *_recall(planted, results, families),
         *_precision(planted, results, known, families, config),
+        *_near_misses(config),
         *_sweeps(planted, known, families),
     ]
     if further:
@@ -199,7 +200,7 @@ def _precision(
     for task in known:
         near.add(task)
         for level, own in keys.items():
-            if key := task.keys(config.min_operators).get(level):
+            for key in task.keys(config.min_operators).get(level, ()):
                 own.setdefault(key, []).append(task.task_id)
     relatives = {
         name: frozenset(other for other in families if families[other] == families[name])
@@ -211,7 +212,8 @@ def _precision(
             equal = [
                 (level, name)
                 for level in keys
-                for name in keys[level].get(task.keys(config.min_operators).get(level), ())
+                for key in task.keys(config.min_operators).get(level, ())
+                for name in keys[level].get(key, ())
                 if name not in own
             ]
             if not equal and (found := near.find(task, own)):
@@ -240,6 +242,22 @@ def _precision(
     return [*lines, f"Wrong pairs: {shown or 'none'}.", ""]
 
 
+def _near_misses(config: DecontaminationConfig) -> list[str]:
+    """The pairs of `near_misses.yaml` that are taken for one task, in three forms."""
+    lines = ["## Precision: hand-written near misses", "", "| form | pairs | wrongly found |"]
+    lines += ["| --- | ---: | --- |"]
+    pairs = list(near_misses())
+    forms = {"KernelBench's": str, "KernelBook's": kernelbook_form}
+    for form, written in (forms | {"KernelBook's, its sizes": kernelbook_sizes}).items():
+        wrong = []
+        for name, code, near in pairs:
+            known = [fingerprint_of("known", code)]
+            found = compare([fingerprint_of(name, written(near) or "")], known, config).removed
+            wrong += [f"{name} ({level})" for level in found["level"]]
+        lines.append(f"| {form} | {len(pairs)} | {len(wrong)}: {'; '.join(wrong)} |")
+    return [*lines, ""]
+
+
 def _sweeps(planted: dict, known: list[Fingerprint], families: dict[str, str]) -> list[str]:
     """The two thresholds: what each value finds of what it is for, and of what it must not."""
     forms = [
@@ -258,9 +276,9 @@ def _sweeps(planted: dict, known: list[Fingerprint], families: dict[str, str]) -
     for least in SWEPT_OPERATORS:
         by_key: dict[str, set[str]] = {}
         for task in known:
-            key = task.keys(least).get("operators", task.task_id)
+            [key] = task.keys(least).get("operators", (task.task_id,))
             by_key.setdefault(key, set()).add(task.task_id)
-        asked = [(task.task_id, task.keys(least).get("operators")) for task in forms]
+        asked = [(task.task_id, *task.keys(least).get("operators", ("",))) for task in forms]
         found = sum(name in by_key.get(key, ()) for name, key in asked)
         wrong = sum(
             len({families[name] for name in same}) > 1 for same in by_key.values() for _ in same
@@ -356,7 +374,9 @@ def _speed(
     unmatched = [
         replace(
             task,
-            canonical=replace(task.canonical, exact=str(i), normalised=str(i), shapes=str(i)),
+            canonical=replace(
+                task.canonical, exact=str(i), normalised=str(i), shapes=str(i), resized=None
+            ),
             operators=None,
         )
         for i, task in enumerate(fingerprints)

@@ -401,9 +401,10 @@ def _kernelbook_arguments(code: str) -> dict[str, object]:
             given, words = given
     try:
         bound = inspect.signature(names["Model"]).bind(*given, **words)
-    except TypeError:  # more arguments than the class takes
-        return {}
-    bound.apply_defaults()
+        bound.apply_defaults()
+        ast.literal_eval(repr(dict(bound.arguments)))
+    except (TypeError, ValueError, SyntaxError):
+        return {}  # more arguments than the class takes, or one that is an object
     return {} if "args" in bound.arguments else dict(bound.arguments)
 
 

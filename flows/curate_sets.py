@@ -43,7 +43,7 @@ def curate_again(
             "restore their snapshots, or refresh again",
         )
     verdicts, candidates = line.verdicts.ref, line.candidates.ref
-    others = [above.ref if above else None for above in (line.workloads, line.flags)]
+    others = [known.ref if known else None for known in (line.workloads, line.flags)]
     rows, made, problems = [], dict[str, SnapshotRef](), []
     names = list(dict.fromkeys(strategies))
     progress = ProgressArtifact("curation-progress", "share of the training sets that are made")
@@ -53,8 +53,8 @@ def curate_again(
             asked |= {"size": size} if size else {}
             try:
                 rule = validated(CurationConfig, asked, f"strategy {name!r}")
-                of = (verdicts, candidates, line.tasks.ref, rule, *others)
-                ref = call_stage(curate, *of, equal_kernels(config.deduplication))
+                above = (verdicts, candidates, line.tasks.ref, rule, *others)
+                ref = call_stage(curate, *above, equal_kernels(config.deduplication))
             except UsageError as error:
                 problems.append(error)
                 get_run_logger().warning("no training set by %s: %s", name, error)

@@ -225,7 +225,7 @@ def devices(config: PipelineConfig, workers: int | None) -> Iterator[None]:
         if not done:
             raise
         log.warning(
-            "the limit %s could not be released (%s): it comes free within five minutes",
+            "the limit %s could not be released (%s): it is released within five minutes",
             DEVICES,
             error,
         )

@@ -69,7 +69,7 @@ def of_line(
     what = f"the curated set {line.curated.path}"
     if not line.curated.has_column("language"):
         raise UsageError(
-            f"{what} is empty", "there is nothing to train on: curate again, with a lower bar"
+            f"{what} is empty", "there is nothing to train on: curate again with lower thresholds"
         )
     languages = sorted(line.curated.read(columns=["language"])["language"].unique().to_list())
     if len(languages) != 1:

@@ -65,7 +65,7 @@ def _require_task(code: str, path: str) -> None:
             if isinstance(node, ast.ClassDef | ast.FunctionDef)
         }
     except UNPARSABLE as error:
-        raise UsageError(f"{path} is not valid Python: {error}", "mend the task file") from error
+        raise UsageError(f"{path} is not valid Python: {error}", "fix the task file") from error
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in names]
     if missing:
         raise UsageError(
@@ -76,7 +76,7 @@ def _require_task(code: str, path: str) -> None:
 
 
 def render(verdict: Verdict) -> str:
-    """A verdict for a person, one fact a line."""
+    """A verdict as text, one fact per line."""
     lines = [
         f"{verdict.status.value} ({verdict.reason})"
         + (f": {verdict.detail}" if verdict.detail else "")

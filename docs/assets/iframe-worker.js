@@ -1,8 +1,7 @@
 // Search on pages opened from the disk: browsers start no worker from file://, so the same script runs in a hidden frame.
 if (location.protocol === "file:") {
-  window.IFrameWorker = class extends EventTarget {
+  window.Worker = class {
     constructor(url) {
-      super()
       const frame = document.createElement("iframe")
       frame.hidden = true
       frame.srcdoc = "<!doctype html><title>search</title><body></body>"
@@ -10,7 +9,7 @@ if (location.protocol === "file:") {
         frame.onload = () => {
           const inside = frame.contentWindow
           // the script answers with postMessage(answer), as a worker does
-          inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }))
+          inside.postMessage = (data) => this.onmessage?.(new MessageEvent("message", { data }))
           const script = inside.document.createElement("script")
           script.src = new URL(url, location.href)
           script.onload = () => ready(inside)
@@ -24,5 +23,4 @@ if (location.protocol === "file:") {
       this.inside.then((inside) => inside.dispatchEvent(new inside.MessageEvent("message", { data })))
     }
   }
-  window.Worker = window.IFrameWorker
 }

@@ -1,4 +1,4 @@
-"""MkDocs hook: the pages of the reference that are made from the code each time the site is built.
+"""The pages of the reference that are made from the code each time the site is built.
 
 Guarantees: every command and option; every key of a profile with its type, default, bounds and
 meaning; every column of every table; every profile and strategy that ships. What the code does not
@@ -8,7 +8,6 @@ into the repository: the pages exist in the site alone.
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 import sys
@@ -16,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mkdocs.structure.files import File, Files
+import columns
 
 ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:  # the site is that of this checkout, wherever mkdocs was started from
+if str(ROOT) not in sys.path:  # the site is that of this checkout
     sys.path.insert(0, str(ROOT))
 
 
@@ -50,16 +49,14 @@ class Key(NamedTuple):
     children: str = ""
 
 
-def on_files(files: Files, config: Any) -> Files:
-    pages = {
-        "cli": cli_page(),
-        "configuration": configuration_page(),
-        "profiles": profiles_page(),
-        "tables": tables_page(),
+def pages() -> dict[str, str]:
+    """The path in docs/ and the text of each page."""
+    return {
+        "reference/cli.md": cli_page(),
+        "reference/configuration.md": configuration_page(),
+        "reference/profiles.md": profiles_page(),
+        "reference/tables.md": tables_page(),
     }
-    for name, text in pages.items():
-        files.append(File.generated(config, f"reference/{name}.md", content=text))
-    return files
 
 
 # -- the command line ------------------------------------------------------------------------------
@@ -374,38 +371,26 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
     from tasks.training.stage import HISTORY
     from tasks.workload.record import WORKLOADS
 
-    said = meanings()
     return {
-        "tasks": ("a PyTorch reference program", schemas.TASKS, said.TASKS),
+        "tasks": ("a PyTorch reference program", schemas.TASKS, columns.TASKS),
         "training-tasks": (
             "a task that the benchmark does not know, each once",
             schemas.TASKS,
-            said.TASKS,
+            columns.TASKS,
         ),
-        "workloads": ("what one task computes and moves", WORKLOADS, said.WORKLOADS),
-        "synthesis": ("a candidate", schemas.CANDIDATES, said.CANDIDATES),
-        "verification": ("the verdict of one candidate", schemas.VERDICTS, said.VERDICTS),
+        "workloads": ("what one task computes and moves", WORKLOADS, columns.WORKLOADS),
+        "synthesis": ("a candidate", schemas.CANDIDATES, columns.CANDIDATES),
+        "verification": ("the verdict of one candidate", schemas.VERDICTS, columns.VERDICTS),
         "trace-flags": (
             "what is wrong with the reasoning of one correct candidate",
             TRACE_FLAGS,
-            said.TRACE_FLAGS,
+            columns.TRACE_FLAGS,
         ),
-        "curation": ("a sample of the training set", schemas.CURATED, said.CURATED),
-        "analysis": ("a headline number", NUMBERS, said.NUMBERS),
-        "training": ("an optimiser step", HISTORY, said.HISTORY),
-        "benchmark": ("a score", SCORES, said.SCORES),
+        "curation": ("a sample of the training set", schemas.CURATED, columns.CURATED),
+        "analysis": ("a headline number", NUMBERS, columns.NUMBERS),
+        "training": ("an optimiser step", HISTORY, columns.HISTORY),
+        "benchmark": ("a score", SCORES, columns.SCORES),
     }
-
-
-def meanings() -> Any:
-    """The module beside this one. MkDocs loads hooks as files, so there is no package to import it
-    from."""
-    found = importlib.util.spec_from_file_location(
-        "concur_docs_columns", Path(__file__).with_name("columns.py")
-    )
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
 
 
 def columns_of(schema: Any) -> dict[str, Any]:

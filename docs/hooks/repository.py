@@ -1,67 +1,58 @@
-"""MkDocs hook: what the pages link to outside of docs/ becomes part of the site, and no page is
-left out of the navigation.
+"""What the pages link to outside of docs/ becomes part of the site.
 
 Guarantees: a link to a file of the repository works both where the repository is browsed and in the
 built site: Markdown becomes a page under `repository/`, anything else is copied there. A link to
-something that is not there is left as it is, and ends the strict build. A page that `nav` does not
-name stands at the end of its folder's section. Does not put pages from outside of docs/ into the
-navigation.
+something that is not there is left as it is, and ends the strict build. Does not put pages from
+outside of docs/ into the navigation.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "repository/"
-SECTIONS = {"how-to": "How-to", "reference": "Reference", "explanation": "Explanation"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
 
-def on_files(files: Files, config: Any) -> Files:
-    """Add every file outside of docs/ that a page leads to, and all that those lead to."""
-    todo = [(f"docs/{file.src_uri}", file.content_string) for file in files.documentation_pages()]
+def write_pages(own: Mapping[str, str], out: Path) -> None:
+    """Write the pages `own` (path in docs/ to text) into the folder `out`, and all files of the
+    repository that these lead to."""
+    pages = {f"docs/{path}": text for path, text in own.items()}
+    todo, places = list(pages), {page: page.removeprefix("docs/") for page in pages}
     while todo:
-        place, text = todo.pop()
-        for target in {found for _, found, _ in links(place, text)}:
-            if (
-                target.startswith("docs/")
-                or files.get_file_from_path(PREFIX + target)
-                or not (ROOT / target).is_file()
-            ):
+        place = todo.pop()
+        for _, target, _ in links(place, pages[place]):
+            if target in places or target.startswith("docs/") or not (ROOT / target).is_file():
                 continue
-            if not target.endswith(".md"):
-                files.append(
-                    File.generated(config, PREFIX + target, abs_src_path=str(ROOT / target))
-                )
-                continue
-            content = (ROOT / target).read_text(encoding="utf-8")
-            files.append(
-                File.generated(
-                    config, PREFIX + target, content=content, inclusion=InclusionLevel.NOT_IN_NAV
-                )
+            places[target] = PREFIX + target
+            if target.endswith(".md"):
+                pages[target] = (ROOT / target).read_text(encoding="utf-8")
+                todo.append(target)
+    for place, path in places.items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        if place in pages:
+            (out / path).write_text(_relinked(place, pages[place], places), encoding="utf-8")
+        else:
+            shutil.copyfile(ROOT / place, out / path)
+
+
+def _relinked(place: str, text: str, places: Mapping[str, str]) -> str:
+    """The page with its links pointed at their places in the site."""
+    for match, target, anchor in reversed(list(links(place, text))):
+        if target in places:
+            folder = posixpath.dirname(places[place]) or "."
+            text = (
+                text[: match.start()]
+                + posixpath.relpath(places[target], folder)
+                + anchor
+                + text[match.end() :]
             )
-            todo.append((target, content))
-    _name_every_page(files, config)
-    return files
-
-
-def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """The page with its links to files of the repository pointed at their places in the site."""
-    uri = page.file.src_uri
-    place = uri.removeprefix(PREFIX) if uri.startswith(PREFIX) else f"docs/{uri}"
-    for match, target, anchor in reversed(list(links(place, markdown))):
-        there = target.removeprefix("docs/") if target.startswith("docs/") else PREFIX + target
-        if files.get_file_from_path(there):
-            relative = posixpath.relpath(there, posixpath.dirname(uri) or ".")
-            markdown = markdown[: match.start()] + relative + anchor + markdown[match.end() :]
-    return markdown
+    return text
 
 
 def links(place: str, text: str) -> Iterator[tuple[re.Match[str], str, str]]:
@@ -78,12 +69,3 @@ def links(place: str, text: str) -> Iterator[tuple[re.Match[str], str, str]]:
                 posixpath.normpath(posixpath.join(posixpath.dirname(place), match[1])),
                 match[2] or "",
             )
-
-
-def _name_every_page(files: Files, config: Any) -> None:
-    named = set(re.findall(r"[\w/.-]+\.md", str(config["nav"])))
-    for folder, section in SECTIONS.items():
-        entries = next(entry[section] for entry in config["nav"] if section in entry)
-        for file in files.documentation_pages():
-            if file.src_uri.startswith(f"{folder}/") and file.src_uri not in named:
-                entries.append(file.src_uri)

@@ -197,7 +197,7 @@ def sole_writer(directory: Path) -> Iterator[None]:
 
     def refuse() -> None:
         raise UsageError(
-            f"this ablation is running already ({directory / LOCK} is held)",
+            f"this ablation is already running ({directory / LOCK} is held)",
             "wait for it, or stop it and rerun the command",
         )
 

@@ -182,12 +182,12 @@ def work_left(
     heights: dict[tuple[str, int], int] = {}
     above = (samples.workloads, samples.flags)
     opened = [ref.open() if ref else None for ref in above]
-    candidates = samples.candidates.open()
-    frame = deciding(samples.verdicts.open(), candidates, *opened)
+    judged = samples.candidates.open()
+    frame = deciding(samples.verdicts.open(), judged, *opened)
     equal = equal_kernels(pipeline.deduplication)
     for plan in plans:
         try:
-            known = with_kernels(frame, plan.curation, candidates, equal)
+            known = with_kernels(frame, plan.curation, judged, equal)
             taken = curate(known, plan.curation)
         except EvalError:  # the branch will fail, and costs nothing
             continue

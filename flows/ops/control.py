@@ -96,7 +96,7 @@ def up(
         if before is not None and before.running:
             if foreground:
                 raise UsageError(
-                    f"a stack runs already for {places.root}", "`concur down` stops it"
+                    f"a stack is already running for {places.root}", "`concur down` stops it"
                 )
             _restart_failed(places, before, given, tell)
             _wait_healthy(places, timeout_s, tell)
@@ -128,8 +128,8 @@ def _restart_failed(
     for name in given:
         if asked[name] != running[name]:
             raise UsageError(
-                f"a stack runs already for {places.root}, with {name} {running[name]} instead of"
-                f" {asked[name]}",
+                f"a stack is already running for {places.root}, with {name} {running[name]} instead"
+                f" of {asked[name]}",
                 "`concur down` first",
             )
     secrets = load_secrets(before.settings)
@@ -141,7 +141,7 @@ def _restart_failed(
     manager = Manager(places)
     processes = manager.processes()
     failed = [part for part, process in processes.items() if process["statename"] == "FATAL"]
-    tell(f"runs already: {', '.join(sorted(processes.keys() - failed)) or 'none'}")
+    tell(f"already running: {', '.join(sorted(processes.keys() - failed)) or 'none'}")
     for part in failed:
         manager.ask("startProcess", part, False)
 

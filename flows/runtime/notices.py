@@ -72,7 +72,7 @@ def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
         deliver(config, notice_of(flow, _complete(flow_run), state))
     except Exception as error:  # a notice must not become the next fault
         run_id, kind = getattr(flow_run, "id", "?"), type(error).__name__
-        log.error("no notice was sent of the end of run %s: %s", run_id, kind)
+        log.error("the notice that run %s ended could not be sent: %s", run_id, kind)
 
 
 def _complete(run: FlowRun) -> FlowRun:

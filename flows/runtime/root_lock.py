@@ -58,7 +58,7 @@ def _lock_alone(handle: int, root: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UsageError(
-            f"a run works on {root} now, or another gc does",
+            f"a run or another gc is using {root}",
             "wait until it has ended; without --delete gc only reports",
         ) from error
     except OSError as error:

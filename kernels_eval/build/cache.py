@@ -66,7 +66,7 @@ def limit_from_environment() -> int:
     given = os.environ.get("CONCUR_CACHE_BYTES", str(LIMIT_BYTES))
     if not re.fullmatch(r"[0-9]+", given) or 0 < int(given) < LEAST_LIMIT_BYTES:
         raise UsageError(
-            f"CONCUR_CACHE_BYTES={given} is no limit for the build cache",
+            f"CONCUR_CACHE_BYTES={given} is not a limit for the build cache",
             f"give bytes, at least {LEAST_LIMIT_BYTES} (64 MiB), or 0 for no limit",
         )
     return int(given)

@@ -173,7 +173,7 @@ def only_declares(text: str) -> bool:
 
 # A first error of these kinds is the candidate's own where the name in it, if any, occurs nowhere
 # in torch's headers: both tiers read the same text with the same macros (a source that names a
-# macro only torch has never comes here), so no header of torch could mend it.
+# macro only torch has never comes here), so no header of torch could fix it.
 _FIRST_ERROR = re.compile(
     r"^(\S+?)(?::(\d+)(?::\d+)?: (?:fatal )?error: |\((\d+)\): error: )(.*)$", re.MULTILINE
 )

@@ -207,7 +207,7 @@ class Pool:
         """
         if not self._runners:
             raise GpuLostError(
-                f"no worker is left with a device that works: {'; '.join(self.quarantined)}",
+                f"no worker has a working device left: {'; '.join(self.quarantined)}",
                 "see nvidia-smi -q and dmesg",
             )
         waiting = (_Item(*pair) for pair in pairs)
@@ -317,7 +317,7 @@ class Pool:
             found = ray.get(slot.pending)
         except ray.exceptions.RayTaskError as error:
             raise ClusterError(
-                f"a worker does not start: {error.cause!r}",
+                f"a worker did not start: {error.cause!r}",
                 "install the same version of concur on every node",
             ) from error
         except _lost_errors() as error:

@@ -33,12 +33,12 @@ FIX = "join a verification snapshot with the candidates it verified"
 class JudgedSamples(NamedTuple):
     """Samples with a length and an outcome.
 
-    `data` has the columns task (a number per task_id, ascending), task_id, tokens, correct,
+    `data` has the columns task (a number per task_id, ascending), group, task_id, tokens, correct,
     truncated, speedup, generator, sample_index, stratum; sorted by task and sample_index. The
-    stratum is the level and the token limit as far as columns (`level`, `max_tokens`) or the task's
-    id (KernelBench's `L1/`) say them, "" where they do not; `group` is a number per task and
-    stratum, in which samples are compared. `left_out` counts
-    the other rows of the frame by reason. `knows_truncation` is False where no column says it.
+    stratum is the level and the token limit as far as columns of numbers (`level`, `max_tokens`) or
+    the task's id (KernelBench's `L1/`) say them, "" where they do not; `group` is a number per task
+    and stratum, in which samples are compared. `left_out` counts the other rows of the frame by
+    reason. `knows_truncation` is False where no column says it.
     """
 
     data: pl.DataFrame
@@ -107,7 +107,7 @@ def _typed(frame: pl.DataFrame) -> pl.DataFrame:
             _speedup(frame).cast(pl.Float64).alias("speedup"),
             pl.col("reasoning_tokens").cast(pl.Float64).alias("tokens"),
             pl.col("sample_index").cast(pl.Int64),
-            pl.col("level", "max_tokens").cast(pl.String),
+            pl.col("level", "max_tokens").cast(pl.Int64, strict=False).cast(pl.String),
         )
     except pl.exceptions.PolarsError as error:
         what = str(error).splitlines()[0]

@@ -47,6 +47,7 @@ from tasks.analysis.within import (
     standardised,
     within_task,
 )
+from tasks.reporting.findings import Estimate
 
 QUANTILES = {"p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9}
 TOKENS = pl.col("tokens")
@@ -167,37 +168,44 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
     `data` are samples that have a speedup.
     """
     group, tokens, speedup = _arrays(data, "speedup")
-    task = data["task"].to_numpy()
-    basis = basis_of(task)
+    basis = basis_of(data["task"].to_numpy())
+    pooled, inner = ("pearson", "pearson_log", "spearman"), ("within", "within_ranks")
     none = basis.unknown(f"{basis.n} correct samples have a speedup")
-    names = ("pearson", "pearson_log", "spearman", "within", "within_ranks")
-    found: dict[str, Any] = dict.fromkeys(names, none)
+    found: dict[str, Any] = dict.fromkeys((*pooled, *inner), none)
     if basis.n >= 4:
-        log = np.log(speedup)
-        for name, values in {"pearson": speedup, "pearson_log": log, "spearman": speedup}.items():
-            found[name] = basis.unknown("speeds of different tasks do not compare here")
-            if not config.speedup_within_tasks_only:
-                ranks = name == "spearman"
-                found[name] = correlation(tokens, values, task, ranks=ranks, seed=config.seed)
         shown = np.random.default_rng(config.seed).permutation(basis.n)[: config.points]
         found |= {
             "points": [(float(tokens[i]), float(f"{speedup[i]:.5g}")) for i in np.sort(shown)],
             "tenths": _speed_tenths(data),
-        }
-        found |= _within_speedup(group, tokens, log, config)
-        strata = data.partition_by("stratum", as_dict=True)
-        if len(strata) > 1 and not config.speedup_within_tasks_only:
-            found["strata"] = {
-                str(name): correlation(
-                    part["tokens"].to_numpy(),
-                    part["speedup"].to_numpy(),
-                    part["task"].to_numpy(),
-                    ranks=True,
-                    seed=config.seed,
-                )
-                for (name,), part in sorted(strata.items())
-            }
+        } | _within_speedup(group, tokens, np.log(speedup), config)
+        if config.speedup_within_tasks_only:
+            unknown = basis.unknown("speeds of different tasks do not compare here")
+            found |= dict.fromkeys(pooled, unknown)
+        else:
+            found |= _pooled_speedup(data, config.seed)
     return LengthAndSpeedup(label=config.speedup_label, samples=basis.n, tasks=basis.tasks, **found)
+
+
+def _pooled_speedup(data: pl.DataFrame, seed: int) -> dict[str, Any]:
+    """The correlations of LengthAndSpeedup over tasks."""
+
+    def of(part: pl.DataFrame, *, ranks: bool = False, log: bool = False) -> Estimate:
+        tokens, speedup, task = (part[name].to_numpy() for name in ("tokens", "speedup", "task"))
+        return correlation(
+            tokens, np.log(speedup) if log else speedup, task, ranks=ranks, seed=seed
+        )
+
+    strata = data.partition_by("stratum", as_dict=True)
+    return {
+        "pearson": of(data),
+        "pearson_log": of(data, log=True),
+        "spearman": of(data, ranks=True),
+        "strata": {
+            str(name): of(part, ranks=True)
+            for (name,), part in sorted(strata.items())
+            if len(strata) > 1
+        },
+    }
 
 
 def _within_speedup(

@@ -70,7 +70,10 @@ def answers_frame(answers: list[Answers]) -> pl.DataFrame:
         )
         for a in answers
     ]
-    return pl.concat(frames, how="diagonal_relaxed")
+    frame = pl.concat(frames, how="diagonal_relaxed")
+    if lengths[1] in frame.columns:
+        return frame
+    return frame.with_columns(completion_tokens=pl.lit(None, pl.Int64))  # as tables may come
 
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:

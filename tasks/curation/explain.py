@@ -94,7 +94,7 @@ def _not_eligible(row: dict[str, Any], config: CurationConfig) -> str | None:
         asked = f"it answers a follow-up (turn {row['turn']}), not its task's first prompt"
         return f"{asked}: later_turns is off"
     if not config.cut_off_answers and row["_ends"] in CUT_OFF:
-        return f"the token limit cut it off ({row['_ends']}): cut_off_answers is off"
+        return f"its answer is {row['_ends']}: cut_off_answers is off"
     if raised := [name for name in config.exclude_flags if name in row["trace_flags"]]:
         return f"left out: trace flag {', '.join(raised)} (exclude_flags)"
     return None if row["reasoning_tokens"] > 0 else "it has no reasoning to train on"

@@ -103,26 +103,32 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
     )
 
 
-CUT_OFF = ("length, as recorded", "length, guessed from the text", "length, guessed from tokens")
+CUT_OFF = ("cut off (recorded)", "cut off (guessed from the text)", "cut off (guessed from tokens)")
+
+
+CUT_REASONS = ("length", "max_tokens", "max_length")
+ENDED_REASONS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
+"""Finish reasons as servers name them, in small letters."""
 
 
 def ends(frame: pl.DataFrame) -> pl.Series:
     """Why each answer ended: one of `CUT_OFF`, "by itself", or "unknown".
 
-    Where no finish_reason is known, an answer of exactly max_tokens was cut off, and so was one as
-    long as its generator's longest where answers to several tasks have that length. Any other is
-    unknown.
+    Where no finish_reason is known (or it is none of `CUT_REASONS` and `ENDED_REASONS`), an answer
+    of exactly max_tokens was cut off, and so was one as long as its generator's longest where
+    answers to several tasks have that length. Any other is unknown.
     """
     given = ("finish_reason", "finish_guessed", "completion_tokens", "max_tokens")
     known = frame.with_columns(pl.lit(None).alias(n) for n in given if n not in frame.columns)
-    reason, tokens = pl.col("finish_reason").cast(pl.String), pl.col("completion_tokens")
+    reason = pl.col("finish_reason").cast(pl.String).str.to_lowercase()
+    tokens = pl.col("completion_tokens")
     longest = tokens == tokens.max().over("generator")
     shared = longest & (pl.col("task_id").n_unique().over("generator", tokens) > 1)
     guessed = pl.col("finish_guessed").cast(pl.Boolean).fill_null(False)
     return known.select(
-        _ends=pl.when(reason == "length")
+        _ends=pl.when(reason.is_in(CUT_REASONS))
         .then(pl.when(guessed).then(pl.lit(CUT_OFF[1])).otherwise(pl.lit(CUT_OFF[0])))
-        .when(reason.is_not_null())
+        .when(reason.is_in(ENDED_REASONS))
         .then(pl.lit("by itself"))
         .when((tokens == pl.col("max_tokens")) | shared)
         .then(pl.lit(CUT_OFF[2]))

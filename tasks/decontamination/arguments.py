@@ -4,7 +4,7 @@ the inputs.
 Guarantees: static, nothing is executed; `[4, 8]`, `[[], {"width": 4, "depth": 8}]` and defaults
 lead to the same class; an attribute that only ever holds one constant is that constant; a condition
 that constants decide is its branch. Numbers that come from the constructor's arguments are marked
-as sizes (`kind` of their node). Does not follow loops, dictionaries that are filled step by step,
+(`kind` of their node). Does not follow loops, dictionaries that are filled step by step,
 or arguments that are objects other than KernelBook's `_mock_config`; then the program stays as it
 was and its `get_init_inputs` is compared as text.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from tasks.decontamination.program import Function, Program, attributes_stored, bound_names
 
-SIZE = "size"
+ARGUMENT = "argument"
 """`kind` of a constant that was an argument of the constructor."""
 CREATION = frozenset("rand randn zeros ones empty full randint normal".split())
 LIKE = frozenset(f"{name}_like" for name in CREATION)
@@ -83,11 +83,13 @@ def _constructed(program: Program, chain: Sequence[str]) -> Constants | None:
 def _given(program: Program) -> Given | None:
     """What get_init_inputs returns: `[a, b]`, or KernelBook's `[[a], {"b": b}]`."""
     function = program.functions.get("get_init_inputs")
-    returned = _returned(program, function) if function else None
+    if function is None:
+        return [], {}
+    returned = _returned(program, function)
     match returned:
-        case ast.List([(ast.List() | ast.Tuple()) as args, second]) if (
-            named := _keywords(second)
-        ) is not None:
+        case ast.List([args, second]) | ast.Tuple([args, second]) if (
+            isinstance(args, ast.List | ast.Tuple) and (named := _keywords(second)) is not None
+        ):
             given, names = args.elts, named
         case ast.List(elts) | ast.Tuple(elts):
             given, names = elts, {}
@@ -97,8 +99,8 @@ def _given(program: Program) -> Given | None:
         return None
     bound: frozenset[str] = frozenset()
     return (
-        [_constant(program, each, bound, SIZE) or each for each in given],
-        {name: _constant(program, each, bound, SIZE) or each for name, each in names.items()},
+        [_marked(_constant(program, each, bound) or each) for each in given],
+        {name: _marked(_constant(program, each, bound) or each) for name, each in names.items()},
     )
 
 
@@ -156,16 +158,16 @@ def _bound(declared: ast.arguments, given: Given) -> dict[str, ast.expr] | None:
 
 
 def _marked(node: ast.expr) -> ast.expr:
-    """The expression with its numbers marked as sizes."""
+    """The expression with its constants marked as arguments."""
     for each in ast.walk(node):
         if isinstance(each, ast.Constant):
-            each.kind = SIZE
+            each.kind = ARGUMENT
     return node
 
 
-def is_size(node: ast.expr) -> bool:
+def is_argument(node: ast.expr) -> bool:
     """Whether a number of this expression was an argument of the constructor."""
-    return any(isinstance(each, ast.Constant) and each.kind == SIZE for each in ast.walk(node))
+    return any(isinstance(each, ast.Constant) and each.kind == ARGUMENT for each in ast.walk(node))
 
 
 def _constant(
@@ -174,7 +176,7 @@ def _constant(
     """A node for the constant that an expression is; None for anything else."""
     if _large(node):
         return None
-    kind = kind or (SIZE if is_size(node) else None)
+    kind = kind or (ARGUMENT if is_argument(node) else None)
     match node:
         case ast.Constant():
             return ast.Constant(node.value, kind)
@@ -188,10 +190,10 @@ def _constant(
     return None if value is None else _node(value, kind)
 
 
-def _node(value: object, kind: str | None) -> ast.expr:
+def _node(value: Any, kind: str | None) -> ast.expr:
     if isinstance(value, tuple):
         return ast.Tuple([_node(each, kind) for each in value], ast.Load())
-    return ast.Constant(value, kind)  # type: ignore[arg-type]
+    return ast.Constant(value, kind)
 
 
 def _class_constants(program: Program, name: str) -> dict[str, ast.expr]:
@@ -313,6 +315,11 @@ class _Places(ast.NodeTransformer):
         self.generic_visit(node)
         truth = self._truth(node.test)
         return node if truth is None else node.body if truth else node.orelse
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        truth = self._truth(node) if isinstance(node.op, ast.Not) else None
+        return node if truth is None else ast.Constant(truth)
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         return self.names.get(node.id, node) if isinstance(node.ctx, ast.Load) else node

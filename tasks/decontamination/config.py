@@ -1,5 +1,5 @@
 """What counts as the same task, for decontamination and deduplication. Defaults are measured:
-benchmarks/results/2026-11-21-decontamination.md."""
+benchmarks/results/2026-11-23-decontamination.md."""
 
 from __future__ import annotations
 

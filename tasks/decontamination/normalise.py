@@ -9,9 +9,9 @@ raises, whatever the text. Does not guarantee that equal programs get equal form
 and `nn.ReLU()(x)` differ here and meet only in `operator_sequence`. Code that does not parse has no
 canonical form, only its text and the tokens of its text.
 
-A program is written as tokens: `$...` are names of its own, `#...` numbers (`#...~` a size, by its
-place), anything else is kept as it stands. To treat one more kind of syntax, add a case to
-`_Scope.tokens`.
+A program is written as tokens: `$...` are names of its own, `#...` numbers (`#...~` a size by its
+place, `#...^` an argument of the constructor), anything else is kept as it stands. To treat one
+more kind of syntax, add a case to `_Scope.tokens`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from functools import cache
 from itertools import pairwise
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
-from tasks.decontamination.arguments import CREATION, input_shapes, is_size, specialise
+from tasks.decontamination.arguments import CREATION, input_shapes, is_argument, specialise
 from tasks.decontamination.operator_values import arithmetic
 from tasks.decontamination.program import (
     Function,
@@ -44,9 +44,8 @@ MAX_ORDERED_STATEMENTS = 200  # longer bodies keep their order: finding an order
 LARGEST_AXIS = 4  # whole numbers up to this are axes and exponents inside a method, not sizes
 SIZES = frozenset(
     "in_channels out_channels in_features out_features in1_features in2_features num_features"
-    " num_channels num_groups normalized_shape kernel_size stride padding dilation groups"
-    " output_padding output_size num_embeddings embedding_dim input_size hidden_size num_layers"
-    " embed_dim num_heads num_parameters".split()
+    " num_channels num_groups normalized_shape num_embeddings embedding_dim input_size hidden_size"
+    " embed_dim num_heads num_parameters groups".split()
 )
 """Arguments that are sizes however small."""
 AXES = frozenset(
@@ -57,8 +56,9 @@ ALIKE = frozenset("kernel_size stride padding dilation output_padding output_siz
 """Arguments where one number stands for as many equal ones."""
 RESIZING = frozenset("view reshape expand repeat unflatten".split())
 UNITS = ("kernel_size", "output_size", "stride")
-"""Sizes of which 1 stays 1: a pointwise convolution, a global pooling and a window that moves one
-by one are other operators."""
+"""Arguments of which 1 stays 1: a pointwise convolution, a global pooling and a window that moves
+one by one are other operators."""
+MARKS = "~^"
 _METHODS: dict[str, dict[str, object]] = {
     "sum mean prod max min amax amin argmax argmin logsumexp": {"dim": None, "keepdim": False},
     "cumsum cumprod unsqueeze squeeze flip": {"dim": ...},
@@ -87,17 +87,20 @@ _BUILTINS = frozenset(dir(builtins))
 class Canonical:
     """What a program is compared by.
 
-    `exact`, `normalised` and `shapes` are hexadecimal digests; the last two are None where the code
-    does not parse. `inputs` are the shapes of the inputs as tokens, or the numbers in get_inputs
-    where the shapes cannot be read. `details` are the class's arguments by name that are no sizes,
-    in order: axes, modes, switches. `words` are the tokens of the class alone, before arguments are
-    put in their places, with names and numbers blanked; shingles are cut from them.
+    `exact`, `normalised`, `shapes` and `resized` are hexadecimal digests; the last three are None
+    where the code does not parse. `shapes` leaves out sizes, `resized` also every number that is an
+    argument of the constructor, whatever it is for. `inputs` are the shapes of the inputs as
+    tokens, or the numbers in get_inputs where the shapes cannot be read. `details` are the class's
+    arguments by name that are no sizes, in order: axes, modes, switches. `words` are the tokens of
+    the class alone, before arguments are put in their places, with names and numbers blanked;
+    shingles are cut from them.
     `text_words` are the tokens of the text without comments, compared where a task does not parse.
     """
 
     exact: str
     normalised: str | None
     shapes: str | None
+    resized: str | None
     inputs: tuple[str, ...]
     details: tuple[str, ...]
     words: tuple[str, ...]
@@ -108,8 +111,9 @@ class Canonical:
         return self.normalised is not None
 
 
-Forms = tuple[str | None, str | None, tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-NO_FORMS: Forms = (None, None, (), (), ())
+Names = tuple[str, ...]
+Forms = tuple[str | None, str | None, str | None, Names, Names, Names]
+NO_FORMS: Forms = (None, None, None, (), (), ())
 
 
 def canonical(code: str, entry_point: str = "Model", program: Program | None = None) -> Canonical:
@@ -172,8 +176,8 @@ class _Writer:
         self.wanted: list[str] = []
         self.pieces: dict[str, list[str]] = {}
 
-    def forms(self) -> tuple[str, str, tuple[str, ...], tuple[str, ...]]:
-        """`normalised`, `shapes`, `inputs` and `details` of a Canonical."""
+    def forms(self) -> tuple[str, str, str, Names, Names]:
+        """`normalised`, `shapes`, `resized`, `inputs` and `details` of a Canonical."""
         program = self.program
         called = [] if program.constructed else self._pieces("get_init_inputs")
         inputs = input_shapes(program)
@@ -181,9 +185,13 @@ class _Writer:
         body = [*self._class_pieces(), *called]
         pieces = [*body, *drawn, list(inputs or ())]
         whole = [token for tokens in pieces for token in ("def", *map(_plain, tokens))]
-        shapes = [token for tokens in body for token in ("def", *_without_sizes(tokens))]
+        shapes, resized = (
+            [token for tokens in body for token in ("def", *_without_sizes(tokens, blank))]
+            for blank in ("~", "^~")
+        )
         found = inputs or tuple(t for tokens in drawn for t in tokens if t[0] == "#")
-        return digest(_numbered(whole)), digest(_numbered(shapes)), found, _details(shapes)
+        digests = [digest(_numbered(each)) for each in (whole, shapes, ["resized", *resized])]
+        return digests[0], digests[1], digests[2], found, _details(shapes)
 
     def words(self) -> tuple[str, ...]:
         """`words` of a Canonical."""
@@ -307,13 +315,14 @@ def _plain(token: str) -> str:
     """A number by its value alone: `2.0` is `2`, whether it is a size or not."""
     if token[0] != "#":
         return token
-    number = token.rstrip("~")
+    number = token.rstrip(MARKS)
     return number.removesuffix(".0")
 
 
-def _without_sizes(tokens: Sequence[str]) -> Iterator[str]:
-    """The tokens with sizes blanked, `kernel_size=(#, #)` as `kernel_size=#`."""
-    left = list(map(_unsized, tokens))
+def _without_sizes(tokens: Sequence[str], marks: str) -> Iterator[str]:
+    """The tokens with sizes and what has one of `marks` blanked, `kernel_size=(#, #)` as
+    `kernel_size=#`."""
+    left = [_unsized(token, marks) for token in tokens]
     while left:
         yield (token := left.pop(0))
         if token[:-1] in ALIKE and left[:1] == ["["]:
@@ -322,12 +331,14 @@ def _without_sizes(tokens: Sequence[str]) -> Iterator[str]:
                 left[: end + 1] = ["#"]
 
 
-def _unsized(token: str) -> str:
+def _unsized(token: str, marks: str) -> str:
     """Blank a size. Small whole numbers that their place does not make a size are axes and
     exponents, which make another computation; every other number is a size."""
-    number = token[1:]
-    axis = number.lstrip("-").isdigit() and abs(int(number)) <= LARGEST_AXIS
-    return token if axis else _numberless(token)
+    number = token[1:].rstrip(MARKS)
+    axis = (
+        token[-1] not in marks and number.lstrip("-").isdigit() and abs(int(number)) <= LARGEST_AXIS
+    )
+    return f"#{number}" if axis and token[0] == "#" else _numberless(token)
 
 
 def _details(tokens: Sequence[str]) -> tuple[str, ...]:
@@ -338,11 +349,11 @@ def _details(tokens: Sequence[str]) -> tuple[str, ...]:
 
 def _sized(tokens: list[str]) -> list[str]:
     """The tokens with their numbers marked as sizes."""
-    return [f"{token.rstrip('~')}~" if token[0] == "#" else token for token in tokens]
+    return [f"{token.rstrip(MARKS)}~" if token[0] == "#" else token for token in tokens]
 
 
 def _unmarked(tokens: list[str]) -> list[str]:
-    return [token.rstrip("~") if token[0] == "#" else token for token in tokens]
+    return [token.rstrip(MARKS) if token[0] == "#" else token for token in tokens]
 
 
 @cache
@@ -458,7 +469,8 @@ class _Scope:
         """Folded numbers and the module's constants in place. Empty for anything else."""
         value = self.program.fold(node, self.bound)
         if value is not None:
-            return _sized(_number(value)) if is_size(node) else _number(value)
+            tokens = _number(value)
+            return [f"{t}^" if t[0] == "#" else t for t in tokens] if is_argument(node) else tokens
         return [f"'{node.value!r}"] if isinstance(node, ast.Constant) else []
 
     def _own(self, name: str) -> str:
@@ -534,7 +546,7 @@ class _Scope:
         if name in AXES:
             return _unmarked(tokens)
         if name in UNITS:
-            return ["#1" if token.rstrip("~") == "#1" else token for token in _sized(tokens)]
+            return ["#1" if token == "#1^" else token for token in tokens]
         return _sized(tokens) if name in SIZES or isinstance(known.get(name), float) else tokens
 
     def _created(self, node: ast.Call, args: list[ast.expr], words: list[ast.keyword]) -> list[str]:

@@ -270,7 +270,7 @@ def _replaceable(out: Path) -> Published | None:
         return None
     hint = "choose another --out: only a folder that `concur publish` made is replaced"
     if not (out / PUBLICATION).is_file():
-        raise UsageError(f"{out} holds something else", hint)
+        raise UsageError(f"{out} contains other files", hint)
     published = read_publication(out)
     known = {PUBLICATION, *(file.path for file in published.files)}
     if others := sorted(set(_files_in(out)) - known):

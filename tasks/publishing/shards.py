@@ -87,7 +87,7 @@ def write_shards(
     first.
 
     `scratch` is a directory that is not needed afterwards, with room for the rows once. Raises
-    UsageError where the snapshot lacks columns or rows, where what it was made from is not there,
+    UsageError where the snapshot lacks columns or rows, where what it was made from is missing,
     and where the hold-out leaves nothing to train on.
     """
     schema, rows = _checked(line), _rows(line)
@@ -135,7 +135,7 @@ def _checked(line: Lineage) -> pa.Schema:
     for name in ORIGINS:
         if getattr(line, name) is None:
             raise UsageError(
-                f"the {ABOVE[name][-1]} snapshot that {where} was made from is not there",
+                f"the {ABOVE[name][-1]} snapshot that {where} was made from is missing",
                 "rows are published with where they come from: copy the whole root, not the curated"
                 " set alone",
             )

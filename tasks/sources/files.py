@@ -62,12 +62,12 @@ def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
         task = checked_task(given, where)
         if task.task_id in tasks:
             raise UsageError(
-                f"{where}: task_id {task.task_id} is there already",
+                f"{where}: task_id {task.task_id} occurs twice",
                 "give every row a task_id of its own",
             )
         tasks[task.task_id] = task
     if not tasks:
-        raise UsageError(f"{path} holds no row", "a row is a task")
+        raise UsageError(f"{path} holds no row", "give a table with one task per row")
     return list(tasks.values())
 
 
@@ -85,7 +85,7 @@ def read_rows(
         if not files:
             raise UsageError(
                 f"{path} holds no .py file",
-                "give a folder of .py files, one task a file, or a Parquet or JSON lines file",
+                "give a folder of .py files, one task per file, or a Parquet or JSON lines file",
             )
         for file in files:
             yield str(file), {"name": file.stem, columns[-1]: read_text(file)}
@@ -160,7 +160,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 row, fault = None, f"is not JSON: {error}"
             if not isinstance(row, dict):
                 raise UsageError(
-                    f"{path} line {number} {fault}", "give a file with one JSON object a line"
+                    f"{path} line {number} {fault}", "give a file with one JSON object per line"
                 )
             yield row
 
@@ -238,7 +238,7 @@ def tasks_of_rows(
             task = make(row)
             check_task_source(task.code, task.entry_point, task.task_id)
             if task.task_id in tasks:
-                raise UsageError(f"{task.task_id} is there already")
+                raise UsageError(f"{task.task_id} occurs twice")
         except (UsageError, ValidationError) as error:
             broken.append(f"row {number}: {first_line(error)}")
         else:

@@ -143,7 +143,7 @@ class _Wanted:
                 continue
             try:
                 if _digest(path) != pin.sha256:
-                    log.error("the copy %s is passed over: its digest differs", path)
+                    log.error("the copy %s is ignored: its digest differs", path)
                     continue
                 rows = pl.read_parquet(path, columns=list(self.columns)).to_dicts()
             except (OSError, pl.exceptions.PolarsError) as error:

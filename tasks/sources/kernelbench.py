@@ -89,8 +89,8 @@ def _compare(rows: Collection[dict[str, Any]], level: int, where: str) -> None:
     whole = [row for row in rows if row["problem_id"] is not None and row["code"] is not None]
     if content_of(whole) != CONTENT[level]:
         warnings.warn(
-            f"level {level} of {where} is not the release that published and recorded numbers here"
-            " are of: do not compare with them",
+            f"level {level} of {where} differs from the release of the published and recorded"
+            " numbers: do not compare results with them",
             stacklevel=3,
         )
 

@@ -75,7 +75,7 @@ def load(location: str | Path, wanted: Collection[str] | None = None) -> list[Ke
         for task in _of_part(part, wanted):
             if tasks.setdefault(task.task_id, task) != task:
                 raise UsageError(
-                    f"{shown(part)} holds another program for task {task.task_id!r}",
+                    f"{shown(part)} gives task {task.task_id!r} a second program",
                     "give every task one program",
                 )
     return list(tasks.values())

@@ -159,6 +159,6 @@ class Pulse:
             self._misses[url] = 0
         if self._misses[url] >= MISSES:
             self._misses[url] = 0
-            log.warning("%s is given up for now: it does not answer any more", url)
+            log.warning("%s does not answer: it gets no requests for now", url)
             for limit in self._limits[url]:
                 limit.reschedule(asyncio.get_running_loop().time())

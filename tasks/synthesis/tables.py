@@ -154,8 +154,7 @@ class CandidateTable:
                 identity = stable_hash([identity, repeats[identity]])
             elif named.setdefault(given_id, identity) != identity:
                 raise UsageError(
-                    f"{where}: candidate_id {shown(given_id)!r} stands for another candidate"
-                    " already",
+                    f"{where}: candidate_id {shown(given_id)!r} already names another candidate",
                     "give every row its own",
                 )
             try:

@@ -87,8 +87,8 @@ def newest_checkpoint(checkpoints: Path, identity: RunIdentity) -> Path | None:
             raise UsageError(
                 f"{directory} is a checkpoint of another run:"
                 f" {'; '.join(differences[:TOLD])}{more}",
-                "train into another directory, or go back to what it was made with, or remove"
-                f" {checkpoints} to begin anew",
+                "train into another directory, restore the settings of that run, or remove"
+                f" {checkpoints} to start again",
             )
         newest = directory
     return newest

@@ -62,7 +62,7 @@ class CounterDropout(nn.Module):
     def __init__(self, rate: float, device: torch.device) -> None:
         super().__init__()
         if not 0 < rate < 1:
-            raise ValueError(f"a dropout rate lies between 0 and 1, not at {rate}")
+            raise ValueError(f"a dropout rate must be between 0 and 1, not {rate}")
         self.rate = rate
         self.scale = 1 / (1 - rate)
         # a tensor of its own (no view of a table): compiled code wants aligned inputs

@@ -66,7 +66,7 @@ class ReferenceProcess:
             self._server = self._start()
         if self._closed:  # while it was started: `close` could not close the server
             self._server.close()
-            raise SandboxError("the measurements were ended")
+            raise SandboxError("the measurement process ended")
         with Child(self._server, self.role, self._limits) as child:
             path = child.write_file("task.py", task.code)
             try:

@@ -195,7 +195,7 @@ def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path):
 def test_one_ablation_runs_once_at_a_time(tmp_path):
     with (
         sole_writer(tmp_path),
-        pytest.raises(UsageError, match="running already"),
+        pytest.raises(UsageError, match="already running"),
         sole_writer(tmp_path),
     ):
         raise AssertionError("two at once")

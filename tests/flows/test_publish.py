@@ -65,7 +65,7 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
             "publish --root {tmp}/root --out {tmp}/set --figure {tmp}/no.png",
             "cannot read the figure",
         ),
-        ("publish --root {tmp}/root --out {tmp}/root", "holds something else"),
+        ("publish --root {tmp}/root --out {tmp}/root", "contains other files"),
         (
             "publish --root {tmp}/root --out {tmp}/set --push a/b",
             "no token for the hub in HF_TOKEN",

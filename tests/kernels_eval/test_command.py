@@ -107,7 +107,7 @@ def test_a_task_without_a_model_names_file_cause_and_fix(task, candidate):
 
 def test_a_task_that_is_not_python_names_the_line(task, candidate):
     task.write_text("class Model(:\n")
-    assert_one_line(run(task, candidate), str(task), "line 1", "mend the task file")
+    assert_one_line(run(task, candidate), str(task), "line 1", "fix the task file")
 
 
 def test_a_file_that_is_not_there(task, tmp_path):

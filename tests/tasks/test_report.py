@@ -466,3 +466,8 @@ def test_json_is_plain_and_complete():
     again = ReportContext(**{name: data[name] for name in ReportContext.model_fields})
     assert again.scores == made.scores and again.points == made.points
     assert to_json(hostile()).isascii()
+
+
+def test_a_speedup_without_an_end_is_in_no_figure():
+    (point,) = points_of(pl.DataFrame([LINE[0] | {"timing": {"speedup": float("inf")}}]), {})
+    assert point.speedup is None and point.status == LINE[0]["status"]

@@ -96,7 +96,7 @@ def test_tasks_of_folders_globs_and_source_files(tmp_path):
 def test_one_task_has_one_program(tmp_path):
     path, one = tmp_path / "t.parquet", {"task_id": "t", "code": PROGRAM}
     assert len(tables.load(table(path, [one, one]))) == 1
-    with pytest.raises(UsageError, match="another program for task 't'"):
+    with pytest.raises(UsageError, match="gives task 't' a second program"):
         tables.load(table(path, [one, one | {"code": PROGRAM + "#"}]))
 
 

@@ -41,9 +41,9 @@ def test_an_answer_that_the_token_limit_cut_off_is_left_out_and_counted(tmp_path
     assert manifest["answers_end"] == {
         "correct": {
             "by itself": 1,
-            "length, as recorded": 1,
-            "length, guessed from the text": 1,
-            "length, guessed from tokens": 1,
+            "cut off (recorded)": 1,
+            "cut off (guessed from the text)": 1,
+            "cut off (guessed from tokens)": 1,
             "unknown": 1,
         },
         "left_out": 3,
@@ -54,7 +54,14 @@ def test_an_answer_that_the_token_limit_cut_off_is_left_out_and_counted(tmp_path
     reasons = kept.open().read()["finish_reason"].to_list()
     assert reasons == ["length", "length", "length", None]  # what training reads
     said = explain(frame(*rows), CurationConfig(), "a-0").reasons
-    assert said == ("the token limit cut it off (length, as recorded): cut_off_answers is off",)
+    assert said == ("its answer is cut off (recorded): cut_off_answers is off",)
+
+
+def test_finish_reasons_are_read_as_servers_name_them():
+    names = ("MAX_TOKENS", "max_length", "end_turn", "EOS", "abort", "content_filter")
+    rows = [sample(name, 0, 9, 1.0) | {"finish_reason": name} for name in names]
+    cut, whole = "cut off (recorded)", "by itself"
+    assert ends(frame(*rows)).to_list() == [cut, cut, whole, whole, "unknown", "unknown"]
 
 
 def test_a_length_that_answers_to_several_tasks_share_is_their_generators_limit():
@@ -62,7 +69,7 @@ def test_a_length_that_answers_to_several_tasks_share_is_their_generators_limit(
     for row, tokens in zip(rows, (900, 800, 900, 300, 300), strict=True):
         row["completion_tokens"] = tokens
     of_one_task = [row | {"task_id": "a"} for row in rows]
-    limit = "length, guessed from tokens"
+    limit = "cut off (guessed from tokens)"
     assert ends(frame(*rows)).to_list() == [limit, "unknown", limit, "unknown", "unknown"]
     assert set(ends(frame(*of_one_task))) == {"unknown"}
     assert set(ends(frame(*rows).drop("completion_tokens", "finish_reason"))) == {"unknown"}

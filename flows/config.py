@@ -123,9 +123,16 @@ def shipped_names(kind: str) -> list[str]:
     return sorted(path.stem for path in shipped_dir(kind).glob("*.yaml"))
 
 
+def own_profiles() -> dict[str, Path]:
+    """A user's profiles by name: `profiles/*.yaml` under the root of a worker or of `concur up`."""
+    roots = [os.environ.get(name) for name in ("CONCUR_ROOT", "CONCUR_STACK_ROOT")]
+    local = [Path(root) for root in roots if root and "://" not in root]
+    return {path.stem: path for root in local for path in sorted(root.glob("profiles/*.yaml"))}
+
+
 def profile_names() -> list[str]:
-    """The names of the profiles that ship with concur."""
-    return shipped_names("profiles")
+    """The names of the profiles that ship with concur, and of a user's own."""
+    return sorted({*shipped_names("profiles"), *own_profiles()})
 
 
 def load_profile(
@@ -136,10 +143,15 @@ def load_profile(
 
     Raises UsageError for a missing profile, invalid YAML, an unknown key or an illegal value.
     """
-    data = _read("profile", "profiles", profile)
+    data = read_profile(profile)
     for key, value in (values or {}).items():
         _put(data, key, value)
     return _overridden(PipelineConfig, data, overrides, f"profile {profile!r}")
+
+
+def read_profile(profile: str) -> dict[str, Any]:
+    """The keys that a profile says itself. Raises UsageError as `load_profile` does."""
+    return _read("profile", "profiles", profile)
 
 
 def load_protocol(overrides: Iterable[str]) -> EvalConfig:
@@ -162,6 +174,7 @@ def _read(what: str, kind: str, name: str) -> dict[str, Any]:
     """The keys of a YAML file, by the path or by the name of one that ships."""
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
+    path = own_profiles().get(name, path) if kind == "profiles" else path
     try:
         return keys_in(path, f"{what} {name}", f"deployments/{kind}")
     except UsageError as error:

@@ -12,8 +12,8 @@ from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
     key_of,
-    show_drawn,
     show_snapshots,
+    tables_of,
     warn_on_error,
 )
 from flows.config import PipelineConfig, validated
@@ -27,8 +27,6 @@ from tasks.progress import observed_by, report
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.reporting.text import cell
 from tasks.store import SnapshotRef
-
-COMPOSITION = "What the training set holds, by operator family"
 
 
 def curate_again(
@@ -74,7 +72,7 @@ def curate_again(
     for name, ref in made.items():
         with warn_on_error(f"the composition of the set by {name}"):
             key, figures = key_of(name), draw_curated(name, ref, verdicts, candidates, *others)
-            if tables := show_drawn(figures, {"composition": f"{COMPOSITION} ({name})"}, key):
+            if tables := tables_of(figures):
                 about = f"What the set by {cell(name)} holds"
                 create_markdown_artifact(f"training-set-{key}", tables, about)
     return list(made.values())

@@ -2,7 +2,8 @@
 out.
 
 Guarantees: a form becomes a configuration before anything else happens, and a form that cannot be
-used ends the run with one sentence; a flow that may use the devices waits until no other one does
+used ends the run with one sentence; stages, progress and reports belong to the run that a person
+started, not to runs inside it; a flow that may use the devices waits until no other one does
 (`devices`). Does not decide anything about data: the flows inside do.
 """
 
@@ -31,12 +32,13 @@ from flows.curate_sets import curate_again
 from flows.forms import configuration
 from flows.launch import QUIET, require_ready
 from flows.naming import deployed_name
+from flows.ops.ready import PARTS, Part
 from flows.ops.runs import note_run
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
-from flows.track import benchmark_record, refresh_record, track
+from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
@@ -58,11 +60,12 @@ def nightly_refresh(
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> Refreshed:
     """Tasks, candidates, verdicts and the training set; the morning report says what is new."""
-    config = prepared(configuration(run, candidates, curation, advanced=advanced))
+    config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
-        refreshed = refresh_dataset(config)
+        refreshed = refresh_dataset.fn(config)
     show_candidates(config)
     link_mlflow(config, track(refresh_record, config, refreshed))
+    track_trend(config)
     return refreshed
 
 
@@ -87,10 +90,10 @@ def train_on_set(
     advanced: forms.AdvancedForm = forms.ADVANCED,
 ) -> SnapshotRef:
     """A LoRA adapter on an existing training set, registered in MLflow."""
-    config = prepared(configuration(run, training, advanced=advanced))
+    config = prepared(configuration(run, training, advanced=advanced), "training")
     config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
-        trained, tracked = train_and_track(config, tasks, found)
+        trained, tracked = train_and_track.fn(config, tasks, found)
     steps = [step for step in training_steps(trained.open()) if step.loss is not None]
     show_loss([step.step for step in steps], [float(step.loss or 0.0) for step in steps])
     show_snapshots({"training set": found, "adapter and training log": trained})
@@ -107,10 +110,10 @@ def score_models(
 ) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and an existing adapter,
     on held-out tasks."""
-    config = prepared(configuration(run, benchmark, advanced=advanced))
+    config = prepared(configuration(run, benchmark, advanced=advanced), "benchmark")
     trained = newest_adapter(config, adapter.snapshot)
     with devices(config, config.verification.workers):
-        benchmarked = benchmark_models(config, trained)
+        benchmarked = benchmark_models.fn(config, trained)
     show_scores(scores_of(benchmarked.scores))
     show_snapshots({"adapter": trained, "scores": benchmarked.scores})
     link_mlflow(config, track(benchmark_record, config, benchmarked))
@@ -128,10 +131,10 @@ def whole_line(
 ) -> LineResult:
     """From tasks to scores: refresh, training, benchmark and the report."""
     config = prepared(
-        configuration(run, candidates, curation, training, benchmark, advanced=advanced)
+        configuration(run, candidates, curation, training, benchmark, advanced=advanced), *PARTS
     )
     with devices(config, None):
-        result = concur_line(config)
+        result = concur_line.fn(config)
     link_mlflow(config, result.mlflow_run, "report.html")
     return result
 
@@ -144,7 +147,7 @@ def weekly_ablations(
 ) -> AblationResult:
     """Every strategy with every seed is curated, trained and benchmarked on the same samples, and
     compared."""
-    config = prepared(configuration(run, advanced=advanced))
+    config = prepared(configuration(run, advanced=advanced), *PARTS)
     asked = AblationConfig(
         profile=run.profile,
         overrides=(
@@ -158,13 +161,13 @@ def weekly_ablations(
         max_gpu_hours=sweep.max_gpu_hours or None,
     )
     with devices(config, None):
-        result = ablate(asked)
+        result = ablate.fn(asked)
     link_mlflow(config, result.mlflow_run, "comparison.html" if result.comparison else None)
     return result
 
 
-def prepared(config: PipelineConfig) -> PipelineConfig:
-    """Check that a configuration can run here, and return it.
+def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
+    """Check that these parts of a configuration can run here, and return it.
 
     Waits for a Ray head that is being restarted; from here on the run outlives its worker. Raises
     UsageError, DeviceError or ClusterError where the configuration cannot run.
@@ -174,7 +177,7 @@ def prepared(config: PipelineConfig) -> PipelineConfig:
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     wait_for_head(config.verification.ray_address, get_run_logger().warning)
-    require_ready(config)
+    require_ready(config, *parts)
     return config
 
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
 from tasks.curation.config import STRATEGY_NAMES
+from tasks.sources.config import TasksConfig
+from tasks.synthesis.config import SynthesisConfig
 
 ROOT_VARIABLE = "CONCUR_ROOT"
 """Environment variable of a worker: the root of forms that name none."""
@@ -38,9 +40,16 @@ def _one_of(names: list[str]) -> tuple[AfterValidator, WithJsonSchema]:
     return AfterValidator(check), WithJsonSchema({"type": "string", "enum": names})
 
 
+def _choices(config: type[BaseModel], field: str) -> tuple[str, ...]:
+    """What a configuration takes for a field."""
+    return get_args(config.model_fields[field].annotation)
+
+
 Profile = Annotated[str, *_one_of(profile_names())]
 StrategyName = Annotated[str, *_one_of(list(STRATEGY_NAMES))]
 Strategy = Annotated[str, *_one_of([AS_PROFILE, *STRATEGY_NAMES])]
+Source = Annotated[str, *_one_of([AS_PROFILE, *_choices(TasksConfig, "source")])]
+Sampler = Annotated[str, *_one_of([AS_PROFILE, *_choices(SynthesisConfig, "sampler")])]
 
 
 class Key(str):
@@ -83,7 +92,10 @@ class RunForm(Form):
     profile: Profile = Field(
         default="nightly",
         title="Profile",
-        description="A file of deployments/profiles; the fields below change what it says.",
+        description=(
+            "One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed"
+            " here after the next `concur up`. The fields below change what it says."
+        ),
     )
     root: str = _text(
         "Root of the snapshots",
@@ -96,10 +108,29 @@ class RunForm(Form):
 
 
 class CandidatesForm(Form):
-    """How many tasks, and how many kernels are sampled for each."""
+    """Which tasks, who answers them, and how many kernels are sampled for each."""
 
     model_config = ConfigDict(title="Candidates")
 
+    source: Annotated[Source, Key("tasks.source")] = Field(
+        default=AS_PROFILE, title="Source of the tasks", description="Where the tasks come from."
+    )
+    location: Annotated[str, Key("tasks.location")] = _text(
+        "Location of the tasks",
+        "A folder, file or Hugging Face id that fits the source. Empty: as the profile says.",
+    )
+    sampler: Annotated[Sampler, Key("synthesis.sampler")] = Field(
+        default=AS_PROFILE,
+        title="Sampler",
+        description="openai: an existing endpoint. vllm: servers that concur starts.",
+    )
+    model: Annotated[str, Key("synthesis.model")] = _text(
+        "Model", "As the endpoint calls it, or a hub id. Empty: as the profile says."
+    )
+    endpoint: Annotated[str, Key("synthesis.base_url")] = _text(
+        "Endpoint",
+        "OpenAI-compatible address, such as http://host:8000/v1. Empty: as the profile says.",
+    )
     tasks: Annotated[int, Key("tasks.limit")] = _count(
         "Tasks at most", "The first so many of the source. 0: all.", 1_000_000
     )

@@ -7,13 +7,16 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig
 from flows.runtime.terminal import ProgressRows
 from kernels_eval.errors import UsageError
 from tasks.files import atomic_write
 from tasks.progress import observed_by
+
+if TYPE_CHECKING:
+    from flows.ops.ready import Part
 
 QUIET = {
     "DO_NOT_TRACK": "1",
@@ -24,17 +27,25 @@ QUIET = {
 """Environment of every run: no telemetry, no progress bars of libraries."""
 
 
-def require_ready(config: PipelineConfig) -> None:
+def require_ready(config: PipelineConfig, *parts: Part) -> None:
     """Check what must hold before any work: a device for the language, the cluster if one is named,
-    and a root that can be written. Raises DeviceError, ClusterError or UsageError."""
+    a root that can be written, and what these parts of a run would miss hours later. Raises an
+    EvalError."""
+    from flows.ops.ready import checks
     from kernels_eval.cluster.ray import address_of, require_cluster
     from kernels_eval.devices import require_device
 
     require_device(config.language)
     if (address := address_of(config.verification.ray_address)) != "local":
         require_cluster(address)
-    if "://" in config.root:
-        return
+    if "://" not in config.root:
+        _require_root(config)
+    for name, look in checks(config, parts):
+        if name != "tasks":  # the first stage loads them
+            look()
+
+
+def _require_root(config: PipelineConfig) -> None:
     root = Path(config.root)
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
 from flows.runtime.guard import guarded
 from flows.runtime.notices import NOTICES
-from flows.track import run_record, track
+from flows.track import run_record, track, track_trend
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.stage import scores_of
@@ -43,14 +43,15 @@ class LineResult(Record):
 def concur_line(config: PipelineConfig = DEFAULTS) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is
     served from snapshots."""
-    refreshed = refresh_dataset(config)
-    trained = train_adapter(config, refreshed.tasks, refreshed.curated)
-    benchmarked = benchmark_models(config, trained)
+    refreshed = refresh_dataset.fn(config)  # stages and artifacts of this run
+    trained = train_adapter.fn(config, refreshed.tasks, refreshed.curated)
+    benchmarked = benchmark_models.fn(config, trained)
     report = write_report(config, refreshed, trained, benchmarked)
     create_markdown_artifact("report", report.markdown, "What this run found")
     summary = [{"what": name, "value": value} for name, value in report.summary]
     create_table_artifact("summary", summary, "The run in one table")
     run_id = track(run_record, config, refreshed, trained, benchmarked, report)
+    track_trend(config)
     show_scores(scores_of(benchmarked.scores))
     made = {"adapter and training log": trained, "scores": benchmarked.scores}
     show_candidates(config)

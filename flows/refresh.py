@@ -9,8 +9,8 @@ from prefect.runtime import flow_run
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
-    show_drawn,
     show_snapshots,
+    tables_of,
 )
 from flows.config import PipelineConfig
 from flows.morning.history import entered
@@ -37,11 +37,6 @@ from tasks.workload.step import measure_workloads
 
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
 """Counts of rows that a manifest may hold."""
-
-FIGURES = {
-    "status-by-family": "Verdicts by operator family",
-    "composition": "What the training set holds, by operator family",
-}
 
 
 class Samples(Record):
@@ -156,12 +151,10 @@ def _observed(
 
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:
-    """Draw the verdicts and the training set: files beside its table, and artifacts."""
+    """Draw the verdicts and the training set: files beside its table, and an artifact."""
     made_of = (refreshed.verdicts, refreshed.candidates, refreshed.workloads, refreshed.flags)
     files = draw_curated(strategy, refreshed.curated, *made_of)
-    if tables := show_drawn(files, FIGURES):
-        drawn = "\n".join(f"- `{path}`" for path in files if path.suffix == ".png")
-        text = f"{tables}\nFigures:\n\n{drawn}\n"
+    if text := tables_of(files):
         create_markdown_artifact("training-set", text, "What the training set holds")
 
 

@@ -92,7 +92,7 @@ def report_context(
         finding_rows=found.findings if found else (),
         findings_bounded_by=found.cautions if found else refreshed.cautions,
         points=points_of(frame, names),
-        examples=examples_of(frame, names),
+        examples=examples_of(frame, names, dict(tasks.select("task_id", "code").iter_rows())),
         fingerprints={name: ref["fingerprint"] for name, ref in refs.items()},
         tool_versions=scores.manifest["tools"],
         hardware=scores.manifest["hardware"],

@@ -65,7 +65,7 @@ class Figures:
     are kept."""
 
     def __init__(self, frame: pl.DataFrame, families: pl.DataFrame | None = None) -> None:
-        """`frame` has a row a verdict with task_id, status and reference_operators; `families`
+        """`frame` has a row per verdict with task_id, status and reference_operators; `families`
         (task_id, family) goes before the latter. Raises UsageError for missing columns."""
         self.families = task_families(frame) if families is None else families
         self.statuses = status_by_family(frame, self.families)

@@ -14,6 +14,7 @@ from prefect.logging import get_run_logger
 
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
+from flows.morning.trend import nights, series_of
 from flows.refresh import Refreshed
 from kernels_eval.records import Record, stable_hash
 from tasks.benchmark.report.files import Report
@@ -23,17 +24,19 @@ from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import Destination, try_mlflow
-from tasks.tracking.mlflow_sink import log_run, registered_version
+from tasks.tracking.mlflow_sink import log_run, log_trend, registered_version
 from tasks.tracking.records import AdapterRecord, DatasetRef, Metrics, RunRecord, StageRecord
 from tasks.tracking.stages import (
     analysis_record,
     base_model_of,
     curation_record,
     synthesis_record,
+    times_of,
     training_headline,
     training_record,
     verification_record,
 )
+from tasks.tracking.writing import NOTE_TAG
 from tasks.training.stage import adapter_of
 
 CUSTOM_KERNEL = "custom_kernel"
@@ -71,6 +74,22 @@ def track(
     return try_mlflow(to.tracking_uri, lambda: log_run(record, to), log=waits, failed=failed)
 
 
+def track_trend(config: PipelineConfig) -> str | None:
+    """Write the nights of this root, name and language as series of one run, by the number of the
+    night. Returns the run's id; None where tracking is off or failed."""
+    if not config.tracking.enabled:
+        return None
+    log, to = get_run_logger(), destination_of(config)
+    which = (config.name, config.language.value)
+    key = stable_hash(["trend", str(Path(config.root).absolute()), *which])
+
+    def write() -> str:
+        series = series_of(nights(config.root, *which))
+        return log_trend(f"{config.name} trend over nights", key, series, to)
+
+    return try_mlflow(to.tracking_uri, write, log=log.warning, failed=log.error)
+
+
 def run_record(
     config: PipelineConfig,
     refreshed: Refreshed,
@@ -89,10 +108,11 @@ def run_record(
     }
     training = training_record(config.training, trained, dataset)
     stages = (*_until_curation(config, refreshed), training, *analysis, *model_records(benchmarked))
+    said = next((line for line in written.markdown.split("\n") if line.startswith("**")), "")
     return RunRecord(
         run_fingerprint=stable_hash(_fingerprints(refreshed, *made)),
         name=f"{config.name} {config.language.value} {config.curation.strategy}",
-        tags=tags_of(config, strategy=config.curation.strategy),
+        tags=tags_of(config, strategy=config.curation.strategy) | {NOTE_TAG: said},
         params=config,
         metrics=metrics,
         stages=stages,
@@ -105,17 +125,18 @@ def run_record(
 def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
     """A refresh by itself: counts in the parent, its stages as children."""
     strategy = config.curation.strategy
+    metrics: Metrics = {
+        "tasks": _rows(refreshed.tasks),
+        "candidates": _rows(refreshed.verdicts),
+        "correct": refreshed.verdicts.open().manifest["status_counts"].get("correct", 0),
+        "curated": _rows(refreshed.curated),
+    }
     return RunRecord(
         run_fingerprint=stable_hash(["refresh", *_fingerprints(refreshed)]),
         name=f"{config.name} refresh {config.language.value} {strategy}",
-        tags=tags_of(config, strategy=strategy, kind="refresh"),
+        tags=tags_of(config, strategy=strategy, kind="refresh") | _note(metrics, ",.0f"),
         params=config,
-        metrics={
-            "tasks": _rows(refreshed.tasks),
-            "candidates": _rows(refreshed.verdicts),
-            "correct": refreshed.verdicts.open().manifest["status_counts"].get("correct", 0),
-            "curated": _rows(refreshed.curated),
-        },
+        metrics=metrics,
         stages=(*_until_curation(config, refreshed), *_analysis(config, refreshed)),
         datasets=(dataset_of(config, refreshed.curated),),
     )
@@ -126,7 +147,7 @@ def benchmark_record(config: PipelineConfig, benchmarked: Benchmarked) -> RunRec
     return RunRecord(
         run_fingerprint=stable_hash(["benchmark", benchmarked.scores.fingerprint]),
         name=f"{config.name} benchmark {config.language.value}",
-        tags=tags_of(config, kind="benchmark"),
+        tags=tags_of(config, kind="benchmark") | _note(_headline_scores(benchmarked), ".1%"),
         params={"benchmark": config.benchmark},
         metrics=_headline_scores(benchmarked),
         stages=model_records(benchmarked),
@@ -158,12 +179,13 @@ def training_run_record(
 ) -> RunRecord:
     """A training: the losses and the adapter in the parent, the series in its child."""
     dataset, strategy = dataset_of(config, curated), lineage(curated).strategy
+    losses = training_headline(trained)
     return RunRecord(
         run_fingerprint=stable_hash(["training", trained.fingerprint]),
         name=f"{config.name} training on {strategy}",
-        tags={"strategy": strategy, "profile": config.name},
+        tags={"strategy": strategy, "profile": config.name} | _note(losses, ".4f"),
         params={"training": config.training},
-        metrics={"curated": _rows(curated), **training_headline(trained)},
+        metrics={"curated": _rows(curated), **losses},
         stages=(training_record(config.training, trained, dataset),),
         datasets=(dataset,),
         adapter=adapter_record(config, curated, trained),
@@ -190,6 +212,12 @@ def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
         "viewer": viewer,
         **more,
     }
+
+
+def _note(metrics: Metrics, form: str) -> dict[str, str]:
+    """The description of a run: its headline numbers."""
+    said = [f"{name} {value:{form}}" for name, value in metrics.items() if value is not None]
+    return {NOTE_TAG: ", ".join(said)}
 
 
 def _rows(ref: SnapshotRef) -> int:
@@ -241,11 +269,15 @@ def _analysis(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]
 
 
 def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
-    """One child run a model: every score, with its 95 % interval."""
+    """One child run per model: every score, with its 95 % interval."""
     rows = scores_of(benchmarked.scores) + scores_of(benchmarked.scores, "compile")
     return tuple(
         StageRecord(
             name=f"benchmark {answers.model}",
+            times=(
+                times_of(answers.candidates.open())[0],
+                times_of(answers.verdicts.open())[1],
+            ),
             metrics=score_metrics(row for row in rows if row.model == answers.model),
             tags={"model": answers.model, "fingerprint": answers.verdicts.fingerprint},
         )

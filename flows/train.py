@@ -50,7 +50,7 @@ def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:
     """`train_adapter` by itself, and where MLflow has it: None where tracking is off or failed."""
-    trained = train_adapter(config, tasks, curated)
+    trained = train_adapter.fn(config, tasks, curated)
     return trained, track_training(config, curated, trained)
 
 

@@ -68,12 +68,12 @@ def write_view(
     tasks: str | None = None,
     out: str | None = None,
 ) -> dict[str, Any]:
-    """Write the site; return its page, how many candidates it shows, and where they are from.
+    """Write the site; return its page, and the verdicts that it shows.
 
     `place` is a root, the folder that `concur verify-batch` wrote, or what
     `tasks.curation.source.Source` reads as verdicts; `tasks` is what `tasks.sources.tables.load`
-    reads. Without `out`, the site is the folder `view` of the root, or of the working directory.
-    Raises UsageError for what cannot be read or written.
+    reads. Without `out`, the site is the folder `view` in the root or folder, else in the working
+    directory. Raises UsageError for what cannot be read or written.
     """
     root = _root(place)
     if not (root or glob(place)):
@@ -81,7 +81,7 @@ def write_view(
     if root and candidates:
         raise UsageError(f"--candidates beside the root {place}", "name their verdicts instead")
     sources = _sources(root) if root else [("", Source(place, candidates, "", unfinished=True))]
-    directory = Path(out or Path(root or ".", "view"))
+    directory = Path(out or Path(place if root else ".", "view"))
     made_of, marker = _made_of([source for _, source in sources], tasks), directory / MADE_OF
     if not (made_of and marker.is_file() and marker.read_text(encoding="utf-8") == made_of):
         parts = [_part(name, source, tasks) for name, source in sources]

@@ -36,7 +36,7 @@ def visible_gpus() -> list[str]:
 
 
 def _query_gpus(fields: str) -> list[str]:
-    """One line a GPU, the fields separated by commas. Empty where there is none."""
+    """One line per GPU, the fields separated by commas. Empty where there is none."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
         return []
     program = shutil.which("nvidia-smi")

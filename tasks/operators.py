@@ -17,7 +17,7 @@ OperatorKind = Literal["single_operator", "fusion"]
 def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
     """The kind of a task from a verdict's `reference_operators`.
 
-    The names are those of the outermost torch calls, one a call ("torch.nn.functional.linear",
+    The names are those of the outermost torch calls, one per call ("torch.nn.functional.linear",
     "torch.Tensor.add"), with views, copies and creation already left out. Exactly one call is a
     single operator, however many aten operators it decomposes into. The same call twice (a loop) is
     a fusion: one kernel for both is what there is to gain. No call at all is a fusion too: a

@@ -219,7 +219,7 @@ HISTORY: Mapping[str, str] = {
     "held_out_loss": (
         "nats a completion token on held-out tasks; null at steps without a measurement"
     ),
-    "tokens_per_s": "tokens a second, evaluation and checkpoints left out",
+    "tokens_per_s": "tokens per second, evaluation and checkpoints left out",
     "mfu": "model FLOPs utilisation, a share; null where the device's peak is not known",
     "memory_gb": "peak memory of the device, GB; null without a GPU",
     "system/cpu_utilization_percentage": "of all cores, read at the end of the step",

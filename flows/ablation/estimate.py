@@ -185,15 +185,15 @@ def trained_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure, Figure]:
     return (
         _median(
             (tokens / rows for tokens, rows in visited if rows),
-            "{:,.0f} tokens a row",
+            "{:,.0f} tokens per row",
             TOKENS_A_ROW,
-            f"{TOKENS_A_ROW:,.0f} tokens a row, assumed",
+            f"{TOKENS_A_ROW:,.0f} tokens per row, assumed",
         ),
         _median(
             (each["tokens"] / each["seconds"] for each in timed),
-            "{:,.0f} tokens a second trained on",
+            "{:,.0f} tokens per second trained on",
             TRAINED_TOKENS_PER_S * recipe.workers,
-            f"{TRAINED_TOKENS_PER_S:,.0f} tokens a second and GPU, assumed",
+            f"{TRAINED_TOKENS_PER_S:,.0f} tokens per second and GPU, assumed",
         ),
         _median(
             (
@@ -217,7 +217,7 @@ def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
             for manifest in _manifests(pipeline, "verification")
             if manifest.get("language") == pipeline.language.value and manifest.get("telemetry")
         ),
-        "{:.2f} s a verdict",
+        "{:.2f} s per verdict",
         VERIFIED_S,
         f"{VERIFIED_S:.0f} s of a device a verdict, assumed",
     )
@@ -254,6 +254,6 @@ def _median(values: Iterable[float], text: str, assumed: float, assumption: str)
 
 
 def _row_visits(manifest: dict[str, Any]) -> float:
-    """How often a training saw a row: its manifest's `rows` are those of the log, one a step."""
+    """How often a training saw a row: its manifest's `rows` are those of the log, one per step."""
     config = manifest["config"]
     return float(manifest["rows"] * config["batch_size"] * config["gradient_accumulation"])

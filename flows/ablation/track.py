@@ -32,7 +32,8 @@ from tasks.store import SnapshotRef
 from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.connection import try_mlflow
 from tasks.tracking.records import Metrics, RunRecord, Series, StageRecord
-from tasks.tracking.stages import training_headline, training_record
+from tasks.tracking.stages import times_of, training_headline, training_record
+from tasks.tracking.writing import NOTE_TAG
 
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1, at the step that is the number of rows trained on."""
@@ -116,7 +117,10 @@ class AblationTracker:
             name="summary",
             metrics=counts | {"gpu_hours": round(gpu_hours, 6)},
             series=curves(records),
-            tags={"concur.complete": str({*states} <= {"branches_done"}).lower()},
+            tags={
+                "concur.complete": str({*states} <= {"branches_done"}).lower(),
+                NOTE_TAG: f"{counts['branches_done']:.0f} of {len(records)} branches are done.",
+            },
             artifacts=tuple(path for path in files if path.is_file()),
             tables={name: table for name, table in tables.items() if table},
         )
@@ -177,6 +181,7 @@ def branch_run(
     return RunRecord(
         run_fingerprint=stable_hash([branch.name, made_of]),
         name=branch.name,
+        times=_times(made, branch.seconds),
         tags=tags_of(config, state=branch.state, **sorts) | tags,
         params={**sorts, "curation": config.curation, "training": config.training},
         metrics={name: value for name, value in metrics.items() if name not in series},
@@ -186,6 +191,14 @@ def branch_run(
         adapter=adapter,
         error=branch.error if branch.state == "failed" else None,
     )
+
+
+def _times(made: Trained | None, seconds: float | None) -> tuple[int, int] | None:
+    """When a branch worked, ms since 1970: until its scores were there."""
+    if made is None:
+        return None
+    ended = times_of(made.scores.open())[1]
+    return ended - int(1000 * (seconds or 0.0)), ended
 
 
 def branch_scores(scores: SnapshotRef) -> Metrics:

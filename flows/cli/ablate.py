@@ -45,7 +45,7 @@ def ablate(
     config = ablation_config(overrides=overrides, **lists, **options)
     pipeline = pipeline_of(config)
     planned_branches(config)
-    require_ready(pipeline)
+    require_ready(pipeline, *(() if config.verdicts else ("refresh",)), "training", "benchmark")
     join_stack(pipeline.root)
     if only_estimate:
         data = estimated(config, pipeline)

@@ -83,7 +83,7 @@ def analysis_of(
 
 
 def read(source: Source) -> pl.DataFrame:
-    """Return the columns that the analysis reads, one row a verdict with its candidate."""
+    """Return the columns that the analysis reads, one row per verdict with its candidate."""
     from tasks.analysis.stage import OF_CANDIDATES, OF_VERDICTS
 
     speedup = ("speedup",) if source.one_table else ()

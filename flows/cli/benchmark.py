@@ -101,7 +101,7 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
 
 
 def _read(source: Source, label: str | None) -> pl.DataFrame:
-    """One row a verdict with the columns that scoring reads; those that the tables lack are
+    """One row per verdict with the columns that scoring reads; those that the tables lack are
     null."""
     import polars as pl
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         with exit_statuses():
+            require_extras(OPTIONS.get(str(self.name), {}).get("needs", ()))
             return super().invoke(ctx)
 
 
@@ -44,14 +46,45 @@ def command(function: Callable[..., Any]) -> Command:
     return click.command(name, cls=Command, params=list(options_of(name)))(function)
 
 
+def require_extras(extras: Sequence[str]) -> None:
+    """Raises UsageError that names those of these extras that are not installed. To be called
+    inside a command."""
+    absent = [extra for extra in extras if not all(map(_installed, OPTIONS["extras"][extra]))]
+    if absent:
+        names = " and ".join(f"`{extra}`" for extra in absent)
+        raise UsageError(
+            f"`concur {click.get_current_context().info_name}` needs the"
+            f" {'extras' if absent[1:] else 'extra'} {names}: pip install"
+            f" 'concur[{','.join(absent)}]'"
+        )
+
+
+def extra_of(error: ModuleNotFoundError) -> str:
+    """The extra that holds a module that is missing; empty where none does."""
+    top = (error.name or "").partition(".")[0]
+    return next((extra for extra, held in OPTIONS["extras"].items() if top in held), "")
+
+
+def _installed(module: str) -> bool:
+    with suppress(ImportError):  # a finder may refuse a name
+        return find_spec(module) is not None
+    return False
+
+
 @contextmanager
 def exit_statuses() -> Iterator[None]:
-    """Turn unusable input, failing machines and Ctrl-C into one line on stderr and SystemExit.
+    """Turn unusable input, failing machines, missing extras and Ctrl-C into one line on stderr and
+    SystemExit.
 
     Any other exception is a bug and keeps its traceback.
     """
     try:
         yield
+    except ModuleNotFoundError as error:
+        if not (extra := extra_of(error)):
+            raise
+        click.echo(f"error: {error}: pip install 'concur[{extra}]'", err=True)
+        sys.exit(2)
     except EvalError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError | DeviceError) else 1)
@@ -65,7 +98,7 @@ def exit_statuses() -> Iterator[None]:
 
 def options_of(command: str) -> Iterator[click.Parameter]:
     """The options of a command: those that it shares, its own, and `--json` as `as_json`."""
-    own = dict(OPTIONS[command])
+    own = {name: told for name, told in OPTIONS[command].items() if name != "needs"}
     shared = [OPTIONS["shared"][group] for group in own.pop("use", ())]
     what = own.pop("json", None)
     for table in (*shared, own):

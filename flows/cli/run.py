@@ -6,19 +6,20 @@ import os
 import sys
 from pathlib import Path
 
-from flows.cli.common import command, emit
+from flows.cli.common import command, emit, require_extras
 
 
 @command
 def run(profile: str, overrides: tuple[str, ...], as_json: bool, only: str | None) -> None:
     """Run the line: tasks, synthesis, verification, curation, training, benchmark, tracking."""
+    require_extras(["line"] if only else ["line", "train"])
     from flows.config import load_profile
     from flows.launch import launch, require_ready
     from flows.ops.control import join_stack
 
     config = load_profile(profile, overrides)
     join_stack(config.root)
-    require_ready(config)
+    require_ready(config, "refresh", *(() if only else ("training", "benchmark")))
     summary = launch(config, refresh_only=only == "refresh")
     place = Path(config.root).absolute()
     emit(summary, as_json, "run", config=config, place=place, environment=os.environ, tool=_tool)

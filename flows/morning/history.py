@@ -110,7 +110,8 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
 
 def refreshes(root: str) -> list[Refresh]:
     """Every refresh of a root, oldest first. A file that cannot be read is passed over: the others
-    are still the history."""
+    are still the history. Snapshots are those under this root, from whichever directory or under
+    whichever name the refresh knew it."""
     fs, folder = _located(root, PLACE)
     if not fs.exists(folder):
         return []
@@ -121,7 +122,11 @@ def refreshes(root: str) -> list[Refresh]:
         if path.endswith(ENDED) and not path.rsplit("/", 1)[-1].startswith("."):
             with suppress(OSError, ValueError, ValidationError):
                 refresh = Refresh.model_validate(json.loads(fs.cat_file(path)))
-                found[refresh.id] = refresh
+                moved = {
+                    name: ref.model_copy(update={"root": str(root)})
+                    for name, ref in refresh.snapshots.items()
+                }
+                found[refresh.id] = refresh.model_copy(update={"snapshots": moved})
     return [found[name] for name in sorted(found)]
 
 
@@ -144,6 +149,12 @@ def write_under(root: str, name: str, text: str) -> str:
     with explain_write_errors(target, hint):
         atomic_write_at(fs, target, lambda handle: handle.write(text.encode("utf-8", "replace")))
     return target
+
+
+def read_under(root: str, name: str) -> bytes:
+    """The bytes of a file under a root. Raises OSError."""
+    fs, path = _located(root, name)
+    return bytes(fs.cat_file(path))
 
 
 def _write(root: str, refresh: Refresh, suffix: str) -> None:

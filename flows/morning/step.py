@@ -6,11 +6,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from flows.artifacts import create_markdown_artifact
+from flows.artifacts import create_markdown_artifact, create_table_artifact, warn_on_error
 from flows.morning.history import Refresh, before, write_under
 from flows.morning.report import report_of
 from flows.morning.text import headline, markdown
+from flows.morning.trend import METRICS, nights, rows_of, write_trend
 
+MOST_NIGHTS = 30
 FILE, FOLDER = "morning.md", "morning"
 
 
@@ -21,6 +23,13 @@ def write_morning_report(root: str, ended: Refresh) -> None:
     summary, text, place = write_files(root, ended)
     get_run_logger().info("%s Report: %s", summary, place)
     create_markdown_artifact("morning-report", text, summary)
+    with warn_on_error("the trend over nights"):
+        path = write_trend(root, ended)
+        get_run_logger().info("Trend over nights: %s", path)
+        found = nights(root, ended.name, ended.language)
+        names = ("night", *(words for words, _ in METRICS.values()))
+        rows = [dict(zip(names, row, strict=True)) for row in rows_of(found)]
+        create_table_artifact("trend", rows[:MOST_NIGHTS], f"Nights, newest first; figure: {path}")
 
 
 def write_files(root: str, ended: Refresh) -> tuple[str, str, str]:

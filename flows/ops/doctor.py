@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from flows.config import load_profile
+from flows.ops import ready
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.toolchain import default_cache
@@ -26,18 +28,17 @@ from kernels_eval.isolation.layers import missing
 from kernels_eval.records import Record
 from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.server import serve_command
 
 Need = Literal["required", "optional"]
 Answer = tuple[str, str]
 """What was found, and the line that fixes it; no line means that nothing is missing."""
 FREE_DISK_GB = 8  # precompiled headers are 3 GB, snapshots and a small model the rest
 PACKAGES = {
-    "torch": "pip install 'torch>=2.11,<2.14'",
-    "ray": "pip install 'ray[default]'",
-    "prefect": "pip install 'prefect>=3.8,<3.9' 'fastapi<0.151'",
-    "trl": "pip install 'trl>=1.16'",
-    "mlflow": "pip install 'mlflow>=3.17'",
+    "torch": "pip install concur",
+    "ray": "pip install 'concur[batch]'",
+    "prefect": "pip install 'concur[line]'",
+    "mlflow": "pip install 'concur[line]'",
+    "trl": "pip install 'concur[train]'",
 }
 
 
@@ -69,6 +70,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         ("mlflow", config.tracking.enabled, lambda: package("mlflow")),
         ("vLLM", config.synthesis.sampler == "vllm", lambda: vllm(config.synthesis)),
         ("answers at once", False, lambda: answers_at_once(config.synthesis)),
+        *((name, True, partial(_looked, look)) for name, look in ready.checks(config)),
         ("disk", True, lambda: disk(config.root)),
         ("build cache", True, build_cache),
     ]
@@ -79,9 +81,15 @@ def runnable(checks: list[Check]) -> bool:
     return all(check.ok for check in checks if check.need == "required")
 
 
+def _looked(look: Callable[[], str]) -> Answer:
+    return look(), ""
+
+
 def _check(name: str, required: bool, look: Callable[[], Answer]) -> Check:
     try:
         found, fix = look()
+    except ModuleNotFoundError as error:
+        found, fix = str(error), PACKAGES["prefect"]
     except EvalError as error:
         found, fix = str(error.args[0]), error.hint or str(error)
     need: Need = "required" if required else "optional"
@@ -132,6 +140,8 @@ def gpus() -> Answer:
 def vllm(synthesis: SynthesisConfig) -> Answer:
     """vLLM lives in its own environment: `synthesis.server` or $CONCUR_VLLM_PYTHON names it, or
     `vllm` is on PATH."""
+    from tasks.synthesis.server import serve_command
+
     command = serve_command(synthesis.server)
     if synthesis.server.command:
         return f"{synthesis.server.command} (not tried)", ""

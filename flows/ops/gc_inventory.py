@@ -45,6 +45,7 @@ class Stored(Record):
     stage: str
     fingerprint: str
     finished: bool
+    rows: int | None = None
     upstream: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
     changed_s: float
@@ -126,6 +127,7 @@ def _stored(stage: str, directory: Path) -> Stored | None:
     return Stored(
         **place,
         finished=True,
+        rows=told.get("rows"),
         upstream=upstream,
         names=names,
         changed_s=created_s,

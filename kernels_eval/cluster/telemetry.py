@@ -1,6 +1,6 @@
 """How a pool of workers has spent its time, for progress lines, tracking and reports.
 
-Guarantees: costs a few microseconds a candidate. Times are the driver's: a worker counts as busy
+Guarantees: costs a few microseconds per candidate. Times are the driver's: a worker counts as busy
 from the moment it is given work until its answer is there. Does not see inside a GPU: a worker that
 is busy may leave its GPU idle while Python imports (see `Verdict.phases`).
 """

@@ -126,7 +126,7 @@ def in_order(statuses: Iterable[str]) -> list[str]:
 def status_by_family(frame: pl.DataFrame, families: pl.DataFrame) -> tuple[FamilyStatuses, ...]:
     """Verdict statuses of every family, the family with most candidates first and UNKNOWN last.
 
-    `frame` has a row a verdict with task_id and status (candidate_id, where it is there, counts
+    `frame` has a row per verdict with task_id and status (candidate_id, where it is there, counts
     once), `families` task_id and family. Rows without a task or a status are left out. Raises
     UsageError for missing columns and where no row is left.
     """
@@ -153,7 +153,7 @@ def status_by_family(frame: pl.DataFrame, families: pl.DataFrame) -> tuple[Famil
 
 
 def composition(name: str, rows: pl.DataFrame, families: pl.DataFrame) -> SetComposition:
-    """What a set holds: `rows` has a line a sample with task_id, reasoning_tokens, `speedup` or
+    """What a set holds: `rows` has a line per sample with task_id, reasoning_tokens, `speedup` or
     `timing`, and `operator_kind` or `reference_operators`; `families` task_id and family. Raises
     UsageError for missing columns."""
     _require(rows, ("task_id", "reasoning_tokens"))

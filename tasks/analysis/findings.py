@@ -176,7 +176,7 @@ def _within_rows(found: WithinTask) -> Iterator[Finding]:
 
 
 def sensitivity_rows(found: Observations) -> list[Finding]:
-    """One row a part of the samples: ranks, with the other two statistics in the note."""
+    """One row per part of the samples: ranks, with the other two statistics in the note."""
     rows = []
     for each in _other_rows(found):
         within = each.within

@@ -108,7 +108,7 @@ def found_in(ref: SnapshotRef) -> Found:
 
 
 def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
-    """The columns that the analysis reads, one row a candidate, in the order of the verdicts."""
+    """The columns that the analysis reads, one row per candidate, in the order of the verdicts."""
     left = verdicts.read(columns=OF_VERDICTS, unique="candidate_id")
     right = candidates.read(columns=OF_CANDIDATES, unique="candidate_id")
     if left.is_empty() or right.is_empty():

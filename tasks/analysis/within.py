@@ -5,11 +5,11 @@ Guarantees: only comparisons between samples of the same task enter, so anything
 own (difficulty, level, token limit, length of its prompt) cancels. Three statistics that may
 disagree: linear in tokens, in ranks within the task (what curation selects by), and above against
 below the task's median length. The linear one is computed in three ways (conditional logistic
-regression, a linear model with a fixed effect a task, a permutation test): they rest on the same
+regression, a linear model with a fixed effect per task, a permutation test): they rest on the same
 sum of lengths over correct samples and are one piece of evidence, not three. Does not guarantee a
 cause: a sample may be long because it struggles.
 
-statsmodels' conditional likelihood recurses in Python, about 0.9 ms a task of five samples: above
+statsmodels' conditional likelihood recurses in Python, about 0.9 ms per task of five samples: above
 `max_conditional_tasks` it is fitted to a seeded random sample of tasks, which the estimate's
 `tasks` shows. The others always take every task.
 """
@@ -115,8 +115,8 @@ def standardised(task: Codes, tokens: Floats) -> tuple[Codes, Floats, float | No
 
 
 def fixed_effects(x: Floats, y: Floats, codes: Codes) -> Estimate:
-    """Slope of y on x, which has mean 0 in every task: the linear model with a fixed effect a task,
-    least squares, errors clustered by task."""
+    """Slope of y on x, which has mean 0 in every task: the linear model with one fixed effect per
+    task, least squares, errors clustered by task."""
     from statsmodels.regression.linear_model import OLS
 
     basis = Basis(len(x), int(codes.max()) + 1)

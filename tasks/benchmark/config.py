@@ -66,7 +66,7 @@ class BenchmarkConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _asks_what_can_be_estimated(cls, data: Any) -> Any:
-        """`ks` where it is left out: of KS, those that so many samples a task allow."""
+        """`ks` where it is left out: of KS, those that so many samples per task allow."""
         if (
             not isinstance(data, dict)
             or "ks" in data

@@ -142,8 +142,8 @@ def hierarchical_interval(
 def sign_flip_p(
     differences: Sequence[float] | NDArray[np.float64], *, seed: int = 0, resamples: int = 9999
 ) -> float:
-    """Two-sided p of a permutation test of paired differences, one a task: how often is a sum with
-    random signs at least as far from 0?
+    """Two-sided p of a permutation test of paired differences, one per task: the share of random
+    signs whose sum is at least as far from 0.
 
     If it does not matter which of two models gave which answer, each task's difference could as
     well have had the other sign (Fisher 1935; the paired case of scipy.stats.permutation_test). All

@@ -67,7 +67,7 @@ def samples_by_model(
     """model -> task_id -> samples; models in order of first appearance, tasks sorted so that
     bootstrap draws pair up between models.
 
-    `frame` has one row a verdict: `COLUMNS`, and for KernelBench's rules `RULE_COLUMNS`; where it
+    `frame` has one row per verdict: `COLUMNS`, and for KernelBench's rules `RULE_COLUMNS`; where it
     has `candidate_id` and `device`, these are checked. Rules: "concur" takes the verdict;
     "kernelbench_v0" and "kernelbench_v0.1" take every sample that ran and whose outputs on the
     task's own inputs are within 1e-2 or 1e-4 of the reference (atol = rtol), whatever else

@@ -46,7 +46,7 @@ def tabulate(
 ) -> dict[str, Any]:
     """Return `scores` (rows of ScoreRow with `group` and `degenerate`), `groups` and `notes`.
 
-    `frame` has one row a verdict with `model` and `device`; `levels` maps task_id to its level.
+    `frame` has one row per verdict with `model` and `device`; `levels` maps task_id to its level.
     Rates are shares in [0, 1], speedups ratios. Raises UsageError as `score` does.
     """
     known, notes = degenerate_tasks(), sorted(dict.fromkeys(_notes(frame, ks)))
@@ -174,7 +174,7 @@ def _notes(frame: pl.DataFrame, ks: Sequence[int]) -> Iterator[str]:
             left = f"{tasks - answered} of {tasks} tasks"
             yield f"{name} has no sample on {left}: its scores are of the others."
         if least < most:
-            yield f"{name} has {least} to {most} samples a task: pass@k needs k of every task."
+            yield f"{name} has {least} to {most} samples per task: pass@k needs k of every task."
         if over:
             yield f"pass@{', pass@'.join(over)} of {name} is not there: a task has {least} samples."
         if model in untimed:

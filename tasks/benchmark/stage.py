@@ -55,7 +55,7 @@ class Answers(Record):
 
 
 def answers_frame(answers: list[Answers]) -> pl.DataFrame:
-    """One row a verdict with its model and the tokens of its answer: what scoring and diagnosis
+    """One row per verdict with its model and the tokens of its answer: what scoring and diagnosis
     read."""
     lengths = ["candidate_id", "completion_tokens"]
     frames = [

@@ -88,7 +88,7 @@ def pivoted(
         columns[column_of(row)] = None
         found.setdefault(row_of(row), {})[column_of(row)] = cell_of(row)
     cells = [(*key, *(own.get(name, absent) for name in columns)) for key, own in found.items()]
-    return Table((*names, *columns), cells)
+    return Table((*names, *columns), cells, len(cells[0]) - len(columns) if cells else 0)
 
 
 def published_table() -> Table:

@@ -118,7 +118,7 @@ class Source:
         return self.candidates is self.verdicts
 
     def read(self, of_verdicts: Sequence[str], of_candidates: Sequence[str]) -> pl.DataFrame:
-        """The columns that the tables have, one row a verdict whose candidate is there; what both
+        """The columns that the tables have, one row per verdict whose candidate is there; what both
         tables have is the verdict's.
 
         "column.field" is a field of a struct, as a column of the field's name. Raises UsageError
@@ -143,7 +143,7 @@ class Source:
         return joined
 
     def deciding(self, *, flags: bool = False) -> pl.DataFrame:
-        """What strategies decide by, one row a candidate, without texts; with `flags`, also the
+        """What strategies decide by, one row per candidate, without texts; with `flags`, also the
         flaws of the traces of correct samples.
 
         Flags that a refresh has measured are taken as they are, others are measured here. Raises

@@ -28,7 +28,7 @@ STAGE = "curation"
 
 
 def joined(verdicts: SnapshotRef, candidates: SnapshotRef) -> pl.DataFrame:
-    """Verdicts with their candidates, one row a candidate, texts and all: what scores and reports
+    """Verdicts with their candidates, one row per candidate, texts and all: what scores and reports
     read."""
     return joined_on_candidate(
         verdicts.open().read(unique="candidate_id"), candidates.open().read(unique="candidate_id")

@@ -25,8 +25,8 @@ FLAG_SCHEMA = {"candidate_id": pl.String(), "trace_flags": pl.List(pl.String())}
 
 
 def joined_on_candidate(verdicts: pl.DataFrame, candidates: pl.DataFrame) -> pl.DataFrame:
-    """Verdicts with their candidates, one row a candidate, in the order of the verdicts. What both
-    have is the verdict's."""
+    """Verdicts with their candidates, one row per candidate, in the order of the verdicts.
+    Columns of both tables are the verdict's."""
     repeated = set(candidates.columns) & set(verdicts.columns) - {"candidate_id"}
     return verdicts.join(
         candidates.drop(repeated), on="candidate_id", how="inner", maintain_order="left"

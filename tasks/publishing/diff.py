@@ -233,7 +233,7 @@ class _Case:
         return "speedup", f"{below}; {self.why_verdict()}"
 
     def why_not_added(self) -> Why:
-        """Single operators are added until their quota is met, one a task."""
+        """Single operators are added until their quota is met, one per task."""
         for rival in self.without.rows_by_task.get(self.row.task_id, ()):
             if rival.criterion == "single_operator":
                 tokens = f"{rival.reasoning_tokens} tokens"

@@ -19,7 +19,8 @@ import pyarrow as pa
 
 from kernels_eval.errors import UsageError
 from tasks.sources.hub import is_hub_id
-from tasks.store import MANIFEST, Snapshot, SnapshotRef, snapshots
+from tasks.store import Snapshot, SnapshotRef, snapshots
+from tasks.store.snapshot import find_snapshot
 
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
 ANALYSIS, WORKLOADS, FLAGS = "analysis", "workloads", "trace-flags"
@@ -116,25 +117,13 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
     without a name the newest finished one, of the strategy `concur` where there is one. Raises
     UsageError where there is none, or several begin so.
     """
-    if name and (Path(name) / MANIFEST).is_file():
-        path = Path(name).resolve()
-        root, stage = str(path.parent.parent), path.parent.name
-        return SnapshotRef(root=root, stage=stage, fingerprint=path.name)
-    there = snapshots(root, CURATION)
     if name:
-        found = [snapshot for snapshot in there if snapshot.fingerprint.startswith(name)]
-        if len(found) != 1:
-            problem = f"{len(found)} curated snapshots" if found else "no curated snapshot"
-            raise UsageError(
-                f"{problem} under {root} begin with {name!r}",
-                "give its directory or more of its fingerprint",
-            )
-        return found[0].ref
+        return find_snapshot(root, name, CURATION)
     sets = finished(root, CURATION)
     if not sets:
         hint = (
             "its curation is unfinished: run `concur run` again"
-            if there
+            if snapshots(root, CURATION)
             else "run `concur run` first, or give --root"
         )
         raise UsageError(f"there is no finished curated set under {root}", hint)

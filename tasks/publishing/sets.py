@@ -70,6 +70,11 @@ def publish_set(
         "folder": str(folder),
         **published.model_dump(include={"tag", "fingerprint", "curated"}),
         "rows": published.rows,
+        "without_test": [
+            name
+            for name, splits in published.rows.items()
+            if chosen.holdout_share and not splits.get("test")
+        ],
         "files": len(published.files) + 1,
         "size_bytes": sum(file.size_bytes for file in published.files),
         "hub": pushed.model_dump() if pushed else None,

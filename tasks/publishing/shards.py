@@ -150,7 +150,7 @@ def _empty(where: str) -> UsageError:
 
 
 def _rows(line: Lineage) -> pl.DataFrame:
-    """One line a row, in the order to publish: its place in the snapshot, and its provenance."""
+    """One line per row, in the order to publish: its place in the snapshot, and its provenance."""
     assert line.verdicts and line.tasks  # `_checked` said so
     where, keys = line.curated.path, {"candidate_id": "text", "task_id": "text"}
     with readable(where):

@@ -61,7 +61,7 @@ class Finding(Record):
 
 
 def findings_table(rows: Iterable[Finding]) -> Table:
-    """The findings as a table, one a row."""
+    """The findings as a table, one per row."""
     header = (
         *("finding", "value (95 % interval)", "verdict", "p", "samples", "tasks", "method", "note"),
     )

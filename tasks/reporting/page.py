@@ -11,10 +11,12 @@ guarantee what lies behind a link.
 from __future__ import annotations
 
 import base64
+import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +40,10 @@ from tasks.reporting.text import (
 Form = Literal["html", "md", "txt"]
 TEMPLATES = Path(__file__).parent / "templates"
 NUMBER, NUMBER_CHARS = re.compile(r"[-+<]?\s?\d|n/a$"), 26
+NOTHING = re.compile(r"([-+]?0(\.0+)?( %)?|n/a)( \(.*\))?|n/a: .*|1\.000|")
+"""A cell without a finding: a zero, what could not be estimated, a p value of 1."""
+C_SOURCE = re.compile(r"#include|__global__|torch::|at::")
+HEADING = re.compile(r'<h2 id="([a-z0-9-]*)">(.*?)</h2>', re.DOTALL)
 MARKDOWN_CHARS = 100_000  # of one value
 
 
@@ -61,10 +67,15 @@ Cell = str | Link | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table; every row has as many cells as the header."""
+    """A table; every row has as many cells as the header.
+
+    `keys` is how many of the first cells name a row. With it, HTML folds rows whose other cells
+    hold no finding. 0: every row is shown.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
+    keys: int = 0
 
 
 Block = Bullets | Table
@@ -128,6 +139,8 @@ def _environment(form: Form, folder: Path) -> Environment:
         **{"data": _data, "form": format, "indented": _indented, "link": link},
         **{"count": "{:,.0f}".format, "number": number, "width": _width, "cut": cut},
         **{"interval": interval, "p_value": p_value, "share": share, "hours": hours},
+        **{"slug": _slug, "headings": _headings, "highlighted": _highlighted, "split": _split},
+        "unbroken": _unbroken,
     }
     made = environment(folder, TEMPLATES, filters=filters, autoescape=form != "txt", finalize=shown)
     made.globals.update(interval=interval, plural=plural)
@@ -137,13 +150,60 @@ def _environment(form: Form, folder: Path) -> Environment:
 def _width(value: Cell) -> str:
     """Return the class of a table cell.
 
-    "n" keeps a number with its interval on one line, "w" breaks a sentence between words.
+    "n" breaks a number only before its interval, "w" a sentence only between words.
     """
     if not isinstance(value, str):
         return ""
     if len(value) > NUMBER_CHARS:
         return "w"
     return "n" if NUMBER.match(value) else ""
+
+
+def _unbroken(value: Cell) -> Cell:
+    """Return a cell whose number is not broken over lines but before its interval."""
+    narrow = isinstance(value, str) and _width(value) == "n"
+    return re.sub(r" (?!\()", "\u00a0", str(value)) if narrow else value
+
+
+def _split(
+    rows: Sequence[Sequence[Cell]], keys: int
+) -> tuple[list[Sequence[Cell]], list[Sequence[Cell]]]:
+    """Return the rows with a finding, and those without one (NOTHING in every cell after the
+    first `keys`)."""
+    split: tuple[list[Sequence[Cell]], list[Sequence[Cell]]] = ([], [])
+    for row in rows:
+        found = map(NOTHING.fullmatch, map(str, row[keys:]))
+        split[bool(keys) and all(found)].append(row)
+    return split
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _headings(page: str) -> list[tuple[str, Markup]]:
+    """Return the id and the title of each section of a rendered page."""
+    return [(found[1], Markup(found[2])) for found in HEADING.finditer(page)]
+
+
+def _highlighted(text: str) -> Markup:
+    """Return Python source as HTML spans, everything of the text escaped. C++ or CUDA source in a
+    string is highlighted as such."""
+    from pygments.formatters.html import HtmlFormatter
+    from pygments.lexers.c_cpp import CppLexer
+    from pygments.lexers.python import PythonLexer
+    from pygments.token import String
+
+    def tokens() -> Iterator[tuple[Any, str]]:
+        found = PythonLexer(**exact).get_tokens(clean(text))
+        for in_string, group in groupby(found, lambda token: token[0] in String):
+            run = list(group)
+            source = "".join(value for _, value in run) if in_string else ""
+            yield from CppLexer(**exact).get_tokens(source) if C_SOURCE.search(source) else run
+
+    exact, buffer = {"stripnl": False, "ensurenl": False}, io.StringIO()
+    HtmlFormatter(nowrap=True).format(tokens(), buffer)
+    return Markup(buffer.getvalue())
 
 
 def _data(svg: str) -> str:

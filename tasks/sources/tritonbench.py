@@ -52,7 +52,7 @@ def load(location: str | Path) -> list[KernelTask]:
 
 def survey(location: str | Path) -> Survey:
     """Every operator of a Parquet or JSONL file with the columns name and code_with_tests, or of a
-    folder of .py files, one an operator: a reference function, a line of `#`, and a test function
+    folder of .py files, one per operator: a reference function, a line of `#`, and a test function
     that calls it.
 
     Raises UsageError naming what cannot be read, and a name that is there twice.

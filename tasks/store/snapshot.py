@@ -25,6 +25,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from glob import escape
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -75,6 +76,7 @@ class Snapshot:
     stage: str
     fingerprint: str
     _fs: Any = field(default=None, repr=False)
+    _opened_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         import fsspec
@@ -366,7 +368,8 @@ class Snapshot:
         """Write the manifest: from here on the snapshot is finished and immutable.
 
         Its `code` is the hash of the stage's logic, as advice: where it differs from today's,
-        the code has changed under the same version.
+        the code has changed under the same version. Its `seconds` are those of the process that
+        finished the snapshot, since it opened it.
         """
         manifest = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
@@ -379,6 +382,7 @@ class Snapshot:
             "tools": tool_versions(),
             "hardware": hardware(),
             "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "seconds": round(time.monotonic() - self._opened_s, 3),
             **(extra or {}),
         }
         text = json.dumps(manifest, indent=2, sort_keys=True).encode()
@@ -411,6 +415,31 @@ def snapshots(root: str, stage: str) -> list[Snapshot]:
         return []
     names = [Path(p).name for p in sorted(fs.ls(base, detail=False))]
     return [Snapshot(root, stage, name) for name in names if not name.startswith(".")]
+
+
+def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
+    """A snapshot by its directory, or under `root` by (the beginning of) its fingerprint. Raises
+    UsageError where there is none, or several begin so."""
+    import fsspec
+
+    if (Path(name) / MANIFEST).is_file():
+        path = Path(name).resolve()
+        return SnapshotRef(
+            root=str(path.parent.parent), stage=path.parent.name, fingerprint=path.name
+        )
+    fs, base = fsspec.core.url_to_fs(str(root))
+    below = f"{base.rstrip('/')}/{stage}/{escape(name)}*"
+    files = [path for inner in (MANIFEST, "part-*") for path in fs.glob(f"{below}/{inner}")]
+    found = sorted({path.rpartition("/")[0] for path in files})
+    if len(found) != 1:
+        what = "snapshot" if stage == "*" else f"{stage} snapshot"
+        problem = f"{len(found)} {what}s" if found else f"no {what}"
+        raise UsageError(
+            f"{problem} under {root} begin{'' if found else 's'} with {name!r}",
+            "give its directory or more of its fingerprint; `concur ls` lists them",
+        )
+    *_, stage, fingerprint = found[0].split("/")
+    return SnapshotRef(root=root, stage=stage, fingerprint=fingerprint)
 
 
 def known_rows(

@@ -31,6 +31,7 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.memory import MemoryObjectSendStream
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.sources.files import shown
 from tasks.synthesis.addresses import Address, Addresses, Pulse
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
@@ -123,6 +124,43 @@ class OpenAISampler(Sampler):
                 while True:
                     yield _result(portal.start_task_soon(received.receive))
             asking.result()
+
+    def require_model(self) -> str:
+        """Ask every address which models it has, in words. Raises EvalError where one does not
+        answer, UsageError where it refuses the key or lacks the model. One that keeps no list, as
+        some gateways, is taken at its word."""
+        listed = [self._lists_model(url) for url in str(self._addresses).split(", ")]
+        return f"{self._addresses}: " + (
+            f"has {self.model}" if all(listed) else f"answers, and does not list {self.model}"
+        )
+
+    def _lists_model(self, url: str) -> bool:
+        headers = {"authorization": f"Bearer {self._key}"}
+        try:
+            answer = httpx.get(
+                f"{url}/models",
+                headers=headers,
+                timeout=CONNECT_TIMEOUT_S,
+                follow_redirects=True,
+                trust_env=not self.direct,
+            )
+            data = answer.json()["data"] if answer.is_success else ()
+            names = [str(each["id"]) for each in data]
+        except TRANSPORT as error:
+            raise EvalError(
+                f"{url} does not answer: {self._line(str(error) or type(error).__name__)}",
+                "start the server, or correct synthesis.base_url",
+            ) from error
+        except (ValueError, LookupError, TypeError):
+            return False  # no list in the protocol's form
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise self._fatal(answer.status_code, url, "")
+        if names and self.model not in names:
+            has = shown(self._line(", ".join(names[:5])))
+            raise UsageError(
+                f"{url} has no model {self.model!r}; it has {has}", "--set synthesis.model=NAME"
+            )
+        return bool(names)
 
     async def _ask_all(self, requests: Requests, out: MemoryObjectSendStream[Response]) -> None:
         waiting, answered = iter(requests), 0

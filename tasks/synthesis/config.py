@@ -96,7 +96,7 @@ class SynthesisConfig(Record):
     """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
     demo's"""
     samples_per_task: PositiveInt = 5
-    """paper section 3: five candidates a task"""
+    """paper section 3: five candidates per task"""
     sampling: SamplingParams = Field(default=SamplingParams(), validate_default=True)
     """how responses are drawn; what is not set is the model's own, if known"""
     hardware: str | None = None

@@ -65,7 +65,7 @@ class Sampler:
         self.tokenizer = tokenizer
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses in any order, at most one a request. Raises an EvalError only for
+        """Responses in any order, at most one per request. Raises an EvalError only for
         infrastructure faults."""
         raise NotImplementedError
 

@@ -36,7 +36,7 @@ FP8_WEIGHTS = 0.55
 ANSWER_SHARE = 0.5
 """Of `max_tokens`, what a response takes."""
 PROMPT_TOKENS = 1_300
-"""Mean prompt: 4,500 bytes for CUDA (KernelBook and KernelBench), 3.5 bytes a token."""
+"""Mean prompt: 4,500 bytes for CUDA (KernelBook and KernelBench), 3.5 bytes per token."""
 BYTES_A_TOKEN = 2.0
 """Of code and English, for a tokenizer of today: 3 to 4. Fewer is safe."""
 TEMPLATE_TOKENS = 256
@@ -109,8 +109,8 @@ def decoding(
     """How a replica writes answers of `answer` tokens to prompts of `prompt` tokens.
 
     context = prompt + answer / 2
-    n = memory for keys and values / (bytes a token * context)
-    step = (weights + n * context * bytes a token) / bandwidth + n * SEQUENCE_S
+    n = memory for keys and values / (bytes per token * context)
+    step = (weights + n * context * bytes per token) / bandwidth + n * SEQUENCE_S
     tokens/s = n / step
 
     The first term is the bound of memory bandwidth (Pope et al., arXiv 2211.05102, section 2.1).

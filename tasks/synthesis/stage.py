@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
@@ -35,6 +35,9 @@ from tasks.synthesis.requests import (
 from tasks.synthesis.sampler import Sampler
 from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
+
+if TYPE_CHECKING:
+    from tasks.synthesis.client import OpenAISampler
 
 STAGE = "synthesis"
 UNDECISIVE = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
@@ -71,7 +74,15 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
     return VllmSampler(model, config.model, config.server, adapters, asked, logs, tokenizer)
 
 
-def _client(config: SynthesisConfig, model: str, tokenizer: str | None) -> Sampler:
+def require_endpoint(config: SynthesisConfig) -> str:
+    """Ask the endpoint of `sampler: openai` for its models, in words. Raises UsageError or
+    EvalError where it does not answer, refuses the key or lacks the model."""
+    if config.model is None:
+        raise _missing(config, "model=NAME")
+    return _client(config, config.model, None).require_model()
+
+
+def _client(config: SynthesisConfig, model: str, tokenizer: str | None) -> OpenAISampler:
     from tasks.synthesis.client import OpenAISampler
 
     if config.base_url is None:

@@ -1,4 +1,4 @@
-"""Write an ablation to MLflow while it works: one parent run, one child run a branch.
+"""Write an ablation to MLflow while it works: one parent run, one child run per branch.
 
 Guarantees: one parent per ablation fingerprint and one child per branch, however often the ablation
 was killed and run again; a finished child is left alone as long as its branch is what it was. What
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from tasks.tracking import writing
-from tasks.tracking.connection import Destination
+from tasks.tracking.connection import Destination, page_of
 from tasks.tracking.records import Cell, Metrics, RunRecord, Series, StageRecord
 
 BRANCH_TAG = "concur.branch"
@@ -79,7 +79,7 @@ class AblationSink:
             name: ((step, value),) for name, value in metrics.items() if value is not None
         }
         with self._to.connected() as runs:
-            self._add_points(runs, series)
+            runs.add_points(self.run_id, series)
 
     def close(self, record: StageRecord) -> None:
         """End the parent with its summary. A value that is written already is not written again;
@@ -90,7 +90,7 @@ class AblationSink:
                 name: value for name, value in record.metrics.items() if known.get(name) != value
             }
             runs.values(self.run_id, metrics=changed, tags=record.tags)
-            self._add_points(runs, record.series)
+            runs.add_points(self.run_id, record.series)
             runs.files(self.run_id, record.artifacts)
             for name, rows in record.tables.items():
                 self._replace_table(runs, name, rows)
@@ -101,15 +101,7 @@ class AblationSink:
         uri = self._to.tracking_uri
         if not uri.startswith(("http://", "https://")) or not self.experiment_id:
             return None
-        return f"{uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{run_id}"
-
-    def _add_points(self, runs: writing.Runs, series: Series) -> None:
-        """Write the points that the parent does not have yet."""
-        for name, points in series.items():
-            history = runs.client.get_metric_history(self.run_id, name)
-            known = {(metric.step, metric.value) for metric in history}
-            new = tuple(point for point in points if point not in known)
-            runs.values(self.run_id, series={name: new})
+        return page_of(uri, self.experiment_id, f"runs/{run_id}")
 
     def _replace_table(
         self, runs: writing.Runs, name: str, rows: Sequence[dict[str, Cell]]

@@ -9,6 +9,7 @@ twice.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -29,6 +30,31 @@ HTTP_RETRIES = 2
 DATABASE_TIMEOUT_S = 10
 BACK_S = DEADLINE_S
 """Seconds for which a server that died is waited for."""
+
+SCORES = [f"{model}{name}_at_1" for name in ("exec", "fast_1") for model in ("", "base.", "tuned.")]
+VIEWS = {"scores": "", "branches": "tags.`concur.kind` = 'branch'"}
+"""Views of the table of runs, with the filter of each: columns of scores, newest first."""
+SHOWN = {
+    # without it MLflow opens an experiment on its empty page of GenAI traces
+    "mlflow.experimentKind": "custom_model_development",
+    # a view that a link names; its form is that of MLflow's own "share" button
+    **{
+        f"mlflow.sharedViewState.{name}": json.dumps(
+            {
+                **{"searchFilter": query, "orderByKey": "attributes.start_time"},
+                **{"orderByAsc": False, "startTime": "ALL", "lifecycleFilter": "Active"},
+                **{"datasetsFilter": [], "modelVersionFilter": "All Runs"},
+                "selectedColumns": [
+                    "attributes.`Duration`",
+                    *(f"params.`{name}`" for name in ("strategy", "size", "seed")),
+                    *(f"metrics.`{name}`" for name in SCORES),
+                ],
+            }
+        )
+        for name, query in VIEWS.items()
+    },
+}
+"""Tags of the experiment: how MLflow's pages show it."""
 
 T = TypeVar("T")
 
@@ -154,7 +180,7 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return client.create_experiment(name, artifact_location=location)
+            return client.create_experiment(name, artifact_location=location, tags=SHOWN)
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -166,7 +192,16 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
             f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another"
             " tracking.experiment",
         )
+    for key in SHOWN.keys() - found.tags.keys():  # of an older version; a user's own stay
+        client.set_experiment_tag(found.experiment_id, key, SHOWN[key])
     return str(found.experiment_id)
+
+
+def page_of(served: str, experiment: str, place: str, view: str = "") -> str:
+    """The address of a page of an experiment (`runs`, `runs/ID`, `runs/ID/artifacts/FILE`) as
+    MLflow's pages of training show it; `view` is one of VIEWS."""
+    query = "workflowType=machine_learning" + (f"&viewStateShareKey={view}" if view else "")
+    return f"{served.rstrip('/')}/#/experiments/{experiment}/{place}?{query}"
 
 
 def retry_mlflow(

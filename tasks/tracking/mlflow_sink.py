@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tasks.tracking import writing
 from tasks.tracking.connection import Destination
-from tasks.tracking.records import RunRecord
+from tasks.tracking.records import RunRecord, Series
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -54,6 +54,18 @@ def log_run(record: RunRecord, to: Destination) -> str:
         return finished[0]
 
 
+def log_trend(name: str, key: str, series: Series, to: Destination) -> str:
+    """Add what is new of these series to the one run that `key` names, made where there is none;
+    return its id. Raises what `Destination.connected` raises."""
+    with to.connected() as runs:
+        own = {writing.FINGERPRINT_TAG: key, writing.KIND_TAG: "trend"}
+        found = runs.tagged(own)
+        run_id = str(found[0].info.run_id) if found else runs.start(name, own)
+        runs.add_points(run_id, series)
+        runs.client.set_terminated(run_id, "FINISHED")
+        return run_id
+
+
 def registered_version(run_id: str, to: Destination) -> str | None:
     """`NAME/VERSION` of the registered model that a run's adapter became; None where it has none.
     Raises what MLflow raises."""
@@ -81,5 +93,8 @@ def _close_stale(runs: writing.Runs) -> None:
     old = f"attributes.status = 'RUNNING' AND attributes.start_time < {before_ms}"
     for run in runs.client.search_runs([runs.experiment_id], old):
         # the run of an ablation, which has a kind, is open for as long as the ablation works
-        if writing.FINGERPRINT_TAG in run.data.tags and writing.KIND_TAG not in run.data.tags:
-            _close(runs, run)
+        tags = run.data.tags
+        written_ms = int(tags.get(writing.WRITTEN_TAG, run.info.start_time))
+        if writing.FINGERPRINT_TAG in tags and writing.KIND_TAG not in tags:
+            if written_ms < before_ms:
+                _close(runs, run)

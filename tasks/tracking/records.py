@@ -77,6 +77,10 @@ class StageRecord(Record):
     """One run of MLflow. By itself a child run: a stage, or one model of the benchmark."""
 
     name: str = Field(min_length=1)
+    times: tuple[int, int] | None = Field(
+        default=None,
+        description="begin and end, ms since 1970; None: those of the stages, else of the writing",
+    )
     params: Params = {}
     metrics: Metrics = {}
     series: Series = Field(default={}, description="metric -> (step, value) pairs")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel
@@ -27,11 +28,21 @@ POOL_METRICS = """candidates wall_s candidates_per_hour devices device_busy_shar
 BUILD_METRICS = ("lite_share", "full_share", "cache_hit_share")
 
 
+def times_of(snapshot: Snapshot) -> tuple[int, int]:
+    """When a snapshot was made, from and until, ms since 1970. A snapshot of an older version knows
+    the end alone."""
+    manifest = snapshot.manifest
+    ended_s = datetime.fromisoformat(manifest["created_at"]).timestamp()
+    return int(1000 * (ended_s - manifest.get("seconds", 0.0))), int(1000 * ended_s)
+
+
 def synthesis_record(config: BaseModel, candidates: SnapshotRef) -> StageRecord:
     """Candidates and requests."""
-    manifest = candidates.open().manifest
+    snapshot = candidates.open()
+    manifest = snapshot.manifest
     return StageRecord(
         name="synthesis",
+        times=times_of(snapshot),
         params=config,
         metrics={"candidates": manifest["rows"], "requests": manifest["requests"]},
         tags={"fingerprint": manifest["fingerprint"], "generator": manifest["generator"]},
@@ -66,6 +77,7 @@ def verification_record(config: BaseModel, verdicts: SnapshotRef) -> StageRecord
         ]
     return StageRecord(
         name="verification",
+        times=times_of(snapshot),
         params=config,
         metrics=metrics,
         tables=tables,
@@ -112,6 +124,7 @@ def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
     figures = sorted((snapshot.local_dir() / "figures").glob("*.*")) if snapshot.is_local else []
     return StageRecord(
         name="curation",
+        times=times_of(snapshot),
         params=config,
         metrics=metrics,
         tags={"fingerprint": manifest["fingerprint"]},
@@ -136,6 +149,7 @@ def training_record(config: BaseModel, trained: SnapshotRef, curated: DatasetRef
     }
     return StageRecord(
         name="training",
+        times=times_of(snapshot),
         params=config,
         series={name: values for name, values in series.items() if values},
         metrics=numbers,
@@ -192,6 +206,7 @@ def analysis_record(config: BaseModel, analysis: SnapshotRef) -> StageRecord:
             metrics |= {f"{name}_{bound}": row[bound] for bound in ("lower", "upper")}
     return StageRecord(
         name="analysis",
+        times=times_of(snapshot),
         params=config,
         metrics=metrics,
         tables={"numbers": rows} if rows else {},

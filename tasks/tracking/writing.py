@@ -33,6 +33,8 @@ KIND_TAG = "concur.kind"  # on runs that are written while an ablation works
 VERSION_TAG = "concur.model_version"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: the UI nests by it
 SOURCE_TAG = "mlflow.source.name"
+NOTE_TAG = "mlflow.note.content"  # MLflow's own: the description on the run's page
+WRITTEN_TAG = "concur.written_ms"  # when the writing began: a run's start is that of its work
 ADAPTER = "adapter"
 TABLES = "tables"
 FIGURES = (".png", ".svg", ".pdf")
@@ -60,19 +62,24 @@ class Runs(NamedTuple):
         order = ["attributes.start_time ASC"]
         return list(self.client.search_runs([self.experiment_id], query, order_by=order))
 
-    def start(self, name: str, tags: Mapping[str, str]) -> str:
-        """The id of a new run."""
+    def start(self, name: str, tags: Mapping[str, str], began_ms: int | None = None) -> str:
+        """The id of a new run, whose work began at `began_ms` (ms since 1970; None: now)."""
         tags = {key: clip(text, TAG_LENGTH) for key, text in tags.items()} | {SOURCE_TAG: "concur"}
+        tags[WRITTEN_TAG] = str(time.time_ns() // 1_000_000)
         name = clip(name, KEY_LENGTH)
-        return str(self.client.create_run(self.experiment_id, tags=tags, run_name=name).info.run_id)
+        run = self.client.create_run(self.experiment_id, began_ms, tags=tags, run_name=name)
+        return str(run.info.run_id)
 
     def write(self, record: StageRecord, own: Mapping[str, str], status: str = "FINISHED") -> str:
         """A new run with everything of a record, after runs for its stages; returns its id. `own`
         are tags that the record may not set. A run that fails here is marked FAILED; an interrupt
         or a kill leaves it RUNNING."""
-        run_id = self.start(record.name, own)
+        stages = record.stages if isinstance(record, RunRecord) else ()
+        times = [record.times] if record.times else [stage.times for stage in stages]
+        known = [each for each in times if each]
+        run_id = self.start(record.name, own, min((began for began, _ in known), default=None))
         try:
-            for stage in record.stages if isinstance(record, RunRecord) else ():
+            for stage in stages:
                 self.write(stage, {PARENT_TAG: run_id, STAGE_TAG: stage.name})
             reserved = {*own, FINGERPRINT_TAG, SOURCE_TAG}
             tags = {key: text for key, text in record.tags.items() if key not in reserved}
@@ -92,7 +99,8 @@ class Runs(NamedTuple):
         except Exception:
             self.client.set_terminated(run_id, "FAILED")
             raise
-        self.client.set_terminated(run_id, status)
+        ended_ms = max((ended for _, ended in known), default=None)
+        self.client.set_terminated(run_id, status, ended_ms)
         return run_id
 
     def values(
@@ -124,6 +132,13 @@ class Runs(NamedTuple):
             for start in range(0, len(found), size):
                 batch: dict[str, Any] = {kind: found[start : start + size]}
                 self.client.log_batch(run_id, **batch)
+
+    def add_points(self, run_id: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+        """Write the points that a run does not have yet."""
+        for name, points in series.items():
+            history = self.client.get_metric_history(run_id, name)
+            known = {(metric.step, metric.value) for metric in history}
+            self.values(run_id, series={name: [each for each in points if each not in known]})
 
     def files(self, run_id: str, paths: Sequence[Path]) -> None:
         """Figures to figures/, the rest beside the run's root."""

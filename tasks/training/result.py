@@ -1,4 +1,4 @@
-"""What one training run did: its log, a row a step, and the facts that its manifest and its card
+"""What one training run did: its log, a row per step, and the facts that its manifest and its card
 tell."""
 
 from __future__ import annotations

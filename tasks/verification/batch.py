@@ -256,8 +256,8 @@ def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> None:
-    """One row a verdict, as tasks.tables.VERDICTS: under the candidate_id of the table where it has
-    one, with its row and sample_index.
+    """One row per verdict, as tasks.tables.VERDICTS: with the table's own candidate_id if it
+    has one, its row and its sample_index.
 
     A few hundred rows at a time: a table of any length takes the memory of its ids.
     """

@@ -1,5 +1,5 @@
-"""Tasks in, where their references spend their time out: one row a task, each program profiled once
-for a device.
+"""Operator times of the references of tasks: one row per task, each program profiled once per
+device.
 
 Guarantees: a task's code runs in a confined child with a deadline and a limit on memory, one at a
 time, so that no other task disturbs the clock; a task that cannot be profiled has a row that says
@@ -36,7 +36,7 @@ def _conditions(config: ProfilingConfig, device: str, device_name: str) -> list[
 
 
 def run(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: str) -> SnapshotRef:
-    """A finished snapshot of PROFILES, one row a task. `device` is where they run ("cpu",
+    """A finished snapshot of PROFILES, one row per task. `device` is where they run ("cpu",
     "cuda:0"), `device_name` what verdicts are keyed by. Raises SandboxError where no sandbox can be
     started.
     """

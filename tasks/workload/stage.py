@@ -1,6 +1,6 @@
 """Tasks in, what each computes and moves out, once for each snapshot of tasks.
 
-Guarantees: one row a task; tasks with the same program are counted once; a killed run resumes,
+Guarantees: one row per task; tasks with the same program are counted once; a killed run resumes,
 and a later run over other tasks pays only for the programs that are new. A task that cannot
 be counted has a row that says why, and never ends the stage.
 """
@@ -46,7 +46,7 @@ def _snapshot(root: str, config: WorkloadConfig, upstream: Sequence[str]) -> Sna
 
 
 def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
-    """A finished snapshot of WORKLOADS, one row a task. Its manifest counts the tasks by kind and
+    """A finished snapshot of WORKLOADS, one row per task. Its manifest counts the tasks by kind and
     by family.
 
     Raises SandboxError where no sandbox can be started, UsageError where the root cannot be

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from flows.config import load_profile
+from flows.config import load_profile, profile_names
 from flows.forms import (
     ROOT_VARIABLE,
     STACK_VARIABLE,
@@ -55,6 +55,32 @@ def test_every_field_reaches_its_key(tmp_path):
     )  # an override wins over a field
     assert (found.training.base_model, found.training.num_epochs) == ("no", 2)
     assert (found.benchmark.samples_per_task, found.verification.workers) == (4, 2)
+
+
+def test_tasks_model_and_endpoint_are_fields(tmp_path):
+    asked = CandidatesForm(
+        source="kernelbook",
+        location="mine/tasks",
+        sampler="openai",
+        model="qwen",
+        endpoint="http://host:8000/v1",
+    )
+    found = configuration(RunForm(profile="local", root=str(tmp_path)), asked)
+    assert (found.tasks.source, found.tasks.location) == ("kernelbook", "mine/tasks")
+    synthesis = found.synthesis
+    assert (synthesis.sampler, synthesis.model) == ("openai", "qwen")
+    assert synthesis.base_url == "http://host:8000/v1"
+    with pytest.raises(ValidationError, match="is not one of"):
+        CandidatesForm(source="kernelbok")
+
+
+def test_own_profiles_are_chosen_like_those_that_ship(tmp_path, monkeypatch):
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "mine.yaml").write_text("name: mine\nlanguage: cpp\n")
+    assert "mine" not in profile_names()
+    monkeypatch.setenv(STACK_VARIABLE, str(tmp_path))
+    assert {"mine", "nightly"} <= set(profile_names())
+    assert load_profile("mine").name == "mine"
 
 
 def test_the_root_is_the_forms_else_the_workers_else_an_override(tmp_path, monkeypatch):

@@ -70,7 +70,7 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
             "publish --root {tmp}/root --out {tmp}/set --push a/b",
             "no token for the hub in HF_TOKEN",
         ),
-        ("diff {tmp}/root zzzz --root {tmp}/root", "no curated snapshot"),
+        ("diff {tmp}/root zzzz --root {tmp}/root", "no curation snapshot"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_and_2(tmp_path, curated, arguments, said, monkeypatch):

@@ -167,7 +167,7 @@ def test_a_model_that_left_tasks_out_is_named(tmp_path):
     ]
     notes = score_table(table(tmp_path / "v.parquet", rows), ks=(1,), **QUICK)["notes"]
     assert "other has no sample on 1 of 2 tasks: its scores are of the others." in notes
-    assert "m has 1 to 2 samples a task: pass@k needs k of every task." in notes
+    assert "m has 1 to 2 samples per task: pass@k needs k of every task." in notes
 
 
 def test_tables_without_a_model_or_optional_columns_take_the_label(tmp_path):

@@ -7,6 +7,7 @@ import configparser
 import re
 import shutil
 import subprocess
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,57 @@ def test_no_secret_is_written_in_compose_and_each_must_be_given():
     assert set(re.findall(r"^(\w+)=$", EXAMPLE, re.MULTILINE)) == needed
 
 
-def test_the_image_is_not_root_and_the_files_it_names_are_there():
-    text = (COMPOSE / "Dockerfile").read_text()
-    assert re.search(r"^USER concur$", text, re.MULTILINE)
-    assert text.rindex("USER concur") > text.rindex("RUN ")
+IMAGES = sorted(COMPOSE.glob("Dockerfile*"))
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile with what follows each. None of ours continues a line."""
+    lines = path.read_text("utf-8").splitlines()
+    return [
+        (word, rest)
+        for word, _, rest in (line.partition(" ") for line in lines if line and line[0] != "#")
+    ]
+
+
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
+def test_an_image_is_not_root_and_installs_what_there_is(path):
+    steps = instructions(path)
+    known = {"FROM", "RUN", "WORKDIR", "COPY", "ARG", "USER", "ENV"}
+    words = [word for word, _ in steps]
+    assert words[0] == "FROM" and set(words) <= known and words.count("FROM") == 1
+    assert re.fullmatch(r"[\w./-]+:[\w.-]*\d[\w.-]*", steps[0][1]), "a version, not latest"
+    last = len(words) - 1 - words[::-1].index("RUN")
+    assert steps[words.index("USER")] == ("USER", "concur") and words.index("USER") > last
+    extras = set(dict(steps)["ARG"].removeprefix("EXTRAS=").split(","))
+    project = tomllib.loads((DEPLOYMENTS.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    assert extras <= set(project["optional-dependencies"])
+    (install,) = [rest for word, rest in steps if word == "RUN" and "constraints.txt" in rest]
+    assert "--constraint constraints.txt" in install and install.endswith('".[${EXTRAS}]"')
+    assert (DEPLOYMENTS.parent / "constraints.txt").is_file()
+
+
+def test_the_images_are_one_for_each_kind_of_machine():
+    texts = {path.name: path.read_text("utf-8") for path in IMAGES}
+    assert set(texts) == {"Dockerfile", "Dockerfile.cuda"}
+    assert "whl/cpu" in texts["Dockerfile"] and "-devel-" in texts["Dockerfile.cuda"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
+def test_docker_builds_an_image_that_answers(path):
+    docker = shutil.which("docker")
+    if not docker or subprocess.run([docker, "info"], capture_output=True).returncode:
+        pytest.skip("needs a Docker daemon")
+    tag = f"concur-test-{path.name.lower()}"
+    build = [docker, "build", "--file", path, "--build-arg", "EXTRAS=", "--tag", tag, "."]
+    done = subprocess.run(build, cwd=DEPLOYMENTS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = subprocess.run([docker, "run", "--rm", tag, "concur", "--version"], capture_output=True)
+    assert version("concur").encode() in said.stdout
+
+
+def test_the_files_that_compose_names_are_there():
     assert (DEPLOYMENTS.parent / SERVICES["worker"]["build"]["dockerfile"]).is_file()
     for mount in SERVICES["database"]["volumes"]:
         assert not mount.startswith("./") or (COMPOSE / mount.split(":")[0]).is_file()

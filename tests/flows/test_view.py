@@ -164,7 +164,7 @@ def test_verdicts_of_two_devices_are_shown_and_not_scored(tmp_path):
 def test_a_folder_of_verify_batch_is_found_and_gets_the_site(tmp_path, root):
     shutil.copytree(root, tmp_path / "verified" / "snapshots")
     page = Path(write_view(str(tmp_path / "verified"))["page"])
-    assert page == tmp_path / "verified/snapshots/view/index.html" and page.exists()
+    assert page == tmp_path / "verified/view/index.html" and page.exists()
 
 
 @pytest.mark.parametrize(

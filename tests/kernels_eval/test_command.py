@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,21 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     assert lines[0] == "correct (ok)"
     assert lines[1].startswith("  speedup ") and "95 % interval" in lines[1]
     assert any("custom kernels: affine" in line for line in lines)
+
+
+def test_the_script_of_the_documentation_prints_the_verdict(task, candidate):
+    page = (ROOT / "docs/how-to/verify-in-python.md").read_text(encoding="utf-8")
+    script = candidate.parent / "evaluate.py"
+    script.write_text(page.partition('title="evaluate.py"\n')[2].partition("```")[0])
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=candidate.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout == "incorrect wrong_output 0.0\n", done.stderr
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
 """`make audit`: are the dependencies what constraints.txt says, all of them, and is anything known
 against them?
 
-Guarantees: every distribution that `concur[dev,browser]` needs here, directly or through others, is
-pinned, and is installed in the pinned version; `pip check` agrees; where pip-audit is installed and
-advisories can be had, any that concerns a pin is a failure. Where they cannot be had it says so in
-its last line: then nobody has looked for known vulnerabilities. Holds no list of bad versions of
+Guarantees: every distribution that `concur[train,dev,...]` needs here, directly or through others,
+is pinned, and is installed in the pinned version; `pip check` agrees; where pip-audit is installed
+and advisories can be had, any that concerns a pin is a failure. Where they cannot be had it says so
+in its last line: then nobody has looked for known vulnerabilities. Holds no list of bad versions of
 its own. Does not check hashes: torch's builds differ by platform, and the pins are for all of them.
 """
 
@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
-EXTRAS = ("dev", "browser", "docs", "server")
+EXTRAS = ("train", "dev", "browser", "docs", "server")
 TIMEOUT_S = 900
 
 

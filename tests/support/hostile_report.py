@@ -29,7 +29,12 @@ def hostile_report(text: str = HOSTILE) -> ReportContext:
         trace_flags={text: (1, 1)},
         errors=(ErrorGroup(**error, count=1, tasks=1, models={text: 1}, names=(text,)),),
         points=(CandidatePoint(**shown, reasoning_tokens=5, speedup=2.0),),
-        examples=(Example(**shown, detail=text, code=text),),
+        examples=(
+            Example(
+                **shown,
+                **dict.fromkeys(("candidate_id", "detail", "reasoning", "code", "reference"), text),
+            ),
+        ),
         config={text: [text]},
         **counts,
         **named,

@@ -27,7 +27,7 @@ from kernels_eval.errors import EvalError, UsageError
 from tasks.tables import VERDICTS
 from tasks.tracking import connection, mlflow_sink, writing
 from tasks.tracking.connection import Destination
-from tasks.tracking.mlflow_sink import log_run, registered_version
+from tasks.tracking.mlflow_sink import log_run, log_trend, registered_version
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
 from tasks.tracking.writing import FINGERPRINT_TAG, PARENT_TAG, STAGE_TAG, VERSION_TAG
 from tests.support.cases import cases
@@ -122,6 +122,32 @@ def test_everything_of_a_run_reads_back(home):
     assert children["training"].data.tags[STAGE_TAG] == "training"
     history = home.client.get_metric_history(children["training"].info.run_id, "loss")
     assert [(point.step, point.value) for point in history] == [(1, 2.5), (2, 1.5), (3, 0.75)]
+
+
+def test_runs_have_the_times_of_their_work_and_the_experiment_opens_on_runs(home):
+    fields = {"name": "line", "run_fingerprint": "f1", "tags": {writing.NOTE_TAG: "3 of 4"}}
+    stages = [StageRecord(name=str(ms), times=(ms, ms + 500)) for ms in (5000, 1000)]
+    run_id = home.log(RunRecord(**fields, stages=(*stages, StageRecord(name="unknown"))))
+    run = home.client.get_run(run_id)
+    assert (run.info.start_time, run.info.end_time) == (1000, 5500)
+    assert run.data.tags["mlflow.note.content"] == "3 of 4"
+    (child,) = home.runs("attributes.run_name = '1000'")
+    assert (child.info.start_time, child.info.end_time) == (1000, 1500)
+    assert home.log(RunRecord(**fields)) == run_id  # long ago, and not taken for left behind
+    shown = home.client.get_experiment_by_name("refresh").tags
+    assert shown["mlflow.experimentKind"] == "custom_model_development"
+    view = json.loads(shown["mlflow.sharedViewState.scores"])
+    assert "metrics.`exec_at_1`" in view["selectedColumns"]
+
+
+def test_a_trend_is_one_run_that_grows(home):
+    to = Destination(home.uri, str(home.artifacts), "refresh")
+    points = [(1, 0.5), (2, 0.75), (3, 0.7)]
+    ids = {log_trend("trend", "key", {"correct_share": tuple(points[:n])}, to) for n in (2, 3)}
+    (run_id,) = ids
+    history = home.client.get_metric_history(run_id, "correct_share")
+    assert [(each.step, each.value) for each in history] == points
+    assert home.client.get_run(run_id).info.status == "FINISHED"
 
 
 def test_artifacts_lie_under_the_given_root(home):

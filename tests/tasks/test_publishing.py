@@ -512,6 +512,6 @@ def test_the_newest_set_of_the_rule_is_found_and_others_by_name(curated):
     assert named.fingerprint == "aaaa1" and lineage(named).strategy == "random"
     place = curated.open().path
     assert find_curated("elsewhere", place).open().path == place
-    for name, problem in (("aaaa", "2 curated snapshots"), ("zz", "no curated snapshot")):
+    for name, problem in (("aaaa", "2 curation snapshots"), ("zz", "no curation snapshot")):
         with pytest.raises(UsageError, match=problem):
             find_curated(root, name)

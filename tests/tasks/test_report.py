@@ -94,7 +94,7 @@ def facts():
         "findings": ["Shorter is more often correct."],
         "findings_bounded_by": ["Three tasks only."],
         "points": points_of(line, NAMES),
-        "examples": examples_of(line, NAMES),
+        "examples": examples_of(line, NAMES, {}),
         "fingerprints": {"verification": "abc123"},
         "tool_versions": {"torch": "2.13"},
         "hardware": {"cpus": 2},
@@ -128,7 +128,7 @@ SAID = """
 Exec@5
 n/a
 0.0 % (0.0 to 63.7)
-fast_2@1
+fast_2
 2.00x
 recorded minus base
 build_failed
@@ -249,8 +249,9 @@ def test_what_to_look_at_holds_signatures_and_typical_errors():
 
 def test_scores_are_broken_down_spread_out_and_counted_by_other_rules():
     said = words()
-    assert "| level | tasks | recorded Exec@1 | recorded fast_1@1 | base Exec@1 |" in said
-    assert "| 1 | 2 | 50.0 % (0.0 to 100.0) |" in said and "| 2 | 2 | 100.0 %" in said
+    assert "| level | model | tasks | Exec@1 | fast_1@1 |" in said
+    assert "| 1 | recorded | 2 | 50.0 % (0.0 to 100.0) |" in said
+    assert "| 2 | recorded | 2 | 100.0 %" in said
     assert "50 % are below" in said and "2.00x" in said
     assert (
         "| our gates, intervals over tasks and samples | recorded | custom kernel | 4 | 75.0 %"
@@ -273,11 +274,11 @@ def test_families_and_thirds_are_tables_of_their_own():
         ks=(1,),
     )
     said = words(breakdowns=rows, arl_of="recorded")
-    assert "| operator family | tasks | recorded Exec@1 |" in said
-    assert "| family 15 | 1 |" in said
+    assert "| operator family | model | tasks | Exec@1 |" in said
+    assert "| family 15 | recorded | 1 |" in said
     assert "| family 16 |" not in said
     assert "The 16 largest of 20 groups; the JSON has them all." in said
-    assert "| reasoning | tasks |" in said and "| long | 1 | 100.0 %" in said
+    assert "| reasoning | model | tasks |" in said and "| long | recorded | 1 | 100.0 %" in said
     assert "mean length of recorded's reasoning" in said
     assert "recorded itself is not scored by them" in said
     assert (
@@ -295,13 +296,13 @@ def test_differences_have_their_p_and_a_corrected_one():
 
 def test_published_results_stand_apart_and_are_marked():
     page = build_report(context())
-    ours, theirs = page.split("Published results of others")
+    ours, theirs = page.split(">Published results of others</h2>")
     assert "KernelCoder" not in ours and "not comparable" in theirs
     assert "KernelCoder" not in json.dumps(json.loads(to_json(context()))["scores"])
 
 
 def test_examples_are_the_fastest_then_one_of_each_reason_and_points_are_timed_where_they_can():
-    chosen = examples_of(pl.DataFrame(LINE), NAMES)
+    chosen = examples_of(pl.DataFrame(LINE), NAMES, {"t1": "import torch"})
     reasons = " ".join(example.reason for example in chosen)
     assert reasons == "ok build_failed no_custom_kernel wrong_output"
     assert (chosen[0].speedup, chosen[0].task_name) == (3.5, "1_Square_matmul")
@@ -310,21 +311,48 @@ def test_examples_are_the_fastest_then_one_of_each_reason_and_points_are_timed_w
     assert points[0].lower == pytest.approx(3.15) and points[0].task_name == "t1"
 
 
+def test_the_page_has_contents_scores_first_and_zero_rows_folded():
+    page = build_report(context())
+    listed = re.findall(r'<li><a href="#([^"]+)">', page)
+    assert listed == re.findall(r'<h2 id="([^"]+)">', page)
+    assert listed[0] == "scores-on-held-out-tasks"
+    start = page.index("<h2 ")
+    assert page.index("<figure>") < page.index("<table>", start)
+    table = page[page.index("<table>", start) : page.index("</table>", start)]
+    assert "recorded" in table and ">base<" not in table
+    assert "Only zeros or n/a in 4 rows: base, tuned" in page
+    assert "| base | custom kernel |" in to_markdown(context())
+
+
+def test_examples_show_reasoning_timing_id_and_highlighted_sources():
+    code = 'import torch\nsource = r"""#include <x.h>\nfloat f(); // </pre><b>"""'
+    known = dict.fromkeys(("reference_ms", "candidate_ms"), 2.0) | {"speedup": 1.0}
+    example = Example(
+        **{"task_name": "t", "status": "correct", "reason": "ok", "candidate_id": "abc"},
+        **{"reasoning": "Because.", "code": code, "reference": "x = 1", **known},
+    )
+    page = build_report(context(examples=[example]))
+    words = Page(page).words
+    for said in ("candidate abc", "Because.", "2 ms, candidate 2 ms, speedup 1.00x", "x = 1"):
+        assert said in words
+    assert '<span class="kn">import</span>' in page and '<span class="kt">float</span>' in page
+    assert_tame(Page(page))
+    assert " ".join(code.split()) in words
+
+
 # -- strangers' text stays text --------------------------------------------------------------------
 
 
 def test_hostile_text_adds_no_tag_and_no_attribute_and_cannot_act():
     page = Page(build_report(hostile()))
     assert_tame(page)
-    tags = "html head meta title style body h1 h2 p a ul li div details summary pre"
-    tables = "table thead tbody tr th td figure img figcaption"
+    tags = "html head meta title style body h1 h2 p ul li div details summary pre nav ol a span"
+    tables = "table thead tbody tr th td figure picture source img figcaption"
     assert {tag for tag, _ in page.tags} == {*tags.split(), *tables.split()}
     attributes = {name for _, found in page.tags for name in found}
     assert attributes <= set(
-        "lang charset name content http-equiv class scope alt src href".split()
-    )
-    links = [found["href"] for _, found in page.tags if "href" in found]
-    assert links == ["../../../view/index.html"]
+        "lang charset name content http-equiv class scope alt src".split()
+    ) | set("id href aria-label media srcset".split())
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
     assert "<script>" in "".join(text for root in svgs(page) for text in root.itertext())
 
@@ -404,7 +432,7 @@ def test_passwords_in_urls_are_masked_everywhere():
 def test_the_page_loads_nothing():
     page = Page(build_report(context()))
     assert_tame(page)
-    assert sum(tag == "img" for tag, _ in page.tags) == 3
+    assert sum(tag == "img" for tag, _ in page.tags) == 4
     (policy,) = [
         found["content"]
         for _, found in page.tags
@@ -415,7 +443,9 @@ def test_the_page_loads_nothing():
 
 def test_figures_follow_the_colour_scheme():
     drawn = figures(context())
-    assert set(drawn) == {"training_loss", "reasoning_length", "speedup"}
+    assert set(drawn) == {
+        *("training_loss", "reasoning_length", "speedup", "scores", "scores.narrow")
+    }
     for svg in drawn.values():
         assert "prefers-color-scheme:dark" in svg and "currentColor" in svg
         assert INK not in svg and not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
@@ -430,7 +460,7 @@ def test_every_figure_has_its_data():
         point.model_copy(update={"reasoning_tokens": None, "speedup": None})
         for point in context().points
     ]
-    without = context(points=points, history=())
+    without = context(points=points, history=(), scores=())
     assert figures(without) == {}
     assert "tokenizer was not given" in Page(build_report(without)).words
 

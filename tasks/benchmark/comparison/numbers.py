@@ -43,7 +43,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Arm(Record):
-    """A strategy at one size: the branches that finished, one a seed, by name.
+    """A strategy at one size: the branches that finished, one per seed, by name.
 
     `name` is the model of its scores and differences. `rows` are those trained on, on average over
     seeds; `gpu_hours` of all seeds together; losses of the seeds that have them.
@@ -220,7 +220,7 @@ def _distinct(name: str, taken: set[str]) -> str:
 
 
 def _frame(ablation: Ablation, arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
-    """One row a verdict: its `model` (arm or reference), and for arms `arm` and `branch`.
+    """One row per verdict: its `model` (arm or reference), and for arms `arm` and `branch`.
     References keep tasks that some arm answered."""
     answers = {branch.name: branch.answers for branch in ablation.branches}
     own = pl.concat(

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernels_eval.records import STATUS_OF, Status
-from tasks.benchmark.breakdown import GroupRow
 from tasks.benchmark.report.records import MAX_EXAMPLES, CandidatePoint, ReportContext
 from tasks.benchmark.samples import TRACKS
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
@@ -31,7 +30,7 @@ from tasks.benchmark.tables import (
 )
 from tasks.reporting.findings import findings_table
 from tasks.reporting.page import Table
-from tasks.reporting.text import by_count, clean, cut, interval, plural, share, spread
+from tasks.reporting.text import by_count, clean, cut, interval, p_value, plural, share, spread
 
 TRACK = "custom_kernel"
 MOST_GROUPS = 16  # operator families of a large suite; more than fit a screen are in the JSON
@@ -50,8 +49,8 @@ def content(context: ReportContext) -> dict[str, Any]:
     lengths, points = lengths_by_status(context), timed(context)
     head = [row for row in context.scores if row.metric in (*HEAD_METRICS, GEOMETRIC_MEAN)]
     return {
-        **{"context": context, "label": label, "points": difference_points, "cut": cut},
-        **{"track_names": TRACK_NAMES, "median": statistics.median, "by_model": _by_model},
+        **{"context": context, "cut": cut},
+        **{"median": statistics.median, "by_model": _by_model},
         **{"most_points": MAX_POINTS, "most_groups": MOST_GROUPS, "most_examples": MAX_EXAMPLES},
         "example_chars": EXAMPLE_CHARS,
         "summary": summary_table(context),
@@ -65,10 +64,19 @@ def content(context: ReportContext) -> dict[str, Any]:
                 if row.metric in (*HEAD_METRICS, GEOMETRIC_MEAN)
             ],
         ),
-        "rates": _scores(
-            "model", [row for row in context.scores if row.metric not in ("exec", GEOMETRIC_MEAN)]
+        "rates": pivoted(
+            ("model", "track", "k", "tasks", "samples"),
+            [row for row in context.scores if row.metric not in ("exec", GEOMETRIC_MEAN)],
+            lambda row: (*_named(row)[:2], str(row.k), *_named(row)[2:]),
+            lambda row: row.metric,
+            scored,
         ),
-        "comparisons": [row for row in context.comparisons if row.metric in HEAD_METRICS],
+        "comparisons": _comparisons(context),
+        "trace_flags": Table(
+            ("flag of a reasoning trace", "correct samples", "of these taken"),
+            [(name, *map("{:,}".format, both)) for name, both in context.trace_flags.items()],
+            1,
+        ),
         "breakdowns": _breakdowns(context),
         "quantiles": _quantiles(context),
         "variants": pivoted(
@@ -198,14 +206,30 @@ def _scores(title: str, rows: Sequence[ScoreRow]) -> Table:
     return pivoted(
         (title, "track", "tasks", "samples"),
         rows,
-        lambda row: (_named(row), TRACK_NAMES[row.track], str(row.tasks), str(row.samples)),
+        _named,
         lambda row: label(row.metric, row.k),
         scored,
     )
 
 
-def _named(row: ScoreRow) -> str:
-    return row.model + (f", {row.token_limit:,} tokens" if row.token_limit else "")
+def _named(row: ScoreRow) -> tuple[str, ...]:
+    """Model, track, tasks and samples."""
+    model = row.model + (f", {row.token_limit:,} tokens" if row.token_limit else "")
+    return model, TRACK_NAMES[row.track], str(row.tasks), str(row.samples)
+
+
+def _comparisons(context: ReportContext) -> Table:
+    rows = [
+        (
+            *(f"{row.model} minus {row.baseline}", TRACK_NAMES[row.track]),
+            *(label(row.metric, row.k), str(row.tasks), difference_points(row)),
+            *(p_value(row.p), p_value(row.p_holm)),
+        )
+        for row in context.comparisons
+        if row.metric in HEAD_METRICS
+    ]
+    named = ("difference", "track", "metric", "tasks")
+    return Table((*named, "percentage points", "p", "p, corrected"), rows, len(named))
 
 
 def _quantiles(context: ReportContext) -> Table:
@@ -232,22 +256,15 @@ def _breakdowns(context: ReportContext) -> list[tuple[str, Table, int]]:
             if (row.by, row.track, row.rule, row.k) == (by, TRACK, "concur", k)
             and row.metric in HEAD_METRICS
         ]
-        tasks: dict[str, int] = {}
-        for row in rows:
-            tasks[row.group] = max(row.tasks, tasks.get(row.group, 0))
-        name = "reasoning" if by == "arl_third" else by.replace("_", " ")
-
-        def group(row: GroupRow, tasks: dict[str, int] = tasks) -> tuple[str, ...]:
-            return row.group.replace("_", " "), str(tasks[row.group])
-
+        groups = list(dict.fromkeys(row.group for row in rows))
         table = pivoted(
-            (name, "tasks"),
-            rows,
-            group,
-            lambda row: f"{cut(row.model, 40)} {label(row.metric, row.k)}",
+            ("reasoning" if by == "arl_third" else by.replace("_", " "), "model", "tasks"),
+            [row for row in rows if row.group in groups[:MOST_GROUPS]],
+            lambda row: (row.group.replace("_", " "), cut(row.model, 40), str(row.tasks)),
+            lambda row: label(row.metric, row.k),
             scored,
         )
-        found.append((by, Table(table.header, table.rows[:MOST_GROUPS]), len(tasks)))
+        found.append((by, table, len(groups)))
     return found
 
 

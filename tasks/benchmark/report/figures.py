@@ -7,19 +7,32 @@ state.
 
 from __future__ import annotations
 
+import itertools
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernels_eval.records import Status
-from tasks.benchmark.report.content import MAX_BARS, MAX_POINTS, lengths_by_status, timed
+from tasks.benchmark.report.content import (
+    MAX_BARS,
+    MAX_POINTS,
+    TRACK,
+    lengths_by_status,
+    smallest_k,
+    timed,
+)
 from tasks.benchmark.report.records import CandidatePoint, ReportContext
+from tasks.benchmark.scoring import ScoreRow
+from tasks.benchmark.tables import label
 from tasks.reporting.charts import (
     FIRST,
     INK,
+    LOOKS,
     MUTED,
     WIDTH,
     labelled,
+    legend,
     new_figure,
     point_rows,
     ratios,
@@ -29,13 +42,24 @@ from tasks.reporting.charts import (
 from tasks.reporting.text import clean, cut, spread
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+SCORES = {"scores": (WIDTH, 3.4, 1, 2), "scores.narrow": (3.9, 5.6, 2, 1)}
+"""Width and height in inches, rows and columns of axes: for wide and for small screens."""
+MARKERS = "os^Dv"
 
 
 @style()
 def figures(context: ReportContext) -> dict[str, str]:
     """Return name -> standalone SVG. A figure without data is left out."""
     drawn = {}
+    if rows := [row for row in context.scores if row.track == TRACK and row.value is not None]:
+        for name, (width, height, down, across) in SCORES.items():
+            figure, axes = new_figure(width, height, down, across)
+            _exec(axes[0], [row for row in rows if row.metric == "exec"])
+            _fast(axes[1], [row for row in rows if row.k == smallest_k(rows)])
+            drawn[name] = figure
     if context.losses:
         drawn["training_loss"] = _loss(context)
     if lengths := lengths_by_status(context):
@@ -43,6 +67,41 @@ def figures(context: ReportContext) -> dict[str, str]:
     if points := spread(timed(context), MAX_BARS):
         drawn["speedup"] = _speedups(points)
     return {name: svg_of(figure) for name, figure in drawn.items()}
+
+
+def _exec(axes: Axes, rows: Sequence[ScoreRow]) -> None:
+    names = [f"{_short(row.model)}, {label(row.metric, row.k)}" for row in rows]
+    points = [(row.value, row.lower, row.upper, FIRST if row.value else MUTED) for row in rows]
+    point_rows(axes, names, points, size=5)
+    axes.set_xlim(0, 1)
+    labelled(axes, "Exec, share of tasks", "", grid="both")
+
+
+def _fast(axes: Axes, rows: Sequence[ScoreRow]) -> None:
+    """A line for each model: fast_p over p, with its intervals set apart."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    for number, (model, look) in enumerate(zip(models, itertools.cycle(LOOKS), strict=False)):
+        line = [
+            (float(row.metric.removeprefix("fast_")), row)
+            for row in rows
+            if row.model == model and row.metric.startswith("fast_")
+        ]
+        look_of: dict[str, Any] = {"color": look.colour, "linestyle": "--" if look.hatch else "-"}
+        values = [(p, row.value) for p, row in line]
+        axes.plot(*zip(*values, strict=True), marker=MARKERS[number % 5], markersize=4, **look_of)
+        axes.lines[-1].set_label(_short(model))
+        for p, row in line:
+            if row.lower is not None and row.upper is not None:
+                axes.vlines(
+                    p + 0.012 * number, row.lower, row.upper, linewidth=1, alpha=0.6, **look_of
+                )
+    axes.set_ylim(0, 1)
+    labelled(axes, "p (speedup above p)", "fast_p, share of tasks", grid="both")
+    legend(axes)
+
+
+def _short(model: str) -> str:
+    return textwrap.shorten(clean(model, one_line=True), 20, placeholder="…")[:20]
 
 
 def _loss(context: ReportContext) -> Figure:

@@ -25,6 +25,7 @@ from tasks.reporting.findings import Finding
 from tasks.reporting.text import masked
 
 MAX_EXAMPLES = 8
+TEXTS = ("candidate_id", "detail", "reasoning", "code")
 
 
 class TrainingStep(Record):
@@ -53,11 +54,16 @@ class CandidatePoint(Record):
 
 
 class Example(CandidatePoint):
-    """One candidate to look at: its verdict in words and its code. Text of a stranger; nothing here
-    is safe to run or to embed raw."""
+    """One candidate to look at: its verdict in words, its reasoning, its code and the reference's.
+    Text of a stranger; nothing here is safe to run or to embed raw."""
 
+    candidate_id: str = ""
+    reference_ms: float | None = None
+    candidate_ms: float | None = None
     detail: str = ""
+    reasoning: str = ""
     code: str = ""
+    reference: str = ""
 
 
 class ReportContext(Record):
@@ -147,10 +153,12 @@ def points_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[CandidateP
     return tuple(CandidatePoint(**_facts(row, names)) for row in frame.iter_rows(named=True))
 
 
-def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example, ...]:
+def examples_of(
+    frame: pl.DataFrame, names: Mapping[str, str], references: Mapping[str, str]
+) -> tuple[Example, ...]:
     """Return the fastest correct candidate, then one of every other reason, at most MAX_EXAMPLES.
 
-    The commonest reason comes first.
+    The commonest reason comes first. `references` maps task_id to a task's source.
     """
     groups: dict[str, list[dict[str, Any]]] = {}
     for row in frame.sort("candidate_id").iter_rows(named=True):
@@ -161,7 +169,12 @@ def examples_of(frame: pl.DataFrame, names: Mapping[str, str]) -> tuple[Example,
         for _, group in ranked[:MAX_EXAMPLES]
     ]
     return tuple(
-        Example(**_facts(row, names), detail=row.get("detail") or "", code=row.get("code") or "")
+        Example(
+            **_facts(row, names),
+            **{name: row.get(name) or "" for name in TEXTS},
+            **{name: (row["timing"] or {}).get(name) for name in ("reference_ms", "candidate_ms")},
+            reference=references.get(row["task_id"], ""),
+        )
         for row in chosen
     )
 

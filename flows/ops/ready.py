@@ -1,0 +1,121 @@
+"""What a run would find out at its end, asked before it starts: that tasks load, that the endpoint
+answers and knows the model, that tokenizers and models resolve, that models fit the GPUs.
+
+Guarantees: each check is a sentence on what was found, or an EvalError with its fix; nothing is
+written under the root. Weights are what is compared with a GPU's memory: a recipe that passes may
+still need more for its rows. A model that is not on this machine yet has no known size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from flows.config import PipelineConfig
+from kernels_eval.errors import UsageError
+from tasks.sources.config import TasksConfig
+from tasks.synthesis import sizing
+from tasks.synthesis.config import SynthesisConfig
+from tasks.training.recipe import TrainingRecipe
+
+Part = Literal["refresh", "training", "benchmark"]
+PARTS: tuple[Part, ...] = ("refresh", "training", "benchmark")
+Look = Callable[[], str]
+SMALL = "small"
+GPUS = (2, 4, 8)
+
+
+def checks(config: PipelineConfig, parts: tuple[Part, ...] = PARTS) -> Iterator[tuple[str, Look]]:
+    """The checks of these parts of a run by name, in the order in which the run would need what
+    they look at."""
+    synthesis, recipe, benchmark = config.synthesis, config.training, config.benchmark
+    if "refresh" in parts:
+        yield "tasks", lambda: task_source(config.tasks)
+        if synthesis.sampler == "openai":
+            yield "endpoint", lambda: endpoint(synthesis, config.root)
+        yield "tokenizer", lambda: generator_tokenizer(synthesis, config.root)
+        if synthesis.sampler == "vllm":
+            yield "GPU memory: serving", lambda: serving_memory(synthesis)
+    tuned = {"base", "tuned"} & set(benchmark.models)
+    if "training" in parts or ("benchmark" in parts and tuned):
+        yield "base model", lambda: tokenizer(recipe.base_model, config.root)
+    if "training" in parts:
+        yield "GPU memory: training", lambda: training_memory(recipe)
+    if "benchmark" in parts:
+        yield "benchmark tasks", lambda: task_source(benchmark.tasks)
+
+
+def task_source(config: TasksConfig) -> str:
+    from tasks.sources.stage import load_tasks
+
+    return f"{len(load_tasks(config)):,} tasks of {config.source}"
+
+
+def endpoint(config: SynthesisConfig, root: str) -> str:
+    """Not asked where a finished snapshot has the answers of this very configuration: a rerun
+    needs no server."""
+    from tasks.store import snapshots
+    from tasks.synthesis.stage import require_endpoint
+
+    asked = config.model_dump(mode="json")
+    for there in snapshots(root, "synthesis"):
+        if there.finished and there.manifest.get("config") == asked:
+            return "not asked: the answers are there"
+    return require_endpoint(config)
+
+
+def generator_tokenizer(config: SynthesisConfig, root: str) -> str:
+    """Without one an endpoint's answers have no reasoning length, and curation refuses them."""
+    if config.tokenizer is None and config.sampler == "openai":
+        raise UsageError(
+            "synthesis.tokenizer is not set: reasoning lengths would be unknown, and curation needs"
+            " them",
+            f"--set synthesis.tokenizer={config.model}, or another hub id or directory",
+        )
+    return tokenizer(config.tokenizer, root) if config.tokenizer else "the generator's own"
+
+
+def tokenizer(name: str, root: str) -> str:
+    if name == SMALL:
+        return "small: built on this machine"
+    from tasks.sources.small_model import count_tokens, resolve_model
+
+    count_tokens(resolve_model(name, root), ["resolves"])
+    return f"{name} resolves"
+
+
+def serving_memory(config: SynthesisConfig) -> str:
+    server = config.server
+    return _fits(
+        str(config.model),
+        server.tensor_parallel,
+        server.gpu_memory_utilization,
+        "synthesis.server.tensor_parallel={}",
+    )
+
+
+def training_memory(recipe: TrainingRecipe) -> str:
+    """With fsdp2 each worker holds its share of the weights, otherwise all of them."""
+    gpus = recipe.workers if recipe.parallelism == "fsdp2" else 1
+    fix = "training.parallelism=fsdp2 --set training.workers={}"
+    return _fits(recipe.base_model, gpus, 1.0, fix)
+
+
+def _fits(model: str, gpus: int, utilization: float, key: str) -> str:
+    if (gpu := sizing.read_gpu()) is None:
+        return "not known: no GPU"
+    shape = sizing.read_shape(model) if model != SMALL else None
+    if shape is None or not shape.weight_bytes:
+        return f"not known: {model} is not on this machine"
+
+    def left(held_by: int) -> int:
+        return sizing.kv_cache_bytes(shape, gpu.memory_bytes, held_by, utilization) or 0
+
+    found = (
+        f"{model} has {shape.weight_bytes / 1e9:.0f} GB of weights, {gpus} x {gpu.name} have"
+        f" {gpus * gpu.memory_bytes / 1e9:.0f} GB"
+    )
+    if left(gpus) > 0:
+        return found
+    enough = next((count for count in GPUS if left(count) > 0), None)
+    raise UsageError(found, f"--set {key.format(enough)}" if enough else "use a smaller model")

@@ -1,0 +1,150 @@
+"""`concur ls`, `show`, `open`, `profiles` and `config`: what they find, and what they say where
+there is nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import jsonschema
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from flows.cli.main import main
+from flows.config import PipelineConfig, load_profile, profile_names, shipped_dir
+from flows.morning.history import entered, refreshes
+from tasks.store import Snapshot, fingerprint
+from tasks.tables import TASKS
+
+HOSTILE = "\x1b[2Jgone"
+
+
+def typed(words: str, status: int = 0) -> str:
+    done = CliRunner().invoke(main, words.split())
+    assert done.exit_code == status, (done.output, done.exception)
+    return done.stdout if status == 0 else done.stderr
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A root `made` with two finished snapshots, one that is unfinished, and one refresh that wrote
+    them from inside its directory."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER", "PREFECT_API_URL", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    rows = [{"task_id": f"t{n}", "name": f"{HOSTILE} {n}", "code": "x = 1"} for n in range(5)]
+    made = {}
+    for count in (2, 5):
+        snapshot = Snapshot("made", "tasks", fingerprint("tasks", count))
+        snapshot.append(rows[:count], TASKS)
+        snapshot.publish(config={"source": "files"})
+        made[count] = snapshot
+    Snapshot("made", "tasks", fingerprint("tasks", 0)).append(rows, TASKS)
+    with entered(load_profile("local", ["root=made"])) as entry:
+        entry.ends("finished", snapshots={"tasks": made[5].ref})
+    return made
+
+
+def test_ls_lists_snapshots_and_refreshes(root):
+    data = json.loads(typed("ls --root made --json"))
+    found = {each["fingerprint"]: each for each in data["snapshots"]}
+    assert sorted(str(each["rows"]) for each in found.values()) == ["2", "5", "None"]
+    assert [each["finished"] for each in found.values()].count(False) == 1
+    assert [each["ending"] for each in data["refreshes"]] == ["finished"]
+    text = typed("ls --root made")
+    assert "3 snapshots" in text and "unfinished" in text and root[5].fingerprint[:12] in text
+    assert json.loads(typed("ls --root made --stage curation --json"))["snapshots"] == []
+    assert "--root" in typed("ls --root gone", 2)
+
+
+@pytest.mark.parametrize("name", ["prefix", "directory"])
+def test_show_prints_manifest_columns_and_rows(root, name):
+    whole = root[5].fingerprint
+    asked = f"{whole[:10]} --root made" if name == "prefix" else f"made/tasks/{whole}"
+    data = json.loads(typed(f"show {asked} --json --rows 4"))
+    assert data["manifest"]["rows"] == 5 and data["columns"]["task_id"] == "string"
+    assert [row["task_id"] for row in data["rows"]] == ["t0", "t1", "t2", "t3"]
+    text = typed(f"show {asked}")
+    assert "task_id: t2" in text and "task_id: t3" not in text and "\x1b" not in text
+
+
+def test_show_says_which_name_is_none_or_several(root):
+    unfinished = fingerprint("tasks", 0)
+    assert json.loads(typed(f"show {unfinished} --root made --json"))["manifest"] is None
+    assert "no snapshot under made begins with 'zz'" in typed("show zz --root made", 2)
+    assert "no snapshot" in typed("show [a --root made", 2)
+    twin = root[5].fingerprint[:4]
+    Snapshot("made", "other", f"{twin}{'0' * 28}").publish(config={}, rows=0)
+    assert "2 snapshots" in typed(f"show {twin} --root made", 2)
+
+
+def test_a_refresh_is_read_from_another_directory(root, tmp_path, monkeypatch):
+    """It noted its snapshots under the name that its own directory gave the root."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (found,) = refreshes("../made")
+    assert found.snapshots["tasks"].open().manifest["rows"] == 5
+    typed("ls --root ../made")
+
+
+def test_open_prints_the_address_and_starts_a_browser_where_there_is_one(root, monkeypatch):
+    missing = typed("open report --root made", 2)
+    assert "report.html" in missing and "concur run" in missing
+    page = os.path.abspath("made/report.html")
+    with open(page, "w") as file:
+        file.write("<p>")
+    assert typed("open report --root made").strip() == f"file://{page}"
+    asked = []
+    monkeypatch.setattr("webbrowser.open", lambda address: asked.append(address) or True)
+    monkeypatch.setenv("BROWSER", "some")
+    typed("open report --root made")
+    assert asked == [f"file://{page}"]
+    assert json.loads(typed("open report --root made --json"))["opened"] is False
+
+
+def test_open_names_the_servers_of_this_shell_or_says_how_to_start_them(root, monkeypatch):
+    assert "concur up --root made" in typed("open prefect --root made", 2)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///x.db")
+    assert typed("open prefect --root made") == "http://127.0.0.1:4200\n"
+    assert "no mlflow server" in typed("open mlflow --root made", 2)
+
+
+def test_profiles_are_those_that_ship():
+    found = json.loads(typed("profiles --json"))["profiles"]
+    assert [each["name"] for each in found] == profile_names()
+    assert all(each["about"].endswith(".") or each["about"] for each in found)
+    assert "paper" in typed("profiles")
+
+
+def test_config_says_where_each_value_comes_from():
+    words = "config show --profile nightly --set verification.workers=3 --set tasks={limit: 2}"
+    done = CliRunner().invoke(main, [*words.split()[:-2], "tasks={limit: 2}", "--json"])
+    data = json.loads(done.stdout)
+    where = data["sources"]
+    assert data["configuration"]["verification"]["workers"] == 3
+    assert where["verification.workers"] == where["tasks.limit"] == "--set"
+    assert where["verification.chunk_size"] == where["root"] == "profile"
+    assert where["guard.reserve_gib"] == "default"
+    again = PipelineConfig.model_validate(data["configuration"])
+    assert (
+        again.model_dump()
+        == load_profile("nightly", ["verification.workers=3", "tasks={limit: 2}"]).model_dump()
+    )
+    assert "did you mean" in typed("config show --set verification.worker=1", 2)
+
+
+def test_a_password_in_an_address_is_not_shown():
+    text = typed("config show --set tracking.uri=http://me:secret@host")
+    assert "secret" not in text and "host" in text
+
+
+def test_every_profile_fits_the_schema_and_a_wrong_key_does_not():
+    schema = json.loads(typed("config schema"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    check = jsonschema.Draft202012Validator(schema)
+    for name in profile_names():
+        keys = yaml.safe_load((shipped_dir("profiles") / f"{name}.yaml").read_text("utf-8"))
+        assert not list(check.iter_errors(keys)), name
+    assert list(check.iter_errors({"verification": {"worker": 1}}))

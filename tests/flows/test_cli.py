@@ -35,6 +35,7 @@ FILES = {
     "task.py": TASK,
     "net.py": TASK.replace("class Model(", "class Net("),
     "candidate.py": "class ModelNew: pass\n",
+    "cuda.py": "SOURCE = '__global__ void k() {}'\n",
     "broken.py": "class ModelNew(\n",
     "mine.yaml": "name: mine\nlanguage: fortran\n",
     "taken": "mine",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -44,11 +45,11 @@ class PipelineConfig(BaseModel):
 
     name: str = Field(default="local", description="shown in run names")
     root: str = Field(
-        default=".concur", description="where snapshots go: a directory, or an fsspec URL"
+        default=".concur", description="folder of the snapshots: a directory, or an fsspec URL"
     )
     language: Language = Field(
         default=Language.CPP,
-        description="what kernels are written in: cpp runs on the CPU, cuda and triton need a GPU",
+        description="language of the kernels: cpp runs on the CPU, cuda and triton need a GPU",
     )
     tasks: TasksConfig = TasksConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
@@ -154,10 +155,15 @@ def read_profile(profile: str) -> dict[str, Any]:
     return _read("profile", "profiles", profile)
 
 
-def load_protocol(overrides: Iterable[str]) -> EvalConfig:
-    """The verification protocol with `key.path=value` overrides, such as `timing.max_s=1.0`. Raises
-    UsageError as `load_profile` does."""
-    return _overridden(EvalConfig, {}, overrides, "--set")
+def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> EvalConfig:
+    """The verification protocol (`base`, else the default) with `key.path=value` overrides, such as
+    `timing.max_s=1.0`; a profile's `verification.eval.` before a key is left out.
+
+    Raises UsageError as `load_profile` does.
+    """
+    keys = [re.sub(r"^(verification\.)?eval\.", "", each) for each in overrides]
+    data = base.model_dump(mode="json") if base else {}
+    return _overridden(EvalConfig, data, keys, "--set")
 
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:

@@ -42,10 +42,10 @@ from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
-from kernels_eval.errors import UsageError
 from tasks.benchmark.report.inputs import training_steps
 from tasks.benchmark.stage import scores_of
-from tasks.store.snapshot import SnapshotRef, snapshots
+from tasks.publishing.lineage import finished, manifest_of
+from tasks.store.snapshot import SnapshotRef, find_snapshot
 from tasks.verification.stage import wait_for_head
 
 DEVICES = "gpu"
@@ -182,19 +182,14 @@ def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
 
 def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
     """The finished training snapshot whose fingerprint begins with `name`; without a name the
-    newest, None where there is none. Raises UsageError where not exactly one has the name."""
-    there = [
-        snapshot
-        for snapshot in snapshots(config.root, "training")
-        if snapshot.finished and snapshot.fingerprint.startswith(name)
-    ]
-    if name and len(there) != 1:
-        problem = f"{len(there)} trainings" if there else "no finished training"
-        raise UsageError(
-            f"{problem} under {config.root} begin with {name!r}", "give more of its fingerprint"
-        )
-    there.sort(key=lambda snapshot: (snapshot.manifest["created_at"], snapshot.fingerprint))
-    return there[-1].ref if there else None
+    newest, None where there is none. Raises UsageError where not exactly one has the name, or it is
+    unfinished."""
+    if name:
+        found = find_snapshot(config.root, name, "training")
+        manifest_of(found.open())
+        return found
+    there = finished(config.root, "training")
+    return there[-1][0].ref if there else None
 
 
 @contextmanager

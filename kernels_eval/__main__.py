@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from kernels_eval.config import EvalConfig, TimingConfig
+from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.records import (
     Candidate,
@@ -18,10 +24,79 @@ from kernels_eval.records import (
     candidate_id,
 )
 
+QUICK = EvalConfig(timing=TimingConfig(max_s=5, min_pairs=10, min_side_s=0.02, interval_width=0.2))
+"""What `--quick` measures with: fewer samples, so a wider interval. All checks are made."""
+STAGES = {
+    "reference_s": "run the reference",
+    "load_s": "load the candidate",
+    "correctness_s": "compare outputs",
+    "attribution_s": "see which kernels do the work",
+    "timing_s": "time both in turn",
+}
+Say = Callable[[str], None]
 
-def read_pair(task_path: str, candidate_path: str, language: str) -> tuple[KernelTask, Candidate]:
-    """Task and candidate records of two source files. Raises UsageError naming the file, the cause
-    and the fix."""
+_COMMENT = re.compile(r"/\*.*?\*/|//.*?(?=\n|\\n)|^[ \t]*#[ \t!].*?$", re.DOTALL | re.MULTILINE)
+_SIGNS = {
+    Language.CUDA: re.compile(
+        r"""__global__|<<<|\.cu["']|\bcuda_sources?\s*=(?!=)\s*(?!\[?\s*(?:""|\'\'|None)?\s*[],)])"""
+    ),
+    Language.TRITON: re.compile(r"^[ \t]*(?:@triton\.|(?:import|from) triton\b)", re.MULTILINE),
+    Language.CPP: re.compile(r"\bload_inline\(|\bcpp_sources?\b"),
+}
+NATIVE = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h")
+
+
+def languages_of(source: str) -> tuple[Language, ...]:
+    """The languages that a candidate's kernels are written in, by its text: usually one.
+
+    C++ counts only alone, for CUDA sources have a C++ half. None for plain PyTorch.
+    """
+    text = _COMMENT.sub("", source)
+    found = tuple(language for language, sign in _SIGNS.items() if sign.search(text))
+    return tuple(each for each in found if each.needs_gpu) or found
+
+
+def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Language:
+    """What a candidate is judged as: what is asked for, else what its source is written in, else
+    C++, and `say` is told so.
+
+    Raises UsageError where the two contradict each other, and where the source has several.
+    """
+    found = languages_of(source)
+    names = " and ".join(language.value for language in found)
+    if asked is None:
+        if len(found) > 1:
+            raise UsageError(f"{path} holds {names} kernels", "choose one with --language")
+        if not found:
+            say(f"{path} shows no language (no load_inline, no @triton.jit): judged as cpp")
+        return found[0] if found else Language.CPP
+    if found and asked not in found:
+        raise UsageError(
+            f"{path} is written in {names}, but --language says {asked}", "leave out --language"
+        )
+    return Language(asked)
+
+
+def require_device(language: Language, path: str) -> None:
+    """Raise DeviceError, before any work starts, where the language's device is missing."""
+    if language.needs_gpu and not visible_gpus():
+        raise DeviceError(
+            f"{path} is a {language.value} candidate: {language.value} kernels need an NVIDIA GPU,"
+            " and none is visible here, so it can neither be run nor timed",
+            "run where nvidia-smi lists one; here only cpp kernels can be verified",
+        )
+
+
+def read_pair(
+    task_path: str, candidate_path: str, language: str | None = None, say: Say = print
+) -> tuple[KernelTask, Candidate]:
+    """Task and candidate records of two source files; the language as in `chosen_language`. Raises
+    UsageError naming the file, the cause and the fix."""
+    if Path(candidate_path).suffix in NATIVE:
+        raise UsageError(
+            f"{candidate_path} is not a Python module",
+            "give a module with ModelNew that builds it, such as with load_inline",
+        )
     texts = []
     for path in (task_path, candidate_path):
         try:
@@ -46,7 +121,7 @@ def read_pair(task_path: str, candidate_path: str, language: str) -> tuple[Kerne
     return task, Candidate(
         candidate_id=identity,
         task_id=task.task_id,
-        language=Language(language),
+        language=chosen_language(texts[1], candidate_path, language, say),
         generator="file",
         response=texts[1],
         code=texts[1],
@@ -127,14 +202,56 @@ def _against(compiled: CompiledBaseline) -> str:
     )
 
 
-def run(task_path: str, candidate_path: str, language: str, as_json: bool) -> int:
+def told(say: Say, config: EvalConfig, task: KernelTask, candidate: Candidate) -> Verdict:
+    """The verdict of one candidate; `say` is told each stage of the protocol as it begins."""
+    from kernels_eval.evaluator import Evaluator
+    from kernels_eval.parent.draft import VerdictDraft
+    from kernels_eval.parent.prepare import Prepared
+
+    class Telling(Evaluator):
+        def _verify(
+            self, task: KernelTask, candidate: Candidate, prepared: Prepared, draft: VerdictDraft
+        ) -> None:
+            measured = draft.phase
+
+            @contextmanager
+            def phase(name: str) -> Iterator[None]:
+                say(STAGES.get(name, name))
+                with measured(name):
+                    yield
+
+            draft.phase = phase  # type: ignore[method-assign]
+            super()._verify(task, candidate, prepared, draft)
+
+    with Telling(candidate.language, config) as evaluator:
+        say(f"screen and build the {candidate.language.value} candidate")
+        return evaluator(task, candidate)
+
+
+def run(
+    task_path: str,
+    candidate_path: str,
+    language: str | None,
+    as_json: bool,
+    *,
+    config: EvalConfig | None = None,
+    progress: bool = False,
+) -> int:
     """Verify and print. Exit status 0 whenever a verdict was reached, 2 for unusable input, 1 where
-    the machine fails."""
-    from kernels_eval.evaluator import evaluate
+    the machine fails. The stages are on stderr with `progress`, and on a terminal."""
+    began_s = time.monotonic()
+
+    def note(text: str) -> None:
+        print(f"note: {text}", file=sys.stderr)
+
+    def say(text: str) -> None:
+        if progress or sys.stderr.isatty():
+            print(f"{time.monotonic() - began_s:6.1f} s  {text}", file=sys.stderr, flush=True)
 
     try:
-        task, candidate = read_pair(task_path, candidate_path, language)
-        verdict = evaluate(task, candidate)
+        task, candidate = read_pair(task_path, candidate_path, language, note)
+        require_device(candidate.language, candidate_path)
+        verdict = told(say, config or EvalConfig(), task, candidate)
     except (UsageError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -152,12 +269,23 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("task", help="Python file with Model, get_inputs() and get_init_inputs()")
     parser.add_argument("candidate", help="Python file with ModelNew")
-    parser.add_argument("--language", choices=[x.value for x in Language], default="cpp")
+    parser.add_argument(
+        "--language", choices=[x.value for x in Language], help="default: read from the source"
+    )
+    parser.add_argument("--quick", action="store_true", help="take fewer timing samples")
+    parser.add_argument("--progress", action="store_true", help="print each stage to stderr")
     parser.add_argument(
         "--json", action="store_true", help="print exactly one JSON object, the Verdict"
     )
-    arguments = parser.parse_args(argv)
-    return run(arguments.task, arguments.candidate, arguments.language, arguments.json)
+    asked = parser.parse_args(argv)
+    return run(
+        asked.task,
+        asked.candidate,
+        asked.language,
+        asked.json,
+        config=QUICK if asked.quick else None,
+        progress=asked.progress,
+    )
 
 
 if __name__ == "__main__":

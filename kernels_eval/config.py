@@ -35,7 +35,7 @@ class BuildConfig(_Config):
     capture_timeout_s: PositiveFloat = 30
     """deadline for reading the build requests out of the candidate's module"""
     cuda_arch: str | None = None
-    """e.g. '9.0'; default: the GPU that is there, else 9.0"""
+    """such as '9.0'; default: that of the GPU, else 9.0"""
     lite_headers: bool = True
     """try the lite header tier first; the verdict does not depend on it"""
 
@@ -191,10 +191,10 @@ class EvalConfig(_Config):
     time_correct: bool = True
     """off: correctness only"""
     sanitizer: Literal["off", "curated", "correct"] = "off"
-    """CUDA candidates that compute-sanitizer looks at: none, those that are certainly faster than
+    """CUDA candidates that compute-sanitizer checks: none, those that are certainly faster than
     the reference (`speedup_lower` above 1), or every correct one"""
     sanitizer_tools: tuple[SanitizerTool, ...] = get_args(SanitizerTool)
-    """each is a run of its own"""
+    """each runs separately"""
     sanitizer_finding: Literal["flag", "refuse"] = "flag"
     """what errors that a tool counts are: a flag, or `cuda_error` (`non_deterministic` for a
     race)"""

@@ -215,7 +215,7 @@ class SamplingParams(Record):
     max_tokens: PositiveInt = 16384
     seed: int = 0
     top_k: NonNegativeInt | None = None
-    """draw from so many of the most likely tokens; 0: from all; null: not sent"""
+    """draw from this many of the most likely tokens; 0: from all; null: not sent"""
     min_p: float | None = Field(default=None, ge=0, le=1)
     """draw no token less likely than this share of the likeliest one; null: not sent"""
     repetition_penalty: PositiveFloat | None = None

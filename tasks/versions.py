@@ -14,7 +14,7 @@ SYNTHESIS_VERSION = 2
 """Which requests are made of tasks, and what is kept of an answer."""
 PARSER_VERSION = 2
 """How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
-CANDIDATE_TABLE_VERSION = 2
+CANDIDATE_TABLE_VERSION = 3
 """How a table of candidates from elsewhere is read."""
 DECONTAMINATION_VERSION = 3
 WORKLOAD_VERSION = 1
@@ -47,7 +47,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "tasks.synthesis.local",
     ),
     "PARSER_VERSION": ("tasks.synthesis.parsing",),
-    "CANDIDATE_TABLE_VERSION": ("tasks.synthesis.tables",),
+    "CANDIDATE_TABLE_VERSION": ("tasks.synthesis.tables", "tasks.synthesis.inputs"),
     "PROTOCOL_VERSION": (
         "kernels_eval.build",
         "kernels_eval.checks",

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @command
 def analyze(as_json: bool, **options: Any) -> None:
-    """Observations and difficulty: what reasoning length says of correctness and speedup."""
+    """Analyse how reasoning length relates to correctness and speedup."""
     analysis = analysis_of(**options)
     emit(analysis.as_json(), as_json, "analyze", found=analysis)
 
 
 class Analysis(NamedTuple):
-    """What was found, and where its page lies."""
+    """The findings, and the path of their page."""
 
     observations: Observations
     difficulty: Difficulty

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flows.cli.common import command, emit
@@ -60,18 +61,23 @@ def score_table(
     """Return what `tasks.benchmark.score_table.tabulate` makes of verdicts on disk.
 
     Places are what `tasks.curation.source.Source` reads. A model is the candidates' `generator` (or
-    column `model`), `label` where they name none. Levels come from `tasks` (anything
+    column `model`), `label` where they name none; verdicts of `concur verify-batch` name it
+    themselves, whatever columns its candidates had. Levels come from `tasks` (anything
     tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Raises
     UsageError for what cannot be read, candidates that are there twice, tasks that are not in
     `tasks`, and verdicts of several devices where `device` does not choose one.
     """
     from tasks.benchmark.score_table import tabulate
     from tasks.curation.source import Source
+    from tasks.synthesis.inputs import parts_of
 
     if candidates and not verdicts:
         raise UsageError("--candidates without --verdicts", "give both, or neither")
+    if verdicts and candidates and _names_models(verdicts):
+        parts_of(candidates)  # it must be there, even so
+        candidates = None
     source = Source(verdicts, candidates, root)
-    name = source.verdicts.path
+    name = verdicts or source.verdicts.path
     frame = _of_one_device(_read(source, label), device, name)
     levels = _levels(set(frame["task_id"]), source, tasks)
     found = tabulate(frame, levels, ks=ks, ps=ps, resamples=resamples)
@@ -98,6 +104,15 @@ def parsed_numbers(text: str, option: str, kind: type[Number]) -> list[Number]:
 
 
 # -- reading ---------------------------------------------------------------------------------------
+
+
+def _names_models(verdicts: str) -> bool:
+    """Whether these are verdicts of verify-batch: its folder, or the table in there."""
+    from tasks.sources.files import columns_of
+
+    path = Path(verdicts).expanduser()
+    file = path / "verdicts.parquet" if path.is_dir() else path
+    return file.is_file() and {"generator", "row"} <= set(columns_of(file))
 
 
 def _read(source: Source, label: str | None) -> pl.DataFrame:

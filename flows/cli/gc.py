@@ -1,4 +1,4 @@
-"""`concur gc`: show which snapshots nothing refers to, and remove them when told to."""
+"""`concur gc`: list the snapshots that nothing refers to, and remove them on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flows.cli.common import command, emit
 def gc(
     refreshes: int, younger_than_days: float, unfinished_days: float, as_json: bool, **options: Any
 ) -> None:
-    """Show which snapshots nothing refers to; with --delete, remove them.
+    """List the snapshots that nothing refers to; with --delete, remove them.
 
     What a finished run, a registered model or a published folder refers to is kept, with everything
     it was made from.

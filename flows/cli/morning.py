@@ -11,7 +11,7 @@ from flows.cli.common import command, emit
 
 @command
 def morning(root: str, as_json: bool) -> None:
-    """Report what is new since the refresh before, what failed and why, and what it cost."""
+    """Report what is new since the previous refresh, what failed and why, and the cost."""
     from flows.morning import text
     from flows.morning.report import newest
 

@@ -1,4 +1,4 @@
-"""`concur run`: the whole line, or the refresh alone."""
+"""`concur run`: the whole pipeline, or the refresh only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flows.cli.common import command, emit, require_extras
 
 @command
 def run(profile: str, overrides: tuple[str, ...], as_json: bool, only: str | None) -> None:
-    """Run the line: tasks, synthesis, verification, curation, training, benchmark, tracking."""
+    """Run the pipeline: tasks, synthesis, verification, curation, training, benchmark, tracking."""
     require_extras(["line"] if only else ["line", "train"])
     from flows.config import load_profile
     from flows.launch import launch, require_ready

@@ -31,7 +31,7 @@ def up(
 
 @command
 def status(root: str, as_json: bool) -> None:
-    """Show each part of the stack as it answers now. Exit status 0 only if all of it is healthy."""
+    """Show the state of each part of the stack. Exit status 0 only if all parts are healthy."""
     from flows.ops import control
 
     data = control.status(root)
@@ -42,7 +42,7 @@ def status(root: str, as_json: bool) -> None:
 @command
 def down(root: str, as_json: bool) -> None:
     """Stop the stack and every run below it, within 70 s, usually 10. Databases, snapshots and logs
-    stay."""
+    are kept."""
     from flows.ops import control
 
     emit(control.down(root, _quiet if as_json else _tell), as_json, "down", root=root)

@@ -1,4 +1,4 @@
-"""`concur watchdog`: look once at the runs of a Prefect server, and free what stuck runs hold."""
+"""`concur watchdog`: check the runs of a Prefect server once, and end stuck ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels_eval.errors import UsageError
 
 @command
 def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
-    """Crash or cancel stuck runs, so that what they hold is free.
+    """End stuck runs, so that their slots are free again.
 
     Asks the Prefect server in PREFECT_API_URL.
     """

@@ -9,8 +9,8 @@ from kernels_eval.records import Record
 
 
 class NotifyConfig(Record):
-    """Who is told when a run ends badly. `flows.runtime.notices` lists what is told; no text of a
-    candidate is."""
+    """Notices of runs that fail. `flows.runtime.notices` lists their content; it contains no text
+    of a candidate."""
 
     model_config = ConfigDict(title="Notices")
 

@@ -26,7 +26,7 @@ class ObservationConfig(BaseModel):
         default=20_000, ge=1, description="from here on one bin holds all (paper)"
     )
     unit_tokens: float = Field(
-        default=1000.0, gt=0, description="odds ratios are for so many tokens more"
+        default=1000.0, gt=0, description="odds ratios are for this many additional tokens"
     )
     without_below_tokens: int = Field(
         default=2000,
@@ -59,5 +59,5 @@ class ObservationConfig(BaseModel):
     length_unit: str = TOKENS
     speedup_label: str = OVER_EAGER
     speedup_within_tasks_only: bool = Field(
-        default=False, description="the speeds of different tasks do not compare: nothing pooled"
+        default=False, description="speeds of different tasks are not comparable: do not pool them"
     )

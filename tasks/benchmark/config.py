@@ -31,7 +31,8 @@ class BenchmarkConfig(BaseModel):
     sampling: SamplingParams = Field(
         default=SamplingParams(max_tokens=4096),
         description=(
-            "how base and tuned are asked; what is not set is training.base_model's own, if known"
+            "sampling parameters of base and tuned; those not set are training.base_model's own, if"
+            " known"
         ),
     )
     ks: tuple[int, ...] = Field(
@@ -44,8 +45,8 @@ class BenchmarkConfig(BaseModel):
     token_limits: tuple[PositiveInt, ...] = Field(
         default=(),
         description=(
-            "score each model once more as if its answers had ended at so many tokens: a longer one"
-            " counts as no answer. Against a model that wins by the room it is given"
+            "score each model again as if its answers had ended at this many tokens: a longer"
+            " answer counts as none. For comparing models with different limits"
         ),
     )
     ps: tuple[float, ...] = Field(

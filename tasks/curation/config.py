@@ -33,7 +33,7 @@ FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
 class CurationConfig(BaseModel):
-    """The rule, its thresholds, and what it demands of every sample."""
+    """The rule, its thresholds, and its requirements for every sample."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,7 +45,7 @@ class CurationConfig(BaseModel):
         default=None,
         ge=1,
         description=(
-            "how many samples at most. Left out: what the rule itself takes (concur and its"
+            "maximum number of samples. Left out: all that the rule selects (concur and its"
             " controls), or as many as concur takes of the same rows (all others), so that"
             " strategies are compared at equal size. Smaller sets are subsets of larger ones"
         ),
@@ -69,17 +69,16 @@ class CurationConfig(BaseModel):
     ) = Field(
         default=0.5,
         description=(
-            "criterion c: a share (0.5) is how much of the set single operators may come to; a"
-            " whole number is how many samples are added at most, and never past half of the set."
-            " The balanced strategies aim at the same share, or take that number at most"
+            "criterion c: a share (0.5) limits the single operators to this part of the set; a"
+            " whole number limits the samples that are added, never beyond half of the set. The"
+            " balanced strategies aim at the same share, or select at most this number"
         ),
     )
     criterion_sizes: tuple[PositiveInt, PositiveInt, NonNegativeInt] | None = Field(
         default=None,
         description=(
-            "how many samples criteria a, b and c take, where there are as many; of more, those"
-            " that are drawn. It takes the place of single_operator_quota in concur and its"
-            " controls. The paper's: 3934, 414, 544"
+            "numbers of samples for criteria a, b and c, drawn if there are more. Replaces"
+            " single_operator_quota in concur and its controls. The paper's: 3934, 414, 544"
         ),
     )
     require_speedup_lower_above: float | None = Field(
@@ -96,29 +95,29 @@ class CurationConfig(BaseModel):
         default=1,
         ge=1,
         description=(
-            "how many samples of one task the baselines and the balanced strategies take; null: any"
-            " number. The paper's rule has limits of its own"
+            "maximum samples per task of the baselines and the balanced strategies; null: no"
+            " limit. The paper's rule has its own limits"
         ),
     )
     equal_speedups: Literal["exact", "interval"] = Field(
         default="exact",
         description=(
-            "criterion a: is a sample as fast as the fastest where the medians agree, or where"
-            " their 95 % intervals overlap"
+            "criterion a: a sample is as fast as the fastest if the medians agree (exact), or if"
+            " their 95 % intervals overlap (interval)"
         ),
     )
     later_turns: bool = Field(
         default=False,
         description=(
-            "take answers to follow-ups too. Training pairs every sample with its task's first"
-            " prompt, which they did not answer"
+            "also use answers to follow-ups. Training pairs every sample with its task's first"
+            " prompt, which these did not answer"
         ),
     )
     cut_off_answers: bool = Field(
         default=False,
         description=(
-            "take answers that the token limit cut off too. Training gives them no end token,"
-            " which their model did not write"
+            "also use answers that the token limit cut off. Training adds no end token to them,"
+            " because their model wrote none"
         ),
     )
     exclude_flags: tuple[Flag, ...] = Field(
@@ -131,7 +130,7 @@ class CurationConfig(BaseModel):
 
 
 class QualityConfig(BaseModel):
-    """From which value a measure is a flag. Calibrated on 1,032 responses of QwQ-32B
+    """The thresholds of the flags. Calibrated on 1,032 responses of QwQ-32B
     (benchmarks/results/2026-11-21-trace-quality.md)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -9,6 +9,7 @@ written meanwhile. Paths that are named are local; a root need not be.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
@@ -196,7 +197,7 @@ def _with_ids(where: Snapshot, frame: pl.DataFrame) -> pl.DataFrame:
 def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
     if "://" in location:
         raise UsageError(f"{option} {location} is not a local path", "copy the snapshot here first")
-    path = Path(location).expanduser()
+    path = _in_batch(Path(location).expanduser())
     pattern, problem = path, "is not there"
     if path.is_dir():
         pattern, problem = path / "*.parquet", "holds no Parquet file"
@@ -216,6 +217,20 @@ def _opened(location: str, option: str, unfinished: bool) -> Snapshot:
             "give a snapshot's directory (ROOT/verification/FINGERPRINT), or a Parquet file",
         )
     return Files(location, found)
+
+
+def _in_batch(path: Path) -> Path:
+    """The verdicts in a folder that `concur verify-batch` wrote: its snapshot, else its table. Any
+    other path itself."""
+    table = path / "verdicts.parquet"
+    if not table.is_file():
+        return path
+    try:
+        told = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+        found = path / "snapshots/verification" / Path(told["snapshots"]["verdicts"]).name
+    except (OSError, ValueError, KeyError, TypeError):
+        return table
+    return found if (found / "manifest.json").is_file() else table
 
 
 def _newest_first(root: str, stage: str) -> list[Snapshot]:

@@ -23,8 +23,8 @@ class Matching(BaseModel):
         default=3,
         ge=1,
         description=(
-            "a sequence of this many operators counts by itself; a shorter one only where the sizes"
-            " of the inputs are equal too"
+            "a sequence of this many operators counts by itself; a shorter one only if the sizes"
+            " of the inputs are also equal"
         ),
     )
     near_threshold: float = Field(
@@ -51,10 +51,10 @@ class Matching(BaseModel):
 
 
 class DecontaminationConfig(Matching):
-    """What counts as known to the benchmark."""
+    """When a training task counts as contained in the benchmark."""
 
     enabled: bool = Field(
-        default=True, description="leave out training tasks that the benchmark knows"
+        default=True, description="leave out training tasks that are in the benchmark"
     )
     against: TasksConfig | None = Field(
         default=None,

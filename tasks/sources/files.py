@@ -9,12 +9,15 @@ load. Task code is parsed here, never run: whether it works is for verification 
 from __future__ import annotations
 
 import ast
+import csv
 import json
+import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from pydantic import ValidationError
 
@@ -34,13 +37,15 @@ SHAPE = (
 REQUIRED_FUNCTIONS = ("get_inputs", "get_init_inputs")
 SHOWN_ROWS = 3
 BATCH_ROWS = 256
+LINES = (".jsonl", ".ndjson", ".csv")
+"""Tables of text: JSON lines, and CSV with a header."""
 COLUMNS = ("name", "code")
 OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "level")
 
 
 def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
     """Tasks of a .py file, a folder of .py files (not searched deeper, `_*.py` left out), or a
-    table: Parquet, or JSON lines (.jsonl).
+    table: Parquet, JSON lines (.jsonl) or CSV.
 
     A file's task_id is `user/{stem}`. A table needs the programs, in `code_column`; other columns
     of KernelTask are taken where they are there. Without `name` (or `task_id`) a row is named after
@@ -75,7 +80,7 @@ def read_rows(
     path: Path, columns: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows, and the place of each in words: of a folder of .py files or one of them (`name` and the
-    text, in the last of `columns`), of JSON lines, or of a Parquet file.
+    text, in the last of `columns`), of JSON lines, CSV, or a Parquet file.
 
     Raises UsageError for what cannot be read, and for a folder or a Parquet file without such
     files or columns.
@@ -90,7 +95,7 @@ def read_rows(
         for file in files:
             yield str(file), {"name": file.stem, columns[-1]: read_text(file)}
         return
-    if path.suffix in (".jsonl", ".ndjson"):
+    if path.suffix in LINES:
         rows: Iterable[dict[str, Any]] = read_lines(path)
     else:
         rows = read_parquet(path, columns, optional).iter_rows(named=True)
@@ -150,9 +155,29 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file of JSON lines; empty lines are skipped. Raises UsageError naming the
-    line that is none."""
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    """The rows of a file of JSON lines, where empty lines are skipped, or of CSV, where all is text
+    and what is empty None. Raises UsageError naming the line that is none."""
+    try:
+        with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else "\n") as handle:
+            yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(handle, path)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"cannot read {path}: {error}", "give UTF-8 text, whole") from error
+
+
+def _csv_rows(handle: TextIO, path: Path) -> Iterator[dict[str, Any]]:
+    csv.field_size_limit(sys.maxsize)
+    table = csv.DictReader(handle, strict=True)
+    for row in table:
+        if None in row:
+            raise UsageError(
+                f"{path} line {table.line_num} has more fields than the header",
+                "quote fields that hold commas or line ends",
+            )
+        yield {name: value or None for name, value in row.items()}
+
+
+def _json_rows(handle: TextIO, path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(handle, start=1):
         if line.strip():
             try:
                 row, fault = json.loads(line), "is no JSON object"
@@ -180,9 +205,11 @@ def reading_parquet(path: Path) -> Iterator[None]:
 
 
 def columns_of(path: Path) -> list[str]:
-    """The names of a Parquet file's columns. Raises UsageError where it is none."""
+    """The names of a table's columns. Raises UsageError where it is none."""
     import pyarrow.parquet as pq
 
+    if path.suffix in LINES:
+        return list(dict.fromkeys(name for row in read_lines(path) for name in row))
     with reading_parquet(path):
         return list(pq.read_schema(path).names)
 
@@ -198,6 +225,8 @@ def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = (
             f"{path} has no column {', '.join(missing)}", f"its columns are {', '.join(present)}"
         )
     wanted = [*columns, *(column for column in optional if column in present)]
+    if path.suffix in LINES:
+        return pl.DataFrame(list(rows_of(path, wanted)), infer_schema_length=None, strict=False)
     with reading_parquet(path):
         return pl.read_parquet(path, columns=wanted)
 
@@ -207,9 +236,19 @@ def rows_of(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     the file breaks off."""
     import pyarrow.parquet as pq
 
+    if path.suffix in LINES:
+        yield from ({name: row.get(name) for name in columns} for row in read_lines(path))
+        return
     with reading_parquet(path), pq.ParquetFile(path) as table:
         for batch in table.iter_batches(BATCH_ROWS, columns=list(columns)):
             yield from batch.to_pylist()
+
+
+def number_of(value: object) -> int | None:
+    """The first whole number in what a table gives: 3, 3.0, "3", "level_3" and "3_Softmax" are
+    3."""
+    found = None if value is None else re.search(r"\d+", str(value))
+    return int(found[0]) if found else None
 
 
 def shown(text: object, length: int = 200) -> str:

@@ -53,8 +53,8 @@ def is_hub_id(location: object) -> bool:
 
 
 def load_rows(hub_id: str, split: str, revision: str | None, columns: Sequence[str]) -> Rows:
-    """Rows of a split at a commit (the newest where None), those columns only. Raises UsageError
-    where neither hub nor disk has them."""
+    """Rows of a split at a commit (the newest where None), those columns only (all where none is
+    named). Raises UsageError where neither hub nor disk has them."""
     return _Wanted(hub_id, split, revision, tuple(columns)).rows()
 
 
@@ -89,8 +89,8 @@ class _Wanted:
                 return rows
             raise UsageError(
                 f"cannot load {self} from the hub: {_line(error)}",
-                "check the id and the network (this disk has no copy), or download its Parquet file"
-                " and give the path as tasks.location",
+                "check the id (no file here is called so) and the network (this disk has no copy),"
+                " or download its Parquet file and give its path",
             ) from error
         if commit is None:
             caution(f"The hub did not say which commit of {self} it gave: no copy was pinned.")
@@ -116,7 +116,7 @@ class _Wanted:
         found = datasets.load_dataset(
             self.hub_id, split=self.split, revision=commit or self.revision
         )
-        return list(found.select_columns(list(self.columns)).to_list())
+        return list((found.select_columns(list(self.columns)) if self.columns else found).to_list())
 
     # -- copies ------------------------------------------------------------------------------------
 
@@ -139,13 +139,13 @@ class _Wanted:
         for pin, path in self._copies() if unreachable(fault) else ():
             if self._is_commit and pin.commit != self.revision:
                 continue
-            if not set(self.columns) <= set(pin.columns):
+            if not set(self.columns) <= set(pin.columns) or bool(self.columns) != bool(pin.columns):
                 continue
             try:
                 if _digest(path) != pin.sha256:
                     log.error("the copy %s is ignored: its digest differs", path)
                     continue
-                rows = pl.read_parquet(path, columns=list(self.columns)).to_dicts()
+                rows = pl.read_parquet(path, columns=list(self.columns) or None).to_dicts()
             except (OSError, pl.exceptions.PolarsError) as error:
                 log.error("the copy %s cannot be read: %s", path, error)
                 continue
@@ -163,7 +163,8 @@ class _Wanted:
 
         target = self._folder / f"{commit}.parquet"
         try:
-            frame = pl.DataFrame(rows, infer_schema_length=None).select(list(self.columns))
+            frame = pl.DataFrame(rows, infer_schema_length=None)
+            frame = frame.select(list(self.columns)) if self.columns else frame
             atomic_write(target, lambda path: frame.write_parquet(path, compression="zstd"))
             pin = Pin(
                 hub_id=self.hub_id,

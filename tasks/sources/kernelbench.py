@@ -19,12 +19,13 @@ from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.sources.files import read_parquet, read_text, tasks_of_rows
+from tasks.sources.files import number_of, read_parquet, read_text, tasks_of_rows
 from tasks.sources.hub import is_hub_id, load_rows
 
 HUB_ID = "ScalingIntelligence/KernelBench"
 LEVELS = (1, 2, 3, 4)
 COLUMNS = ("code", "level", "name", "problem_id")
+NEEDED = ("code", "level", "problem_id")
 
 CONTENT = {
     1: "3b26c421fefce1d4c0bf0fc14b16661b",
@@ -39,9 +40,9 @@ commit says less, for it can be of other files as well."""
 def load(
     location: str | Path, levels: Collection[int] | None = None, revision: str | None = None
 ) -> list[KernelTask]:
-    """Tasks of `levels` (all where None) from `location`: a Parquet file with the hub's columns
-    (code, level, name, problem_id), the folder that holds KernelBench's `level1`, `level2`, ..., or
-    a hub id.
+    """Tasks of `levels` (all where None) from `location`: a table with the hub's columns (code,
+    level, name, problem_id), a checkout, the folder in it that holds `level1`, `level2`, ..., one
+    of these, or a hub id.
 
     `revision` is the hub's commit, its newest where None; it means nothing for files. A level that
     the hub gives with other programs than `CONTENT` says brings a warning. Raises UsageError naming
@@ -57,7 +58,9 @@ def load(
     if path.is_dir():
         rows = list(_folder_rows(path))
     elif path.is_file():
-        rows = read_parquet(path, COLUMNS).to_dicts()
+        rows = read_parquet(path, NEEDED, COLUMNS[2:3]).to_dicts()
+        for row in rows:
+            row |= {name: number_of(row[name]) for name in NEEDED[1:]}
     elif is_hub_id(location):
         rows = []
         for level in wanted:
@@ -98,10 +101,10 @@ def _compare(rows: Collection[dict[str, Any]], level: int, where: str) -> None:
 def _task(row: dict[str, Any]) -> KernelTask:
     level, problem = row["level"], row["problem_id"]
     if level is None or problem is None:
-        raise UsageError(f"{row['name']!r} has no level or no problem_id")
+        raise UsageError(f"{row.get('name')!r} has no level or no problem_id")
     return KernelTask(
         task_id=f"kernelbench/L{level}/{problem}",
-        name=row["name"],
+        name=row.get("name") or f"problem_{problem}",
         code=row["code"],
         source="kernelbench",
         level=level,
@@ -110,7 +113,7 @@ def _task(row: dict[str, Any]) -> KernelTask:
 
 def _folder_rows(root: Path) -> Iterator[dict[str, Any]]:
     """Rows of `level{n}/{problem_id}_{name}.py`, as the repository lays them out."""
-    folders = [path for path in root.glob("level*") if path.is_dir() and _level_of(path)]
+    folders = _level_folders(root)
     if not folders:
         raise UsageError(
             f"{root} holds no level folder",
@@ -133,5 +136,11 @@ def _level_of(folder: Path) -> int:
 
 
 def is_checkout(path: Path) -> bool:
-    """Whether this is a folder that holds level1, level2, ..."""
-    return path.is_dir() and any(map(_level_of, path.iterdir()))
+    """Whether this is a checkout, the folder in it that holds level1, level2, ..., or one of
+    these."""
+    return bool(_level_folders(path))
+
+
+def _level_folders(path: Path) -> list[Path]:
+    near = [path.resolve(), *path.glob("level*"), *path.glob("KernelBench/level*")]
+    return [folder for folder in near if folder.is_dir() and _level_of(folder)]

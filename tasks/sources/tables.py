@@ -1,4 +1,5 @@
-"""Parquet tables of the user: which files a location means, and the tasks in them by their columns.
+"""Tables of the user (Parquet, JSON lines, CSV): which files a location means, and the tasks in
+them by their columns.
 
 Guarantees: of a table that cannot be used, one UsageError names the file, the columns it has and
 those that are wanted; tasks come out checked as `tasks.sources.files` checks them. Only the tasks
@@ -14,12 +15,13 @@ from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.sources import files, kernelbench, tritonbench
-from tasks.sources.files import columns_of, rows_of, shown
+from tasks.sources import files, kernelbench, kernelbook, tritonbench
+from tasks.sources.files import columns_of, number_of, rows_of, shown
+from tasks.sources.hub import is_hub_id
 
 TASK_FORMS: dict[tuple[str, ...], Callable[[Path], list[KernelTask]] | None] = {
     ("task_id", "code"): None,
-    kernelbench.COLUMNS: kernelbench.load,
+    kernelbench.NEEDED: kernelbench.load,
     tritonbench.COLUMNS: tritonbench.load,
     files.COLUMNS: files.load,
 }
@@ -27,27 +29,45 @@ TASK_FORMS: dict[tuple[str, ...], Callable[[Path], list[KernelTask]] | None] = {
 first that fits is taken."""
 
 
+SUFFIXES = (".parquet", *files.LINES)
+
+
 def part_files(location: str | Path) -> list[Path]:
-    """The Parquet files of a location: a file, a folder (its `*.parquet`, not searched deeper) or a
-    glob; by name.
+    """The tables of a location: a file, a folder (its Parquet files, else its JSON lines, else its
+    CSV; not searched deeper) or a glob; by name.
 
     Raises UsageError where there is none.
     """
     path = Path(location).expanduser()
     if path.is_file():
         return [path]
-    names = glob.glob(str(path / "*.parquet" if path.is_dir() else path), recursive=True)
-    if found := [Path(name) for name in sorted(names) if Path(name).is_file()]:
-        return found
-    missing = "holds no Parquet file" if path.is_dir() else "does not exist"
+    patterns = [path / f"*{suffix}" for suffix in SUFFIXES] if path.is_dir() else [path]
+    for pattern in map(str, patterns):
+        names = sorted(glob.glob(pattern, recursive=True))
+        if found := [Path(name) for name in names if Path(name).is_file()]:
+            return found
+    missing = "holds no table (Parquet, JSON lines or CSV)" if path.is_dir() else "does not exist"
     raise UsageError(
         f"{shown(location)} {missing}",
-        "give a Parquet file, a folder of them, or a quoted glob such as 'DIR/part-*.parquet'",
+        "give a file, a folder of them, or a quoted glob such as 'DIR/part-*.parquet'",
     )
 
 
+def holds_tables(path: Path) -> bool:
+    """Whether a folder holds a file that `part_files` reads."""
+    return any(each.suffix in SUFFIXES for each in path.iterdir())
+
+
+def on_hub(location: str | Path) -> bool:
+    """Whether a location is a data set's id on the hub: `owner/name`, and no folder here is called
+    `owner`: then it is a path, which may be mistyped."""
+    path = Path(location).expanduser()
+    known = path.suffix in (*SUFFIXES, ".py")
+    return is_hub_id(str(location)) and not (known or path.parent.exists())
+
+
 def unusable(
-    path: Path, columns: Sequence[str], kind: str, forms: Iterable[Sequence[str]]
+    path: object, columns: Sequence[str], kind: str, forms: Iterable[Sequence[str]]
 ) -> UsageError:
     """What is said of a table that has none of the wanted sets of columns."""
     wanted = "; or ".join(", ".join(form) for form in forms)
@@ -59,26 +79,48 @@ def unusable(
 
 
 def load(location: str | Path, wanted: Collection[str] | None = None) -> list[KernelTask]:
-    """Tasks of Parquet tables, of a .py file, or of a folder of .py files or of KernelBench; only
-    those of `wanted` where it is given.
+    """Tasks of tables, of a .py file, of a folder of .py files or of KernelBench, or of a data set
+    on the hub (KernelBook's, or one in KernelBench's form); only those whose task_id or name is in
+    `wanted`, where it is given.
 
     A table has `task_id` and `code` (other columns of KernelTask as well, where they are there),
     KernelBench's columns, TritonBench-T's, or `name` and `code`. Raises UsageError for what cannot
     be read, and where one task_id stands for two different programs.
     """
     path = Path(location).expanduser()
-    if path.suffix == ".py" or (path.is_dir() and not any(path.glob("*.parquet"))):
-        found = kernelbench.load(path) if kernelbench.is_checkout(path) else files.load(path)
-        return [task for task in found if wanted is None or task.task_id in wanted]
     tasks: dict[str, KernelTask] = {}
-    for part in part_files(location):
-        for task in _of_part(part, wanted):
-            if tasks.setdefault(task.task_id, task) != task:
-                raise UsageError(
-                    f"{shown(part)} gives task {task.task_id!r} a second program",
-                    "give every task one program",
-                )
+    for where, task in _found(location, path, wanted):
+        if tasks.setdefault(task.task_id, task) != task:
+            raise UsageError(
+                f"{shown(where)} gives task {task.task_id!r} a second program",
+                "give every task one program",
+            )
     return list(tasks.values())
+
+
+def _found(
+    location: str | Path, path: Path, wanted: Collection[str] | None
+) -> Iterator[tuple[object, KernelTask]]:
+    """Tasks, and where each is."""
+    if on_hub(location):
+        levels = {number_of(name) for name in wanted or () if name.startswith("kernelbench/L")}
+        if str(location) == kernelbook.HUB_ID:
+            found = kernelbook.load(kernelbook.HUB_ID, kernelbook.PINNED)
+        else:
+            found = kernelbench.load(location, [each for each in levels if each] or None)
+    elif path.is_dir() and kernelbench.is_checkout(path):
+        found = kernelbench.load(path)
+    elif path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
+        found = files.load(path)
+    else:
+        for part in part_files(location):
+            yield from ((part, task) for task in _of_part(part, wanted))
+        return
+    yield from ((path, task) for task in found if _is_wanted(task.task_id, task.name, wanted))
+
+
+def _is_wanted(task_id: object, name: object, wanted: Collection[str] | None) -> bool:
+    return wanted is None or task_id in wanted or name in wanted
 
 
 def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]:
@@ -87,13 +129,14 @@ def _of_part(path: Path, wanted: Collection[str] | None) -> Iterator[KernelTask]
     if form is None:
         raise unusable(path, columns, "tasks", TASK_FORMS)
     if loader := TASK_FORMS[form]:
-        yield from (task for task in loader(path) if wanted is None or task.task_id in wanted)
+        found = loader(path)
+        yield from (task for task in found if _is_wanted(task.task_id, task.name, wanted))
         return
     fields = [name for name in KernelTask.model_fields if name in columns]
     for number, row in enumerate(rows_of(path, fields)):
         given = {key: value for key, value in row.items() if value is not None}
         if "task_id" in given:
             given["task_id"] = str(given["task_id"])
-        if wanted is None or given.get("task_id") in wanted:
+        if _is_wanted(given.get("task_id"), given.get("name"), wanted):
             named = {"name": given.get("task_id"), **given}
             yield files.checked_task(named, f"{shown(path)} row {number}")

@@ -31,7 +31,7 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
     command: str | None = None
     """a command line instead, such as 'vllm serve'; the model and its options follow"""
     adapters: dict[str, str] = {}
-    """LoRA adapters by name: directories; synthesis.adapter says which is asked"""
+    """directories of LoRA adapters by name; synthesis.adapter selects one"""
     tensor_parallel: PositiveInt = 1
     """GPUs of one replica"""
     replicas: PositiveInt | None = None
@@ -42,13 +42,13 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
     max_model_len: PositiveInt | None = None
     """prompt and response, tokens; null: longest prompt and max_tokens"""
     max_num_seqs: PositiveInt | None = None
-    """responses written at once by a replica; null: what memory holds"""
+    """parallel responses of a replica; null: as many as fit into memory"""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """share of a GPU's memory (vLLM's default)"""
     cpu_kv_cache_gib: PositiveInt = 1
     """without GPUs: memory for keys and values, GiB"""
     prefix_caching: bool = True
-    """the samples of a task share the work of their prompt"""
+    """the samples of a task share the computation of their prompt"""
     ngram_tokens: NonNegativeInt = 0
     """speculative decoding: tokens guessed from the text so far; 0 is off"""
     args: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
     restart_pause_s: PositiveFloat = 1.0
     """before the first restart; doubles up to a minute"""
     lease_s: PositiveFloat = 60.0
-    """a server that concur has not renewed for so long stops itself"""
+    """seconds without renewal by concur after which a server stops itself"""
     drain_s: NonNegativeFloat = 30.0
     """for answers in flight when a server is stopped"""
     log_mib: PositiveInt = 16
@@ -76,7 +76,7 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
 
 
 class SynthesisConfig(Record):
-    """The generator and how it is asked. Defaults: the recorded responses that ship with concur."""
+    """The generator and its settings. Default: the recorded responses that ship with concur."""
 
     sampler: Literal["recorded", "transformers", "openai", "vllm"] = "recorded"
     """recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM servers
@@ -98,18 +98,18 @@ class SynthesisConfig(Record):
     samples_per_task: PositiveInt = 5
     """paper section 3: five candidates per task"""
     sampling: SamplingParams = Field(default=SamplingParams(), validate_default=True)
-    """how responses are drawn; what is not set is the model's own, if known"""
+    """sampling parameters; those not set are the model's own, if known"""
     hardware: str | None = None
     """one line on the target hardware for the prompt"""
     concurrency: PositiveInt = 64
     """openai: requests in flight"""
     turns: int = Field(default=1, ge=1, le=8)
-    """answers of a sample: above 1, what verification failed is asked for again"""
+    """answers per sample: above 1, failed kernels are sent back to the model with feedback"""
     refine_below_speedup: NonNegativeFloat = 1.0
-    """turns: correct kernels too, whose speedup has its lower bound (95 %) at this or below; 0:
-    never"""
+    """turns: also follow up correct kernels if the lower bound (95 %) of the speedup is at most
+    this; 0: never"""
     adapter: str | None = None
-    """vllm: the adapter of server.adapters that is asked instead of the model"""
+    """vllm: the adapter of server.adapters to sample from instead of the model"""
     server: ServerConfig = ServerConfig()
 
     @field_validator("sampling")

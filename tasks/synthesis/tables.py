@@ -1,5 +1,5 @@
-"""Candidates that were sampled elsewhere: Parquet tables in, a snapshot of tasks.tables.CANDIDATES
-out.
+"""Candidates that were sampled elsewhere: what tasks.synthesis.inputs reads in, a snapshot of
+tasks.tables.CANDIDATES out.
 
 Guarantees: one candidate a row of the chosen language, in the order of the rows; a candidate's
 identity is its content (the program of its task, its language, its code, the id and the number that
@@ -14,15 +14,16 @@ the code does.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pydantic import ValidationError
 
+from kernels_eval.__main__ import languages_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import (
     Candidate,
@@ -32,11 +33,12 @@ from kernels_eval.records import (
     SamplingParams,
     stable_hash,
 )
-from tasks.progress import report
-from tasks.sources.files import columns_of, first_line, rows_of, shown
-from tasks.sources.tables import part_files, unusable
+from tasks.progress import caution, report
+from tasks.sources.files import first_line, number_of, shown
+from tasks.sources.tables import unusable
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.synthesis.parsing import guessed_finish, parse_response
+from tasks.synthesis.inputs import model_of, parts_of
+from tasks.synthesis.parsing import THINK_CLOSE, guessed_finish, parse_response
 from tasks.tables import CANDIDATES
 from tasks.versions import CANDIDATE_TABLE_VERSION, PARSER_VERSION
 
@@ -60,9 +62,10 @@ _KEPT = (
     *("prompt_hash", "response", "reasoning", "answer", "reasoning_tokens", "completion_tokens"),
     "finish_reason",
 )
-_KEYS = ("task_id", "level", "problem_id", "language")
+_KEYS = ("task_id", "level", "problem_id")
+_TELLING = ("language", "code", "response")
 _READ = (
-    *(*_KEYS, "candidate_id", "generator", "model", "sampling", "sample_index", "sample_id"),
+    *(*_KEYS, "candidate_id", "generator", "sampling", "sample_index"),
     *("code", "parse_reason", *_KEPT),
 )
 
@@ -71,37 +74,46 @@ class CandidateTable:
     """The candidates of one location. Raises UsageError, when made, for a file whose columns do not
     make candidates."""
 
-    def __init__(self, location: str | Path) -> None:
-        self.location, self._parts = shown(location), part_files(location)
-        self._columns: list[list[str]] = []
-        for path in self._parts:
-            columns = columns_of(path)
-            if not any(set(form) <= set(columns) for form in FORMS):
-                raise unusable(path, columns, "candidates", FORMS)
-            self._columns.append(columns)
+    def __init__(self, location: str | Path, model: str | None = None) -> None:
+        self.location, self._parts = shown(location), parts_of(location)
+        self._model = model or model_of(location)
+        for part in self._parts:
+            if not any(set(form) <= set(part.columns) for form in FORMS):
+                columns = list(dict.fromkeys(part.columns.values()))
+                raise unusable(part.name, columns, "candidates", FORMS)
 
     def language(self, asked: Language | None) -> Language:
         """What to verify: what is asked for, else the one language of the table, else C++.
 
-        Raises UsageError where the table holds several, or not the one that is asked for, or
-        nothing.
+        A row is of the language that it names, or that its source shows; C++ alone, or nothing,
+        may be judged as any. Raises UsageError where the table holds several, or not the one that
+        is asked for, or nothing.
         """
-        found = Counter(_language(row, asked, where) for _, where, row in self._rows(_KEYS))
-        if not found:
+        if not self._languages:
             raise UsageError(f"{self.location} holds no row", "give a table of candidates")
+        shown_by = Counter(language for language, _ in self._languages if language)
+        found = Counter(language for language, sure in self._languages if language and sure)
+        found = found or shown_by
+        counts = ", ".join(f"{name.value} ({count})" for name, count in sorted(found.items()))
         if asked is None and len(found) > 1:
-            counts = ", ".join(f"{name.value} ({count})" for name, count in sorted(found.items()))
             raise UsageError(
                 f"{self.location} holds candidates in {len(found)} languages: {counts}",
                 "choose one with --language",
             )
-        chosen = asked or next(iter(found))
-        if chosen not in found:
+        chosen = asked or next(iter(found), Language.CPP)
+        if found and chosen not in found:
             raise UsageError(
                 f"{self.location} holds no {chosen.value} candidate",
                 f"its language is {', '.join(sorted(found))}: leave out --language",
             )
+        if len(found) > 1:
+            caution(f"the candidates are {counts}: only those in {chosen.value} are verified")
         return chosen
+
+    @cached_property
+    def _languages(self) -> list[tuple[Language | None, bool]]:
+        """The language of each row, and whether it can be no other."""
+        return [_language(row, where) for _, where, row in self._rows(_TELLING)]
 
     def asked_tasks(self, language: Language) -> Counter[str]:
         """How many candidates answer each task, in the order of the rows."""
@@ -116,9 +128,9 @@ class CandidateTable:
         Raises UsageError for a row that makes no candidate, and where one id of the table stands
         for two different candidates.
         """
-        digests = [_digest(path) for path in self._parts]
+        digests = [part.digest() for part in self._parts]
         versions, above = (CANDIDATE_TABLE_VERSION, PARSER_VERSION), [upstream.fingerprint]
-        identity = fingerprint(STAGE, [digests, language.value], above, versions)
+        identity = fingerprint(STAGE, [digests, language.value, self._model], above, versions)
         snapshot = Snapshot(root, STAGE, identity)
         if snapshot.finished:
             return snapshot.ref
@@ -143,9 +155,9 @@ class CandidateTable:
         samples: Counter[str] = Counter()
         for number, where, row in self._rows_in(language, _READ):
             task, content = tasks[_task_id(row, where)], _content(row)
-            given_id = _first(row, "candidate_id")
+            given_id = row.get("candidate_id")
             given_id = None if given_id is None else str(given_id)
-            index = _first(row, "sample_index", "sample_id")
+            index = row.get("sample_index")
             program = [task.task_id, task.code, task.entry_point, task.init_form]
             answer = [language.value, content["code"], content["parse_reason"]]
             identity = stable_hash([program, *answer, given_id, index])
@@ -162,7 +174,7 @@ class CandidateTable:
                     candidate_id=identity,
                     task_id=task.task_id,
                     language=language,
-                    generator=str(_first(row, "generator", "model") or "table"),
+                    generator=str(row.get("generator") or self._model),
                     sampling=SamplingParams(**_given(row.get("sampling") or {})),
                     sample_index=samples[task.task_id] if index is None else index,
                     **_given({name: row.get(name) for name in _KEPT}) | content,
@@ -175,38 +187,45 @@ class CandidateTable:
             yield candidate.model_dump(mode="json") | added
 
     def _rows_in(self, language: Language, names: Sequence[str]) -> Iterator[Row]:
-        """Rows of one language; those that name none are of it."""
-        return (
-            each for each in self._rows(names) if _language(each[2], language, each[1]) is language
-        )
+        """Rows of one language; those that may be of any are of it."""
+        for each in self._rows(names):
+            own, sure = self._languages[each[0]]
+            if own is language or not sure:
+                yield each
 
     def _rows(self, names: Sequence[str]) -> Iterator[Row]:
         number = 0
-        for path, columns in zip(self._parts, self._columns, strict=True):
-            for index, row in enumerate(rows_of(path, [name for name in names if name in columns])):
-                yield number, f"{shown(path)} row {index}", row
+        for part in self._parts:
+            for index, row in enumerate(part.rows(names)):
+                yield number, f"{part.name} row {index}", row
                 number += 1
 
 
 def _task_id(row: Mapping[str, Any], where: str) -> str:
     if row.get("task_id") is not None:
         return str(row["task_id"])
-    if row.get("level") is None or row.get("problem_id") is None:
+    level, problem = number_of(row.get("level")), number_of(row.get("problem_id"))
+    if level is None or problem is None:
         raise UsageError(
             f"{where} names no task",
             "every candidate has a task_id, or KernelBench's level and problem_id",
         )
-    return f"kernelbench/L{row['level']}/{row['problem_id']}"
+    return f"kernelbench/L{level}/{problem}"
 
 
-def _language(row: Mapping[str, Any], default: Language | None, where: str) -> Language:
+def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool]:
+    """The language that a row names or its source shows, and whether it can be no other."""
     given = row.get("language")
     try:
-        return (default or Language.CPP) if given is None else Language(str(given).lower())
+        if given is not None:
+            return Language(str(given).lower()), True
     except ValueError:
         names = ", ".join(language.value for language in Language)
         fault = f"{where}: there is no language {shown(given, 40)!r}"
         raise UsageError(fault, f"languages are {names}") from None
+    answer = str(row.get("response") or "").rpartition(THINK_CLOSE)[2]
+    found = languages_of(row.get("code") or (answer if "ModelNew" in answer else ""))
+    return (found[0], found[0].needs_gpu) if len(found) == 1 else (None, False)
 
 
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +233,9 @@ def _content(row: Mapping[str, Any]) -> dict[str, Any]:
     for that."""
     code, reason, response = row.get("code"), row.get("parse_reason"), row.get("response")
     if code is not None and code.strip():
-        return {"code": code, "parse_reason": None}
+        if not code.lstrip().startswith("```"):
+            return {"code": code, "parse_reason": None}
+        reason, response = None, code
     if reason is not None or response is None:
         return {"code": None, "parse_reason": reason or Reason.NO_CODE_BLOCK}
     finish = row.get("finish_reason") or guessed_finish(response)["finish_reason"]
@@ -231,12 +252,3 @@ def _finish(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
-
-
-def _first(row: Mapping[str, Any], *names: str) -> Any:
-    return next((row[name] for name in names if row.get(name) is not None), None)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

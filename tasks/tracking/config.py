@@ -6,7 +6,7 @@ from kernels_eval.records import Record
 
 
 class TrackingConfig(Record):
-    """MLflow. Off the line: a tracking server that is down never stops or fails a run."""
+    """MLflow. A tracking server that is down never stops or fails a run."""
 
     enabled: bool = True
     """write runs to MLflow"""

@@ -22,19 +22,19 @@ from tasks.training.formatting import Rows
 
 
 class EvaluationConfig(Record):
-    """Which tasks are kept out of training, and what comes of their loss."""
+    """Tasks held out of training, and how their loss is used."""
 
     share: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """about this share of the tasks is held out; 0: none. 2 % (ours) costs about 1 % of the
     training time: four forward passes over it in three epochs"""
     min_tasks: PositiveInt = 20
-    """a share is taken only of a set with so many tasks: a smaller one has none to spare (ours)"""
+    """a share is held out only from sets with at least this many tasks (ours)"""
     tasks: NonNegativeInt | None = None
-    """hold out exactly so many tasks in place of a share"""
+    """hold out exactly this many tasks instead of a share"""
     seed: NonNegativeInt = 0
     """which tasks; not the recipe's seed, so that runs of several seeds compare"""
     patience_epochs: PositiveInt | None = None
-    """stop after so many epochs without a new lowest held-out loss; null: never, as in the
+    """stop after this many epochs without a new lowest held-out loss; null: never, as in the
     paper"""
 
 

@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from kernels_eval.cluster.ray import address_of, require_cluster
 from kernels_eval.devices import require_device
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, Phases
+from kernels_eval.records import KernelTask, Language, Phases, Verdict
 from tasks.files import atomic_write, explain_write_errors
 from tasks.progress import observed_by
 from tasks.sources.files import shown
@@ -94,7 +95,18 @@ def verify_batch(
     progress = BatchProgress(stage.STAGE)
 
     class Observed(stage.Verification):
-        """The stage, telling `progress` what was planned and which workers there are."""
+        """The stage, telling `progress` what was planned, each verdict, and which workers there
+        are."""
+
+        @cached_property
+        def samples(self) -> dict[str, int]:
+            names = ["candidate_id", "sample_index"]
+            return dict(self._candidates.read(columns=names).select(names).iter_rows())
+
+        def _row(self, verdict: Verdict) -> dict[str, Any]:
+            sample = self.samples[verdict.candidate_id]
+            progress.verdict = f"{in_short(verdict)}  {shown(verdict.task_id)} sample {sample}"
+            return super()._row(verdict)
 
         def plan(self) -> int:
             chunks = super().plan()
@@ -113,7 +125,8 @@ def verify_batch(
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1"}.items():
         os.environ.setdefault(name, value)
     with _workers_stopped(), progress, observed_by(progress):
-        tasks_ref = keep(list(found.values()), root, {"source": "verify-batch"})
+        named = {task.task_id: task for task in found.values()}
+        tasks_ref = keep(list(named.values()), root, {"source": "verify-batch"})
         candidates_ref = table.write(root, found, tasks_ref, language)
         verdicts = stage.run(candidates_ref, tasks_ref, config, language, verification=Observed)
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
@@ -132,15 +145,19 @@ def verify_batch(
 
 
 def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, KernelTask]:
-    """The tasks that are asked for, in that order. Raises UsageError where some are missing."""
-    there = {task.task_id: task for task in load(location, asked)}
+    """The tasks that are asked for by task_id, or by a name that one task has, in that order.
+    Raises UsageError where some are missing."""
+    loaded = load(location, asked)
+    names = Counter(task.name for task in loaded)
+    there = {task.name: task for task in loaded if names[task.name] == 1}
+    there |= {task.task_id: task for task in loaded}
     missing = [task_id for task_id in asked if task_id not in there]
     if missing:
         count = sum(asked[task_id] for task_id in missing)
         raise UsageError(
             f"{count} of {asked.total()} candidates of {candidates} answer tasks that are not in"
             f" {shown(location)}: {len(missing)} tasks, the first is {shown(missing[0])!r}",
-            "give the tasks that the candidates answer: their task_id must be the same",
+            "give the tasks that the candidates answer: their task_id or name must be the same",
         )
     return {task_id: there[task_id] for task_id in asked}
 
@@ -227,6 +244,13 @@ def summarise(
     }
 
 
+def in_short(verdict: Verdict) -> str:
+    """`correct  1.84 x`, `incorrect (wrong_output)`."""
+    if verdict.timing:
+        return f"{verdict.status}  {verdict.speedup:.3g} x"
+    return verdict.status + ("" if verdict.correct_custom else f" ({verdict.reason})")
+
+
 def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:
     """The most frequent first, then by name."""
     counts = frame[column].drop_nulls().value_counts().iter_rows()
@@ -257,26 +281,26 @@ def _seconds(frame: pl.DataFrame) -> dict[str, dict[str, float]]:
 
 def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> None:
     """One row per verdict, as tasks.tables.VERDICTS: with the table's own candidate_id if it
-    has one, its row and its sample_index.
+    has one, its generator, row and sample_index.
 
     A few hundred rows at a time: a table of any length takes the memory of its ids.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([*VERDICTS, ("sample_index", pa.int64()), ("row", pa.int64())])
-    columns = ["candidate_id", "given_id", "sample_index", "row"]
-    origin = candidates.read(columns=columns, unique="candidate_id")
-    places = {row[0]: row[1:] for row in origin.iter_rows()}
+    columns = ["candidate_id", "given_id", "generator", "sample_index", "row"]
+    added = [("generator", pa.string()), ("sample_index", pa.int64()), ("row", pa.int64())]
+    schema = pa.schema([*VERDICTS, *added])
+    origin = candidates.read(columns=columns, unique="candidate_id").select(columns)
+    places = {row["candidate_id"]: row for row in origin.iter_rows(named=True)}
     index = verdicts.index(["candidate_id"]).unique(
         "candidate_id", keep="first", maintain_order=True
     )
 
     def rows() -> Iterator[dict[str, Any]]:
         for row in verdicts.rows_of(index, VERDICTS.names):
-            given_id, sample_index, number = places[row["candidate_id"]]
-            candidate_id = given_id or row["candidate_id"]
-            yield row | {"candidate_id": candidate_id, "sample_index": sample_index, "row": number}
+            place = places[row["candidate_id"]]
+            yield row | place | {"candidate_id": place["given_id"] or row["candidate_id"]}
 
     def write(target: Path) -> None:
         taken = rows()

@@ -1,9 +1,10 @@
-"""The progress of a batch on stderr: a bar on a terminal, a line every ten seconds elsewhere, with
-an estimate of the time left.
+"""The progress of a batch on stderr: a line per verdict; and a bar on a terminal, a line every ten
+seconds elsewhere, with an estimate of the time left.
 
-Guarantees: stdout is never written to; nothing that a candidate or a table wrote is displayed, only
-counts, statuses and times; what the redrawing thread reads was copied for it under a lock. Figures
-of the workers are those at the last verdict; elapsed time and time left advance between verdicts.
+Guarantees: stdout is never written to; nothing that a candidate wrote is displayed, only counts,
+statuses, times and ids of tasks; what the redrawing thread reads was copied for it under a lock.
+Figures of the workers are those at the last verdict; elapsed time and time left advance between
+verdicts.
 
 Of the estimate: none is given before there is data for one; the start, which holds imports and
 first builds, never counts; a batch that comes to a halt is given more time with every second. Where
@@ -29,7 +30,7 @@ from tasks.progress import duration
 
 LINE_EVERY_S = 10.0
 WINDOW_S = 600.0
-ENOUGH_VERDICTS = 20
+RECENT_VERDICTS, ENOUGH_VERDICTS = 20, 2
 ENOUGH_S = 30.0
 SLICES = 10
 DEVIATIONS = 1.64
@@ -54,10 +55,10 @@ def time_left(reached_s: Sequence[float], left: int, now_s: float) -> TimeLeft |
 
     Neither counts candidates that need no worker: those without code, and those whose verdict is
     reused. None where it is not known yet: before `ENOUGH_VERDICTS` verdicts after the first one,
-    and `ENOUGH_S` seconds after it.
+    and `ENOUGH_S` seconds after it. Of few verdicts the range is wide, as it should be.
 
     The rate is n / T. T reaches from now back over `WINDOW_S` seconds, or as far as it takes to
-    hold `ENOUGH_VERDICTS` verdicts, but not beyond the first verdict, which opens the clock and is
+    hold `RECENT_VERDICTS` verdicts, but not beyond the first verdict, which opens the clock and is
     not counted; n is the number of verdicts in T. About left / rate remain.
 
     The range is that time divided and multiplied by exp(1.64 sqrt(d (1/n + 1/left))): the error of
@@ -70,7 +71,8 @@ def time_left(reached_s: Sequence[float], left: int, now_s: float) -> TimeLeft |
         return TimeLeft(0.0, 0.0, 0.0, 0.0)
     if len(reached_s) <= ENOUGH_VERDICTS or now_s - reached_s[0] < ENOUGH_S:
         return None
-    begin_s = max(reached_s[0], min(now_s - WINDOW_S, reached_s[-ENOUGH_VERDICTS - 1]))
+    recent_s = reached_s[-RECENT_VERDICTS - 1 :][0]
+    begin_s = max(reached_s[0], min(now_s - WINDOW_S, recent_s))
     length_s = now_s - begin_s
     edges = [
         bisect_right(reached_s, begin_s + length_s * part / SLICES) for part in range(SLICES)
@@ -108,6 +110,8 @@ class BatchProgress:
 
     def __init__(self, stage: str) -> None:
         self.planned = self.reused = 0
+        self.verdict = ""
+        """The verdict that is reported next, in one line."""
         self._stage = stage
         self._lock = threading.Lock()
         self._began_s = time.monotonic()
@@ -166,6 +170,12 @@ class BatchProgress:
                 if self._telemetry:
                     seen = self._telemetry()
                     self._figures = {**seen.summary(), "queue_depth": seen.queue_depth}
+        if self.verdict and stage == self._stage:
+            line = f"{done:>7,}/{total:,}  {self.verdict}"
+            if self._bar:
+                self._bar.console.print(line, markup=False, highlight=False)
+            else:
+                print(line, file=sys.stderr, flush=True)
         if self._ticker and first:
             self._print()
 

@@ -11,7 +11,7 @@ from kernels_eval.records import Record
 
 
 class VerificationConfig(Record):
-    """The protocol, and the machines that carry it out (which are no part of a verdict's key)."""
+    """The protocol, and the machines that run it (not part of a verdict's key)."""
 
     eval: EvalConfig = EvalConfig()
     workers: PositiveInt | None = None

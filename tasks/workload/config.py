@@ -10,7 +10,7 @@ from kernels_eval.records import Record
 
 
 class WorkloadConfig(Record):
-    """What counting one task may take."""
+    """Limits of counting one task."""
 
     timeout_s: PositiveFloat = 60
     """deadline of one task"""
@@ -20,7 +20,7 @@ class WorkloadConfig(Record):
     """declared inputs up to this many bytes are made for a task that does not run without
     storage"""
     jobs: PositiveInt | None = None
-    """tasks at a time; default: one for each processor, 8 at most"""
+    """parallel tasks; default: one per processor, at most 8"""
 
     @property
     def identity(self) -> dict[str, Any]:

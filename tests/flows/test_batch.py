@@ -261,8 +261,12 @@ def test_candidates_without_their_task_are_counted_and_the_first_is_named(tmp_pa
 
 def test_a_language_without_its_device_and_an_out_that_is_a_file(inputs, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(DeviceError, match="triton kernels need an NVIDIA GPU"):
+    with pytest.raises(UsageError, match="holds no triton candidate.*its language is cpp"):
         call(*inputs, language=Language.TRITON)
+    triton = inputs[0].with_name("triton.parquet")
+    pl.read_parquet(inputs[0]).with_columns(language=pl.lit("triton")).write_parquet(triton)
+    with pytest.raises(DeviceError, match="triton kernels need an NVIDIA GPU"):
+        call(triton, inputs[1])
     (inputs[0].parent / "out").write_text("mine")
     with pytest.raises(UsageError, match="cannot write to .*out"):
         call(*inputs)

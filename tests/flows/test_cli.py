@@ -35,6 +35,7 @@ FILES = {
     "task.py": TASK,
     "net.py": TASK.replace("class Model(", "class Net("),
     "candidate.py": "class ModelNew: pass\n",
+    "cuda.py": "SOURCE = '__global__ void k() {}'\n",
     "broken.py": "class ModelNew(\n",
     "mine.yaml": "name: mine\nlanguage: fortran\n",
     "taken": "mine",
@@ -119,6 +120,7 @@ def test_doctor_json_is_one_object_and_the_exit_status_agrees(tmp_path):
     assert list(tmp_path.iterdir()) == []  # it looks and changes nothing
 
 
+@pytest.mark.slow
 def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path):
     done = concur("doctor", "--profile", "cuda", "--json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr

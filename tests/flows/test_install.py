@@ -22,6 +22,7 @@ from flows.cli.common import OPTIONS
 from flows.cli.main import GROUPS, main
 from tests.support import commands
 from tests.support.audit import needed
+from tests.support.doc_commands import fences
 
 PROJECT = tomllib.loads((commands.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = OPTIONS["extras"]
@@ -195,7 +196,7 @@ def test_the_wheel_alone_answers_and_its_metadata_names_the_extras(wheel, option
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_wheel_in_a_fresh_environment_verifies_a_kernel(wheel, tmp_path):
-    """What a user gets: `pip install concur` from the registry, then a verdict."""
+    """What the README's first page says, with the wheel: install, then a verdict."""
     python = tmp_path / "venv/bin/python"
     env = commands.environment(CUDA_VISIBLE_DEVICES="", PYTHONPATH="")
     for words in (
@@ -204,8 +205,11 @@ def test_the_wheel_in_a_fresh_environment_verifies_a_kernel(wheel, tmp_path):
     ):
         done = commands.run([str(word) for word in words], env, tmp_path)
         assert done.returncode == 0, done.stderr
-    example = commands.ROOT / "tests/data/quickstart"
-    words = ["verify", str(example / "task.py"), str(example / "candidate.py"), "--json"]
+    page = commands.ROOT / "README.md"
+    (text,) = [each.text for each in fences() if (each.page, each.title) == (page, "candidate.py")]
+    (tmp_path / "candidate.py").write_text(text)
+    task = commands.ROOT / "tasks/sources/bundled/tasks/softmax_rows.py"
+    words = ["verify", str(task), "candidate.py", "--json"]
     done = commands.run([str(python.with_name("concur")), *words], env, tmp_path)
     assert json.loads(done.stdout)["status"] == "correct", done.stderr
     run = commands.run([str(python.with_name("concur")), "run"], env, tmp_path)

@@ -45,6 +45,13 @@ def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
     assert told["curated"]["concur"] == curated.fingerprint
 
 
+def test_a_share_that_holds_out_no_task_is_said(tmp_path, curated, to_set):
+    _, out, _ = concur(*to_set, "--holdout", "0.000001")
+    assert "no split test in concur" in out and "--holdout" in out
+    _, out, _ = concur(*to_set, "--json")
+    assert json.loads(out)["without_test"] == [], "nothing was to be held out"
+
+
 def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
     other = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
     concur(*to_set, "--curated", curated.fingerprint)

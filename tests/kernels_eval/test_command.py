@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.__main__ import languages_of, main, read_pair
 from kernels_eval.build.toolchain import default_cache
-from kernels_eval.records import Verdict
+from kernels_eval.records import Language, Verdict
+from tasks.sources import bundled
+from tasks.synthesis.parsing import parse_response
 from tests.support import kernels
 
 ROOT = Path(kernels.__file__).parents[2]
@@ -51,8 +54,10 @@ def test_json_is_exactly_one_object_for_a_kernel_that_is_wrong(task, candidate):
 
 def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     candidate.write_text(kernels.module("return ext.affine(x)"))
-    done = run(task, candidate)
+    done = run(task, candidate, "--progress", "--quick")
     assert done.returncode == 0, done.stderr
+    stages = [line.split(" s  ", 1)[1] for line in done.stderr.splitlines()]
+    assert stages[0] == "screen and build the cpp candidate" and "time both in turn" in stages
     lines = done.stdout.splitlines()
     assert lines[0] == "correct (ok)"
     assert lines[1].startswith("  speedup ") and "95 % interval" in lines[1]
@@ -138,11 +143,74 @@ def test_a_file_that_is_not_text(task, candidate):
     assert_one_line(run(task, candidate), str(candidate), "not UTF-8")
 
 
-def test_a_gpu_language_without_a_gpu_says_so(task, candidate, monkeypatch):
+CUDA = """ext = load_inline(name="e", cpp_sources="void f();", cuda_sources=r'''
+__global__ void k() {}
+''')"""
+TRITON = "import triton\n@triton.jit\ndef k(x): pass\n"
+CPP = (
+    "ext = load_inline(name='e', cpp_sources='// no __global__ here\\nint f();')\n# import triton\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "languages"),
+    [
+        (CUDA, ["cuda"]),
+        ("load(name='e', sources=['k.cu'])", ["cuda"]),
+        ("load_inline('e', '', '__global__ void k() {}')", ["cuda"]),
+        (TRITON, ["triton"]),
+        (CPP, ["cpp"]),
+        (CPP.replace("cpp_sources", "cuda_sources='', cpp_sources"), ["cpp"]),
+        (CPP.replace("cpp_sources", "cuda_sources=None, cpp_sources"), ["cpp"]),
+        (kernels.module("return ext.affine(x)"), ["cpp"]),
+        (CUDA + "\n" + TRITON, ["cuda", "triton"]),
+        ("class ModelNew: pass", []),
+        ("class ModelNew(: __global__ ```", ["cuda"]),
+    ],
+)
+def test_the_language_is_read_from_the_source(source, languages):
+    assert [language.value for language in languages_of(source)] == languages
+
+
+def test_every_recorded_kernel_is_read_as_what_it_was_asked_for():
+    seen = 0
+    for task in bundled.load("train"):
+        for language in Language:
+            for response in bundled.responses(task.name, language.value):
+                if code := parse_response(response).code:
+                    assert languages_of(code) == (language,), (task.name, code)
+                    seen += 1
+    assert seen > 90
+
+
+@pytest.mark.parametrize(("source", "name"), [(CUDA, "cuda"), (TRITON, "triton")])
+def test_a_gpu_kernel_without_a_gpu_says_so_and_a_contradiction_is_one_error(
+    task, candidate, monkeypatch, capsys, source, name
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert_one_line(
-        run(task, candidate, "--language", "cuda"), "need an NVIDIA GPU", "--language cpp"
-    )
+    candidate.write_text(source)
+    paths = [str(task), str(candidate)]
+    for asked in ([], ["--language", name]):
+        assert main([*paths, *asked]) == 2
+        said = capsys.readouterr().err
+        assert f"candidate.py is a {name} candidate" in said and "need an NVIDIA GPU" in said
+        assert "here only cpp kernels can be verified" in said and said.count("\n") == 1
+    assert main([*paths, "--language", "cpp"]) == 2
+    said = capsys.readouterr().err
+    assert f"is written in {name}, but --language says cpp (leave out --language)" in said
+
+
+def test_two_languages_need_a_choice_and_none_is_said(task, candidate, monkeypatch, capsys):
+    candidate.write_text(CUDA + "\n" + TRITON)
+    assert main([str(task), str(candidate)]) == 2
+    assert "holds cuda and triton kernels (choose one with --language)" in capsys.readouterr().err
+    candidate.write_text("class ModelNew: pass")
+    said: list[str] = []
+    assert read_pair(str(task), str(candidate), None, said.append)[1].language is Language.CPP
+    assert len(said) == 1 and "shows no language" in said[0] and "judged as cpp" in said[0]
+    native = candidate.with_suffix(".cu")
+    assert main([str(task), str(native)]) == 2
+    assert "candidate.cu is not a Python module" in capsys.readouterr().err
 
 
 def test_an_unknown_language_is_refused_by_name(task, candidate):

@@ -33,7 +33,16 @@ def test_nothing_is_said_before_enough_is_known():
     assert time_left(quick, 10, quick[0] + 31.0) is not None
     at_once = [100.0] * 50
     assert time_left(at_once, 10, 200.0) is None  # one moment gives no rate
-    assert "21 new verdicts over 30 s, has 7" in in_words(None, 7)
+    assert "3 new verdicts over 30 s, has 2" in in_words(None, 2)
+
+
+def test_five_candidates_get_an_estimate_with_a_wide_range():
+    times = steady(3, 40.0)
+    assert time_left(times[:2], 3, times[1]) is None
+    estimate = time_left(times, 2, times[2])
+    assert estimate is not None and estimate.about_s == pytest.approx(80.0)
+    assert estimate.low_s < 80 / 4 and estimate.high_s > 80 * 4
+    assert in_words(estimate, 3) == "about 80 s left (16 s to 7 min)"
 
 
 def test_a_steady_rate_gives_the_time_that_is_left():
@@ -78,6 +87,17 @@ def test_bursts_widen_the_range():
     calm, wild = time_left(even, 200, 500.0), time_left(bursts, 200, 500.0)
     assert calm and wild and wild.about_s == pytest.approx(calm.about_s, rel=0.05)
     assert wild.high_s / wild.about_s > 1.1 * calm.high_s / calm.about_s
+
+
+@pytest.mark.parametrize(("seen", "left"), [(3, 2), (5, 15)])
+def test_the_range_of_few_verdicts_holds_the_truth_as_well(seen, left):
+    generator, inside, told = random.Random(3), 0, 0
+    for _ in range(1000):
+        ends = list(accumulate(generator.expovariate(1 / 60.0) for _ in range(seen + left)))
+        if estimate := time_left(ends[:seen], left, ends[seen - 1]):
+            told += 1
+            inside += estimate.low_s <= ends[-1] - ends[seen - 1] <= estimate.high_s
+    assert told > 900 and 0.85 <= inside / told <= 0.97, inside / told
 
 
 @pytest.mark.parametrize("workers", [1, 8])
@@ -135,18 +155,21 @@ def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(mo
         for done in range(1, 101):
             clock.now += 3
             seen.reached(verdict)
+            shown.verdict = "correct  2 x  t sample 0"
             shown("verification", 100 + done, 300, "[red]\x1b[31mnote of a candidate")
         assert shown.reached == 100 and shown.position() == ("verification", 200, 300)
         assert shown.facts()[0] == "correct 170, no_code 30"
         assert "1,200/h" in shown.facts() and "5 min elapsed" in shown.facts()
         assert shown.facts()[-1].startswith("about 5 min left (4 min to 6 min")
-    lines = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err.splitlines()
+    lines = [line for line in said if line.startswith("verification")]
+    assert len(said) - len(lines) == 100 and "    101/300  correct  2 x  t sample 0" in said
     assert [line.split("  ")[0] for line in lines] == [
         "verification 100/300",
         "verification 101/300",
         "verification 200/300",
     ]
-    assert all("note" not in line and "\x1b" not in line for line in lines)
+    assert all("note" not in line and "\x1b" not in line for line in said)
 
 
 def test_the_bar_shows_the_same_on_a_terminal(monkeypatch):

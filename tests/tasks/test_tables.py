@@ -3,6 +3,7 @@ is said of a table that does not do."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path):
     ("row", "task_id"),
     [
         ({"level": 1, "problem_id": 3, "name": "3_x"}, "kernelbench/L1/3"),
+        ({"level": "level_1", "problem_id": "3"}, "kernelbench/L1/3"),
         (TASK.model_dump(), TASK.task_id),
         ({"name": "x"}, "user/x"),
     ],
@@ -213,7 +215,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(UsageError, match="gone.parquet does not exist"):
         CandidateTable(tmp_path / "gone.parquet")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match="holds no Parquet file"):
+    with pytest.raises(UsageError, match="holds no candidate: no .py file, Parquet, JSON lines"):
         CandidateTable(tmp_path / "empty")
     with pytest.raises(UsageError, match="holds no row"):
         pl.DataFrame(schema={"task_id": pl.String, "code": pl.String}).write_parquet(
@@ -225,3 +227,146 @@ def test_files_that_are_none(tmp_path):
 def test_text_of_others_is_harmless_in_a_message():
     assert tables.shown("a\x1b[31m\nb") == "a?[31m?b"
     assert len(tables.shown("x" * 999)) == 200
+
+
+# -- what people have ------------------------------------------------------------------------------
+
+CUDA = "SOURCE = '__global__ void k() {}'\n"
+RUN = "level_1_problem_{}_sample_{}_kernel.py"
+
+
+def read(location: Path | str, language: Language = Language.CPP) -> list[tuple[object, ...]]:
+    """Task, sample, model and code of each candidate of a place, as `write` makes them."""
+    source = CandidateTable(location)
+    tasks = {
+        task_id: TASK.model_copy(update={"task_id": task_id})
+        for task_id in source.asked_tasks(language)
+    }
+    names = ("task_id", "sample_index", "generator", "code")
+    rows = source._candidates(tasks, language)
+    return [tuple(row[name] for name in names) for row in rows]
+
+
+def test_a_run_of_kernelbench(tmp_path):
+    """Tasks by number, the model by the run's own note; prompts and other files are left out."""
+    run = tmp_path / "runs" / "mine"
+    run.mkdir(parents=True)
+    for problem, sample in ((3, 1), (10, 0), (3, 0)):
+        (run / RUN.format(problem, sample)).write_text(CODE)
+    (run / "level_1_problem_3_sample_0_prompt.txt").write_text("write a kernel")
+    (run / "helper.py").write_text("x = 1\n")
+    found = [
+        ("kernelbench/L1/10", 0, "mine", CODE),
+        ("kernelbench/L1/3", 0, "mine", CODE),
+        ("kernelbench/L1/3", 1, "mine", CODE),
+    ]
+    assert read(run) == found
+    (run / "generation_config.yaml").write_text("run_name: mine\nmodel_name: 'Qwen/QwQ-32B'\n")
+    assert {row[2] for row in read(run)} == {"Qwen/QwQ-32B"}
+    assert CandidateTable(run, "other")._model == "other"
+
+
+def test_folders_of_python_files(tmp_path):
+    for name in ("softmax", "gelu_sample_2", "_draft"):
+        (tmp_path / f"{name}.py").write_text(CODE)
+    (tmp_path / "level2").mkdir()
+    (tmp_path / "level2" / "5_Conv.py").write_text(CODE)
+    model = tmp_path.name
+    assert read(tmp_path) == [
+        ("gelu", 2, model, CODE),
+        ("kernelbench/L2/5", 0, model, CODE),
+        ("softmax", 0, model, CODE),
+    ]
+    assert read(tmp_path / "softmax.py") == [("softmax", 0, "softmax", CODE)]
+
+
+ROWS = [
+    {"level": "1", "problem": 3, "kernel": CODE, "model_name": "Q", "sample_id": 4},
+    {"level": 1, "problem": "7", "kernel": f"```python\n{CODE}```", "model_name": "Q"},
+]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "ndjson", "csv", "parquet", "folder"])
+def test_the_same_rows_in_every_form_and_by_other_names(tmp_path, suffix):
+    """Other tools' names of the columns, numbers as text, code in a fence, U+2028 in a string."""
+    place = tmp_path / ("rows.jsonl" if suffix == "folder" else f"rows.{suffix}")
+    frame = pl.DataFrame(ROWS, infer_schema_length=None, strict=False)
+    if suffix == "csv":
+        frame.write_csv(place)
+    elif suffix == "parquet":
+        frame.write_parquet(place)
+    else:
+        more = ROWS[0] | {"note": "a\u2028b"}
+        place.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in (more, ROWS[1])))
+    found = [("kernelbench/L1/3", 4, "Q", CODE), ("kernelbench/L1/7", 0, "Q", CODE)]
+    assert read(tmp_path if suffix == "folder" else place) == found
+
+
+def test_the_minimal_table_is_named_after_its_file(tmp_path):
+    path = tmp_path / "answers.csv"
+    path.write_text('task_id,code\nt,"class ModelNew: pass\n"\n')
+    assert read(path) == [("t", 0, "answers", CODE)]
+    path.write_text("task_id,code\nt,a,b\n")
+    with pytest.raises(UsageError, match=r"answers.csv line 2 has more fields than the header"):
+        read(path)
+    (tmp_path / "bad.jsonl").write_text('{"task_id": "t", "code": "x"}\n{"task_id"\n')
+    with pytest.raises(UsageError, match=r"bad.jsonl line 2 is not JSON"):
+        read(tmp_path / "bad.jsonl")
+
+
+def test_a_data_set_on_the_hub(tmp_path, monkeypatch):
+    """By a stand-in for `datasets.load_dataset`."""
+    import datasets
+
+    asked: list[tuple[str, str]] = []
+
+    def load(hub_id: str, *, split: str, revision: str | None) -> datasets.Dataset:
+        asked.append((hub_id, split))
+        return datasets.Dataset.from_list([{"level": 1, "problem_id": 3, "response": ANSWER}])
+
+    monkeypatch.setenv("CONCUR_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.load_dataset", load)
+    monkeypatch.setattr("tasks.sources.hub._commit_of", lambda *_: "c" * 40)
+    for place in ("me/kernels", "me/kernels:test"):
+        assert read(place) == [("kernelbench/L1/3", 0, "kernels", CODE)]
+    assert asked == [("me/kernels", "train"), ("me/kernels", "test")]
+    (tmp_path / "me").mkdir()
+    table(tmp_path / "me" / "kernels", [{"task_id": "here", "code": CODE}])
+    assert read("me/kernels") == [("here", 0, "kernels", CODE)]  # what is here wins
+    with pytest.raises(UsageError, match="me/kernel does not exist"):
+        CandidateTable("me/kernel")
+
+
+def test_tasks_of_a_level_a_checkout_and_lines_and_by_their_names(tmp_path):
+    level = tmp_path / "repository" / "KernelBench" / "level1"
+    level.mkdir(parents=True)
+    (level / "3_Softmax.py").write_text(PROGRAM)
+    (tmp_path / "t.jsonl").write_text(
+        json.dumps({"level": 1, "problem_id": 3, "name": "3_Softmax", "code": PROGRAM})
+    )
+    for place in (level, level.parent, level.parent.parent, tmp_path / "t.jsonl"):
+        (task,) = tables.load(place, {"kernelbench/L1/3"})
+        assert (task.task_id, task.level) == ("kernelbench/L1/3", 1)
+        assert tables.load(place, {"3_Softmax"}) == [task]
+        assert tables.load(place, {"other"}) == []
+
+
+def test_the_language_of_rows_that_name_none_is_that_of_their_source(tmp_path):
+    def source(*codes: str) -> CandidateTable:
+        rows = [{"task_id": "t", "code": code} for code in codes]
+        return CandidateTable(table(tmp_path / "l.parquet", rows))
+
+    cpp, triton = "load_inline(cpp_sources=x)\n", "import triton\n@triton.jit\n"
+    assert source(CUDA, CODE, cpp).language(None) is Language.CUDA
+    assert source(CUDA, CODE, cpp).asked_tasks(Language.CUDA) == {"t": 3}  # plain torch and C++ too
+    assert source(cpp, CODE).language(None) is source(CODE).language(None) is Language.CPP
+    assert source(triton, CUDA).asked_tasks(Language.TRITON) == {"t": 1}
+    with pytest.raises(UsageError, match=r"2 languages: cuda \(1\), triton \(1\).*--language"):
+        source(triton, CUDA).language(None)
+    for codes, asked in (((CUDA, CODE), "cpp"), ((cpp,), "cuda"), ((triton,), "cuda")):
+        with pytest.raises(UsageError, match=f"holds no {asked} candidate.*leave out --language"):
+            source(*codes).language(Language(asked))
+    answer = f"<think>__global__ void</think>\n```python\n{triton}class ModelNew: pass\n```"
+    rows = [{"task_id": "t", "response": answer}, {"task_id": "t", "response": "__global__"}]
+    assert CandidateTable(table(tmp_path / "r.parquet", rows)).language(None) is Language.TRITON

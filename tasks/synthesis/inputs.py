@@ -1,0 +1,141 @@
+"""What people keep candidates in, as parts with rows: tables, folders of .py files, runs of
+KernelBench, data sets on the hub.
+
+Guarantees: rows have the columns of `ALIASES` under their own name, whatever the place calls them;
+the same place gives the same rows in the same order, and a digest that changes with them. Does not
+judge a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import stable_hash
+from tasks.progress import caution
+from tasks.sources.files import columns_of, read_text, rows_of, shown
+from tasks.sources.hub import load_rows
+from tasks.sources.tables import holds_tables, on_hub, part_files
+
+Row = dict[str, Any]
+ALIASES = {
+    "task_id": ("task", "problem_name", "task_name", "name"),
+    "level": ("level_id",),
+    "problem_id": ("problem", "problem_number", "problem_idx"),
+    "code": ("kernel", "kernel_code", "generated_code", "solution", "custom_code"),
+    "response": ("completion", "output", "generation", "generated_text", "model_response"),
+    "sample_index": ("sample_id", "sample", "sample_idx"),
+    "generator": ("model", "model_name", "model_id"),
+    "finish_reason": ("stop_reason",),
+    "language": ("lang", "backend"),
+}
+"""Columns, and what other tables call them; the first that is there is taken."""
+MOST_SPLIT = "train"
+_SAMPLE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(?:_kernel)?")
+_NUMBERED = re.compile(r"(\d+)_.*")
+_NAMED = re.compile(r"(.+?)(?:_sample_?(\d+))?(?:_kernel)?")
+
+
+class Part(NamedTuple):
+    """Rows of one file, folder or data set. `columns` maps the names of `rows` to its own."""
+
+    name: str
+    columns: Mapping[str, str]
+    own_rows: Callable[[Sequence[str]], Iterable[Mapping[str, Any]]]
+    digest: Callable[[], str]
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+        """Rows with those of these columns that are there."""
+        wanted = {name: self.columns[name] for name in names if name in self.columns}
+        for row in self.own_rows(list(wanted.values())):
+            yield {name: row.get(own) for name, own in wanted.items()}
+
+
+def parts_of(location: str | Path) -> list[Part]:
+    """The parts of a location: a table, a folder or a glob of them, a .py file, a folder of .py
+    files, or a hub id (`OWNER/NAME`, or `OWNER/NAME:SPLIT`). Raises UsageError for another."""
+    path = Path(location).expanduser()
+    hub_id, _, split = str(location).partition(":")
+    if on_hub(hub_id):
+        return [_in_memory(shown(location), load_rows(hub_id, split or MOST_SPLIT, None, ()))]
+    if path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
+        return [_in_memory(shown(location), list(_modules(path)))]
+    return [
+        Part(
+            shown(part), _renamed(columns_of(part)), partial(rows_of, part), partial(_digest, part)
+        )
+        for part in part_files(location)
+    ]
+
+
+def model_of(location: str | Path) -> str:
+    """What the model of a place is called that names none: what KernelBench's
+    `generation_config.yaml` says, else the folder's or file's own name."""
+    path = Path(location).expanduser()
+    note = path / "generation_config.yaml"
+    if note.is_file() and (
+        found := re.search(r"^model_name:[ \t]*[\'\"]?([^\s\'\"]+)", read_text(note), re.MULTILINE)
+    ):
+        return shown(found[1])
+    name = path.resolve().stem if path.is_file() else path.resolve().name
+    return shown(name.partition(":")[0])
+
+
+def _in_memory(name: str, rows: Sequence[Row]) -> Part:
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return Part(name, _renamed(list(columns)), lambda _: rows, lambda: stable_hash(rows))
+
+
+def _renamed(columns: Sequence[str]) -> dict[str, str]:
+    """Own column names by the names that `rows` gives them."""
+    found = {name: name for name in columns}
+    for name, others in ALIASES.items():
+        if own := next((each for each in (name, *others) if each in columns), None):
+            found[name] = own
+    if "task_id" not in columns and {"level", "problem_id"} <= found.keys():
+        found.pop("task_id", None)  # a name beside the numbers
+    return found
+
+
+def _modules(path: Path) -> Iterator[Row]:
+    """One candidate a .py file. Where names are those of KernelBench's runs, other files are left
+    out."""
+    patterns = ("[!_]*.py", "level*/[!_]*.py")
+    files = (
+        [path] if path.is_file() else sorted(each for one in patterns for each in path.glob(one))
+    )
+    if not files:
+        raise UsageError(
+            f"{shown(path)} holds no candidate: no .py file, Parquet, JSON lines or CSV",
+            "give the folder that holds them, such as KernelBench's runs/NAME",
+        )
+    samples = [file for file in files if _SAMPLE.fullmatch(file.stem)]
+    if 0 < len(samples) < len(files):
+        left_out = len(files) - len(samples)
+        caution(f"{left_out} .py files are left out: they are not named as KernelBench's samples")
+    for file in samples or files:
+        name = file.stem if file == path else file.relative_to(path).with_suffix("").as_posix()
+        yield {"candidate_id": name, **_place(file), "code": read_text(file)}
+
+
+def _place(file: Path) -> Row:
+    """The task and the sample that a file's name says."""
+    if found := _SAMPLE.fullmatch(file.stem):
+        return dict(
+            zip(("level", "problem_id", "sample_index"), map(int, found.groups()), strict=True)
+        )
+    if file.parent.name.startswith("level") and (found := _NUMBERED.fullmatch(file.stem)):
+        return {"level": file.parent.name, "problem_id": int(found[1])}
+    found = _NAMED.fullmatch(file.stem)
+    task, sample = found.groups() if found else (file.stem, None)
+    return {"task_id": task, "sample_index": None if sample is None else int(sample)}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

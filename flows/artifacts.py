@@ -79,6 +79,16 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
     create_markdown_artifact("mlflow-run", "\n".join(lines), "This run in MLflow")
 
 
+def show_candidates(config: PipelineConfig) -> None:
+    """Write the viewer of the root's candidates, and say where it lies."""
+    with warn_on_error("the viewer of candidates"):
+        from flows.view import write_view
+
+        page = write_view(config.root)["page"]
+        text = f"Every candidate with its code, verdict and log: open `{page}` in a browser."
+        create_markdown_artifact("candidates", text, "The viewer of candidates")
+
+
 def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str | None:
     """The address of a page of the MLflow experiment that holds a run, for a browser: at the
     tracking server, or at $CONCUR_MLFLOW_URL where runs go to a database. None where neither is

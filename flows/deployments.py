@@ -25,7 +25,7 @@ from prefect.logging import get_run_logger
 from flows import forms
 from flows.ablation.flow import AblationResult, ablate
 from flows.ablation.plan import AblationConfig
-from flows.artifacts import link_mlflow, show_loss, show_scores, show_snapshots
+from flows.artifacts import link_mlflow, show_candidates, show_loss, show_scores, show_snapshots
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.curate_sets import curate_again
@@ -63,6 +63,7 @@ def nightly_refresh(
     config = prepared(configuration(run, candidates, curation, advanced=advanced), "refresh")
     with devices(config, config.verification.workers):
         refreshed = refresh_dataset.fn(config)
+    show_candidates(config)
     link_mlflow(config, track(refresh_record, config, refreshed))
     track_trend(config)
     return refreshed

@@ -110,9 +110,11 @@ def _whole_line(config: PipelineConfig) -> dict[str, Any]:
     result = concur_line(config)
     # the newest report under a name that does not change, beside the snapshots
     page = (Path(result.report_dir) / "report.html").read_bytes()
+    page = page.replace(b'"../../../view/', b'"view/')
     return {
         "summary": dict(read_summary(result.report_dir)),
         "report": str(atomic_write(Path(config.root) / "report.html", page)),
+        "viewer": str(Path(config.root) / "view/index.html"),
         "mlflow_run": result.mlflow_run,
     }
 

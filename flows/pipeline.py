@@ -8,6 +8,7 @@ from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
     link_mlflow,
+    show_candidates,
     show_scores,
     show_snapshots,
 )
@@ -53,6 +54,7 @@ def concur_line(config: PipelineConfig = DEFAULTS) -> LineResult:
     track_trend(config)
     show_scores(scores_of(benchmarked.scores))
     made = {"adapter and training log": trained, "scores": benchmarked.scores}
+    show_candidates(config)
     show_snapshots({**refreshed.snapshots, **made})
     link_mlflow(config, run_id, "report.html")
     return LineResult(

@@ -205,7 +205,13 @@ def destination_of(config: PipelineConfig) -> Destination:
 
 def tags_of(config: PipelineConfig, **more: str) -> dict[str, str]:
     """What every run of a configuration is tagged with."""
-    return {"language": config.language.value, "profile": config.name, **more}
+    viewer = f"{config.root}/view/index.html"
+    return {
+        "language": config.language.value,
+        "profile": config.name,
+        "viewer": viewer,
+        **more,
+    }
 
 
 def _note(metrics: Metrics, form: str) -> dict[str, str]:

@@ -30,6 +30,8 @@ SCORING_VERSION = 2
 """Which numbers the benchmark makes of verdicts."""
 REPORT_VERSION = 6
 """What the report of a run shows."""
+VIEWER_VERSION = 1
+"""What the viewer of candidates shows."""
 PUBLISHING_VERSION = 3
 """What a published data set holds."""
 
@@ -85,6 +87,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "tasks.benchmark.metrics",
     ),
     "REPORT_VERSION": ("tasks.benchmark", "tasks.reporting", "flows.report"),
+    "VIEWER_VERSION": ("tasks.viewer", "flows.view"),
     "PUBLISHING_VERSION": ("tasks.publishing",),
 }
 """Modules and packages by the constant to raise when what they come to changes."""

@@ -19,7 +19,7 @@ _LANGUAGE = "what the kernel is written in: `cuda`, `triton` or `cpp`"
 
 TASKS: Mapping[str, str] = {
     "task_id": _TASK,
-    "name": "what the source calls it",
+    "name": "the task's name in its source",
     "code": (
         "the program, Python source: `Model` (or the class of `entry_point`), `get_inputs()`,"
         " `get_init_inputs()`"
@@ -29,8 +29,8 @@ TASKS: Mapping[str, str] = {
         "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)"
     ),
     "source": (
-        "where it is from: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `user`, or what"
-        " the table says"
+        "origin: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `user`, or the value of the"
+        " table"
     ),
     "level": "KernelBench level; null elsewhere",
 }
@@ -45,7 +45,7 @@ WORKLOADS: Mapping[str, str] = {
     "families": "families of the operators, such as `matmul` or `reduction`",
     "flops": "floating-point operations of one forward call; a multiply-add counts 2",
     "bytes_min": "bytes of what is read, written or changed in place, each once",
-    "arithmetic_intensity": "`flops / bytes_min`, operations a byte",
+    "arithmetic_intensity": "`flops / bytes_min`, operations per byte",
     "uncounted": "aten operators that no rule counts; with any, `flops` is too low",
     "executed": "`meta` (without storage) or `declared inputs` (real values, on the CPU)",
     "problem": "why the reference could not be run; the numbers are then null",
@@ -55,12 +55,12 @@ CANDIDATES: Mapping[str, str] = {
     "task_id": "the task it answers",
     "language": _LANGUAGE,
     "generator": "the model that wrote it; with an adapter, `MODEL+NAME`",
-    "sampling": "how the response was drawn",
+    "sampling": "sampling parameters of the response",
     "sampling.temperature": "0 is greedy",
-    "sampling.top_p": "share of probability that is drawn from",
+    "sampling.top_p": "share of the probability that tokens are drawn from",
     "sampling.max_tokens": "most tokens of a response",
     "sampling.seed": "seed of sample 0; sample i has this plus i",
-    "sampling.top_k": "how many of the likeliest tokens are drawn from; null: the server decided",
+    "sampling.top_k": "number of likeliest tokens to draw from; null: the server decided",
     "sampling.min_p": (
         "least probability as a share of the likeliest token's; null: the server decided"
     ),
@@ -69,12 +69,12 @@ CANDIDATES: Mapping[str, str] = {
     ),
     "sample_index": "which of the task's samples this is, from 0",
     "prompt_hash": "hash of the prompt",
-    "response": "what the model wrote, whole",
-    "reasoning": "what stands before `</think>`",
-    "answer": "what stands after it",
-    "code": "the module with `ModelNew`, taken from the answer; null where there is none",
-    "parse_reason": "why there is no code: a reason of the status `no_code`; null where there is",
-    "reasoning_tokens": "tokens of the reasoning; null where the generator's tokenizer is not here",
+    "response": "the complete response of the model",
+    "reasoning": "the text before `</think>`",
+    "answer": "the text after it",
+    "code": "the module with `ModelNew`, parsed from the answer; null if there is none",
+    "parse_reason": "why there is no code: a reason of the status `no_code`; null if there is code",
+    "reasoning_tokens": "tokens of the reasoning; null if its tokenizer is not available",
     "completion_tokens": "tokens of the response as the server counted them; null where it did not",
     "finish_reason": "`stop`, or `length` where `max_tokens` cut it off",
     "finish_guessed": (
@@ -82,12 +82,12 @@ CANDIDATES: Mapping[str, str] = {
         " think block or code fence is open at the end, or the prose after the code ends in"
         " mid-sentence"
     ),
-    "turn": "1 answers the task; a later one answers what verification said of `parent`",
+    "turn": "1 answers the task; a later one answers the feedback on `parent`",
     "parent": "candidate_id of the attempt that was followed up; null at turn 1",
     "separated_reasoning": (
         "reasoning as the server separated it from `response`; null where it did not"
     ),
-    "request_key": "hash of everything that was asked: by it a refresh reuses the answer",
+    "request_key": "hash of the complete request: a refresh reuses the answer by it",
 }
 VERDICTS: Mapping[str, str] = {
     "schema_version": "version of the record, now 2",
@@ -115,7 +115,7 @@ VERDICTS: Mapping[str, str] = {
         " with its interval, `drift`, `graphs`, `compile_s`, or `unavailable_reason`; null where"
         " that was not asked for"
     ),
-    "timing.throttled": "did the GPU lower its clocks; null where it cannot say",
+    "timing.throttled": "whether the GPU lowered its clocks; null if it cannot report this",
     "correctness": (
         "null where no output was compared; errors are relative and the worst over all trials"
     ),
@@ -132,7 +132,7 @@ VERDICTS: Mapping[str, str] = {
     "library_calls": "dispatcher operators seen in a forward call, at most 64",
     "reference_operators": "outermost torch calls of the reference in order, at most 256",
     "precision_class": "`fp32`, `fp16` or `bf16`: the gate of the task; null until outputs match",
-    "flags": "what was noticed without rejecting",
+    "flags": "observations that did not lead to a rejection",
     "build_tier": "`lite` or `full` headers; null: nothing to build",
     "build_cached": "every build came from the cache",
     "isolation": "layers of isolation in force",
@@ -161,11 +161,11 @@ TRACE_FLAGS: Mapping[str, str] = {
     ),
     "characters": "of the reasoning",
     "words": "of its prose; code fences are left out",
-    "repeated_share": "10-grams of words that were there before",
+    "repeated_share": "share of 10-grams of words that occurred before",
     "loop_words": "words of a repeated period at the end",
     "loop_share": "the same, of all words",
     "doubt_markers": "phrases such as 'wait' or 'let me double-check'",
-    "doubt_per_1000_words": "the same, a thousand words",
+    "doubt_per_1000_words": "the same, per 1,000 words",
     "foreign_letters": "letters outside of the text's main script",
     "foreign_share": "the same, of all letters",
     "unclosed_fence": "a code fence is open at the end",
@@ -175,7 +175,7 @@ TRACE_FLAGS: Mapping[str, str] = {
 CURATED: Mapping[str, str] = {
     "candidate_id": _CANDIDATE,
     "task_id": _TASK,
-    "task_name": "what the source calls it",
+    "task_name": "the task's name in its source",
     "task_code": "the reference program",
     "entry_point": "class of the reference program in `task_code`",
     "language": _LANGUAGE,
@@ -187,7 +187,7 @@ CURATED: Mapping[str, str] = {
     "speedup": "median reference time / median candidate time; null where not timed",
     "speedup_lower": "lower end of its 95 % interval",
     "operator_kind": "`single_operator` or `fusion`",
-    "criterion": "the rule that took it",
+    "criterion": "the rule that selected it",
     "finish_reason": (
         "why its answer ended; an answer with `length` is trained without an end token"
     ),
@@ -200,10 +200,10 @@ NUMBERS: Mapping[str, str] = {
         "what the number is; `all/` is of all samples, `complete/` of those that the token limit"
         " did not cut"
     ),
-    "value": "null where these data cannot say",
+    "value": "null if the data do not support a value",
     "lower": "lower end of its 95 % interval",
     "upper": "upper end of its 95 % interval",
-    "p": "of the test, where there is one",
+    "p": "p of the test, if there is one",
     "samples": "samples it rests on",
     "tasks": "tasks it rests on",
     "method": "how it was computed",
@@ -212,12 +212,12 @@ NUMBERS: Mapping[str, str] = {
 HISTORY: Mapping[str, str] = {
     "step": "optimiser step; 0 holds the held-out loss before the first",
     "epoch": "epochs done, with fractions",
-    "loss": "nats a completion token",
+    "loss": "nats per completion token",
     "learning_rate": "of the step",
     "grad_norm": "before clipping",
     "num_tokens": "tokens seen so far",
     "held_out_loss": (
-        "nats a completion token on held-out tasks; null at steps without a measurement"
+        "nats per completion token on held-out tasks; null at steps without a measurement"
     ),
     "tokens_per_s": "tokens per second, evaluation and checkpoints left out",
     "mfu": "model FLOPs utilisation, a share; null where the device's peak is not known",
@@ -240,10 +240,10 @@ SCORES: Mapping[str, str] = {
     "interval": "`plus_four`, `bootstrap` or `hierarchical`; `wilson` in older tables",
     "tasks": "tasks it rests on",
     "samples": "samples it rests on",
-    "rule": "by whose tolerance a sample is right: `concur`, `kernelbench_v0`, `kernelbench_v0.1`",
-    "over": "what the bootstrap drew",
+    "rule": "the rule for a right sample: `concur`, `kernelbench_v0`, `kernelbench_v0.1`",
+    "over": "the unit that the bootstrap drew",
     "token_limit": "longer answers, in completion tokens, count as none; null: none does",
     "why_not": "why there is no value",
-    "degenerate_counted": "are tasks counted on which no candidate can be judged",
-    "missing": "tasks that other models answered and this one did not",
+    "degenerate_counted": "whether tasks count on which no candidate can be judged",
+    "missing": "number of tasks that other models answered and this one did not",
 }

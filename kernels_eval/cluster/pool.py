@@ -113,7 +113,7 @@ class _Slot:
 
 @dataclass
 class Pool:
-    """Workers that live for several batches. Use as a context manager."""
+    """Verifies many candidates on all devices of a Ray cluster. Use as a context manager."""
 
     language: Language
     config: EvalConfig = EvalConfig()
@@ -202,8 +202,8 @@ class Pool:
     ) -> Generator[Verdict, None, None]:
         """Verdicts in the order they finish. Takes from `pairs` only as fast as it can work.
 
-        What is under way when the generator is left, or raises, is forgotten: the next call may be
-        given the same candidates again.
+        Candidates in flight are dropped when the generator is closed or raises; the next call may
+        take them again.
         """
         if not self._runners:
             raise GpuLostError(

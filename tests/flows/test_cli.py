@@ -120,6 +120,7 @@ def test_doctor_json_is_one_object_and_the_exit_status_agrees(tmp_path):
     assert list(tmp_path.iterdir()) == []  # it looks and changes nothing
 
 
+@pytest.mark.slow
 def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path):
     done = concur("doctor", "--profile", "cuda", "--json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
@@ -182,5 +183,7 @@ def test_a_run_says_where_its_pages_are(environment, said, new):
     }
     refreshed = rendered("run", summary, **told)
     assert ("new work in: synthesis" in refreshed) is bool(new) and "Prefect UI" not in refreshed
-    whole = rendered("run", {**summary, "report": "/root/report.html"}, **told)
+    pages = {"report": "/root/report.html", "viewer": "/root/view/index.html"}
+    whole = rendered("run", {**summary, **pages}, **told)
+    assert "candidates:  /root/view/index.html" in whole
     assert said in whole and "MLflow UI:" in whole and "report:      /root/report.html" in whole

@@ -205,6 +205,7 @@ def test_switched_off_everything_is_kept_and_no_benchmark_is_needed():
 
 @settings(max_examples=10, deadline=None)
 @given(st.randoms(use_true_random=False))
+@pytest.mark.slow
 def test_the_order_of_rows_never_matters(random):
     planted = {
         f"train/{name}": make(BENCHMARK["bench/norm"]) for name, (_, make) in PLANTED.items()

@@ -312,6 +312,7 @@ def test_what_a_killed_process_left_is_written_anew_and_deleted(home):
     assert home.log(record) == new
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(home, monkeypatch):
     _killed_at("log_artifact", home, home.record())
     (left,) = home.parents()
@@ -324,6 +325,7 @@ def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(home, 
 
 
 @pytest.mark.parametrize("call", ["create_model_version", "set_tag"])
+@pytest.mark.slow
 def test_a_process_killed_before_or_after_registration_registers_once(home, call):
     record = home.record()
     _killed_at(call, home, record)

@@ -439,6 +439,7 @@ def test_rows_left_out_are_counted_by_reason():
 # -- the page --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(
     tmp_path,
 ):
@@ -453,6 +454,7 @@ def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.slow
 def test_figures_read_on_white_and_on_black(tmp_path):
     frame = planted_frame(500, 0)
     for drawn in all_figures(observe(frame, QUICK), difficulty(frame)):

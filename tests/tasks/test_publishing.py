@@ -424,7 +424,7 @@ def no_verdicts(curated: SnapshotRef, part: Path) -> None:
         (without("criterion"), "lacks the columns criterion"),
         (no_rows, "is empty"),
         (no_parts, "is empty"),
-        (no_verdicts, "verification snapshot .* is not there"),
+        (no_verdicts, "verification snapshot .* is missing"),
     ],
 )
 def test_what_is_no_whole_set_is_refused(out, curated, spoil, problem):
@@ -457,7 +457,7 @@ def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(out, curated)
 def test_a_folder_that_holds_something_else_is_kept(out, curated):
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match="something else"):
+    with pytest.raises(UsageError, match="other files"):
         publish(curated, out)
     assert contents(out) == {"thesis.tex": b"years of work"}
     (out / "thesis.tex").unlink()

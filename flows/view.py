@@ -1,0 +1,288 @@
+"""The candidates of a root, a snapshot or a table of verdicts, as a static site.
+
+Guarantees: changes nothing but the site's folder; reads texts a few hundred at a time; a site that
+was made of the same finished snapshots is not written again. Of a root, it shows the verdicts of
+the newest training set and those of the newest benchmark. Does not guarantee that models of
+different sets compare: each set of tasks has its own scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from glob import glob
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import stable_hash
+from tasks.benchmark.comparing import metric_name
+from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, score
+from tasks.benchmark.tables import label, scored
+from tasks.curation.source import Files, Source
+from tasks.curation.tables import places_of, with_flags
+from tasks.files import atomic_write
+from tasks.reporting.charts import FIRST, MUTED, SECOND, labelled, legend, new_figure, style, svg_of
+from tasks.reporting.text import clean, cut
+from tasks.sources.tables import load
+from tasks.store import Snapshot, snapshots
+from tasks.tables import CANDIDATES, VERDICTS
+from tasks.versions import VIEWER_VERSION
+from tasks.viewer.site import COLUMNS, PAGE, write_site
+
+MADE_OF = "made_of.txt"
+PS = (0.25, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
+LOOKS = tuple(product(("-", "--", ":"), (FIRST, SECOND, MUTED)))
+"""Line and colour of a curve."""
+HEADLINE = ("exec", metric_name(1.0), GEOMETRIC_MEAN)
+DRAWS = 4_000_000
+"""Resamples times tasks behind an interval: 220 resamples of 18,162 tasks, 2,000 of 2,000."""
+NEEDED = ("candidate_id", "task_id", "status")
+NAMES = pl.List(pl.String)
+READ = {
+    **dict.fromkeys(("reason", "device", "generator", "model"), pl.String()),
+    **{"outputs_match": pl.Boolean(), "flags": NAMES, "reasoning_tokens": pl.Int64()},
+    "timing": pl.Struct(dict.fromkeys(("speedup", "speedup_lower", "speedup_upper"), pl.Float64)),
+}
+"""Columns that a table may lack."""
+LARGE = ("response", "separated_reasoning")
+"""Texts that are there in parts: reasoning and answer."""
+
+
+class Part(NamedTuple):
+    """The candidates of one source in the order in which their texts are stored, and their tasks:
+    name and code by id."""
+
+    source: Source
+    places: pl.DataFrame
+    frame: pl.DataFrame
+    tasks: Mapping[str, tuple[str, str]]
+
+
+def write_view(
+    place: str = ".concur",
+    candidates: str | None = None,
+    *,
+    tasks: str | None = None,
+    out: str | None = None,
+) -> dict[str, Any]:
+    """Write the site; return its page, and the verdicts that it shows.
+
+    `place` is a root, the folder that `concur verify-batch` wrote, or what
+    `tasks.curation.source.Source` reads as verdicts; `tasks` is what `tasks.sources.tables.load`
+    reads. Without `out`, the site is the folder `view` in the root or folder, else in the working
+    directory. Raises UsageError for what cannot be read or written.
+    """
+    root = _root(place)
+    if not (root or glob(place)):
+        raise UsageError(f"{place} does not exist", "name a root, a snapshot's folder or Parquet")
+    if root and candidates:
+        raise UsageError(f"--candidates beside the root {place}", "name their verdicts instead")
+    sources = _sources(root) if root else [("", Source(place, candidates, "", unfinished=True))]
+    directory = Path(out or Path(place if root else ".", "view"))
+    made_of, marker = _made_of([source for _, source in sources], tasks), directory / MADE_OF
+    if not (made_of and marker.is_file() and marker.read_text(encoding="utf-8") == made_of):
+        parts = [_part(name, source, tasks) for name, source in sources]
+        index = pl.concat([part.frame.select(*COLUMNS) for part in parts])
+        details = (row for part in parts for row in _details(part))
+        marker.unlink(missing_ok=True)
+        write_site(directory, index, details, title=str(Path(place).absolute()), **_scores(parts))
+        atomic_write(marker, made_of)
+    read = [source.verdicts.path for _, source in sources]
+    return {"page": str((directory / PAGE).absolute()), "verdicts": read}
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+def _root(place: str) -> str | None:
+    """The root that a place is or holds; None where it is something else."""
+    found = (path for path in (Path(place), Path(place, "snapshots")) if path.is_dir())
+    return next((str(path) for path in found if (path / "verification").is_dir()), None)
+
+
+def _sources(root: str) -> list[tuple[str, Source]]:
+    """Verdicts on training tasks, and on those of the newest benchmark; each with the set's
+    name."""
+    if not _newest(root, "verification"):
+        raise UsageError(
+            f"there is no finished verification snapshot under {root}",
+            f"name the one that is being written: {root}/verification/FINGERPRINT",
+        )
+    found = [("training", Source(None, None, root))]
+    for benchmark in _newest(root, "benchmark")[:1]:
+        for name in benchmark.manifest["upstream"]:
+            verdicts = Snapshot(root, "verification", name)
+            if verdicts.finished and verdicts.path != found[0][1].verdicts.path:
+                found.append(("benchmark", Source(verdicts.path, None, root)))
+    return found
+
+
+def _newest(root: str, stage: str) -> list[Snapshot]:
+    found = [each for each in snapshots(root, stage) if each.finished]
+    return sorted(found, key=lambda each: str(each.manifest["created_at"]), reverse=True)
+
+
+def _training_sets(source: Source) -> dict[str, Snapshot]:
+    """The newest training set that each strategy made of these verdicts."""
+    if isinstance(source.verdicts, Files):
+        return {}
+    return {
+        str(each.manifest["config"]["strategy"]): each
+        for each in reversed(_newest(source.verdicts.root, "curation"))
+        if source.verdicts.fingerprint in each.manifest["upstream"]
+    }
+
+
+def _trace_flags(source: Source) -> Snapshot | None:
+    return source.made_of("trace-flags", source.verdicts, source.candidates)
+
+
+def _made_of(sources: Sequence[Source], tasks: str | None) -> str:
+    """What the site is made of; empty where that may change."""
+    read = [each for source in sources for each in (source.verdicts, source.candidates)]
+    if tasks or any(isinstance(each, Files) for each in read):
+        return ""
+    more = [each for source in sources for each in _training_sets(source).values()]
+    more += [flags for source in sources if (flags := _trace_flags(source))]
+    return stable_hash([VIEWER_VERSION, *(each.path for each in (*read, *more))])
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _part(name: str, source: Source, tasks: str | None) -> Part:
+    columns, where = (*NEEDED, *READ), source.verdicts.path
+    frame = source.read(columns, columns)
+    if missing := [each for each in NEEDED if each not in frame.columns]:
+        raise UsageError(
+            f"{where} has no column {', '.join(missing)}",
+            "give verdicts as verification or `concur verify-batch` wrote them",
+        )
+    if frame.is_empty():
+        raise UsageError(f"{where} has no row", "give the verdicts of a run that is finished")
+    places = places_of(source.candidates, frame)
+    absent = {key: pl.lit(None, kind) for key, kind in READ.items() if key not in frame.columns}
+    texts = {key: pl.col(key).cast(pl.String) for key in NEEDED}
+    frame = _marked(frame.with_columns(**absent, **texts), source)
+    named = _tasks(source, tasks, set(frame["task_id"]))
+    titles = {key: key if title in key else f"{title} ({key})" for key, (title, _) in named.items()}
+    timing = pl.col("timing").struct
+    frame = frame.with_columns(
+        id="candidate_id",
+        task=pl.col("task_id").replace(titles),
+        set=pl.lit(name),
+        model=pl.coalesce("generator", "model", pl.lit("unnamed")),
+        speedup=timing.field("speedup"),
+        lower=timing.field("speedup_lower"),
+        upper=timing.field("speedup_upper"),
+        tokens="reasoning_tokens",
+    )
+    stored = places.select(pl.col("candidate_id").cast(pl.String))
+    return Part(source, places, stored.join(frame, on="candidate_id", maintain_order="left"), named)
+
+
+def _marked(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
+    """Each candidate once, with the strategies that took it, and all its flags."""
+    schema = {"candidate_id": pl.String(), "strategies": pl.String()}
+    taken = [
+        each.read(columns=["candidate_id"]).with_columns(strategies=pl.lit(name))
+        for name, each in _training_sets(source).items()
+    ]
+    took = (
+        pl.concat([pl.DataFrame(schema=schema), *taken]).group_by("candidate_id").agg("strategies")
+    )
+    flags = _trace_flags(source) or pl.DataFrame()
+    frame = with_flags(frame.unique("candidate_id", keep="first", maintain_order=True), flags)
+    frame = frame.join(took, on="candidate_id", how="left", maintain_order="left")
+    both = pl.concat_list(pl.col(each).fill_null([]) for each in ("flags", "trace_flags"))
+    return frame.with_columns(
+        each.list.eval(pl.element().str.replace(":.*", ""))
+        .list.unique()
+        .list.sort()
+        .list.join("\t")
+        for each in (both.alias("flags"), pl.col("strategies"))
+    )
+
+
+def _tasks(source: Source, tasks: str | None, wanted: set[str]) -> dict[str, tuple[str, str]]:
+    """Name and code of the tasks that are known."""
+    if tasks:
+        return {task.task_id: (task.name, task.code) for task in load(tasks, wanted)}
+    if source.tasks is None:
+        return {}
+    rows = source.tasks.read(columns=("task_id", "name", "code"), unique="task_id").iter_rows()
+    return {key: (name, code) for key, name, code in rows}
+
+
+def _details(part: Part) -> Iterator[dict[str, Any]]:
+    """What the page of each candidate shows: its verdict, its texts and the task's program."""
+    told = part.source.verdicts.read(columns=VERDICTS.names, unique="candidate_id")
+    number = {key: row for row, key in enumerate(told["candidate_id"])}
+    divided = part.source.candidates.has_column("answer")
+    texts = [name for name in CANDIDATES.names if not (divided and name in LARGE)]
+    for row in part.source.candidates.rows_of(part.places, texts):
+        verdict = told.row(number[row["candidate_id"]], named=True)
+        _, code = part.tasks.get(str(verdict["task_id"]), ("", None))
+        yield row | verdict | {"reference": code}
+
+
+# -- scores ----------------------------------------------------------------------------------------
+
+
+def _scores(parts: Sequence[Part]) -> dict[str, Any]:
+    """Models set by set, the curves of their fast_p, and why there are none."""
+    models, curves, notes = [], {}, []
+    for name in dict.fromkeys(part.frame["set"][0] for part in parts):
+        frame = pl.concat(
+            [part.frame for part in parts if part.frame["set"][0] == name], how="diagonal_relaxed"
+        )
+        resamples = max(200, min(2000, DRAWS // frame["task_id"].n_unique()))
+        try:
+            rows = score(frame, ks=(1,), ps=PS, resamples=resamples)
+        except UsageError as error:
+            notes.append(f"No scores: {error}")
+            continue
+        for model in frame["model"].unique(maintain_order=True):
+            of = {
+                row.metric: row
+                for row in rows
+                if row.model == model and row.track == "custom_kernel"
+            }
+            facts = {"tasks": of["exec"].tasks, "samples": of["exec"].samples}
+            numbers = {label(each, of[each].k): scored(of[each]) for each in HEADLINE}
+            models.append({"set": name, "model": model, **facts, **numbers})
+            curves[" ".join(filter(None, (model, name and f"({name})")))] = [
+                (p, of[metric_name(p or None)]) for p in (0.0, *PS)
+            ]
+    if len(curves) > len(LOOKS):
+        notes.append(f"The figure shows the first {len(LOOKS)} of {len(curves)} models.")
+    shown = dict(list(curves.items())[: len(LOOKS)])
+    return {"models": models, "notes": notes, "figure": _drawn(shown) if shown else ""}
+
+
+@style()
+def _drawn(curves: Mapping[str, Sequence[tuple[float, ScoreRow]]]) -> str:
+    """The share of samples that are correct and faster than p times the reference, by p."""
+    figure, (axes,) = new_figure(7.4, 3.8)
+    for number, (name, rows) in enumerate(curves.items()):
+        line, colour = LOOKS[number]
+        known = [(p, row.value, row.lower, row.upper) for p, row in rows if row.value is not None]
+        title = cut(clean(name, one_line=True), 40)
+        axes.plot(
+            [p for p, *_ in known],
+            [value for _, value, *_ in known],
+            label=title,
+            linestyle=line,
+            color=colour,
+        )
+        for p, _, lower, upper in known:
+            if lower is not None and upper is not None:
+                axes.vlines(p + 0.015 * number, lower, upper, color=colour, alpha=0.5, linewidth=1)
+    axes.set_ylim(0, 1)
+    axes.set_xlim(left=0)
+    labelled(axes, "p (speedup above)", "fast_p, share of tasks", grid="both")
+    legend(axes)
+    return svg_of(figure)

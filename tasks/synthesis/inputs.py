@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +37,11 @@ ALIASES = {
 }
 """Columns, and what other tables call them; the first that is there is taken."""
 MOST_SPLIT = "train"
-_SAMPLE = re.compile(r"level_(\d+)_problem_(\d+)_sample_(\d+)(?:_kernel)?")
-_NUMBERED = re.compile(r"(\d+)_.*")
-_NAMED = re.compile(r"(.+?)(?:_sample_?(\d+))?(?:_kernel)?")
+_NAME = re.compile(
+    r"(?:level_(?P<level>\d+)_problem_(?P<problem_id>\d+)|(?P<task_id>.+?))"
+    r"(?:_sample_?(?P<sample_index>\d+))?(?:_kernel)?"
+)
+"""The names of files: KernelBench's, and a task's with the number of a sample."""
 
 
 class Part(NamedTuple):
@@ -103,37 +106,24 @@ def _renamed(columns: Sequence[str]) -> dict[str, str]:
 
 
 def _modules(path: Path) -> Iterator[Row]:
-    """One candidate a .py file. Where names are those of KernelBench's runs, other files are left
+    """One candidate per .py file. Where names are those of KernelBench's runs, other files are left
     out."""
     patterns = ("[!_]*.py", "level*/[!_]*.py")
-    files = (
-        [path] if path.is_file() else sorted(each for one in patterns for each in path.glob(one))
-    )
+    files = [path] if path.suffix == ".py" else sorted(chain(*map(path.glob, patterns)))
     if not files:
         raise UsageError(
             f"{shown(path)} holds no candidate: no .py file, Parquet, JSON lines or CSV",
             "give the folder that holds them, such as KernelBench's runs/NAME",
         )
-    samples = [file for file in files if _SAMPLE.fullmatch(file.stem)]
-    if 0 < len(samples) < len(files):
-        left_out = len(files) - len(samples)
+    named = [(file, found.groupdict()) for file in files if (found := _NAME.fullmatch(file.stem))]
+    samples = [(file, place) for file, place in named if place["level"]]
+    if left_out := samples and len(files) - len(samples):
         caution(f"{left_out} .py files are left out: they are not named as KernelBench's samples")
-    for file in samples or files:
+    for file, place in samples or named:
         name = file.stem if file == path else file.relative_to(path).with_suffix("").as_posix()
-        yield {"candidate_id": name, **_place(file), "code": read_text(file)}
-
-
-def _place(file: Path) -> Row:
-    """The task and the sample that a file's name says."""
-    if found := _SAMPLE.fullmatch(file.stem):
-        return dict(
-            zip(("level", "problem_id", "sample_index"), map(int, found.groups()), strict=True)
-        )
-    if file.parent.name.startswith("level") and (found := _NUMBERED.fullmatch(file.stem)):
-        return {"level": file.parent.name, "problem_id": int(found[1])}
-    found = _NAMED.fullmatch(file.stem)
-    task, sample = found.groups() if found else (file.stem, None)
-    return {"task_id": task, "sample_index": None if sample is None else int(sample)}
+        if file.parent not in (path, path.parent):  # KernelBench's own layout: level1/3_NAME.py
+            place |= {"level": file.parent.name, "problem_id": file.stem, "task_id": None}
+        yield {"candidate_id": name, **place, "code": read_text(file)}
 
 
 def _digest(path: Path) -> str:

@@ -106,4 +106,6 @@ def _server(what: str, root: str) -> str:
         raise UsageError(
             f"no {what} server runs for {root}", f"start one with `concur up --root {root}`"
         )
-    return address.removesuffix("/api")
+    # MLflow's own start page is that of GenAI traces
+    pages = "/#/experiments?workflowType=machine_learning" if what == "mlflow" else ""
+    return address.removesuffix("/api") + pages

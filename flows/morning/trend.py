@@ -101,6 +101,7 @@ def write_trend(root: str, newest: Refresh) -> str:
     """Write `trend.html`, with a line for each number; returns its path. Raises UsageError."""
     from tasks.reporting.charts import style, svg_of
     from tasks.reporting.page import Table, page_of
+    from tasks.reporting.text import plural
 
     found = nights(root, newest.name, newest.language)
     with style():
@@ -109,7 +110,7 @@ def write_trend(root: str, newest: Refresh) -> str:
         TEMPLATE,
         "html",
         title=f"Trend over nights: {newest.name}",
-        facts=(newest.language, f"{len(found)} finished refreshes"),
+        facts=(newest.language, plural(len(found), "finished night")),
         sentence=sentence_of(found),
         drawn=drawn,
         table=Table(("night", *(words for words, _ in METRICS.values())), rows_of(found)),
@@ -118,15 +119,11 @@ def write_trend(root: str, newest: Refresh) -> str:
 
 
 def sentence_of(found: Sequence[Night]) -> str:
-    """The newest night beside the one before, in numbers."""
-    shown = found[-2:]
-    said = [
-        f"{words} {' to '.join(_said(getattr(night, key), form) for night in shown)}"
-        for key, (words, form) in METRICS.items()
-    ]
-    return f"{'From the night before to the last' if len(shown) > 1 else 'First night'}: " + (
-        "; ".join(said) + "."
-    )
+    """Each number of the night before and of the newest one."""
+    nights = rows_of(found)[1::-1]
+    said = [" to ".join(values) for values in zip(*nights, strict=True)][1:]
+    pairs = zip(METRICS.values(), said, strict=True)
+    return "; ".join(f"{words} {value}" for (words, _), value in pairs) + "."
 
 
 def rows_of(found: Sequence[Night]) -> list[tuple[str, ...]]:
@@ -164,6 +161,7 @@ def _figure(found: Sequence[Night]) -> Figure:
     for axes, (key, points) in zip(every, series_of(found).items(), strict=True):
         axes.plot(*zip(*points or [(None, None)], strict=True), marker="o", color=FIRST)
         axes.set_ylim(bottom=0)
+        axes.set_xlim(0.5, max(2, len(found)) + 0.5)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         labelled(axes, "night", METRICS[key][0].split(",")[0].replace(" than PyTorch", ""))
     return figure

@@ -35,26 +35,21 @@ SCORES = [f"{model}{name}_at_1" for name in ("exec", "fast_1") for model in ("",
 VIEWS = {"scores": "", "branches": "tags.`concur.kind` = 'branch'"}
 """Views of the table of runs, with the filter of each: columns of scores, newest first."""
 SHOWN = {
-    # without it MLflow opens an experiment on its empty page of GenAI traces
-    "mlflow.experimentKind": "custom_model_development",
-    # a view that a link names; its form is that of MLflow's own "share" button
-    **{
-        f"mlflow.sharedViewState.{name}": json.dumps(
-            {
-                **{"searchFilter": query, "orderByKey": "attributes.start_time"},
-                **{"orderByAsc": False, "startTime": "ALL", "lifecycleFilter": "Active"},
-                **{"datasetsFilter": [], "modelVersionFilter": "All Runs"},
-                "selectedColumns": [
-                    "attributes.`Duration`",
-                    *(f"params.`{name}`" for name in ("strategy", "size", "seed")),
-                    *(f"metrics.`{name}`" for name in SCORES),
-                ],
-            }
-        )
-        for name, query in VIEWS.items()
-    },
+    f"mlflow.sharedViewState.{name}": json.dumps(
+        {
+            **{"searchFilter": query, "orderByKey": "attributes.start_time"},
+            **{"orderByAsc": False, "startTime": "ALL", "lifecycleFilter": "Active"},
+            **{"datasetsFilter": [], "modelVersionFilter": "All Runs"},
+            "selectedColumns": [
+                "attributes.`Duration`",
+                *(f"params.`{name}`" for name in ("strategy", "size", "seed")),
+                *(f"metrics.`{name}`" for name in SCORES),
+            ],
+        }
+    )
+    for name, query in VIEWS.items()
 }
-"""Tags of the experiment: how MLflow's pages show it."""
+"""Tags of the experiment, as MLflow's own button "share" writes them: views that a link names."""
 
 T = TypeVar("T")
 
@@ -199,7 +194,8 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
 
 def page_of(served: str, experiment: str, place: str, view: str = "") -> str:
     """The address of a page of an experiment (`runs`, `runs/ID`, `runs/ID/artifacts/FILE`) as
-    MLflow's pages of training show it; `view` is one of VIEWS."""
+    MLflow's pages of training show it: without `workflowType` it opens the page of GenAI traces.
+    `view` is one of VIEWS."""
     query = "workflowType=machine_learning" + (f"&viewStateShareKey={view}" if view else "")
     return f"{served.rstrip('/')}/#/experiments/{experiment}/{place}?{query}"
 

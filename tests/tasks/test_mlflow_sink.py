@@ -124,7 +124,7 @@ def test_everything_of_a_run_reads_back(home):
     assert [(point.step, point.value) for point in history] == [(1, 2.5), (2, 1.5), (3, 0.75)]
 
 
-def test_runs_have_the_times_of_their_work_and_the_experiment_opens_on_runs(home):
+def test_runs_have_the_times_of_their_work_and_links_open_on_scores(home):
     fields = {"name": "line", "run_fingerprint": "f1", "tags": {writing.NOTE_TAG: "3 of 4"}}
     stages = [StageRecord(name=str(ms), times=(ms, ms + 500)) for ms in (5000, 1000)]
     run_id = home.log(RunRecord(**fields, stages=(*stages, StageRecord(name="unknown"))))
@@ -135,9 +135,11 @@ def test_runs_have_the_times_of_their_work_and_the_experiment_opens_on_runs(home
     assert (child.info.start_time, child.info.end_time) == (1000, 1500)
     assert home.log(RunRecord(**fields)) == run_id  # long ago, and not taken for left behind
     shown = home.client.get_experiment_by_name("refresh").tags
-    assert shown["mlflow.experimentKind"] == "custom_model_development"
     view = json.loads(shown["mlflow.sharedViewState.scores"])
     assert "metrics.`exec_at_1`" in view["selectedColumns"]
+    page = connection.page_of("http://host/", "1", "runs", "scores")
+    query = "workflowType=machine_learning&viewStateShareKey=scores"
+    assert page == f"http://host/#/experiments/1/runs?{query}"
 
 
 def test_a_trend_is_one_run_that_grows(home):

@@ -65,9 +65,9 @@ def content(context: ReportContext) -> dict[str, Any]:
             ],
         ),
         "rates": pivoted(
-            ("model", "track", "k", "tasks", "samples"),
+            ("model", "track", "k", "tasks"),
             [row for row in context.scores if row.metric not in ("exec", GEOMETRIC_MEAN)],
-            lambda row: (*_named(row)[:2], str(row.k), *_named(row)[2:]),
+            lambda row: (*_named(row)[:2], str(row.k), str(row.tasks)),
             lambda row: row.metric,
             scored,
         ),

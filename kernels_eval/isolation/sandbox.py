@@ -334,7 +334,7 @@ class ForkServer:
         self.channel = Channel(ours)
         self._asking = threading.RLock()  # the warm pool starts and ends children in a thread
         self._closed = False
-        program = [sys.executable, "-m", "kernels_eval.isolation.forkserver"]
+        program = [sys.executable, "-P", "-m", "kernels_eval.isolation.forkserver"]
         without = left_out() if without is None else without
         said = self.base / "forkserver.log"
         with open(said, "wb") as log:

@@ -79,7 +79,7 @@ def sanitize(
             for name, code in sources.items():
                 asked[name] = str(child.write_file(f"{name}.py", code))
             request = str(child.write_file("request.json", json.dumps(asked)))
-            under = [sys.executable, "-m", "kernels_eval.child.sanitized", request]
+            under = [sys.executable, "-P", "-m", "kernels_eval.child.sanitized", request]
             run = {
                 "program": [program, *_options(tool, draft.custom_kernels), *under],
                 "environment": ENVIRONMENT,

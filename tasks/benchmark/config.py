@@ -44,6 +44,7 @@ class BenchmarkConfig(BaseModel):
     )
     token_limits: tuple[PositiveInt, ...] = Field(
         default=(),
+        exclude_if=lambda limits: not limits,  # as for operator_times
         description=(
             "score each model again as if its answers had ended at this many tokens: a longer"
             " answer counts as none. For comparing models with different limits"

@@ -563,6 +563,7 @@ def test_a_source_cannot_pretend_that_the_disk_is_full(tmp_path):
 # -- those who use it ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_library_that_goes_before_the_run_is_built_again():
     source = f"// {uuid.uuid4()}\ntorch::Tensor affine(torch::Tensor x) {{ return x * 2.0 + 1.0; }}"
     code = module("return ext.affine(x)", extension=load_inline(source, name="evicted_ext"))

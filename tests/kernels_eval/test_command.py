@@ -218,6 +218,7 @@ def test_an_unknown_language_is_refused_by_name(task, candidate):
     assert done.returncode == 2 and "fortran" in done.stderr and done.stdout == ""
 
 
+@pytest.mark.slow
 def test_candidate_text_cannot_drive_the_terminal(task, candidate):
     candidate.write_text(kernels.module("raise ValueError('\\x1b[2J\\x1b]0;owned\\x07 wiped')"))
     done = run(task, candidate)

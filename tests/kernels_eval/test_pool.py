@@ -364,6 +364,7 @@ def test_where_no_worker_starts_the_pool_says_so(pool, monkeypatch):
     assert "ray status" in fault.value.hint
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_whenever_it_starts_is_no_endless_loop(pool):
     with (
         lossy_pool("nowhere", *["dies"] * 2 * pool_module.DEATHS) as lossy,

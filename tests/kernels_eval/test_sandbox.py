@@ -63,6 +63,20 @@ def test_a_child_sees_nothing_of_the_parents_environment(server):
     assert f"'HOME': '{child.scratch}/work'" in log and f"seen {child.scratch}/work" in log
 
 
+def test_modules_in_the_users_folder_are_not_imported(tmp_path, monkeypatch):
+    """A folder of kernels may hold `triton.py`."""
+    for name in ("json", "triton"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong module')\n")
+    monkeypatch.chdir(tmp_path)
+    made = ForkServer()
+    try:
+        with Child(made, "capture", LIMITS) as child:
+            run(child, "import json\nprint('from', json.__file__)")
+            assert str(tmp_path) not in child.log_tail(10_000)
+    finally:
+        made.close()
+
+
 def test_a_child_holds_no_descriptor_but_its_own(server, tmp_path):
     with open(tmp_path / "parents_file", "w") as handle:
         os.set_inheritable(handle.fileno(), True)
@@ -421,6 +435,7 @@ def test_a_dead_fork_server_is_a_machine_fault(server):
     assert not other.base.exists()
 
 
+@pytest.mark.slow
 def test_a_dead_fork_server_is_replaced_with_the_next_use():
     code = kernels.module("return ext.affine(x)")
     with kernels.verifying(kernels.QUICK.model_copy(update={"time_correct": False})) as verify:

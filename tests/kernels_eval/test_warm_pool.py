@@ -42,6 +42,7 @@ def verify():
         yield made
 
 
+@pytest.mark.slow
 def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(verify, monkeypatch):
     taken: list[tuple[str, bool]] = []
     take = WarmPool.warm_child

@@ -129,7 +129,7 @@ def test_a_fault_in_the_training_section_is_told_as_that():
 def test_the_paper_profile_asks_as_the_paper_did():
     config = load_profile("paper")
     assert config.synthesis.sampling.identity == CARDS[KEVIN] | {"seed": 0}
-    assert config.benchmark.sampling.identity == CARDS[QWQ] | {"max_tokens": 16384, "seed": 0}
+    assert config.benchmark.sampling.identity == CARDS[QWQ] | {"max_tokens": 32768, "seed": 0}
     other = load_profile(
         "paper", [f"synthesis.model={KERNEL_CODER}", "synthesis.sampling.min_p=0.05"]
     )

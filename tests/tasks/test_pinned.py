@@ -129,7 +129,7 @@ def test_without_a_copy_there_is_one_error_that_says_how_to_go_on(answers):
     answers.fault = ConnectionError("no route")
     with pytest.raises(
         UsageError,
-        match=r"cannot load GPUMODE/KernelBook .* from the hub: no route .*tasks\.location",
+        match=r"cannot load GPUMODE/KernelBook .* from the hub: no route .*give its path",
     ):
         load()
     assert len(answers.loads) > 1, "it was asked again"

@@ -33,6 +33,7 @@ def servers():
         yield stack
 
 
+@pytest.mark.slow
 def test_an_ablation_outlives_its_mlflow(tmp_path, servers):
     from mlflow.tracking import MlflowClient
 

@@ -363,6 +363,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     )
 
 
+@pytest.mark.slow
 def test_branches_of_the_same_rows_share_a_training_per_seed(quick, home):
     # sizes above what there is give the same rows; so does, by another rule, a file of the same
     # strategy
@@ -387,6 +388,7 @@ def test_branches_of_the_same_rows_share_a_training_per_seed(quick, home):
     assert {row["difference"] for row in result.strategies if row["baseline"]} == {0.0}
 
 
+@pytest.mark.slow
 def test_branches_run_side_by_side_where_there_is_room(quick, home):
     import threading
 
@@ -397,6 +399,7 @@ def test_branches_run_side_by_side_where_there_is_room(quick, home):
     assert result.complete and quick.most_at_once == 3
 
 
+@pytest.mark.slow
 def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
     quick, home, monkeypatch
 ):

@@ -431,6 +431,7 @@ def test_parts_do_not_outlive_a_manager_that_is_killed(
     assert not places.state.exists() and not places.temporary.exists()
 
 
+@pytest.mark.slow
 def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(
     start,
 ):

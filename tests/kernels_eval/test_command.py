@@ -64,6 +64,7 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     assert any("custom kernels: affine" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_the_script_of_the_documentation_prints_the_verdict(task, candidate):
     page = (ROOT / "docs/how-to/verify-in-python.md").read_text(encoding="utf-8")
     script = candidate.parent / "evaluate.py"

@@ -91,6 +91,7 @@ def test_a_planted_better_strategy_is_found_and_said(written):
     assert " points against the baseline random, corrected p " in written.headline
 
 
+@pytest.mark.slow
 def test_strategies_that_are_alike_are_not_told_apart(tmp_path):
     """Of 8 independent ablations of two equal strategies, chance may call one distinguishable."""
     made = [branch(tmp_path, "a", n, drawn(0.4, tasks=20, samples=4, seed=n)) for n in range(32)]
@@ -109,6 +110,7 @@ def test_strategies_that_are_alike_are_not_told_apart(tmp_path):
     assert called <= 2  # both metrics are tested, corrected: three of 8 happens once in 170
 
 
+@pytest.mark.slow
 def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted):
     found = compared(planted, resamples=50)
     row, counts = found.score("concur", "exec"), found.samples_per_task_and_seed
@@ -326,6 +328,7 @@ def test_html_markdown_and_json_hold_the_same_numbers(written):
     assert data["published"] and "KernelCoder" not in json.dumps(data["scores"])
 
 
+@pytest.mark.slow
 def test_the_same_ablation_gives_the_same_bytes(planted, written, tmp_path):
     write_comparison(planted, tmp_path, resamples=200)
     names = ["comparison.html", "comparison.json", "comparison.md"]

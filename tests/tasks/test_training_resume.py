@@ -40,6 +40,7 @@ def goes_on_exactly(base, out, uninterrupted, from_step):
     assert adapter_bytes(result) == adapter_bytes(uninterrupted)
 
 
+@pytest.mark.slow
 def test_killed_between_two_passes_of_a_step_in_the_middle_of_an_epoch(base, uninterrupted, killed):
     out, death = killed
     death.result()

@@ -33,7 +33,7 @@ torch::Tensor gelu_by_tanh(torch::Tensor x) {
 )
 
 
-@pytest.mark.parametrize("formula", ["flag", "off"])
+@pytest.mark.parametrize("formula", ["flag", pytest.param("off", marks=pytest.mark.slow)])
 def test_an_approximation_is_correct_where_the_policy_takes_it(formula):
     config = QUICK.model_copy(
         update={"correctness": CorrectnessConfig(formula=formula), "time_correct": False}

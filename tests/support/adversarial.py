@@ -52,7 +52,7 @@ class Case:
     twin_check: Check | None = None
     language: Language = Language.CPP
     slow: bool = False
-    """Run by `make test-slow` alone, as those of a page that says so are."""
+    """Run by `make test-slow` alone, as are those of a page that says so."""
     deadline_s: float | None = None
     """Of the test of the cheat: for attacks whose failure is that the verifier never comes to an
     end."""
@@ -163,7 +163,8 @@ def cases_of(page: Path) -> list[Case]:
     cases = []
     for row in read["cases"]:
         fields = {name: how.get(name, lambda given: given)(value) for name, value in row.items()}
-        cases.append(Case(code=fields.pop("cheat"), slow=read.get("slow", False), **fields))
+        fields.setdefault("slow", read.get("slow", False))
+        cases.append(Case(code=fields.pop("cheat"), **fields))
     return cases
 
 

@@ -122,13 +122,13 @@ def make_inputs(
         values = [_to_device(value, device) for value in task.get_inputs()]
     if plan is None:
         return values
-    if distribution != DECLARED:
+    for index, dim, size in plan.shapes.get(shape, ()):
+        values[index] = values[index].narrow(dim, 0, size).contiguous()
+    if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         values = [
             _redraw(value, note, seed + index, distribution)
             for index, (value, note) in enumerate(zip(values, plan.notes, strict=True))
         ]
-    for index, dim, size in plan.shapes.get(shape, ()):
-        values[index] = values[index].narrow(dim, 0, size).contiguous()
     return values
 
 
@@ -235,7 +235,7 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
         drawn = drawn.abs() + 0.01
     if note.pattern:
         drawn = drawn.masked_fill(value == 0, 0)
-    if note.symmetric:
+    if note.symmetric and drawn.shape[-1] == drawn.shape[-2]:
         drawn = (drawn + drawn.transpose(-1, -2)) / 2
     return drawn.to(value.dtype)
 

@@ -13,7 +13,9 @@ from kernels_eval.checks.inputs import (
     construct,
     drawn_size,
     made_elsewhere,
+    make_inputs,
     parameter_shapes,
+    plan_inputs,
     randomise_weights,
     redraw_statistics,
     running_statistics,
@@ -154,8 +156,6 @@ def test_unmatched_parameters_are_counted_on_both_sides(reference, candidate):
 def test_a_tasks_inputs_are_the_same_for_the_same_seed():
     import types
 
-    from kernels_eval.checks.inputs import make_inputs, plan_inputs
-
     task = types.ModuleType("task")
     exec(AFFINE.code, vars(task))
     plan = plan_inputs(make_inputs(task, 1, "declared", None, "cpu"))
@@ -167,6 +167,25 @@ def test_a_tasks_inputs_are_the_same_for_the_same_seed():
             assert torch.equal(a, b) and not torch.equal(a, c)
             assert a.shape[0] == a.shape[1]
             assert int(a.shape[0]) in ((64,) if shape == "declared" else (47, 63))
+
+
+def test_what_a_distribution_changes_lies_within_a_smaller_shape():
+    positive = SimpleNamespace(get_inputs=lambda: [torch.rand(48, 64)])
+    plan = plan_inputs(positive.get_inputs())
+    for shape in plan.shapes:
+        for seed in range(20):
+            drawn = make_inputs(positive, seed, "impulse", plan, "cpu", shape)[0]
+            assert int((drawn > 15).sum()) >= 1 and int((drawn < -15).sum()) >= 1
+
+
+def test_a_symmetric_matrix_stays_one_where_a_smaller_shape_is_square():
+    square = torch.randn(48, 48)
+    task = SimpleNamespace(get_inputs=lambda: [square + square.T])
+    plan = plan_inputs(task.get_inputs())
+    smaller = make_inputs(task, 3, "normal", plan, "cpu", "all_odd")[0]
+    assert torch.equal(smaller, smaller.T) and smaller.shape[0] < 48
+    for shape in plan.shapes:
+        assert make_inputs(task, 3, "normal", plan, "cpu", shape)[0].dim() == 2
 
 
 class Ordinary(torch.nn.Module):

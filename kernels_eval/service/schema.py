@@ -24,7 +24,7 @@ from kernels_eval.records import KernelTask, Language, Record, Verdict, stable_h
 
 MOST_REQUESTS = 1024
 """Requests of one batch."""
-Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}\Z")]
+Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,127}$")]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Code = Annotated[str, Field(min_length=1, max_length=1_000_000)]
 

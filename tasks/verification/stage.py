@@ -21,9 +21,7 @@ from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
 from kernels_eval.devices import conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError
-from kernels_eval.parent.draft import verdict_of
-from kernels_eval.parent.messages import Finding
-from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.draft import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
@@ -146,7 +144,8 @@ class Verification:
         left = self._without_verdict()
         has_code = left["parse_reason"].is_null()
         with closing(self._pairs(left.filter(~has_code))) as without_code:
-            self.snapshot.append((self._row(_no_code(*pair)) for pair in without_code), VERDICTS)
+            verdicts = (no_code_verdict(*pair) for pair in without_code)
+            self.snapshot.append(map(self._row, verdicts), VERDICTS)
         self._left = left.filter(has_code)
         self.planned, self.reached = len(self._left), 0
         self.chunks = -(-self.planned // self.config.chunk_size)
@@ -333,9 +332,3 @@ def run(
                 verify_chunk(work, number)
             work.publish()
         return work.snapshot.ref
-
-
-def _no_code(task: KernelTask, candidate: Candidate) -> Verdict:
-    reason = candidate.parse_reason or "no_code_block"
-    finding = Finding(reason=reason, detail="the response holds no complete module")
-    return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

@@ -158,16 +158,16 @@ class Service:
         self._waiting.setdefault(identity, set()).add(waiter)
         try:
             found = self.evaluations.get(identity)
-            if found and not found.state.final and wait_s != 0 and not self.draining:
+            if not found.state.final and wait_s != 0 and not self.draining:
                 await asyncio.wait([waiter], timeout=wait_s)
                 found = self.evaluations.get(identity)
+            return found
+        except KeyError as error:
+            raise HTTPException(404, f"there is no evaluation {identity}") from error
         finally:
             self._waiting[identity].discard(waiter)
             if not self._waiting[identity]:
                 del self._waiting[identity]
-        if found is None:
-            raise HTTPException(404, f"there is no evaluation {identity}")
-        return found
 
     def health(self) -> dict[str, Any]:
         engine = self.engine

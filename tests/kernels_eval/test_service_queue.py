@@ -9,19 +9,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
 from kernels_eval.parent.draft import no_code_verdict
-from kernels_eval.records import Candidate, Language, Verdict
+from kernels_eval.records import Candidate, Language, Reason, Verdict
 from kernels_eval.service.queue import (
     FAULTS,
     ConflictError,
     Evaluations,
-    FairQueue,
     QueueFullError,
     Submission,
 )
@@ -65,9 +65,7 @@ class Queue(Evaluations):
         return keys
 
     def state(self, name: str) -> State:
-        found = self.get(name)
-        assert found
-        return found.state
+        return self.get(name).state
 
 
 @pytest.fixture
@@ -80,47 +78,51 @@ def queue(tmp_path):
 # -- whose turn it is ------------------------------------------------------------------------------
 
 
-def order(pushed: list[tuple[str, int, str]]) -> list[str]:
-    fair = FairQueue()
-    for key, priority, client in pushed:
-        fair.push(key, priority, client)
-    return [key for _ in range(len(fair)) if (key := fair.pop())]
+def order(queue: Queue, *asked: tuple[str, str, int]) -> list[str]:
+    """Ask for (key, client, priority) in turn; the keys in the order in which they are begun."""
+    for number, (key, client, priority) in enumerate(asked):
+        queue.ask(f"{key}-{number}", key=key, client=client, priority=priority)
+    return queue.taken()
 
 
-def test_clients_take_turns_and_each_keeps_its_order():
-    pushed = [(f"a{n}", 0, "a") for n in range(4)] + [(f"b{n}", 0, "b") for n in range(2)]
-    assert order(pushed) == ["a0", "b0", "a1", "b1", "a2", "a3"]
+def test_clients_take_turns_and_each_keeps_its_order(queue):
+    asked = [(f"a{n}", "a", 0) for n in range(4)] + [(f"b{n}", "b", 0) for n in range(2)]
+    assert order(queue, *asked) == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
 
-def test_a_client_that_comes_late_waits_for_one_turn_of_each_other():
-    fair = FairQueue()
-    for key in ("a0", "a1", "b0", "b1"):
-        fair.push(key, 0, key[0])
-    assert fair.pop() == "a0"
-    fair.push("c0", 0, "c")
-    assert [fair.pop() for _ in range(5)] == ["b0", "a1", "c0", "b1", None]
+def test_a_client_that_comes_late_waits_for_one_turn_of_each_other(queue):
+    for key in ("a0", "a1", "a2", "b0", "b1"):
+        queue.ask(key, client=key[0])
+    began = [queue.take()[1].candidate_id, queue.take()[1].candidate_id]
+    assert began == ["key-a0", "key-b0"]
+    queue.ask("c0", "c1", client="c")
+    assert sorted(queue.taken()[:3]) == ["key-a1", "key-b1", "key-c0"]
 
 
-def test_a_higher_priority_goes_first_and_is_fair_among_its_own():
-    pushed = [("a0", 0, "a"), ("b0", 5, "b"), ("b1", 5, "b"), ("c0", 5, "c"), ("d0", -1, "d")]
-    assert order(pushed) == ["b0", "c0", "b1", "a0", "d0"]
+def test_a_client_that_was_away_has_saved_no_turns(queue):
+    order(queue, *[(f"a{n}", "a", 0) for n in range(10)])
+    asked = [(f"b{n}", "b", 0) for n in range(3)] + [(f"c{n}", "a", 0) for n in range(3)]
+    assert order(queue, *asked) == ["b0", "c0", "b1", "c1", "b2", "c2"]
 
 
-def test_a_key_moves_up_with_a_more_urgent_request_and_never_down():
-    assert order([("a0", 0, "a"), ("a1", 0, "a"), ("a1", 3, "b"), ("a1", -3, "c")]) == ["a1", "a0"]
+def test_a_higher_priority_goes_first_and_is_fair_among_its_own(queue):
+    asked = [("a0", "a", 0), ("b0", "b", 5), ("b1", "b", 5), ("c0", "c", 5), ("d0", "d", -1)]
+    assert order(queue, *asked) == ["b0", "c0", "b1", "a0", "d0"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(-2, 2), st.sampled_from("abc"))))
-def test_whatever_is_pushed_and_not_removed_comes_out_once(pushed):
-    fair = FairQueue()
-    for number, priority, client in pushed:
-        fair.push(str(number), priority, client)
-    wanted = {str(number) for number, _, _ in pushed}
-    for key in sorted(wanted)[::3]:
-        fair.remove(key)
-        wanted.discard(key)
-    came = [fair.pop() for _ in range(len(fair))]
-    assert sorted(filter(None, came)) == sorted(wanted) and fair.pop() is None
+def test_a_candidate_moves_up_with_a_more_urgent_request_and_never_down(queue):
+    asked = [("a0", "a", 0), ("a1", "a", 0), ("a1", "b", 3), ("a1", "c", -3)]
+    assert order(queue, *asked) == ["a1", "a0"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abc"), st.integers(-2, 2))))
+@settings(deadline=None, max_examples=30)
+def test_whatever_is_asked_is_begun_once(asked):
+    with TemporaryDirectory() as folder:
+        queue = Queue(Path(folder), limit=1000)
+        began = order(queue, *((f"{key}", client, urgency) for key, client, urgency in asked))
+        assert sorted(began) == sorted({str(key) for key, _, _ in asked})
+        queue.close()
 
 
 # -- one verdict for one candidate -----------------------------------------------------------------
@@ -167,12 +169,14 @@ def test_another_request_under_a_known_id_is_refused_with_its_whole_batch(queue)
     queue.ask("one")
     with pytest.raises(ConflictError, match="'one' stands for another"):
         queue.submit([submission("new"), submission("one", digest="other")])
-    assert queue.get("new") is None and queue.taken() == ["key-one"]
+    with pytest.raises(KeyError):
+        queue.get("new")
+    assert queue.taken() == ["key-one"]
 
 
 def test_what_needs_no_worker_is_done_at_once(queue):
     asked = submission("one")
-    bare = asked.candidate.model_copy(update={"code": None, "parse_reason": "truncated"})
+    bare = asked.candidate.model_copy(update={"code": None, "parse_reason": Reason.TRUNCATED})
     settled = no_code_verdict(AFFINE, bare)
     [found] = queue.submit([asked._replace(candidate=bare, settled=settled)])
     assert found.verdict.reason == "truncated" and not found.cached and queue.taken() == []
@@ -186,9 +190,10 @@ def test_what_needs_no_worker_is_done_at_once(queue):
 def test_above_the_limit_a_batch_is_refused_as_a_whole_and_known_verdicts_are_not(tmp_path):
     queue = Queue(tmp_path, limit=4)
     queue.ask("a", "b", client="x")
-    with pytest.raises(QueueFullError, match="at most 4"):
+    with pytest.raises(QueueFullError, match="at most 4 .* there are 5 and 3"):
         queue.ask("c", "d", "e", client="y")
-    assert queue.get("c") is None
+    with pytest.raises(KeyError):
+        queue.get("c")
     queue.ask("c", "d", client="y")
     queue.taken()
     queue.reached(verdict("key-a"))
@@ -200,7 +205,7 @@ def test_above_the_limit_a_batch_is_refused_as_a_whole_and_known_verdicts_are_no
 def test_one_client_cannot_fill_the_queue(tmp_path):
     queue = Queue(tmp_path, limit=4)
     queue.ask("a", "b", client="x")
-    with pytest.raises(QueueFullError, match="client 'x' wait, of at most 2"):
+    with pytest.raises(QueueFullError, match="2 of one client: with these there are 3 and 3"):
         queue.ask("c", client="x")
     queue.ask("c", client="y")
     queue.close()
@@ -209,18 +214,21 @@ def test_one_client_cannot_fill_the_queue(tmp_path):
 def test_a_cancelled_evaluation_is_not_begun_and_the_others_go_on(queue):
     queue.ask("one", "two", key="same")
     queue.ask("three")
-    assert queue.cancel("one").state is State.CANCELLED
-    assert queue.cancel("three").state is State.CANCELLED
-    assert queue.cancel("nobody") is None and queue.taken() == ["same"]
+    for name in ("one", "three", "nobody"):
+        queue.cancel(name)
+    assert queue.state("one") is queue.state("three") is State.CANCELLED
+    assert queue.taken() == ["same"]
     queue.reached(verdict("same"))
-    assert queue.state("two") is State.DONE and queue.cancel("two").state is State.DONE
-    assert queue.state("one") is State.CANCELLED  # final is final
+    queue.cancel("two")
+    assert queue.state("two") is State.DONE and queue.state("one") is State.CANCELLED
+    assert len(queue.ended) == 3  # final is final
 
 
 def test_a_verdict_that_nobody_waits_for_any_more_is_kept(queue):
     queue.ask("one", key="same")
     queue.taken()
-    assert queue.cancel("one").state is State.CANCELLED and queue.running == 1
+    queue.cancel("one")
+    assert queue.state("one") is State.CANCELLED and queue.running == 1
     queue.reached(verdict("same"))
     assert queue.state("one") is State.CANCELLED
     assert queue.ask("two", key="same")[0].verdict == verdict("same")

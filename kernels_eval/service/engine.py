@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -83,6 +84,7 @@ class Engine:
     cautions: list[str] = field(default_factory=list)
     """What the pool says of devices that it lacks or has given up."""
     _ending: threading.Event = field(default_factory=threading.Event)
+    _process: SpawnProcess | None = None
     _pause_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -93,15 +95,18 @@ class Engine:
         """Begin nothing more; whether what was under way had its verdict within `wait_s`."""
         self._ending.set()
         self._thread.join(wait_s)
-        return not self._thread.is_alive()
+        ended = not self._thread.is_alive()
+        if self._process:
+            self._process.kill()
+        return ended
 
     def _run(self) -> None:
         while not self._ending.is_set():
             spawn = get_context("spawn")
             ours, theirs = spawn.Pipe()
-            process = spawn.Process(target=work, args=(theirs, self.options), daemon=True)
+            self._process = spawn.Process(target=work, args=(theirs, self.options), daemon=True)
             try:
-                process.start()
+                self._process.start()
                 theirs.close()
                 self._serve(ours)
             except (EOFError, OSError):
@@ -112,8 +117,8 @@ class Engine:
             finally:
                 self.workers = 0
                 ours.close()
-                process.join(ENDS_S)
-                process.kill()
+                self._process.join(ENDS_S)
+                self._process.kill()
             self._ending.wait(self._pause_s)
             self._pause_s = min(2 * self._pause_s, PAUSE_S)
 

@@ -196,44 +196,21 @@ class Row:
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
 
-    def draw(self, logits: torch.Tensor) -> torch.Tensor:
-        """The next token, from logits (vocabulary,): repetition penalty, temperature, min-p, top-k,
-        nucleus (the order in which vLLM has them; what a request leaves open does nothing), then
-        the Gumbel-max trick.
-
-        The penalty divides logits of tokens that were there already where they are positive, and
-        multiplies negative ones (Keskar et al. 2019, section 4.1, as transformers and vLLM have
-        it). The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman
-        et al. 2020, section 3.1); temperature 0 takes the most likely token. Gumbel-max (argmax of
-        logit - log of an exponential draw per token, Maddison et al. 2014, section 2) rather than
-        inverting the cumulative distribution: where many tokens are about equally likely the latter
-        changes its mind with the rounding of the logits, a thousand times as often.
-        """
-        import torch
-
-        asked, count = self.request.sampling, len(logits)
-        if asked.repetition_penalty is not None:
-            seen = torch.tensor(sorted({*self.prompt, *self.tokens}), dtype=torch.long)
-            before, penalty = logits[seen], asked.repetition_penalty
-            logits[seen] = torch.where(before > 0, before / penalty, before * penalty)
-        if asked.temperature == 0:
-            return logits.argmax()
-        logits = logits / max(asked.temperature, 1e-6)
-        if asked.top_k or asked.min_p:
-            ordered = logits.sort(descending=True).values
-            least = ordered[min(asked.top_k or count, count) - 1]
-            if asked.min_p:
-                least = torch.maximum(least, ordered[0] + torch.tensor(asked.min_p).double().log())
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        ordered, tokens = logits.softmax(-1).sort(descending=True)
-        # never the first, which has nothing before it
-        logits[tokens[ordered.cumsum(-1) - ordered >= asked.top_p]] = -torch.inf
-        noise = torch.from_numpy(self.random.standard_exponential(count))
-        return (logits - noise.to(logits.device).log()).argmax()
-
 
 def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """Next tokens, shape (rows,), from logits (rows, vocabulary)."""
+    """Next tokens, shape (rows,), from logits (rows, vocabulary): repetition penalty, temperature,
+    min-p, top-k, nucleus (the order in which vLLM has them; what a request leaves open does
+    nothing), then the Gumbel-max trick.
+
+    The penalty divides logits of tokens that were there already where they are positive, and
+    multiplies negative ones (Keskar et al. 2019, section 4.1, as transformers and vLLM have it).
+    The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman et al.
+    2020, section 3.1); temperature 0 takes the most likely token. Gumbel-max (argmax of logit - log
+    of an exponential draw per token, Maddison et al. 2014, section 2) rather than inverting the
+    cumulative distribution: where many tokens are about equally likely the latter changes its mind
+    with the rounding of the logits, a thousand times as often.
+    """
+    import numpy as np
     import torch
 
     if not bool(torch.isfinite(logits).all()):
@@ -241,4 +218,29 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
             "the model's logits are not finite",
             "check the adapter, or sample in float32 with device cpu",
         )
-    return torch.stack([row.draw(each) for row, each in zip(rows, logits.double(), strict=True)])
+    logits, count, asked = logits.double(), logits.shape[-1], [r.request.sampling for r in rows]
+    for index, (row, each) in enumerate(zip(rows, asked, strict=True)):
+        if each.repetition_penalty is not None:
+            seen = torch.tensor(
+                [*{*row.prompt, *row.tokens}], dtype=torch.long, device=logits.device
+            )
+            before, penalty = logits[index, seen], each.repetition_penalty
+            logits[index, seen] = torch.where(before > 0, before / penalty, before * penalty)
+
+    def column(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.double, device=logits.device)[:, None]
+
+    temperature = column([each.temperature for each in asked])
+    ordered, tokens = (logits / temperature.clamp(min=1e-6)).sort(descending=True)
+    most = column([min(each.top_k or count, count) - 1 for each in asked])
+    least = ordered[:, :1] + column([each.min_p or 0 for each in asked]).log()
+    least = torch.maximum(least, ordered.gather(1, most.long()))
+    ordered = ordered.masked_fill(ordered < least, -torch.inf)
+    shares = ordered.softmax(-1)
+    # never the first, which has nothing before it
+    beyond = shares.cumsum(-1) - shares >= column([each.top_p for each in asked])
+    noise = torch.from_numpy(np.stack([row.random.standard_exponential(count) for row in rows]))
+    noise = noise.to(logits.device).log().gather(1, tokens)
+    drawn = (ordered.masked_fill(beyond, -torch.inf) - noise).argmax(-1, keepdim=True)
+    drawn = tokens.gather(1, drawn)[:, 0]
+    return torch.where(temperature[:, 0] == 0, logits.argmax(-1), drawn)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
+from tasks.progress import caution
 from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
@@ -33,9 +34,10 @@ class TransformersSampler(Sampler):
 
     The text of a response is what follows the generation prompt: with a template that opens the
     think block it begins inside it and keeps `</think>`. `name` is the generator's identity in
-    every candidate. The model is loaded at the first request. Raises UsageError where model or
-    adapter cannot be loaded, where a prompt leaves no room in the model's window, and where the
-    device is too small.
+    every candidate. `batch_size` is how many responses are written at once; None: 256 on a GPU and
+    16 on a CPU. It is halved where the device's memory ends. The model is loaded at the first
+    request. Raises UsageError where model or adapter cannot be loaded, where a prompt leaves no
+    room in the model's window, and where the device cannot hold one response.
     """
 
     def __init__(
@@ -44,9 +46,9 @@ class TransformersSampler(Sampler):
         adapter: Path | None,
         name: str,
         device: Literal["auto", "cpu", "cuda"] = "auto",
-        batch_size: int = 16,
+        batch_size: int | None = None,
     ) -> None:
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}", "give 1 or more")
         super().__init__(tokenizer=model)
         self.generator = name
@@ -58,20 +60,27 @@ class TransformersSampler(Sampler):
         import torch
 
         # neighbours in length share a batch: less padding, and requests of one prompt stay together
-        rows = [Row(request, *self.loaded.encode(request)) for request in requests]
-        rows.sort(key=lambda row: (len(row.prompt), row.prompt, row.request.request_key))
-        for start in range(0, len(rows), self._batch_size):
-            batch = rows[start : start + self._batch_size]
+        asked = [(*self.loaded.encode(request), request) for request in requests]
+        asked.sort(key=lambda each: (len(each[0]), each[0], each[2].request_key))
+        size = self._batch_size or self.loaded.batch_size
+        while asked:
+            rows = [Row(request, prompt, window) for prompt, window, request in asked[:size]]
+            answered = set()
             try:
-                yield from self.loaded.respond(batch)
+                for response in self.loaded.respond(rows):
+                    answered.add(response.request_key)
+                    yield response
             except torch.OutOfMemoryError as error:
-                longest = max(len(row.prompt) + row.request.sampling.max_tokens for row in batch)
-                raise UsageError(
-                    f"out of memory while sampling {len(batch)} responses of up to {longest}"
-                    " tokens at once",
-                    f"lower batch_size (now {self._batch_size}), lower max_tokens, or serve the"
-                    " model with vLLM",
-                ) from error
+                if size == 1:
+                    longest = len(rows[0].prompt) + rows[0].limit
+                    raise UsageError(
+                        f"out of memory while sampling one response of up to {longest} tokens",
+                        "lower max_tokens, or serve the model with vLLM",
+                    ) from error
+                size = max(1, len(rows) // 2)
+                caution(f"Out of memory: {size} responses are sampled at once from here on")
+            left = [each for each in asked[: len(rows)] if each[2].request_key not in answered]
+            asked = left + asked[len(rows) :]
 
     def close(self) -> None:
         """Lets the model go. Sampling again loads it again."""
@@ -97,6 +106,7 @@ class Loaded:
         dtype = torch.bfloat16 if gpu else torch.float32
         model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
         self.model: Any = model.to("cuda" if gpu else "cpu")
+        self.batch_size = 256 if gpu else 16
         configured = model.generation_config.eos_token_id
         configured = configured if isinstance(configured, list) else [configured]
         self.ends = {self.tokenizer.eos_token_id, *configured} - {None}

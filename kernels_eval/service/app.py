@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, model_validator
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
@@ -42,24 +43,21 @@ EXPIRE_EVERY_S = 0.25
 BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 
 
-class Batch(Record):
-    """Requests that are taken over together: all or none."""
+class Asked(Record):
+    """Requests that are taken over together, all or none. A request alone is a batch of one."""
 
     requests: Annotated[list[EvaluationRequest], Field(min_length=1, max_length=MOST_REQUESTS)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_is_a_batch(cls, body: Any) -> Any:
+        return {"requests": [body]} if isinstance(body, dict) and "requests" not in body else body
 
 
 class Accepted(Record):
     """The evaluations of a batch, in its order."""
 
     evaluations: list[Evaluation]
-
-
-Asked = Annotated[
-    Annotated[Batch, Tag("batch")] | Annotated[EvaluationRequest, Tag("request")],
-    Discriminator(
-        lambda body: "batch" if isinstance(body, dict) and "requests" in body else "request"
-    ),
-]
 
 
 class Service:
@@ -70,37 +68,29 @@ class Service:
     ) -> None:
         """Raises UsageError where the journal cannot be used."""
         self.intake, self.drain_s, self.draining = intake, drain_s, False
-        self._options = options | {"language": intake.language, "config": intake.config}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
-        self.metrics = metrics = CollectorRegistry()
+        self._waiting: dict[str, asyncio.Event] = {}
+        options = options | {"language": intake.language, "config": intake.config}
+        self.evaluations = Evaluations(journal, limit, self._changed)
+        self.engine = Engine(self.evaluations, options)
+        self.metrics = CollectorRegistry()
         self._ended = Counter(
-            "concur_evaluations", "Final evaluations", ["state", "status"], registry=metrics
+            "concur_evaluations", "Final ones", ["state", "status"], registry=self.metrics
         )
         self._seconds = Histogram(
             "concur_evaluation_seconds",
             "From request to final state",
             buckets=BUCKETS_S,
-            registry=metrics,
+            registry=self.metrics,
         )
-        self.evaluations = Evaluations(journal, limit, self._changed)
-        self.engine: Engine | None = None
-        for name, read in self._gauges().items():
-            text = name.replace("_", " ").capitalize()
-            Gauge(f"concur_{name}", text, registry=metrics).set_function(read)
-
-    def _gauges(self) -> dict[str, Callable[[], float]]:
-        return {
-            "candidates_queued": lambda: self.evaluations.queued,
-            "candidates_running": lambda: self.evaluations.running,
-            "workers": lambda: self.engine.workers if self.engine else 0,
-            "machine_faults": lambda: self.engine.faults if self.engine else 0,
-        }
+        for name in ("queued", "running", "workers", "machine_faults"):
+            gauge = Gauge(f"concur_{name}", f"`{name}` of /health", registry=self.metrics)
+            gauge.set_function(partial(lambda name: float(self.health()[name]), name))
 
     @asynccontextmanager
     async def running(self, _: FastAPI) -> AsyncIterator[None]:
         self.evaluations.resume(self.intake.key)
-        self.engine = Engine(self.evaluations, self._options)
+        self.engine.start()
         expiry = asyncio.create_task(self._expire())
         try:
             yield
@@ -122,8 +112,8 @@ class Service:
             self._loop.call_soon_threadsafe(self._wake_all)
 
     def _wake_all(self) -> None:
-        for identity in list(self._waiting):
-            self._wake(identity)
+        for event in self._waiting.values():
+            event.set()
 
     def _changed(self, found: Evaluation) -> None:
         self._ended.labels(found.state, found.verdict.status if found.verdict else "").inc()
@@ -132,59 +122,51 @@ class Service:
             self._loop.call_soon_threadsafe(self._wake, found.id)
 
     def _wake(self, identity: str) -> None:
-        for waiter in self._waiting.get(identity, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+        if event := self._waiting.pop(identity, None):
+            event.set()
 
     def accept(self, asked: Asked) -> list[Evaluation]:
         """Take requests over. Raises HTTPException where they are not."""
         if self.draining:
             raise HTTPException(503, "the service is stopping: ask its next start", RETRY_S)
-        requests = asked.requests if isinstance(asked, Batch) else [asked]
         try:
-            return self.evaluations.submit([self.intake.read(each) for each in requests])
+            return self.evaluations.submit([self.intake.read(each) for each in asked.requests])
         except QueueFullError as error:
             raise HTTPException(429, str(error), RETRY_S) from error
-        except (ConflictError, UsageError) as error:
-            raise HTTPException(
-                422 if isinstance(error, UsageError) else 409, str(error)
-            ) from error
+        except ConflictError as error:
+            raise HTTPException(409, str(error)) from error
+        except UsageError as error:
+            raise HTTPException(422, str(error)) from error
 
     async def final(self, identity: str, wait_s: float | None) -> Evaluation:
         """An evaluation when it is final, or as it is after `wait_s` seconds, or when the service
         stops. Raises HTTPException where there is none."""
         self._loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.setdefault(identity, set()).add(waiter)
         try:
             found = self.evaluations.get(identity)
-            if not found.state.final and wait_s != 0 and not self.draining:
-                await asyncio.wait([waiter], timeout=wait_s)
-                found = self.evaluations.get(identity)
-            return found
         except KeyError as error:
             raise HTTPException(404, f"there is no evaluation {identity}") from error
-        finally:
-            self._waiting[identity].discard(waiter)
-            if not self._waiting[identity]:
-                del self._waiting[identity]
+        if not found.state.final and wait_s != 0 and not self.draining:
+            event = self._waiting.setdefault(identity, asyncio.Event())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), wait_s)
+            found = self.evaluations.get(identity)
+        return found
 
     def health(self) -> dict[str, Any]:
         engine = self.engine
-        status = "starting" if not (engine and engine.workers) else "ok"
-        if self.draining or (engine and engine.fault):
-            status = "stopping" if self.draining else "degraded"
+        status = "ok" if engine.workers else "starting"
         return {
-            "status": status,
+            "status": "stopping" if self.draining else "degraded" if engine.fault else status,
             "languages": self.intake.languages,
             "device": self.intake.device,
             "tasks": len(self.intake.tasks),
-            "workers": engine.workers if engine else 0,
+            "workers": engine.workers,
             "queued": self.evaluations.queued,
             "running": self.evaluations.running,
-            "machine_faults": engine.faults if engine else 0,
-            "last_fault": engine.fault if engine else "",
-            "cautions": engine.cautions if engine else [],
+            "machine_faults": engine.faults,
+            "last_fault": engine.fault,
+            "cautions": engine.cautions,
         }
 
 
@@ -255,7 +237,7 @@ async def metrics(service: Shared) -> Response:
 
 @router.post("/evaluate", tags=["KernelGYM"])
 async def judge(asked: kernelgym.KernelGymRequest, service: Shared) -> dict[str, Any]:
-    [taken] = await asyncio.to_thread(service.accept, asked.ours())
+    [taken] = await asyncio.to_thread(service.accept, Asked(requests=[asked.ours()]))
     return kernelgym.response(asked.task_id, await service.final(taken.id, None))
 
 

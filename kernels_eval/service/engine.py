@@ -87,7 +87,7 @@ class Engine:
     _process: SpawnProcess | None = None
     _pause_s: float = 1.0
 
-    def __post_init__(self) -> None:
+    def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 

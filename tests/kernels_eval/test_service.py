@@ -351,7 +351,7 @@ async def test_metrics_count_what_ended_and_what_waits(made):
         before = (await client.get("/metrics")).text
         reach(made)
         after = (await client.get("/metrics")).text
-    assert "concur_candidates_queued 2.0" in before and "concur_candidates_queued 0.0" in after
+    assert "concur_queued 2.0" in before and "concur_queued 0.0" in after
     assert 'concur_evaluations_total{state="done",status="no_code"} 1.0' in before
     assert 'concur_evaluations_total{state="done",status="correct"} 2.0' in after
     assert "concur_evaluation_seconds_count 3.0" in after
@@ -363,7 +363,7 @@ async def test_the_page_of_the_api_names_every_endpoint(refusing):
     assert {"/v1/evaluate", "/v1/evaluate/events", "/v1/results/{identity}", "/health"} <= set(
         paths
     )
-    assert "EvaluationRequest" in json.dumps(paths["/v1/evaluate"])
+    assert "schemas/Asked" in json.dumps(paths["/v1/evaluate"])
 
 
 # -- which candidate a request means ---------------------------------------------------------------

@@ -197,6 +197,7 @@ def test_whatever_ends_the_process_of_the_pool_each_candidate_gets_one_verdict(
     monkeypatch.setattr(made.evaluations, "_changed", lambda each: ended.append(each.id))
     made.evaluations.submit([made.intake.read(each) for each in asked])
     engine = Engine(made.evaluations, {"script": str(tmp_path / "script")})
+    engine.start()
     until = time.monotonic() + 60
     while len(ended) < 20 and time.monotonic() < until:
         time.sleep(0.01)
@@ -211,6 +212,7 @@ def test_at_its_end_the_engine_begins_nothing_more(tmp_path, monkeypatch):
     (tmp_path / "script").write_text("")
     made = service(tmp_path)
     engine = Engine(made.evaluations, {"script": str(tmp_path / "script")})
+    engine.start()
     assert engine.end(30)
     made.evaluations.submit([made.intake.read(request())])
     assert (made.evaluations.queued, made.evaluations.running) == (1, 0)

@@ -263,7 +263,7 @@ class Concur(RewardRecipe):
         if verdict.status is Status.REJECTED:
             return {"rejected": -self.penalties.get(verdict.reason, self.rejected)}
         if verdict.status is not Status.CORRECT:
-            return {}
+            return {"correct": 0.0}
         share, timing = verdict.custom_kernel_time_share or 0.0, verdict.timing
         parts = {"correct": self.correct, "coverage": self.coverage * share}
         if timing:
@@ -287,17 +287,17 @@ RECIPES: Mapping[str, RewardRecipe] = {kind().name: kind() for kind in get_args(
 def recipe_of(given: str | Path | Mapping[str, object] | RewardRecipe) -> RewardRecipe:
     """The recipe that a name, a mapping with `name` and other numbers, or a YAML file of such a
     mapping stands for. Raises UsageError."""
+    if isinstance(given, RewardRecipe):
+        return given
     if isinstance(given, str) and given in RECIPES:
         return RECIPES[given]
     hint = f"give one of {', '.join(RECIPES)}, or a YAML file with its name and numbers"
-    source = "the recipe"
     try:
-        if isinstance(given, (str, Path)):
-            source, given = str(given), yaml.safe_load(Path(given).read_text(encoding="utf-8"))
-        return _adapter.validate_python(given)
+        text = isinstance(given, (str, Path)) and Path(given).read_text(encoding="utf-8")
+        return _adapter.validate_python(yaml.safe_load(text) if text else given)
     except (OSError, ValueError, yaml.YAMLError) as error:
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise UsageError(f"{source} is no reward recipe: {said}", hint) from error
+        raise UsageError(f"{given} is no reward recipe: {said}", hint) from error
 
 
 def reward_parts(

@@ -12,13 +12,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from typing import Any
-from uuid import uuid4
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 from kernels_eval.errors import UsageError
-from kernels_eval.service.adapters.scoring import Feedback, Row, Scorer, plain_feedback
+from kernels_eval.service.adapters.scoring import Row, Scorer, plain_feedback
 
 
 class KernelAction(Action):
@@ -32,39 +31,25 @@ class KernelObservation(Observation):
     facts: dict[str, float] = {}
 
 
-class KernelState(State):
-    rewards: list[float | None] = []
-    done: bool = True
-
-
-class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState]):
-    """`reset` draws a task, or takes the `index` it is given; each `step` judges an answer."""
+class KernelEnvironment(Environment[KernelAction, KernelObservation, State]):
+    """`reset` takes the row whose number is the seed, or draws one; each `step` judges an answer.
+    The state holds the `rewards` of the episode's answers, and whether it is `done`."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    feedback = staticmethod(plain_feedback)
+    """what the next turn is told"""
 
-    def __init__(
-        self,
-        rows: Sequence[Row],
-        scorer: Scorer,
-        max_turns: int = 1,
-        feedback: Feedback = plain_feedback,
-    ) -> None:
+    def __init__(self, rows: Sequence[Row], scorer: Scorer, max_turns: int = 1) -> None:
         super().__init__()
-        self.rows, self.scorer, self.max_turns, self.feedback = rows, scorer, max_turns, feedback
-        self._state, self._row = KernelState(), rows[0]
+        self.rows, self.scorer, self.max_turns = rows, scorer, max_turns
+        self._state, self._row = State(done=True), rows[0]
 
     def reset(
-        self,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        index: int | None = None,
-        **_: Any,
+        self, seed: int | None = None, episode_id: str | None = None, **_: Any
     ) -> KernelObservation:
-        self._row = random.Random(seed).choice(self.rows) if index is None else self.rows[index]
-        self._state = KernelState(
-            episode_id=episode_id or uuid4().hex,
-            done=False,
-        )
+        number = random.randrange(len(self.rows)) if seed is None else seed
+        self._row = self.rows[number % len(self.rows)]
+        self._state = State(episode_id=episode_id, rewards=[], done=False)
         return KernelObservation(text=str(self._row.get("prompt", "")))
 
     def step(
@@ -73,14 +58,14 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, KernelState
         state = self._state
         if state.done:
             raise UsageError("this episode is over", "call reset")
-        row = {**self._row, "deadline_s": timeout_s or self._row.get("deadline_s")}
+        row = {"deadline_s": timeout_s, **self._row}
         (score,) = self.scorer.scores([row], [action.response])
         state.step_count += 1
-        state.rewards = [*state.rewards, score.reward]
+        state.rewards.append(score.reward)
         state.done = score.reward is None or state.step_count >= self.max_turns
         said = "" if state.done else self.feedback(score)
         return KernelObservation(text=said, facts=score.facts, reward=score.reward, done=state.done)
 
     @property
-    def state(self) -> KernelState:
+    def state(self) -> State:
         return self._state

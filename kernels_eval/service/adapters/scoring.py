@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, cached_property
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.records import Record, Status, Verdict
+from kernels_eval.records import Status, Verdict
 from kernels_eval.rewards import Parts, RewardRecipe, recipe_of, reward_parts
 from kernels_eval.service.client import AsyncVerifierClient, VerifierClient
 from kernels_eval.service.schema import Evaluation, EvaluationRequest
@@ -35,16 +35,14 @@ class NoRewardError(EvalError):
     """There is no reward, and the trainer has no way to leave a sample out."""
 
 
-class Score(Record):
-    """What a response earned, and why. `parts` are the terms of the reward; None where there is
-    none."""
+class Score(NamedTuple):
+    """What a response earned, and why."""
 
-    evaluation: Evaluation
+    verdict: Verdict | None
     parts: Parts | None
-
-    @property
-    def verdict(self) -> Verdict | None:
-        return self.evaluation.verdict
+    """terms of the reward; None where there is none"""
+    problem: str
+    """what failed, where there is no reward"""
 
     @property
     def reward(self) -> float | None:
@@ -53,36 +51,29 @@ class Score(Record):
     def earned(self) -> float:
         """The reward. Raises NoRewardError where there is none."""
         if self.reward is None:
-            found = self.verdict
-            why = f"{found.task_id}: {found.detail}" if found else self.evaluation.error
-            raise NoRewardError(
-                f"no reward: evaluation {self.evaluation.state}, {why}",
-                "drop the sample, or this task from the data set",
-            )
+            hint = "drop the sample, or this task from the data set"
+            raise NoRewardError(f"no reward: {self.problem}", hint)
         return self.reward
 
     @property
     def facts(self) -> dict[str, float]:
         """Numbers for a trainer's metrics; the same names for every score."""
-        status, speedup = None, 0.0
-        if self.verdict:
-            status, speedup = self.verdict.status, self.verdict.speedup
-        flags = {each.value: float(status is each) for each in (Status.CORRECT, Status.REJECTED)}
-        return {**flags, "speedup": speedup}
+        status = self.verdict and self.verdict.status
+        return {
+            "correct": float(status is Status.CORRECT),
+            "rejected": float(status is Status.REJECTED),
+            "speedup": self.verdict.speedup if self.verdict else 0.0,
+        }
 
 
 def plain_feedback(score: Score) -> str:
     """What a next turn is told: a status, and a speedup. Not which check rejected it, which is not
     for training against, and nothing that a candidate or a compiler wrote; to quote those safely,
     give an adapter a function over `tasks.synthesis.refine.said_of`."""
-    verdict = score.verdict
-    if not verdict:
+    if not score.verdict:
         return ""
-    timed = f", with a speedup of {verdict.speedup:.3g}" if verdict.timing else ""
-    return f"Verdict: {verdict.status}{timed}. Answer with a better complete module."
-
-
-Feedback = Callable[[Score], str]
+    said = f"{score.verdict.status}, with a speedup of {score.verdict.speedup:.3g}"
+    return f"Verdict: {said}. Answer with a better complete module."
 
 
 class Scorer:
@@ -94,11 +85,8 @@ class Scorer:
         self.recipe = recipe_of(recipe)
         url = url or os.environ.get("CONCUR_SERVICE_URL", "http://127.0.0.1:8000")
         self._address = url, os.environ.get("CONCUR_SERVICE_TOKEN")
+        self.client = VerifierClient(*self._address)
         self._by_loop: WeakKeyDictionary[object, AsyncVerifierClient] = WeakKeyDictionary()
-
-    @cached_property
-    def client(self) -> VerifierClient:
-        return VerifierClient(*self._address)
 
     @property
     def async_client(self) -> AsyncVerifierClient:
@@ -111,7 +99,8 @@ class Scorer:
     def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
         """One score a response, in order. Raises UsageError where a row names no task or the
         service refuses it, ServiceError where the service stays away."""
-        return self._scored(rows, self.client.evaluate_batch(_requests(rows, responses)))
+        found = self.client.evaluate_batch(list(map(_request, rows, responses)))
+        return list(map(self._score, rows, found))
 
     async def score(self, row: Row, response: object) -> Score:
         """The score of one response, awaited."""
@@ -119,25 +108,18 @@ class Scorer:
 
     async def ascores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
         """`scores`, awaited."""
-        requests = _requests(rows, responses)
-        return self._scored(rows, await self.async_client.evaluate_batch(requests))
+        requests = list(map(_request, rows, responses))
+        return list(map(self._score, rows, await self.async_client.evaluate_batch(requests)))
 
-    def _scored(self, rows: Sequence[Row], evaluations: Sequence[Evaluation]) -> list[Score]:
-        return [
-            Score(
-                evaluation=found,
-                parts=reward_parts(found.verdict, self.recipe, least_ms=row.get("least_ms")),
-            )
-            for row, found in zip(rows, evaluations, strict=True)
-        ]
+    def _score(self, row: Row, found: Evaluation) -> Score:
+        verdict = found.verdict
+        parts = reward_parts(verdict, self.recipe, least_ms=row.get("least_ms"))
+        problem = f"{verdict.task_id}: {verdict.detail}" if verdict else found.error or found.state
+        return Score(verdict, parts, problem)
 
 
 shared_scorer = cache(Scorer)
 """One scorer a process, recipe and address, for trainers that make an object a sample."""
-
-
-def _requests(rows: Sequence[Row], responses: Sequence[object]) -> list[EvaluationRequest]:
-    return [_request(*pair) for pair in zip(rows, responses, strict=True)]
 
 
 def _request(row: Row, response: object) -> EvaluationRequest:
@@ -148,7 +130,7 @@ def _request(row: Row, response: object) -> EvaluationRequest:
         return EvaluationRequest(**given, response=text_of(response))
     except ValidationError as error:
         raise UsageError(
-            f"a row of {', '.join(row) or 'nothing'} is no request: {error.errors()[0]['msg']}",
+            f"a row with {list(row)} is no request: {error.errors()[0]['msg']}",
             f"give each row one of {', '.join(TASK)}",
         ) from error
 
@@ -160,11 +142,11 @@ def row_of(row: Row, truth: object) -> Row:
 
 def text_of(response: object) -> str:
     """The text of a response: a string, or a conversation's last message."""
-    while not isinstance(response, str):
-        if isinstance(response, Mapping):
-            response = response.get("content") or response.get("text")
-        elif isinstance(response, Sequence) and response:
+    while response and not isinstance(response, str):
+        if isinstance(response, Sequence):
             response = response[-1]
+        elif isinstance(response, Mapping):
+            response = response.get("content") or response.get("text")
         else:
-            response = getattr(response, "content", None) or ""
-    return response
+            response = getattr(response, "content", None)
+    return str(response or "")

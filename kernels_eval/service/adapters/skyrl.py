@@ -31,18 +31,13 @@ class KernelEnv(BaseTextEnv):
         self.scorer = shared_scorer(**dict(env_config or {}))
         self.row = row_of(extras, extras.get("reward_spec", {}).get("ground_truth"))
         self.max_turns = int(extras.get("max_turns", 1))
-        self.facts: dict[str, float] = {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         self.turns += 1
         (score,) = self.scorer.scores([self.row], [action])
-        reward, self.facts = score.earned(), score.facts
+        reward = score.earned()
         done = self.turns >= self.max_turns
         said = [] if done else [{"role": "user", "content": self.feedback(score)}]
         return BaseTextEnvStepOutput(
-            observations=said, reward=reward, done=done, metadata=self.facts
+            observations=said, reward=reward, done=done, metadata={**score.facts}
         )
-
-    def get_metrics(self) -> dict[str, Any]:
-        """Of the last turn."""
-        return {**self.facts, "turns": self.turns}

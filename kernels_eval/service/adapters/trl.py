@@ -3,59 +3,53 @@ in `reward_funcs`.
 
 TRL calls them with the prompts, completions and columns of the data set, as lists. None is kept:
 TRL leaves such a completion out of its group's mean and gives it no advantage. Beside the reward,
-the share of each status and the mean of each part are logged.
+the share of correct and of rejected kernels and the mean speedup are logged.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
+from statistics import mean
 from typing import Any
 
-from kernels_eval.records import Status
 from kernels_eval.service.adapters.scoring import FIELDS, Row, Score, Scorer
 
 Log = Callable[[str, float], None]
 Rewards = list[float | None]
 
 
-class KernelReward:
+class _Reward:
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+
+class KernelReward(_Reward):
     """Judges a batch and waits for it."""
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer
-
     def __call__(
-        self, completions: Sequence[object], *, log_metric: Log | None = None, **columns: Any
+        self, completions: Sequence[object], log_metric: Log | None = None, **columns: Any
     ) -> Rewards:
-        rows = _rows(columns, len(completions))
-        return _logged(self.scorer.scores(rows, completions), log_metric)
+        return _logged(self.scorer.scores(_rows(completions, columns), completions), log_metric)
 
 
-class AsyncKernelReward:
+class AsyncKernelReward(_Reward):
     """Judges a batch while other asynchronous reward functions work."""
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer
-
     async def __call__(
-        self, completions: Sequence[object], *, log_metric: Log | None = None, **columns: Any
+        self, completions: Sequence[object], log_metric: Log | None = None, **columns: Any
     ) -> Rewards:
-        rows = _rows(columns, len(completions))
-        return _logged(await self.scorer.ascores(rows, completions), log_metric)
+        scores = await self.scorer.ascores(_rows(completions, columns), completions)
+        return _logged(scores, log_metric)
 
 
-def _rows(columns: dict[str, Any], count: int) -> list[Row]:
-    known = {name: values for name, values in columns.items() if name in {*FIELDS, "least_ms"}}
-    return [{name: values[index] for name, values in known.items()} for index in range(count)]
+def _rows(completions: Sequence[object], columns: dict[str, Any]) -> list[Row]:
+    """The columns as rows, without those that are not the verifier's."""
+    known = [name for name in (*FIELDS, "least_ms") if name in columns]
+    return [{name: columns[name][i] for name in known} for i in range(len(completions))]
 
 
 def _logged(scores: Sequence[Score], log: Log | None) -> Rewards:
-    if log and scores:
-        found = Counter(score.verdict.status for score in scores if score.verdict)
-        for status in Status:
-            log(f"status/{status}", found[status] / len(scores))
-        earned = [score.parts for score in scores if score.parts is not None]
-        for part in sorted({name for parts in earned for name in parts}):
-            log(f"part/{part}", sum(parts.get(part, 0.0) for parts in earned) / len(earned))
+    if log:
+        for name in scores[0].facts:
+            log(name, mean(score.facts[name] for score in scores))
     return [score.reward for score in scores]

@@ -14,7 +14,6 @@ from verifiers.errors import InfraError
 
 from kernels_eval.rewards import discounted
 from kernels_eval.service.adapters.scoring import (
-    Feedback,
     NoRewardError,
     Scorer,
     plain_feedback,
@@ -25,14 +24,16 @@ from kernels_eval.service.adapters.scoring import (
 class KernelEnv(vf.MultiTurnEnv):
     """`info` of a row of the data set names the task; where it does not, `answer` is its id."""
 
+    feedback = staticmethod(plain_feedback)
+    """what the next turn is told"""
+
     def __init__(
         self,
         scorer: Scorer,
         turns: int = 1,
-        feedback: Feedback = plain_feedback,
         **given: Any,
     ) -> None:
-        self.scorer, self.turns, self.feedback = scorer, turns, feedback
+        self.scorer, self.turns = scorer, turns
         super().__init__(rubric=vf.Rubric(funcs=[self.kernel]), max_turns=-1, **given)
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> list[dict[str, str]]:
@@ -49,5 +50,5 @@ class KernelEnv(vf.MultiTurnEnv):
         return [{"role": "user", "content": self.feedback(score)}]
 
     async def kernel(self, state: Any) -> float:
-        (first, *_) = discounted(state.get("kernel_rewards", []), self.scorer.recipe.gamma) or [0.0]
-        return first or 0.0
+        returns = discounted(state["kernel_rewards"], self.scorer.recipe.gamma)
+        return returns[0] or 0.0

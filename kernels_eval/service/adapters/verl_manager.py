@@ -14,7 +14,7 @@ from typing import Any
 
 from verl.experimental.reward_loop.reward_manager.naive import NaiveRewardManager
 
-from kernels_eval.service.adapters.verl import compute_score
+from kernels_eval.service.adapters import verl
 
 
 class KernelRewardManager(NaiveRewardManager):
@@ -24,7 +24,4 @@ class KernelRewardManager(NaiveRewardManager):
         self, config: Any, tokenizer: Any, compute_score: Any = None, **given: Any
     ) -> None:
         options = dict(config.reward.get("reward_kwargs") or {})
-        super().__init__(config, tokenizer, partial(_compute_score, **options), **given)
-
-
-_compute_score = compute_score
+        super().__init__(config, tokenizer, partial(verl.compute_score, **options), **given)

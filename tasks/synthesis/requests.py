@@ -12,7 +12,6 @@ snapshots are to be finished.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import zlib
@@ -26,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Status, Verdict, stable_hash
+from tasks.files import file_sha256
 from tasks.progress import duration
 from tasks.sources import bundled
 from tasks.store import Snapshot
@@ -280,6 +280,5 @@ def _adapter_digest(config: SynthesisConfig) -> str:
     digests = []
     for path in sorted(location.glob("adapter_*")):
         if path.is_file():
-            with path.open("rb") as handle:
-                digests.append([path.name, hashlib.file_digest(handle, "sha256").hexdigest()])
+            digests.append([path.name, file_sha256(path)])
     return stable_hash(digests)

@@ -110,7 +110,7 @@ class Program(Record):
     @property
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Shapes by name, in the order of the steps."""
-        found = {}
+        found = dict[str, tuple[int, ...]]()
         for index, step in enumerate(self.steps):
             if name := step.operator.parameter:
                 matrix = (self.widths[index + 1], self.widths[index])

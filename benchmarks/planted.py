@@ -357,29 +357,26 @@ def methods(code: str) -> str | None:
 
 def in_config(code: str) -> str | None:
     """The constructor's arguments as attributes of one object, KernelBook's `_mock_config`."""
-    tree = ast.parse(code)
-    init = _method(tree, "__init__")
-    returned = _kernelbook_arguments(code)
-    if init is None or not returned:
-        return None
-    _replace(init, {name: f"config.{name}" for name in returned}, "lambda self, config: 0")
-    words = ", ".join(f"{name}={value!r}" for name, value in returned.items())
-    return _with_init_inputs(tree, f"[[], {{'config': _mock_config({words})}}]")
+    given = _kernelbook_arguments(code)
+    words = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    places = {name: f"config.{name}" for name in given}
+    inputs = f"[[], {{'config': _mock_config({words})}}]"
+    return _replaced(code, places, "lambda self, config: 0", inputs)
 
 
 def written_out(code: str) -> str | None:
     """The constructor's arguments written into the class as numbers."""
+    values = {name: repr(value) for name, value in _kernelbook_arguments(code).items()}
+    return _replaced(code, values, "lambda self: 0", "[]")
+
+
+def _replaced(code: str, values: dict[str, str], signature: str, inputs: str) -> str | None:
+    """The task with expressions in the places of the constructor's parameters. None where it has
+    no such constructor."""
     tree = ast.parse(code)
     init = _method(tree, "__init__")
-    returned = _kernelbook_arguments(code)
-    if init is None or not returned:
+    if init is None or not values:
         return None
-    _replace(init, {name: repr(value) for name, value in returned.items()}, "lambda self: 0")
-    return _with_init_inputs(tree, "[]")
-
-
-def _replace(init: ast.FunctionDef, values: dict[str, str], signature: str) -> None:
-    """Write expressions in the places of the constructor's parameters."""
 
     class Written(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:
@@ -388,6 +385,7 @@ def _replace(init: ast.FunctionDef, values: dict[str, str], signature: str) -> N
 
     init.body = [Written().visit(statement) for statement in init.body]
     init.args = ast.parse(signature, mode="eval").body.args
+    return _with_init_inputs(tree, inputs)
 
 
 def _kernelbook_arguments(code: str) -> dict[str, object]:

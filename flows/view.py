@@ -53,7 +53,7 @@ READ = {
 }
 """Columns that a table may lack."""
 LARGE = ("response", "separated_reasoning")
-"""Texts that are there in parts: reasoning and answer."""
+"""Texts that are stored in parts: reasoning and answer."""
 
 
 class Part(NamedTuple):
@@ -159,15 +159,8 @@ def _made_of(sources: Sequence[Source], tasks: str | None) -> str:
 
 
 def _part(name: str, source: Source, tasks: str | None) -> Part:
-    columns, where = (*NEEDED, *READ), source.verdicts.path
-    frame = source.read(columns, columns)
-    if missing := [each for each in NEEDED if each not in frame.columns]:
-        raise UsageError(
-            f"{where} has no column {', '.join(missing)}",
-            "give verdicts as verification or `concur verify-batch` wrote them",
-        )
-    if frame.is_empty():
-        raise UsageError(f"{where} has no row", "give the verdicts of a run that is finished")
+    columns = (*NEEDED, *READ)
+    frame = source.verdict_rows(columns, columns, NEEDED)
     places = places_of(source.candidates, frame)
     absent = {key: pl.lit(None, kind) for key, kind in READ.items() if key not in frame.columns}
     texts = {key: pl.col(key).cast(pl.String) for key in NEEDED}

@@ -7,12 +7,11 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from kernels_eval.config import EvalConfig, TimingConfig
-from kernels_eval.devices import visible_gpus
+from kernels_eval.devices import require_device
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.records import (
     Candidate,
@@ -75,16 +74,6 @@ def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Lang
             f"{path} is written in {names}, but --language says {asked}", "leave out --language"
         )
     return Language(asked)
-
-
-def require_device(language: Language, path: str) -> None:
-    """Raise DeviceError, before any work starts, where the language's device is missing."""
-    if language.needs_gpu and not visible_gpus():
-        raise DeviceError(
-            f"{path} is a {language.value} candidate: {language.value} kernels need an NVIDIA GPU,"
-            " and none is visible here, so it can neither be run nor timed",
-            "run where nvidia-smi lists one; here only cpp kernels can be verified",
-        )
 
 
 def read_pair(
@@ -205,25 +194,11 @@ def _against(compiled: CompiledBaseline) -> str:
 def told(say: Say, config: EvalConfig, task: KernelTask, candidate: Candidate) -> Verdict:
     """The verdict of one candidate; `say` is told each stage of the protocol as it begins."""
     from kernels_eval.evaluator import Evaluator
-    from kernels_eval.parent.draft import VerdictDraft
-    from kernels_eval.parent.prepare import Prepared
 
-    class Telling(Evaluator):
-        def _verify(
-            self, task: KernelTask, candidate: Candidate, prepared: Prepared, draft: VerdictDraft
-        ) -> None:
-            measured = draft.phase
+    def on_phase(name: str) -> None:
+        say(STAGES.get(name, name))
 
-            @contextmanager
-            def phase(name: str) -> Iterator[None]:
-                say(STAGES.get(name, name))
-                with measured(name):
-                    yield
-
-            draft.phase = phase  # type: ignore[method-assign]
-            super()._verify(task, candidate, prepared, draft)
-
-    with Telling(candidate.language, config) as evaluator:
+    with Evaluator(candidate.language, config, on_phase=on_phase) as evaluator:
         say(f"screen and build the {candidate.language.value} candidate")
         return evaluator(task, candidate)
 
@@ -250,7 +225,7 @@ def run(
 
     try:
         task, candidate = read_pair(task_path, candidate_path, language, note)
-        require_device(candidate.language, candidate_path)
+        require_device(candidate.language, of=f"{candidate_path}: ")
         verdict = told(say, config or EvalConfig(), task, candidate)
     except (UsageError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)

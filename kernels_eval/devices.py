@@ -79,11 +79,12 @@ def gpu_arch() -> str | None:
     return gpus[0].rsplit(",", 1)[1].strip() if gpus and "," in gpus[0] else None
 
 
-def require_device(language: Language) -> None:
-    """Raise DeviceError, before any work starts, where the language's device is missing."""
+def require_device(language: Language, *, of: str = "") -> None:
+    """Raise DeviceError, before any work starts, where the language's device is missing. `of` names
+    what asks for it, at the head of the message."""
     if language.needs_gpu and not visible_gpus():
         raise DeviceError(
-            f"{language.value} kernels need an NVIDIA GPU, and none is visible here",
+            f"{of}{language.value} kernels need an NVIDIA GPU, and none is visible here",
             "run where nvidia-smi lists one, or choose cpp (--language cpp, or --set language=cpp)",
         )
 

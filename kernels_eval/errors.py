@@ -42,6 +42,10 @@ class ClusterError(EvalError):
     """Ray did not start, or the node that this process is on is lost to it."""
 
 
+class ServiceError(EvalError):
+    """The verification service (`concur serve`) does not answer, or not in time."""
+
+
 class SandboxError(EvalError):
     """The fork server died or cannot start children."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,11 +39,13 @@ class Evaluator:
         cache: Path | None = None,
         cuda_arch: str | None = None,
         ahead: bool | None = None,
+        on_phase: Callable[[str], None] | None = None,
     ) -> None:
         """`target` is a language, or the torch device to run on. Raises DeviceError where the
-        language's device is missing. The other arguments are those of Preparer and Runner."""
+        language's device is missing. `on_phase` is called with each field of Phases as that phase
+        begins. The other arguments are those of Preparer and Runner."""
         device = device_for(target) if isinstance(target, Language) else target
-        self.config = config or EvalConfig()
+        self.config, self.on_phase = config or EvalConfig(), on_phase
         self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch)
         self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
 
@@ -58,7 +61,7 @@ class Evaluator:
         return retry_killed(lambda: self._attempt(task, candidate, prepared))
 
     def _attempt(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        started, draft = time.monotonic(), VerdictDraft()
+        started, draft = time.monotonic(), VerdictDraft(on_phase=self.on_phase)
         finding = prepared.finding or Finding(reason=Reason.OK)
         try:
             if prepared.finding is None:

@@ -8,6 +8,7 @@ files change at one moment: `AtomicFiles` replaces them one after the other, onc
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import shutil
@@ -22,6 +23,12 @@ from kernels_eval.errors import UsageError
 
 Content = str | bytes | Callable[[Path], object]
 """Text (UTF-8), bytes, or a function that writes the file at the path it is given."""
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, in hexadecimal. Raises OSError."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def temporary_name(path: Path) -> Path:

@@ -129,18 +129,11 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
         column = ids.get_column("candidate_id", default=pl.Series(dtype=pl.String))
         if (twice := column.filter(column.is_duplicated())).len():
             raise UsageError(
-                f"{where} holds {twice.len()} rows of candidates that are there more than once,"
+                f"{where} holds {twice.len()} rows of candidates that occur more than once,"
                 f" such as {shown(twice[0])}",
                 "give every candidate one verdict: the latest, or those of one run",
             )
-    frame = source.read(OF_VERDICTS, OF_CANDIDATES)
-    if missing := [name for name in NEEDED if name not in frame.columns]:
-        raise UsageError(
-            f"{where} has no column {', '.join(missing)}",
-            "give verdicts as verification or `concur verify-batch` wrote them",
-        )
-    if frame.is_empty():
-        raise UsageError(f"{where} has no row", "give the verdicts of a run that is finished")
+    frame = source.verdict_rows(OF_VERDICTS, OF_CANDIDATES, NEEDED)
     absent: dict[str, Any] = {
         "reason": pl.String,
         "outputs_match": pl.Boolean,

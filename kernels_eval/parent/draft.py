@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ class VerdictDraft:
 
     Fields with the names of `Verdict`'s become those. `late_tier` is the header tier of a build
     that a constructor asked for, `approximation` what was seen of one, `log` what a tool said of a
-    candidate that passed.
+    candidate that passed. `on_phase` is called with the name of each phase as it begins.
     """
 
     device: str = ""
@@ -46,10 +46,13 @@ class VerdictDraft:
     approximation: str = ""
     log: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
+    on_phase: Callable[[str], None] | None = None
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the wall seconds spent inside to this field of Phases."""
+        if self.on_phase:
+            self.on_phase(name)
         started = time.monotonic()
         try:
             yield

@@ -143,6 +143,23 @@ class Source:
             )
         return joined
 
+    def verdict_rows(
+        self, of_verdicts: Sequence[str], of_candidates: Sequence[str], needed: Sequence[str]
+    ) -> pl.DataFrame:
+        """As `read`. Raises UsageError also where a `needed` column is missing, or there is no
+        row."""
+        frame = self.read(of_verdicts, of_candidates)
+        if missing := [name for name in needed if name not in frame.columns]:
+            raise UsageError(
+                f"{self.verdicts.path} has no column {', '.join(missing)}",
+                "give verdicts as verification or `concur verify-batch` wrote them",
+            )
+        if frame.is_empty():
+            raise UsageError(
+                f"{self.verdicts.path} has no row", "give the verdicts of a run that is finished"
+            )
+        return frame
+
     def deciding(self, *, flags: bool = False) -> pl.DataFrame:
         """What strategies decide by, one row per candidate, without texts; with `flags`, also the
         flaws of the traces of correct samples.
@@ -150,11 +167,7 @@ class Source:
         Flags that a refresh has measured are taken as they are, others are measured here. Raises
         UsageError where a table has no candidate_id, or no row.
         """
-        frame = _with_ids(self.verdicts, self.read(DECIDING, DECIDING))
-        if frame.is_empty():
-            raise UsageError(
-                f"{self.verdicts.path} has no row", "give the verdicts of a run that is finished"
-            )
+        frame = self.verdict_rows(DECIDING, DECIDING, ["candidate_id"])
         # of two verdicts on a candidate the first counts, correct or not
         ids = pl.col("candidate_id")
         frame = frame.filter(ids.is_null() | ids.is_first_distinct())

@@ -13,7 +13,6 @@ Does not guarantee that two processes that publish to one place at once both suc
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, stable_hash
-from tasks.files import explain_write_errors
+from tasks.files import explain_write_errors, file_sha256
 from tasks.publishing.card import Card, card
 from tasks.publishing.config import (
     CROISSANT,
@@ -194,7 +193,7 @@ def is_whole(folder: Path, published: Published, *, content: bool = False) -> bo
     return all(
         (path := folder / file.path).is_file()
         and path.stat().st_size == file.size_bytes
-        and (not content or _sha256(path) == file.sha256)
+        and (not content or file_sha256(path) == file.sha256)
         for file in published.files
     )
 
@@ -235,7 +234,7 @@ def _write_texts(folder: Path, context: Card, created_at: str, figures: Sequence
         shutil.copyfile(figure, folder / FIGURES / figure.name)
     (folder / README).write_text(card(context), "utf-8")
     schema = pq.read_schema(folder / context.shards[0].path)
-    sha256 = {shard.path: _sha256(folder / shard.path) for shard in context.shards}
+    sha256 = {shard.path: file_sha256(folder / shard.path) for shard in context.shards}
     (folder / CROISSANT).write_text(croissant(context, created_at, schema, sha256), "utf-8")
 
 
@@ -253,7 +252,7 @@ def _identity_of(figures: Sequence[Path]) -> list[list[str]]:
         if figure.name in found:
             raise UsageError("two figures have the same name", "rename one")
         try:
-            found[figure.name] = _sha256(figure)
+            found[figure.name] = file_sha256(figure)
         except OSError as error:
             raise UsageError(
                 f"cannot read the figure {figure}: {error.strerror or error}", "check the path"
@@ -288,12 +287,7 @@ def _files_in(folder: Path) -> Iterator[str]:
 
 def _file(folder: Path, path: str) -> PublishedFile:
     size_bytes = (folder / path).stat().st_size
-    return PublishedFile(path=path, size_bytes=size_bytes, sha256=_sha256(folder / path))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
+    return PublishedFile(path=path, size_bytes=size_bytes, sha256=file_sha256(folder / path))
 
 
 @contextmanager

@@ -11,7 +11,6 @@ is passed over.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from typing import Any, TypeVar
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.files import atomic_write
+from tasks.files import atomic_write, file_sha256
 from tasks.progress import caution
 from tasks.retry import retry_until_back
 
@@ -142,7 +141,7 @@ class _Wanted:
             if not set(self.columns) <= set(pin.columns) or bool(self.columns) != bool(pin.columns):
                 continue
             try:
-                if _digest(path) != pin.sha256:
+                if file_sha256(path) != pin.sha256:
                     log.error("the copy %s is ignored: its digest differs", path)
                     continue
                 rows = pl.read_parquet(path, columns=list(self.columns) or None).to_dicts()
@@ -172,7 +171,7 @@ class _Wanted:
                 commit=commit,
                 columns=self.columns,
                 rows=len(rows),
-                sha256=_digest(target),
+                sha256=file_sha256(target),
                 fetched_at=datetime.now(UTC).isoformat(timespec="seconds"),
             )
             atomic_write(target.with_suffix(".json"), pin.model_dump_json(indent=2))
@@ -181,11 +180,6 @@ class _Wanted:
                 old.unlink(missing_ok=True)
         except (OSError, pl.exceptions.PolarsError) as error:
             log.warning("no copy of %s at %s was kept: %s", self.hub_id, commit, error)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _line(error: Exception) -> str:

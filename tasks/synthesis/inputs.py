@@ -8,7 +8,6 @@ judge a row.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import stable_hash
+from tasks.files import file_sha256
 from tasks.progress import caution
 from tasks.sources.files import columns_of, read_text, rows_of, shown
 from tasks.sources.hub import load_rows
@@ -53,7 +53,7 @@ class Part(NamedTuple):
     digest: Callable[[], str]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
-        """Rows with those of these columns that are there."""
+        """Rows with those of these columns that exist."""
         wanted = {name: self.columns[name] for name in names if name in self.columns}
         for row in self.own_rows(list(wanted.values())):
             yield {name: row.get(own) for name, own in wanted.items()}
@@ -68,11 +68,10 @@ def parts_of(location: str | Path) -> list[Part]:
         return [_in_memory(shown(location), load_rows(hub_id, split or MOST_SPLIT, None, ()))]
     if path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
         return [_in_memory(shown(location), list(_modules(path)))]
+    found = [(part, _renamed(columns_of(part))) for part in part_files(location)]
     return [
-        Part(
-            shown(part), _renamed(columns_of(part)), partial(rows_of, part), partial(_digest, part)
-        )
-        for part in part_files(location)
+        Part(shown(part), names, partial(rows_of, part), partial(file_sha256, part))
+        for part, names in found
     ]
 
 
@@ -124,8 +123,3 @@ def _modules(path: Path) -> Iterator[Row]:
         if file.parent not in (path, path.parent):  # KernelBench's own layout: level1/3_NAME.py
             place |= {"level": file.parent.name, "problem_id": file.stem, "task_id": None}
         yield {"candidate_id": name, **place, "code": read_text(file)}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
+from tasks.progress import caution
 from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
@@ -33,9 +34,10 @@ class TransformersSampler(Sampler):
 
     The text of a response is what follows the generation prompt: with a template that opens the
     think block it begins inside it and keeps `</think>`. `name` is the generator's identity in
-    every candidate. The model is loaded at the first request. Raises UsageError where model or
-    adapter cannot be loaded, where a prompt leaves no room in the model's window, and where the
-    device is too small.
+    every candidate. `batch_size` is how many responses are written at once; None: 256 on a GPU and
+    16 on a CPU. It is halved where the device's memory ends. The model is loaded at the first
+    request. Raises UsageError where model or adapter cannot be loaded, where a prompt leaves no
+    room in the model's window, and where the device cannot hold one response.
     """
 
     def __init__(
@@ -44,9 +46,9 @@ class TransformersSampler(Sampler):
         adapter: Path | None,
         name: str,
         device: Literal["auto", "cpu", "cuda"] = "auto",
-        batch_size: int = 16,
+        batch_size: int | None = None,
     ) -> None:
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise UsageError(f"batch_size is {batch_size}", "give 1 or more")
         super().__init__(tokenizer=model)
         self.generator = name
@@ -58,20 +60,27 @@ class TransformersSampler(Sampler):
         import torch
 
         # neighbours in length share a batch: less padding, and requests of one prompt stay together
-        rows = [Row(request, *self.loaded.encode(request)) for request in requests]
-        rows.sort(key=lambda row: (len(row.prompt), row.prompt, row.request.request_key))
-        for start in range(0, len(rows), self._batch_size):
-            batch = rows[start : start + self._batch_size]
+        asked = [(*self.loaded.encode(request), request) for request in requests]
+        asked.sort(key=lambda each: (len(each[0]), each[0], each[2].request_key))
+        size = self._batch_size or self.loaded.batch_size
+        while asked:
+            rows = [Row(request, prompt, window) for prompt, window, request in asked[:size]]
+            answered = set()
             try:
-                yield from self.loaded.respond(batch)
+                for response in self.loaded.respond(rows):
+                    answered.add(response.request_key)
+                    yield response
             except torch.OutOfMemoryError as error:
-                longest = max(len(row.prompt) + row.request.sampling.max_tokens for row in batch)
-                raise UsageError(
-                    f"out of memory while sampling {len(batch)} responses of up to {longest}"
-                    " tokens at once",
-                    f"lower batch_size (now {self._batch_size}), lower max_tokens, or serve the"
-                    " model with vLLM",
-                ) from error
+                if size == 1:
+                    longest = len(rows[0].prompt) + rows[0].limit
+                    raise UsageError(
+                        f"out of memory while sampling one response of up to {longest} tokens",
+                        "lower max_tokens, or serve the model with vLLM",
+                    ) from error
+                size = max(1, len(rows) // 2)
+                caution(f"Out of memory: {size} responses are sampled at once from here on")
+            left = [each for each in asked[: len(rows)] if each[2].request_key not in answered]
+            asked = left + asked[len(rows) :]
 
     def close(self) -> None:
         """Lets the model go. Sampling again loads it again."""
@@ -97,6 +106,7 @@ class Loaded:
         dtype = torch.bfloat16 if gpu else torch.float32
         model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
         self.model: Any = model.to("cuda" if gpu else "cpu")
+        self.batch_size = 256 if gpu else 16
         configured = model.generation_config.eos_token_id
         configured = configured if isinstance(configured, list) else [configured]
         self.ends = {self.tokenizer.eos_token_id, *configured} - {None}
@@ -196,44 +206,21 @@ class Row:
         elif len(self.tokens) >= self.limit:
             self.finish_reason = "length"
 
-    def draw(self, logits: torch.Tensor) -> torch.Tensor:
-        """The next token, from logits (vocabulary,): repetition penalty, temperature, min-p, top-k,
-        nucleus (the order in which vLLM has them; what a request leaves open does nothing), then
-        the Gumbel-max trick.
-
-        The penalty divides logits of tokens that were there already where they are positive, and
-        multiplies negative ones (Keskar et al. 2019, section 4.1, as transformers and vLLM have
-        it). The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman
-        et al. 2020, section 3.1); temperature 0 takes the most likely token. Gumbel-max (argmax of
-        logit - log of an exponential draw per token, Maddison et al. 2014, section 2) rather than
-        inverting the cumulative distribution: where many tokens are about equally likely the latter
-        changes its mind with the rounding of the logits, a thousand times as often.
-        """
-        import torch
-
-        asked, count = self.request.sampling, len(logits)
-        if asked.repetition_penalty is not None:
-            seen = torch.tensor(sorted({*self.prompt, *self.tokens}), dtype=torch.long)
-            before, penalty = logits[seen], asked.repetition_penalty
-            logits[seen] = torch.where(before > 0, before / penalty, before * penalty)
-        if asked.temperature == 0:
-            return logits.argmax()
-        logits = logits / max(asked.temperature, 1e-6)
-        if asked.top_k or asked.min_p:
-            ordered = logits.sort(descending=True).values
-            least = ordered[min(asked.top_k or count, count) - 1]
-            if asked.min_p:
-                least = torch.maximum(least, ordered[0] + torch.tensor(asked.min_p).double().log())
-            logits = logits.masked_fill(logits < least, -torch.inf)
-        ordered, tokens = logits.softmax(-1).sort(descending=True)
-        # never the first, which has nothing before it
-        logits[tokens[ordered.cumsum(-1) - ordered >= asked.top_p]] = -torch.inf
-        noise = torch.from_numpy(self.random.standard_exponential(count))
-        return (logits - noise.to(logits.device).log()).argmax()
-
 
 def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """Next tokens, shape (rows,), from logits (rows, vocabulary)."""
+    """Next tokens, shape (rows,), from logits (rows, vocabulary): repetition penalty, temperature,
+    min-p, top-k, nucleus (the order in which vLLM has them; what a request leaves open does
+    nothing), then the Gumbel-max trick.
+
+    The penalty divides logits of tokens that were there already where they are positive, and
+    multiplies negative ones (Keskar et al. 2019, section 4.1, as transformers and vLLM have it).
+    The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman et al.
+    2020, section 3.1); temperature 0 takes the most likely token. Gumbel-max (argmax of logit - log
+    of an exponential draw per token, Maddison et al. 2014, section 2) rather than inverting the
+    cumulative distribution: where many tokens are about equally likely the latter changes its mind
+    with the rounding of the logits, a thousand times as often.
+    """
+    import numpy as np
     import torch
 
     if not bool(torch.isfinite(logits).all()):
@@ -241,4 +228,29 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
             "the model's logits are not finite",
             "check the adapter, or sample in float32 with device cpu",
         )
-    return torch.stack([row.draw(each) for row, each in zip(rows, logits.double(), strict=True)])
+    logits, count, asked = logits.double(), logits.shape[-1], [r.request.sampling for r in rows]
+    for index, (row, each) in enumerate(zip(rows, asked, strict=True)):
+        if each.repetition_penalty is not None:
+            seen = torch.tensor(
+                [*{*row.prompt, *row.tokens}], dtype=torch.long, device=logits.device
+            )
+            before, penalty = logits[index, seen], each.repetition_penalty
+            logits[index, seen] = torch.where(before > 0, before / penalty, before * penalty)
+
+    def column(values: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.double, device=logits.device)[:, None]
+
+    temperature = column([each.temperature for each in asked])
+    ordered, tokens = (logits / temperature.clamp(min=1e-6)).sort(descending=True)
+    most = column([min(each.top_k or count, count) - 1 for each in asked])
+    least = ordered[:, :1] + column([each.min_p or 0 for each in asked]).log()
+    least = torch.maximum(least, ordered.gather(1, most.long()))
+    ordered = ordered.masked_fill(ordered < least, -torch.inf)
+    shares = ordered.softmax(-1)
+    # never the first, which has nothing before it
+    beyond = shares.cumsum(-1) - shares >= column([each.top_p for each in asked])
+    noise = torch.from_numpy(np.stack([row.random.standard_exponential(count) for row in rows]))
+    noise = noise.to(logits.device).log().gather(1, tokens)
+    drawn = (ordered.masked_fill(beyond, -torch.inf) - noise).argmax(-1, keepdim=True)
+    drawn = tokens.gather(1, drawn)[:, 0]
+    return torch.where(temperature[:, 0] == 0, logits.argmax(-1), drawn)

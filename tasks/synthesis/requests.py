@@ -12,7 +12,6 @@ snapshots are to be finished.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import zlib
@@ -26,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Status, Verdict, stable_hash
+from tasks.files import file_sha256
 from tasks.progress import duration
 from tasks.sources import bundled
 from tasks.store import Snapshot
@@ -33,6 +33,7 @@ from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import follow_up_prompt, followed_up, said_of
 from tasks.synthesis.sampler import Request, Response
+from tasks.versions import TEACHER_VERSION
 
 if TYPE_CHECKING:
     import polars as pl
@@ -250,10 +251,13 @@ class Speed:
 
 def data_version(config: SynthesisConfig) -> str:
     """Recorded responses are data: their content is part of what was asked. So are an adapter's,
-    and arguments of a server. Raises UsageError where a file of responses is missing."""
+    arguments of a server, and what is planted into a scripted answer. Raises UsageError where a
+    file of responses is missing."""
     if config.sampler == "vllm":
         decisive = [config.server.identity, _adapter_digest(config)]
         return stable_hash(decisive) if any(decisive) else ""
+    if config.sampler == "scripted":
+        return stable_hash([TEACHER_VERSION, config.teacher.model_dump(mode="json")])
     if config.sampler != "recorded":
         return ""
     if not config.responses:
@@ -276,6 +280,5 @@ def _adapter_digest(config: SynthesisConfig) -> str:
     digests = []
     for path in sorted(location.glob("adapter_*")):
         if path.is_file():
-            with path.open("rb") as handle:
-                digests.append([path.name, hashlib.file_digest(handle, "sha256").hexdigest()])
+            digests.append([path.name, file_sha256(path)])
     return stable_hash(digests)

@@ -103,10 +103,10 @@ def verify_batch(
             names = ["candidate_id", "sample_index"]
             return dict(self._candidates.read(columns=names).select(names).iter_rows())
 
-        def _row(self, verdict: Verdict) -> dict[str, Any]:
+        def _rows(self, verdict: Verdict) -> Iterator[dict[str, Any]]:
             sample = self.samples[verdict.candidate_id]
             progress.verdict = f"{in_short(verdict)}  {shown(verdict.task_id)} sample {sample}"
-            return super()._row(verdict)
+            return super()._rows(verdict)
 
         def plan(self) -> int:
             chunks = super().plan()

@@ -20,5 +20,8 @@ class VerificationConfig(Record):
     """build workers; default: the other CPU cores"""
     chunk_size: Annotated[int, Field(ge=1, le=1024)] = 128
     """verdicts per Prefect task run"""
+    once_per_code: bool = False
+    """judge a task's equal code once: the other candidates that hold it get the same verdict and
+    timing. For models that repeat themselves, such as small ones"""
     ray_address: str | None = None
     """a Ray cluster; default: start one here"""

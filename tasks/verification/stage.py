@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
     import polars as pl
 
 STAGE = "verification"
+ORDER = ("task_id", "sample_index", "candidate_id")
 PLANNED = ("candidate_id", "task_id", "sample_index", "parse_reason")
-KEYED = ("candidate_id", "code", "parse_reason")
-"""What a verdict's key is made of, besides the protocol and the conditions."""
+KEYED = ("candidate_id", "task_id", "code", "parse_reason")
+"""What is read of a candidate for its verdict's key."""
 READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
 """What verification reads of a candidate. Its texts (response, reasoning, answer) weigh ten times
 as much and stay on disk."""
@@ -98,6 +100,7 @@ class Verification:
         }
         self._conditions = stable_hash([key, PROTOCOL_VERSION])
         self._keys: dict[str, str] = {}
+        self._same_code: dict[str, list[str]] = {}
         self._resources = ExitStack()
         self._pool: Pool | None = None
         self._left: pl.DataFrame | None = None
@@ -130,8 +133,19 @@ class Verification:
 
     def verdict_key(self, candidate: Mapping[str, Any]) -> str:
         """The identity of a verdict across snapshots: hash(candidate, its parsed code, protocol and
-        its version, device, driver, CUDA, torch). `candidate` is a row with the columns `KEYED`."""
-        return stable_hash([[candidate[name] for name in KEYED], self._conditions])
+        its version, device, driver, CUDA, torch). With `once_per_code` the task's source counts
+        instead of the candidate. `candidate` is a row with the columns `KEYED`."""
+        judged = candidate["candidate_id"]
+        if self.config.once_per_code:
+            judged = self._task_sources[candidate["task_id"]]
+        key = [judged, candidate["code"], candidate["parse_reason"]]
+        return stable_hash([key, self._conditions])
+
+    @cached_property
+    def _task_sources(self) -> dict[str, str]:
+        frame = self._tasks.read(columns=TASKS.names, unique="task_id")
+        tasks = map(KernelTask.model_validate, frame.iter_rows(named=True))
+        return {task.task_id: stable_hash(task.model_dump(mode="json")) for task in tasks}
 
     # -- what there is to do -----------------------------------------------------------------------
 
@@ -146,8 +160,9 @@ class Verification:
         left = self._without_verdict()
         has_code = left["parse_reason"].is_null()
         with closing(self._pairs(left.filter(~has_code))) as without_code:
-            self.snapshot.append((self._row(_no_code(*pair)) for pair in without_code), VERDICTS)
-        self._left = left.filter(has_code)
+            rows = (row for pair in without_code for row in self._rows(_no_code(*pair)))
+            self.snapshot.append(rows, VERDICTS)
+        self._left = self._to_judge(left.filter(has_code))
         self.planned, self.reached = len(self._left), 0
         self.chunks = -(-self.planned // self.config.chunk_size)
         return self.chunks
@@ -155,12 +170,35 @@ class Verification:
     def _known(self) -> Generator[dict[str, Any], None, None]:
         """Verdicts that other snapshots hold. Reads the code of every candidate for its key, a few
         hundred at a time."""
-        left = self._without_verdict().sort("part", "row")
-        keys = [self.verdict_key(row) for row in self._candidates.rows_of(left, KEYED)]
+        left = self._keyed(self._without_verdict())
+        of_key = left.group_by("key").agg("candidate_id")
+        ids = dict(of_key.iter_rows())
         mine = self.snapshot.fingerprint
-        yield from known_rows(
-            self.snapshot.root, STAGE, "verdict_key", keys, VERDICTS, exclude=mine
-        )
+        for row in known_rows(
+            self.snapshot.root, STAGE, "verdict_key", ids, VERDICTS, exclude=mine
+        ):
+            for candidate_id in ids[row["verdict_key"]]:
+                yield row | {"candidate_id": candidate_id}
+
+    def _keyed(self, left: pl.DataFrame) -> pl.DataFrame:
+        """With the verdict's `key` of each candidate, in the order of the parts."""
+        import polars as pl
+
+        left = left.sort("part", "row")
+        keys = [self.verdict_key(row) for row in self._candidates.rows_of(left, KEYED)]
+        return left.with_columns(key=pl.Series(keys, dtype=pl.String))
+
+    def _to_judge(self, left: pl.DataFrame) -> pl.DataFrame:
+        """The candidates that workers are asked about: with `once_per_code`, the first of those
+        with equal code. The others are noted for `_rows`."""
+        import polars as pl
+
+        if not self.config.once_per_code:
+            return left
+        keyed = self._keyed(left).sort(ORDER)
+        ids = keyed.group_by("key", maintain_order=True).agg(pl.col("candidate_id").slice(1))
+        self._same_code = dict(ids.iter_rows())
+        return keyed.unique("key", keep="first", maintain_order=True).drop("key")
 
     def _without_verdict(self) -> pl.DataFrame:
         """Ids and places of the candidates that have no verdict yet, by task."""
@@ -169,9 +207,7 @@ class Verification:
         )
         self.total = len(wanted)
         done = self.snapshot.index(["candidate_id"])
-        return wanted.join(done, on="candidate_id", how="anti").sort(
-            "task_id", "sample_index", "candidate_id"
-        )
+        return wanted.join(done, on="candidate_id", how="anti").sort(ORDER)
 
     def _pairs(self, left: pl.DataFrame) -> Generator[tuple[KernelTask, Candidate], None, None]:
         """Tasks and candidates in the order of `left`. Raises UsageError where a candidate's task
@@ -243,7 +279,7 @@ class Verification:
         """Verdicts as they are reached, each on disk before it is handed on."""
         left, self._left = self._left, None
         if left is None:  # an earlier stream broke
-            left = self._without_verdict()
+            left = self._to_judge(self._without_verdict())
         if self._pool is None:
             wait_for_head(self.config.ray_address)  # it may have died since the run began
             self._pool = self._resources.enter_context(self.pool())
@@ -256,7 +292,8 @@ class Verification:
             self.snapshot.journal(VERDICTS, rows_per_part=rows_per_part) as add,
         ):
             for verdict in verdicts:
-                add(self._row(verdict))
+                for row in self._rows(verdict):
+                    add(row)
                 yield verdict
 
     def _end_stream(self) -> None:
@@ -274,9 +311,12 @@ class Verification:
         leave(self._joined or membership())  # the second where it was gone before the pool started
         self._joined = ""
 
-    def _row(self, verdict: Verdict) -> dict[str, Any]:
+    def _rows(self, verdict: Verdict) -> Iterator[dict[str, Any]]:
+        """The row of a verdict, and those of the candidates that share it."""
         key = self._keys.pop(verdict.candidate_id)
-        return verdict.model_dump(mode="json") | {"verdict_key": key}
+        row = verdict.model_dump(mode="json") | {"verdict_key": key}
+        for candidate_id in (verdict.candidate_id, *self._same_code.get(key, ())):
+            yield row | {"candidate_id": candidate_id}
 
     @property
     def telemetry(self) -> dict[str, Any] | None:

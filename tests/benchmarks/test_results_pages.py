@@ -39,8 +39,8 @@ QUOTED = [
     (SPEED, r"16,384 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 16,384 \| ours \| \*\*([\d,]+)\*\*"),
     (
         SPEED,
-        r"TRL ([\d.]+); compiled and keeping all ([\d.]+); recomputing the MLP ([\d.]+);"
-        r"\s+recomputing the layer ([\d.]+); torch's stored dropout ([\d.]+)",
+        r"\| TRL \| ([\d.]+) \|\n.* kept \| ([\d.]+) \|\n.* MLP \| ([\d.]+) \|\n"
+        r".* layer \| ([\d.]+) \|\n.*stored dropout \| ([\d.]+) \|",
         r"\| ([\d.]+) \| ([\d.]+) \| 0.180 \| 0.180 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|",
     ),
     (

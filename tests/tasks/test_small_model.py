@@ -251,6 +251,36 @@ def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
     assert response.completion_tokens == 1024 - tokens or response.finish_reason == "stop"
 
 
+def test_a_batch_that_the_device_cannot_hold_is_halved_and_no_answer_is_lost(
+    model_dir, monkeypatch
+):
+    import torch
+
+    wanted = requests(7, max_tokens=8)
+    expected = texts(TransformersSampler(model_dir, None, "small"), wanted)
+    sampler, tried = TransformersSampler(model_dir, None, "small"), []
+    respond = sampler.loaded.respond
+
+    def limited(rows):
+        tried.append(len(rows))
+        for number, response in enumerate(respond(rows)):
+            if len(rows) > 2 and number == 1:  # some of the batch have ended by then
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            yield response
+
+    monkeypatch.setattr(sampler.loaded, "respond", limited)
+    assert texts(sampler, wanted) == expected and tried == [7, 3, 1, 1, 1, 1, 1]
+    monkeypatch.setattr(sampler.loaded, "respond", lambda rows: fail())
+    with pytest.raises(UsageError, match="out of memory while sampling one response"):
+        list(sampler.sample(wanted))
+
+
+def fail():
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
 def test_counts_come_from_the_generators_own_tokenizer(model_dir):
     sampler = TransformersSampler(model_dir, None, "small")
     assert sampler.count_tokens(TEXTS) == [

@@ -255,6 +255,46 @@ def numbered(tasks: list[KernelTask], samples: int) -> list[Candidate]:
     return [one(task_id, number) for task_id in ids for number in range(samples)]
 
 
+def test_equal_code_is_judged_once_where_that_is_asked_for(given, tasks):
+    once = CONFIG.model_copy(update={"once_per_code": True, "chunk_size": 64})
+    asked = numbered(tasks, 3)
+    asked[1] = asked[1].model_copy(update={"code": f"{asked[1].code}\n# another"})
+    without = without_code(tasks[0], 8), without_code(tasks[0], 9)
+
+    def run(candidates: list[Candidate], config: VerificationConfig) -> tuple[Judge, dict]:
+        judge = Judge()
+        with given.work(candidates, judge, config) as work:
+            for number in range(1, work.plan() + 1):
+                work.verify_chunk(number)
+            return judge, verdicts_of(work.publish())
+
+    judge, first = run([*asked, *without], once)
+    assert judge.asked == ids([asked[0], asked[1], asked[3]]), "one of each task's equal sources"
+    assert set(first) == set(ids([*asked, *without]))
+    keys = [first[candidate.candidate_id]["verdict_key"] for candidate in asked]
+    assert keys[0] == keys[2] != keys[1] and keys[3] == keys[4] == keys[5] != keys[0]
+
+    # another snapshot's candidates with the same code are not judged again
+    later = [one.model_copy(update={"candidate_id": f"later {one.candidate_id}"}) for one in asked]
+    judge, second = run(later, once)
+    assert judge.asked == [] and set(second) == set(ids(later))
+    judge, _ = run(later, CONFIG)
+    assert len(judge.asked) == len(later), "each candidate by itself is the default"
+
+
+def test_a_stream_that_broke_gives_equal_code_its_verdict_once(given, tasks):
+    once = CONFIG.model_copy(update={"once_per_code": True})
+    asked = numbered(tasks, 3)
+    judge = Judge(1)
+    with given.work(asked, judge, once) as work:
+        assert (work.plan(), work.total, work.planned) == (1, 6, 2)
+        with pytest.raises(GpuLostError):
+            work.verify_chunk(1)
+        work.verify_chunk(1)
+        rows = verdicts_of(work.publish())
+    assert judge.asked == ids([asked[0], asked[3]]) and set(rows) == set(ids(asked))
+
+
 def ids(candidates: list[Candidate]) -> list[str]:
     return [candidate.candidate_id for candidate in candidates]
 

@@ -1,0 +1,1 @@
+"""The verifier over HTTP (extra `serve`): requests in, verdicts out."""

@@ -10,6 +10,7 @@ import socket
 import httpx
 import pytest
 
+from kernels_eval.__main__ import languages_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from kernels_eval.service import guard
@@ -408,6 +409,22 @@ def test_the_language_is_the_one_that_is_given_else_the_source_s(refusing, code,
     else:
         with pytest.raises(UsageError, match="not judged here, only cpp"):
             refusing.intake.read(asking_for)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "/*" * 400_000,
+        "/" * 800_000,
+        f"cuda_source={' ' * 800_000}]",
+        f"cuda_source=[{' ' * 800_000}x",
+    ],
+    ids=["open comments", "slashes", "spaces", "list"],
+)
+def test_no_source_holds_the_service_up(refusing, code):
+    """Each of these took hours: the time of a search grew with the square of the text's length."""
+    refusing.intake.read(request(task_id=AFFINE.task_id, code=code, language="cpp"))
+    languages_of(code)
 
 
 def test_a_definition_is_a_task_of_its_sizes():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sqlite3
 
 import httpx
 import pytest
@@ -343,6 +344,17 @@ async def test_at_its_end_nobody_waits_and_nothing_more_is_taken(made):
         health = await client.get("/health")
     assert refused.status_code == 503 and "Retry-After" in refused.headers
     assert health.status_code == 503 and health.json()["status"] == "stopping"
+
+
+async def test_a_full_disk_is_a_fault_of_the_machine(made, monkeypatch):
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(made.evaluations, "submit", full)
+    async with asking(made) as client:
+        answer = await client.post("/v1/evaluate", content=body(), headers=JSON)
+    assert answer.status_code == 503 and "disk is full" in answer.json()["detail"]
+    assert "Retry-After" in answer.headers
 
 
 async def test_metrics_count_what_ended_and_what_waits(made):

@@ -265,7 +265,7 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
     ]
     finished(root, "trace-flags", kept, TRACE_FLAGS, "f", ["v", "c"])
     assert curated_json(by_root)["sets"][0]["samples"] == 12  # as the refresh has found them
-    assert "flags of the correct ones' reasoning: repetitive 0" in curate(f"--root {root}").stdout
+    assert "flags of correct candidates' reasoning: repetitive 0" in curate(f"--root {root}").stdout
 
 
 @pytest.mark.parametrize(("arguments", "part"), CASES["bad_curations"])

@@ -170,7 +170,7 @@ def answers_at_once(synthesis: SynthesisConfig) -> Answer:
         wider = server.model_copy(update={"tensor_parallel": gpus})
         held = sizing.expected(synthesis.model, wider, limit)[0].sequences
         if held >= sizing.LEAST_SEQS:
-            return basis, f"{key}={gpus} fits {held} at once"
+            return basis, f"{key}={gpus} holds {held} at once"
     return basis, "use GPUs with more memory, or vllm serve --kv-cache-dtype fp8"
 
 

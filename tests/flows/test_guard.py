@@ -61,7 +61,7 @@ def test_a_run_that_has_no_room_does_not_start(small):
     with pytest.raises(DiskFullError) as caught:
         require_room(config(small / "not" / "made" / "yet"))
     said = str(caught.value)
-    for part in (f"root {small}", "0.0 GiB free", "2.0 GiB are kept free", "concur gc"):
+    for part in (f"root {small}", "0.0 GiB free", "2.0 GiB must stay free", "concur gc"):
         assert part in said
     assert not (small / "not").exists(), "asking writes nothing"
 

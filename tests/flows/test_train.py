@@ -155,7 +155,7 @@ def test_what_is_printed():
     for said in (
         "4,800 rows of c0ffee, 12 left out",
         "0.7000 before training, 0.6100 at the end",
-        "3.10% of what",
+        "3.10% of the adapter's effect",
         "concur-paper/3",
         "tuned=/a",
     ):

@@ -34,8 +34,9 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
     async def kernel(self, trace: vf.Trace) -> float:
         scorer = shared_scorer(self.config.recipe, self.config.url)
         score = await scorer.score(self.data.row, trace.last_reply)
+        earned = score.earned()
         trace.record_metrics(score.facts)
-        return score.earned()
+        return earned
 
 
 class KernelTasksetConfig(vf.TasksetConfig):

@@ -421,7 +421,7 @@ class Phases(Record):
     correctness_s: NonNegativeFloat = 0.0
     """compared calls, other shapes and modes"""
     attribution_s: NonNegativeFloat = 0.0
-    """which kernel did the work, what goes on or was changed afterwards"""
+    """which kernel did the work, what is still running or was changed"""
     timing_s: NonNegativeFloat = 0.0
     """paired samples and the parent's clock bound"""
 

@@ -108,7 +108,7 @@ def probe(without: Collection[str] = ()) -> list[str]:
 
 
 def missing(layers: Collection[str]) -> dict[str, str]:
-    """The layers that are not in force, each with the way to get it."""
+    """The layers that are not active, each with its fix."""
     named = {"landlock" if layer.startswith("landlock:") else layer for layer in layers}
     return {name: fix for name, fix in FIXES.items() if name not in named}
 

@@ -6,7 +6,7 @@ reached is asked again for a few seconds, then the newest copy is used and a cau
 (tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
 asked, is one UsageError that says how to use a file instead. Where a hub answers that something
 does not exist, no copy stands in for it. A copy that is not what was written (its digest differs)
-is passed over.
+is skipped.
 """
 
 from __future__ import annotations

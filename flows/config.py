@@ -95,7 +95,7 @@ class PipelineConfig(BaseModel):
     def guarded(self) -> GuardedRun:
         """What the guards of a run need of this."""
         synthesis = self.synthesis
-        recorded = synthesis.sampler == "recorded"
+        recorded = synthesis.sampler in ("recorded", "scripted")
         return GuardedRun(
             root=self.root,
             reserve_gib=self.guard.reserve_gib,

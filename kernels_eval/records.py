@@ -184,7 +184,8 @@ class KernelTask(Record):
 
     `code` defines the class named `entry_point`, `get_inputs()` (a list of arguments for `forward`)
     and `get_init_inputs()` (constructor arguments: a plain list, or KernelBook's `[args, kwargs]`,
-    told apart by `init_form`).
+    told apart by `init_form`). `level` is its difficulty and `family` the kind of its operators,
+    where the source says so.
     """
 
     task_id: str = Field(min_length=1)
@@ -194,6 +195,12 @@ class KernelTask(Record):
     init_form: Literal["args", "args_kwargs"] = "args"
     source: str = "user"
     level: int | None = None
+    family: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a family that is not known: every hash over a task stays what it was."""
+        return {key: value for key, value in dump(self).items() if key != "family" or value}
 
 
 class SamplingParams(Record):

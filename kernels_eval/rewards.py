@@ -40,9 +40,9 @@ class RewardRecipe(Record):
     gamma: float = Field(default=1.0, ge=0, le=1)
     """share of the next turn's reward that a turn is given (`discounted`)"""
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
-        """The terms of the reward, by name; their sum is the reward. `least_ms`: milliseconds
-        below which no kernel of this task can be (`tasks.workload.record.least_ms`)."""
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        """The terms of the reward, by name; their sum is the reward. `roofline`: share of it that
+        was reached, from 0 (or not known) to 1."""
         raise NotImplementedError
 
 
@@ -60,7 +60,7 @@ class Kevin(RewardRecipe):
     gamma: float = Field(default=0.4, ge=0, le=1)
     correct: float = 0.3
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
         correct = verdict.status is Status.CORRECT
         return {"correct": self.correct * correct, "speedup": verdict.speedup}
 
@@ -85,7 +85,7 @@ class DrKernel(RewardRecipe):
     """a higher speedup counts as this"""
     coverage: float = 0.5
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
         correct = verdict.status is Status.CORRECT
         return {
             "correct": self.correct * correct,
@@ -119,18 +119,16 @@ class KernelGymSteps(RewardRecipe):
     )
     """(speedup, reward from there on)"""
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
-        return {"step": self._step(verdict)}
-
-    def _step(self, verdict: Verdict) -> float:
-        if verdict.status is Status.COMPILE_ERROR:
-            return self.not_compiled
-        if verdict.status in {Status.INCORRECT, Status.RUNTIME_ERROR}:
-            return self.incorrect
-        if verdict.status is not Status.CORRECT:
-            return self.failed
-        reached = [step for step in self.steps if verdict.speedup >= step[0]]
-        return max(reached)[1] if reached else self.slower
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        if verdict.status is Status.CORRECT:
+            reached = [step for step in self.steps if verdict.speedup >= step[0]]
+            return {"step": max(reached)[1] if reached else self.slower}
+        failures = {
+            Status.COMPILE_ERROR: self.not_compiled,
+            Status.INCORRECT: self.incorrect,
+            Status.RUNTIME_ERROR: self.incorrect,
+        }
+        return {"step": failures.get(verdict.status, self.failed)}
 
 
 class CudaAgent(RewardRecipe):
@@ -149,7 +147,7 @@ class CudaAgent(RewardRecipe):
     name: Literal["cuda_agent"] = "cuda_agent"
     margin: NonNegativeFloat = 0.05
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
         if verdict.status is not Status.CORRECT:
             return {"milestone": -1.0}
         compiled = verdict.timing and verdict.timing.compiled
@@ -172,16 +170,15 @@ class KernelBenchTinker(RewardRecipe):
     name: Literal["kernelbench_tinker"] = "kernelbench_tinker"
     gamma: float = Field(default=0.4, ge=0, le=1)
     correct: float = 0.3
-    speedup: float = 1.0
     baseline: NonNegativeFloat = 0.0
     most: PositiveFloat = 10.0
     """a higher term of speed counts as this"""
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
         gained = min(max(verdict.speedup - self.baseline, 0.0), self.most)
         return {
             "correct": self.correct * (verdict.status is Status.CORRECT),
-            "speedup": self.speedup * gained,
+            "speedup": gained,
         }
 
 
@@ -204,13 +201,10 @@ class CudaL1(RewardRecipe):
     """of the scores so far"""
     clip: PositiveFloat = 1.5
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
-        # 1e-9: what is 1.11 in decimals may be a little less in binary
-        speedup = verdict.speedup
-        hundredths = (
-            math.floor(100 * speedup + 1e-9) if speedup > 1 else math.ceil(100 * speedup - 1e-9)
-        )
-        normalised = (hundredths / 100 - self.mean) / self.std
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        # 6 decimals of a hundredth: what is 1.11 in decimals may be a little less in binary
+        score = 1 + math.trunc(round(100 * verdict.speedup - 100, 6)) / 100
+        normalised = (score - self.mean) / self.std
         return {"score": min(max(normalised, -self.clip), self.clip)}
 
 
@@ -231,9 +225,9 @@ class Concur(RewardRecipe):
     correct: PositiveFloat = 1.0
     speedup: NonNegativeFloat = 0.5
     """for each doubling"""
-    slowest: float = Field(default=0.5, gt=0, le=1)
+    slowest: PositiveFloat = 0.5
     """a lower speedup counts as this"""
-    fastest: float = Field(default=16.0, ge=1)
+    fastest: PositiveFloat = 16.0
     """a higher one counts as this"""
     roofline: NonNegativeFloat = 0.5
     coverage: NonNegativeFloat = 0.5
@@ -245,34 +239,29 @@ class Concur(RewardRecipe):
     @field_validator("penalties")
     @classmethod
     def _of_rejected(cls, value: dict[Reason, float]) -> dict[Reason, float]:
-        if other := sorted(set(value) - REASONS[Status.REJECTED]):
-            known = sorted(REASONS[Status.REJECTED])
-            raise ValueError(f"{other[0]!s} is no reason of a rejection; those are {known}")
+        if other := set(value) - REASONS[Status.REJECTED]:
+            raise ValueError(f"{min(other)} is no reason of a rejection")
         return value
 
     @model_validator(mode="after")
     def _correct_pays(self) -> Concur:
-        if self.correct + self.speedup * math.log2(self.slowest) <= 0:
-            raise ValueError(
-                "a slow correct kernel would earn no more than a wrong one: raise `correct` or"
-                " `slowest`, or lower `speedup`"
-            )
+        if self.correct + self.speedup * math.log2(min(self.slowest, self.fastest)) <= 0:
+            raise ValueError("a slow correct kernel would earn no more than a wrong one")
         return self
 
-    def parts(self, verdict: Verdict, least_ms: float | None = None) -> Parts:
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
         if verdict.status is Status.REJECTED:
             return {"rejected": -self.penalties.get(verdict.reason, self.rejected)}
         if verdict.status is not Status.CORRECT:
-            return {}
-        share, timing = verdict.custom_kernel_time_share or 0.0, verdict.timing
-        parts = {"correct": self.correct, "coverage": self.coverage * share}
-        if timing:
-            lower = min(max(timing.speedup_lower, self.slowest), self.fastest)
-            reached = min(least_ms / timing.candidate_ms, 1.0) if least_ms else 0.0
-            parts |= {
-                "speedup": self.speedup * math.log2(lower),
-                "roofline": self.roofline * reached,
-            }
+            return {"correct": 0.0}
+        parts = {
+            "correct": self.correct,
+            "coverage": self.coverage * (verdict.custom_kernel_time_share or 0.0),
+            "roofline": self.roofline * roofline,
+        }
+        if verdict.timing:
+            lower = min(max(verdict.timing.speedup_lower, self.slowest), self.fastest)
+            parts["speedup"] = self.speedup * math.log2(lower)
         return parts
 
 
@@ -287,17 +276,17 @@ RECIPES: Mapping[str, RewardRecipe] = {kind().name: kind() for kind in get_args(
 def recipe_of(given: str | Path | Mapping[str, object] | RewardRecipe) -> RewardRecipe:
     """The recipe that a name, a mapping with `name` and other numbers, or a YAML file of such a
     mapping stands for. Raises UsageError."""
+    if isinstance(given, RewardRecipe):
+        return given
     if isinstance(given, str) and given in RECIPES:
         return RECIPES[given]
     hint = f"give one of {', '.join(RECIPES)}, or a YAML file with its name and numbers"
-    source = "the recipe"
     try:
-        if isinstance(given, (str, Path)):
-            source, given = str(given), yaml.safe_load(Path(given).read_text(encoding="utf-8"))
-        return _adapter.validate_python(given)
+        text = isinstance(given, (str, Path)) and Path(given).read_text(encoding="utf-8")
+        return _adapter.validate_python(yaml.safe_load(text) if text else given)
     except (OSError, ValueError, yaml.YAMLError) as error:
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise UsageError(f"{source} is no reward recipe: {said}", hint) from error
+        raise UsageError(f"{given} is no reward recipe: {said}", hint) from error
 
 
 def reward_parts(
@@ -306,7 +295,8 @@ def reward_parts(
     """The terms of `reward` by name, for a trainer's metrics; None where the reward is None."""
     if verdict is None or verdict.status is Status.TASK_ERROR:
         return None
-    return recipe.parts(verdict, least_ms)
+    reached = least_ms / verdict.timing.candidate_ms if least_ms and verdict.timing else 0.0
+    return recipe.parts(verdict, min(reached, 1.0))
 
 
 def reward(

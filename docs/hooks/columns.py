@@ -29,10 +29,11 @@ TASKS: Mapping[str, str] = {
         "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)"
     ),
     "source": (
-        "origin: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `user`, or the value of the"
-        " table"
+        "origin: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `generated`, `user`, or the"
+        " value of the table"
     ),
-    "level": "KernelBench level; null elsewhere",
+    "level": "KernelBench level, or number of operators of a generated task; null elsewhere",
+    "family": "family of a generated task's operators, such as `softmax`; null elsewhere",
 }
 WORKLOADS: Mapping[str, str] = {
     "workload_key": (

@@ -153,6 +153,8 @@ ours = st.builds(
     roofline=weights,
     coverage=weights,
     rejected=weights,
+    slowest=st.floats(0.5, 4),
+    fastest=st.floats(0.5, 16),
     penalties=st.dictionaries(st.sampled_from(sorted(REASONS[Status.REJECTED])), weights),
 )
 
@@ -198,7 +200,8 @@ def test_a_recipe_survives_yaml(name, tmp_path):
         ({"name": "kevlin"}, "kevlin"),
         ({"name": "kevin", "bonus": 1}, "not permitted"),
         ({"name": "concur", "penalties": {"wrong_output": 1}}, "no reason of a rejection"),
-        ({"name": "concur", "speedup": 2, "slowest": 0.1}, "raise `correct`"),
+        ({"name": "concur", "speedup": 2, "slowest": 0.1}, "no more than a wrong one"),
+        ({"name": "concur", "fastest": 0.1}, "no more than a wrong one"),
         ({"name": "concur", "rejected": -1}, "greater than or equal to 0"),
     ],
 )
@@ -217,7 +220,7 @@ def test_a_broken_file_is_named(tmp_path):
 
 def test_a_recipe_of_your_own():
     class Sparse(RewardRecipe):
-        def parts(self, verdict, least_ms=None):
+        def parts(self, verdict, roofline):
             return {"correct": float(verdict.status is Status.CORRECT)}
 
     assert reward(correct(), Sparse()) == 1.0

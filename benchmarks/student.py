@@ -110,9 +110,7 @@ def answers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         )
     )
     sampler = make_sampler(
-        SynthesisConfig.model_validate(
-            {"sampler": "scripted", "teacher": {"seed": SEED} | settings}
-        ),
+        SynthesisConfig.model_validate({"sampler": "scripted", "teacher": settings}),
         "",
     )
     prompts = {task.task_id: render(task, language) for task in tasks}
@@ -155,26 +153,28 @@ def pretrain(options: argparse.Namespace) -> int:
     """Train on rows of `--context` tokens, cut from the corpus regardless of where chats end."""
     import torch
     from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
-    from transformers.trainer_utils import get_last_checkpoint
+    from transformers import trainer_utils as untyped
 
     if options.out.is_dir():
         print(f"{options.out} is there already")
         return 0
     tokens = np.load(options.data / TOKENS, mmap_mode="r")
     tokenizer = load_tokenizer(options.data / UNTRAINED)
-    model = AutoModelForCausalLM.from_pretrained(options.data / UNTRAINED)
+    model: Any = AutoModelForCausalLM.from_pretrained(options.data / UNTRAINED)
     gpu, checkpoints = torch.cuda.is_available(), options.data / CHECKPOINTS
+    trainer_utils: Any = untyped
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
         per_device_train_batch_size=options.rows,
         num_train_epochs=options.epochs,
         learning_rate=options.learning_rate,
         lr_scheduler_type="cosine",
-        warmup_steps=100,
+        warmup_steps=0.02,  # below 1 it is a share of all steps
         weight_decay=0.1,
         adam_beta2=0.95,
         bf16=gpu,
         torch_compile=gpu,
+        use_cpu=not gpu,
         save_steps=500,
         save_total_limit=1,
         logging_steps=100,
@@ -186,11 +186,11 @@ def pretrain(options: argparse.Namespace) -> int:
         model,
         arguments,
         train_dataset=rows_of(tokens, options.context),
-        callbacks=[time_limit(options.limit_s)] if options.limit_s else None,
+        callbacks=[] if options.limit_s is None else [time_limit(options.limit_s)],
     )
     checkpoints.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)))
+    trainer.train(resume_from_checkpoint=trainer_utils.get_last_checkpoint(str(checkpoints)))
     state = trainer.state
     done = state.global_step >= state.max_steps
     print(
@@ -198,8 +198,7 @@ def pretrain(options: argparse.Namespace) -> int:
         f" {'done' if done else 'rerun to resume'}"
     )
     if done:
-        trainer.model.to(torch.bfloat16 if gpu else torch.float32)
-        trainer.save_model(str(options.out))
+        model.to(torch.bfloat16 if gpu else torch.float32).save_pretrained(options.out)
         tokenizer.save_pretrained(options.out)
     return 0
 

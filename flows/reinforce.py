@@ -12,20 +12,25 @@ from flows.config import PipelineConfig
 from flows.naming import run_name
 from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
+from flows.track import reinforcement_record, track
+from flows.train import of_line
 from kernels_eval.cluster.pool import Pool
+from kernels_eval.errors import UsageError
 from kernels_eval.parent.draft import verdict_of
 from kernels_eval.parent.messages import Finding
 from kernels_eval.parent.prepare import Prepared
 from kernels_eval.records import Candidate, KernelTask, Verdict
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
+from tasks.publishing.lineage import finished, manifest_of
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import SnapshotRef
+from tasks.store.snapshot import SnapshotRef, find_snapshot
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import render
 from tasks.synthesis.sampler import Request
 from tasks.training import reinforce
-from tasks.training.stage import prompts_of
+from tasks.training.stage import STAGE as TRAINING
+from tasks.training.stage import adapter_of, prompts_of
 
 if TYPE_CHECKING:
     from tasks.training.grpo import Answer, Asked, Environment
@@ -49,6 +54,48 @@ def reinforce_adapter(
         environment(config, known, prompts) as made,
     ):
         return reinforce.run(trained, recipe, prompts, made)
+
+
+@flow(name="reinforce and track", flow_run_name=run_name("reinforce and track"), **NOTICES)
+@guarded
+def reinforce_and_track(
+    config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
+) -> tuple[SnapshotRef, str | None]:
+    """`reinforce_adapter`, and its run in MLflow: None where tracking is off or failed."""
+    reinforced = reinforce_adapter.fn(config, tasks, trained)
+    return reinforced, track(reinforcement_record, config, reinforced)
+
+
+def of_training(
+    config: PipelineConfig, name: str | None
+) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef]:
+    """(configuration, tasks, training) of a finished training: its fingerprint under the root, its
+    directory, or the newest. Language and prompts are those of its training set.
+
+    Raises UsageError where there is none, or what it was made from is missing.
+    """
+    there = finished(config.root, TRAINING)
+    if not (name or there):
+        raise UsageError(f"{config.root} holds no finished training", "run `concur train` first")
+    trained = find_snapshot(config.root, name, TRAINING) if name else there[-1][0].ref
+    config, tasks, _ = of_line(trained.root, manifest_of(trained.open())["upstream"][0], config)
+    return config, tasks, trained
+
+
+def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> dict[str, Any]:
+    """What a finished reinforcement learned, (first step, last step), and where the adapter is."""
+    snapshot = reinforced.open()
+    log = snapshot.read(unique="step").sort("step")
+    return {
+        "training": trained.fingerprint,
+        "reinforcement": reinforced.fingerprint,
+        "tasks": snapshot.manifest["tasks"],
+        "steps": len(log),
+        "reward": (log["reward"][0], log["reward"][-1]),
+        "correct": (log["status/correct"][0], log["status/correct"][-1]),
+        "rejected": (log["status/rejected"][0], log["status/rejected"][-1]),
+        "adapter": str(adapter_of(reinforced).absolute()),
+    }
 
 
 @contextmanager

@@ -170,14 +170,17 @@ class ReinforceRecipe(Record):
     learning_rate: PositiveFloat = 1e-5
     """TRL's 1e-6 is for all weights; for LoRA ten times as much is usual (ours)"""
     warmup_steps: NonNegativeInt = 3
+    """optimiser steps in which the learning rate rises; then it stays"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL divergence from the adapter as it was; 0, as TRL has it, measures none"""
     max_grad_norm: NonNegativeFloat = 0.2
+    """gradients are scaled down to this norm; 0: never"""
     sampling: SamplingParams = SamplingParams(temperature=1.0, max_tokens=4096)
     """how answers are drawn; a temperature of 1 draws from the policy itself"""
     seed: NonNegativeInt = 0
     """order of tasks, answers"""
     checkpoint_every_steps: PositiveInt = 10
+    """optimiser steps between checkpoints"""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ReinforceRecipe:

@@ -94,12 +94,12 @@ class RunForm(Form):
         title="Profile",
         description=(
             "One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed"
-            " here after the next `concur up`. The fields below change what it says."
+            " here after the next prefect deploy --all. The fields below change what it says."
         ),
     )
     root: str = _text(
         "Root of the snapshots",
-        "An absolute directory or an fsspec URL. Empty: that of `concur up`, or"
+        "An absolute directory or an fsspec URL. Empty: that of concur up, or"
         f" {ROOT_VARIABLE} of the worker.",
     )
     name: Annotated[str, Key("name")] = _text(

@@ -98,6 +98,7 @@ def _page(what: str, root: str) -> str:
 def _server(what: str, root: str) -> str:
     require_extras(["line"])
     from flows.ops.control import use_stack
+    from flows.ops.health import mlflow_page
 
     environment = dict(os.environ)
     use_stack(root, environment)
@@ -106,6 +107,4 @@ def _server(what: str, root: str) -> str:
         raise UsageError(
             f"no {what} server runs for {root}", f"start one with `concur up --root {root}`"
         )
-    # MLflow's own start page is that of GenAI traces
-    pages = "/#/experiments?workflowType=machine_learning" if what == "mlflow" else ""
-    return address.removesuffix("/api") + pages
+    return mlflow_page(address) if what == "mlflow" else address.removesuffix("/api")

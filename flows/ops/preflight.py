@@ -35,6 +35,7 @@ OPTIONS = {
     "ray_dashboard_port": "Ray's dashboard",
     "prefect_port": "Prefect",
     "mlflow_port": "MLflow",
+    "pages_port": "the pages",
     "worker_port": "the worker",
     "ray_port": "Ray",
 }
@@ -87,7 +88,8 @@ def require_packages(stack: Stack) -> None:
 def require_ports(settings: StackSettings) -> None:
     """Raises UsageError where a port cannot be listened on."""
     for name, port in settings.ports().items():
-        host = settings.host if name in ("prefect_port", "mlflow_port") else "127.0.0.1"
+        with_pages = name in ("prefect_port", "mlflow_port", "pages_port")
+        host = settings.host if with_pages else "127.0.0.1"
         what, option = f"port {port} for {OPTIONS[name]}", f"--{name.replace('_', '-')}"
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:

@@ -192,14 +192,6 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     return str(found.experiment_id)
 
 
-def page_of(served: str, experiment: str, place: str, view: str = "") -> str:
-    """The address of a page of an experiment (`runs`, `runs/ID`, `runs/ID/artifacts/FILE`) as
-    MLflow's pages of training show it: without `workflowType` it opens the page of GenAI traces.
-    `view` is one of VIEWS."""
-    query = "workflowType=machine_learning" + (f"&viewStateShareKey={view}" if view else "")
-    return f"{served.rstrip('/')}/#/experiments/{experiment}/{place}?{query}"
-
-
 def retry_mlflow(
     tracking_uri: str, write: Callable[[], T], log: Callable[[str], None] = lambda line: None
 ) -> T:

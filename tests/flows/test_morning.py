@@ -160,7 +160,7 @@ def test_the_trend_keeps_every_night_though_its_snapshots_are_gone(tmp_path):
     root = str(tmp_path)
     for name, statuses in (("one", FIRST), ("two", SECOND)):
         ended = night(tmp_path, planted(tmp_path, name, 2, statuses, ["c01"]))
-        path = Path(write_trend(root, ended))
+        path = Path(write_trend(root, ended, nights(root, ended.name, ended.language)))
     shutil.rmtree(tmp_path / "verification")
     found = nights(root, "nightly", "cpp")
     assert [(each.sampled, each.new, each.set_size) for each in found] == [(3, 3, 1), (6, 3, 1)]

@@ -1,4 +1,4 @@
-"""What a flow shows in Prefect beside its progress: links, tables and the snapshots it made.
+"""What a flow shows in Prefect besides its progress: links, tables and the snapshots it made.
 
 Guarantees: a fault here is one warning in the run's log and never ends a run; a server that is
 restarting is waited for; cells of tables hold no markup. Does not sanitise Markdown:
@@ -41,7 +41,7 @@ def warn_on_error(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        get_run_logger().warning("%s is not shown: %s: %s", what, type(error).__name__, error)
+        get_run_logger().warning("could not show %s: %s: %s", what, type(error).__name__, error)
 
 
 def create_markdown_artifact(key: str, markdown: str, description: str) -> None:

@@ -238,7 +238,7 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise UsageError(
-                f"--set {key}: {parent} holds a value, not keys", "see concur run --help"
+                f"--set {key}: {parent} is a value, not a mapping of keys", "see concur run --help"
             )
     data[last] = value
 

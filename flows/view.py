@@ -84,7 +84,7 @@ def write_view(
     if not (root or glob(place)):
         raise UsageError(f"{place} does not exist", "name a root, a snapshot's folder or Parquet")
     if root and candidates:
-        raise UsageError(f"--candidates beside the root {place}", "name their verdicts instead")
+        raise UsageError(f"{place} is a root: --candidates needs verdicts", "name the verdicts")
     sources = _sources(root) if root else [("", Source(place, candidates, "", unfinished=True))]
     directory = Path(out or Path(place if root else ".", "view"))
     made_of, marker = _made_of([source for _, source in sources], tasks), directory / MADE_OF
@@ -114,7 +114,7 @@ def _sources(root: str) -> list[tuple[str, Source]]:
     if not _newest(root, "verification"):
         raise UsageError(
             f"there is no finished verification snapshot under {root}",
-            f"name the one that is being written: {root}/verification/FINGERPRINT",
+            f"for one that is being written, name {root}/verification/FINGERPRINT",
         )
     found = [("training", Source(None, None, root))]
     for benchmark in _newest(root, "benchmark")[:1]:

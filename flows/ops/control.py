@@ -267,7 +267,7 @@ def down(root: str, tell: Say = _silent) -> dict[str, Any]:
             _require_none(_stop(places, tell))
     except PermissionError as error:
         raise UsageError(
-            f"cannot look into {places.stack}: {error.strerror}",
+            f"cannot read {places.stack}: {error.strerror}",
             "run the command as the user who started it",
         ) from error
     seconds = round(time.monotonic() - began, 1)
@@ -421,7 +421,7 @@ def export_lines(root: str) -> list[str]:
     stack, state = _stack_of(Places(root))
     if stack is None or state is None:
         raise UsageError(
-            f"no stack runs for {Places(root).root}",
+            f"no stack is running for {Places(root).root}",
             f"start one with `concur up --root {shlex.quote(root)}`",
         )
     lines = [

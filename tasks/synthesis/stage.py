@@ -140,7 +140,7 @@ class Synthesis:
     ) -> None:
         self._before = (candidates, verdicts) if candidates and verdicts else None
         if (turn > 1) != (self._before is not None):
-            raise ValueError(f"turn {turn} follows nothing up")
+            raise ValueError(f"turn {turn} has no candidates to follow up")
         if turn > 1 and config.sampler in ("recorded", "scripted"):
             raise UsageError(
                 f"{config.sampler} responses hold no answer to a follow-up",

@@ -130,7 +130,7 @@ def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | Non
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         # MLflow's own default is ./mlruns of the working directory
         raise UsageError(
-            f"tracking URI {url.render_as_string()} says nothing about artifacts",
+            f"tracking URI {url.render_as_string()} does not say where artifacts go",
             "give an artifact root",
         )
     return (Path(url.database).resolve().parent / "mlartifacts").as_uri()

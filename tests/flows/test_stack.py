@@ -244,7 +244,7 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
             "cannot use postgresql+asyncpg://me:***@127.0.0.1:9/db",
         ),
         ("postgresql://me:Geheim@127.0.0.1/", "names no database"),
-        ("postgresql://me:Geheim@127.0.0.1:port/db", "port of the URL is no number"),
+        ("postgresql://me:Geheim@127.0.0.1:port/db", "port of the URL is not a number"),
         ("postgresql+psycopg2://me:Geheim@127.0.0.1/db", "cannot use the driver psycopg2"),
         ("postgresql+://me:Geheim@127.0.0.1/db", "cannot use the driver"),
     ],
@@ -344,7 +344,7 @@ def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, 
 
 
 def test_exports_name_the_variable_of_a_secret_and_not_the_secret(tmp_path, me):
-    assert "no stack runs" in refused(lambda: export_lines(str(tmp_path)))
+    assert "no stack is running" in refused(lambda: export_lines(str(tmp_path)))
     recorded(tmp_path, StackSettings(), me, authenticated=True)
     assert f'export PREFECT_API_AUTH_STRING="${PREFECT_SECRET}"' in export_lines(str(tmp_path))
 
@@ -544,7 +544,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
         assert left <= {"logs", "prefect", "runs"}
         ports = {f"{name.replace('-', '_')}_port": port for name, port in stack.ports.items()}
         preflight.require_ports(StackSettings(**ports))
-        assert "no stack runs" in stack.command("down").stdout
+        assert "no stack is running" in stack.command("down").stdout
     finally:
         stack.end()
 

@@ -55,6 +55,8 @@ class RecordedService(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.requests: list[EvaluationRequest] = []
+        self.outcomes: list[str] = []
+        """words instead of the responses', in turn"""
 
     @property
     def url(self) -> str:
@@ -64,6 +66,8 @@ class RecordedService(ThreadingHTTPServer):
         request = EvaluationRequest.model_validate(given)
         self.requests.append(request)
         text = request.response or ""
+        if self.outcomes:
+            text = self.outcomes[(len(self.requests) - 1) % len(self.outcomes)]
         outcome = next((OUTCOMES[word] for word in OUTCOMES if word in text), "no_code_block")
         done = outcome is not None
         evaluation = Evaluation(

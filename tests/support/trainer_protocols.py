@@ -22,11 +22,24 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 A, B, C = TypeVar("A"), TypeVar("B"), TypeVar("C")
+ENTRIES: dict[str, str] = {}
 
 
 class BaseTextEnv:
     def __init__(self) -> None:
         self.turns, self.max_turns = 0, 1
+
+    def init(self, prompt: Any) -> tuple[Any, dict[str, Any]]:
+        return prompt, {}
+
+
+def register(id: str, entry_point: str) -> None:
+    ENTRIES[id] = entry_point
+
+
+def make(id: str, **given: Any) -> Any:
+    module, _, name = ENTRIES[id].partition(":")
+    return getattr(importlib.import_module(module), name)(**given)
 
 
 class BaseTextEnvStepOutput(TypedDict):
@@ -61,6 +74,12 @@ class Environment(Generic[A, B, C]):
 
     def __init__(self, transform: object = None, rubric: object = None) -> None:
         self.transform, self.rubric = transform, rubric
+
+
+def create_fastapi_app(
+    env: Any, action_cls: Any, observation_cls: Any, max_concurrent_envs: int | None = None
+) -> Any:
+    return SimpleNamespace(env=env, observation=observation_cls, action=action_cls)
 
 
 class BaseResourcesServerConfig(BaseModel):
@@ -175,10 +194,14 @@ class InfraError(Exception):
 
 
 MODULES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "skyrl_gym": {"envs.base_text_env": (BaseTextEnv, BaseTextEnvStepOutput)},
+    "skyrl_gym": {
+        "": (register, make),
+        "envs.base_text_env": (BaseTextEnv, BaseTextEnvStepOutput),
+    },
     "openenv": {
         "core.env_server.interfaces": (Environment,),
         "core.env_server.types": (Action, Observation, State),
+        "core.env_server.http_server": (create_fastapi_app,),
     },
     "nemo_gym": {
         "base_resources_server": (

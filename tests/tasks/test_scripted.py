@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from statistics import correlation
 
 import pytest
 from pydantic import ValidationError
 
+from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language, Reason
+from kernels_eval.evaluator import evaluate
+from kernels_eval.records import Candidate, Language, Reason, Status
 from tasks.sources import bundled, generated
 from tasks.sources.generated.program import parse
-from tasks.sources.small_model import build_small_model
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.requests import data_version
@@ -42,6 +44,7 @@ def answers(samples=1, language=Language.CPP, tasks=TASKS, **planted):
     return [parse_response(response.text, finish_reason="stop") for response in responses]
 
 
+@cache
 def right(program, language):
     return {module_of(program, language, style, None).strip() for style in FLAGS}
 
@@ -67,13 +70,13 @@ def test_no_fault_is_planted_where_none_is_asked_for(language):
 
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 0.5, 1.0])
 def test_the_share_of_wrong_answers_is_as_asked(wrong):
-    found = answers(10, wrong=wrong)
-    programs = [program for program in PROGRAMS for _ in range(10)]
+    found = answers(8, wrong=wrong)
+    programs = [program for program in PROGRAMS for _ in range(8)]
     faulty = sum(
         answer.code is None or answer.code.strip() not in right(program, Language.CPP)
         for answer, program in zip(found, programs, strict=True)
     )
-    assert abs(faulty / len(found) - wrong) < 0.08  # four standard deviations of 600 draws
+    assert abs(faulty / len(found) - wrong) < 0.08  # 3.5 standard deviations of 480 draws
 
 
 def test_longer_programs_are_wrong_more_often_where_that_is_asked_for():
@@ -142,13 +145,20 @@ def test_length_and_repetition_are_as_asked():
     assert repeated(long) > 1.5 * repeated(answers(5, reasoning_tokens=400, repetition=0))
 
 
-def test_an_answer_is_cut_at_max_tokens(tmp_path):
-    model = build_small_model(tmp_path / "model", [TASKS[0].code])
-    sampler = ScriptedSampler(TeacherConfig(), str(model))
-    asked = requests(TASKS[:4])
+class WordCounter(ScriptedSampler):
+    """The teacher with words and signs for tokens."""
+
+    def count_tokens(self, texts):
+        return [size(text) for text in texts]
+
+
+def test_an_answer_is_cut_at_max_tokens():
+    sampler, asked = WordCounter(TeacherConfig()), requests(TASKS[:4])
     whole = list(sampler.sample(asked))
     assert {response.finish_reason for response in whole} == {"stop"}
-    assert sampler.count_tokens([whole[0].text]) == [whole[0].completion_tokens]
+    assert [size(response.text) for response in whole] == [
+        response.completion_tokens for response in whole
+    ]
     cut = [
         request.model_copy(
             update={"sampling": request.sampling.model_copy(update={"max_tokens": 90})}
@@ -158,6 +168,8 @@ def test_an_answer_is_cut_at_max_tokens(tmp_path):
     for short, long in zip(sampler.sample(cut), whole, strict=True):
         assert short.finish_reason == "length" and 60 < short.completion_tokens <= 90
         assert long.text.startswith(short.text)
+    uncounted = next(iter(ScriptedSampler(TeacherConfig()).sample(asked)))
+    assert uncounted.completion_tokens is None and uncounted.text == whole[0].text
 
 
 def test_other_tasks_languages_and_turns_are_refused():
@@ -192,3 +204,26 @@ def test_what_is_planted_is_part_of_what_was_asked():
     ):
         with pytest.raises(ValidationError):
             TeacherConfig(**planted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", FLAGS)
+def test_the_verifier_tells_right_kernels_from_planted_faults(style):
+    names = ("add_bias", "softmax", "scale", "max_pool")
+    task = generated.task_of(names, "cpp", 0)
+    said = {}
+    for fault in (None, *faults_of(parse(task.code))):
+        code = module_of(parse(task.code), Language.CPP, style, fault)
+        candidate = Candidate(
+            candidate_id=f"{style}-{fault}",
+            task_id=task.task_id,
+            language=Language.CPP,
+            generator="scripted",
+            response=code,
+            code=code,
+        )
+        said[fault] = evaluate(task, candidate, EvalConfig(timing=TimingConfig(max_s=0.2))).status
+    assert said.pop(None) is Status.CORRECT
+    assert said.pop("compile") is Status.COMPILE_ERROR
+    assert said.keys() == {"tail", "axis", "epilogue", "constant", "maximum", "shape", "no_code"}
+    assert Status.CORRECT not in said.values()

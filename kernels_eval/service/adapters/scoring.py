@@ -22,7 +22,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Status, Verdict
-from kernels_eval.rewards import Parts, RewardRecipe, recipe_of, reward_parts
+from kernels_eval.rewards import RewardRecipe, recipe_of, reward
 from kernels_eval.service.client import AsyncVerifierClient, VerifierClient
 from kernels_eval.service.schema import Evaluation, EvaluationRequest
 
@@ -39,14 +39,9 @@ class Score(NamedTuple):
     """What a response earned, and why."""
 
     verdict: Verdict | None
-    parts: Parts | None
-    """terms of the reward; None where there is none"""
+    reward: float | None
     problem: str
     """what failed, where there is no reward"""
-
-    @property
-    def reward(self) -> float | None:
-        return None if self.parts is None else float(sum(self.parts.values()))
 
     def earned(self) -> float:
         """The reward. Raises NoRewardError where there is none."""
@@ -113,9 +108,9 @@ class Scorer:
 
     def _score(self, row: Row, found: Evaluation) -> Score:
         verdict = found.verdict
-        parts = reward_parts(verdict, self.recipe, least_ms=row.get("least_ms"))
+        earned = reward(verdict, self.recipe, least_ms=row.get("least_ms"))
         problem = f"{verdict.task_id}: {verdict.detail}" if verdict else found.error or found.state
-        return Score(verdict, parts, problem)
+        return Score(verdict, earned, problem)
 
 
 shared_scorer = cache(Scorer)

@@ -31,13 +31,12 @@ class KernelTask(vf.Task[KernelData, vf.State, KernelTaskConfig]):
     """Write a kernel: the last reply is judged."""
 
     @vf.reward
-    async def kernel(self, trace: vf.Trace) -> dict[str, float]:
-        """The parts of the reward, recorded by name; their sum is the reward."""
+    async def kernel(self, trace: vf.Trace) -> float:
         scorer = shared_scorer(self.config.recipe, self.config.url)
         score = await scorer.score(self.data.row, trace.last_reply)
-        score.earned()
+        earned = score.earned()
         trace.record_metrics(score.facts)
-        return score.parts or {}
+        return earned
 
 
 class KernelTasksetConfig(vf.TasksetConfig):

@@ -55,7 +55,7 @@ def load(seed: int, count: int, side: Side = "train", sizes: Sizes = "cpp") -> l
         for _ in range(DRAWS):
             names = _draw(drawn, family)
             if names and names not in found and side in ("all", side_of(names)):
-                found[names], failures = _task(names, sizes, seed), 0
+                found[names], failures = task_of(names, sizes, seed), 0
                 break
         else:
             failures += 1
@@ -124,8 +124,9 @@ def _fitting(state: frozenset[str], family: str) -> list[list[str]]:
     return list(found.values())
 
 
-def _task(names: tuple[str, ...], sizes: Sizes, seed: int) -> KernelTask:
-    """Sizes and numbers depend on the seed and the operators alone."""
+def task_of(names: tuple[str, ...], sizes: Sizes, seed: int) -> KernelTask:
+    """The task with these operators. Sizes and numbers depend on the seed and the operators
+    alone."""
     drawn = random.Random(f"{seed}/{' '.join(names)}")
     rows, columns = map(drawn.choice, SHAPES[sizes, "linear" in names])
     steps = tuple(Step(name, drawn.choice(OPERATORS[name].values or (None,))) for name in names)

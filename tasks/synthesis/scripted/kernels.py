@@ -31,12 +31,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """How a row is looped over: `loop` opens a loop, `combine` makes a variable the same in all
-    threads of a row, `sync` follows a loop that stores, `buffer` is where rows are kept."""
+    """How a row is looped over: `loop` opens a loop, `group` are the threads that share a row (a
+    block or a warp; None: one thread), `buffer` is where rows are kept."""
 
     loop: str = "for (int64_t i = 0; i < {width}; ++i) {{"
-    combine: str = ""
-    sync: str = ""
+    group: str | None = None
     buffer: str = "row"
     fused: bool = True
 
@@ -45,19 +44,19 @@ def form_of(language: Language, style: Style) -> Form:
     fused = style in ("fused", "vectorised")
     if language is Language.CPP or style == "naive":
         return Form(fused=fused, buffer="to" if style == "naive" else "row")
-    group = "warp" if style == "vectorised" else "block"
     return Form(
         loop="for (int64_t i = threadIdx.x; i < {width}; i += blockDim.x) {{",
-        combine=f"{{name}} = {group}_{{combine}}({{name}});",
-        sync="__syncthreads();",
+        group="warp" if style == "vectorised" else "block",
         fused=fused,
     )
 
 
 @dataclass
 class Rows:
-    """Lines that compute one row, from `in` to `to`. `widths` are the names of the row's length
-    before each step and after the last."""
+    """Lines that compute one row, from `in` to `to`. `width` is what the row's length is called,
+    `pending` the body of the loop that is being written, `changed` whether it changes the row,
+    `scalar` whether a reduction has made a number of it. `off_by_one` leaves out the last
+    element."""
 
     form: Form
     off_by_one: bool = False
@@ -98,8 +97,9 @@ class Rows:
         self.pending.append(one["each"])
         target = self._buffer() if self.changed and not last else None
         self._loop(target, shorter=last and self.off_by_one)
-        if self.form.combine:
-            self.lines.append(self.form.combine.format(**one))
+        if group := self.form.group:
+            sign, how = ("-", "max") if one["combine"] == "min" else ("", one["combine"])
+            self.lines.append(f"{one['name']} = {sign}{group}_{how}({sign}{one['name']});")
         if "then" in one:
             self.lines.append(one["then"].replace("{n}", self.width))
 
@@ -110,7 +110,7 @@ class Rows:
 
     def finish(self) -> list[str]:
         if self.scalar:
-            guard = "if (threadIdx.x == 0) " if self.form.combine else ""
+            guard = "if (threadIdx.x == 0) " if self.form.group else ""
             return [*self.lines, f"{guard}to[0] = v;"]
         self._loop("to", shorter=self.off_by_one)
         return self.lines
@@ -126,8 +126,8 @@ class Rows:
         bound = f"{self.width} - 1" if shorter else self.width
         body = [*self.pending, *([f"{target}[i] = v;"] if target else [])]
         self.lines += [self.form.loop.format(width=bound), *indented(body), "}"]
-        if target and target != "to" and self.form.sync:
-            self.lines.append(self.form.sync)
+        if target and target != "to" and self.form.group:
+            self.lines.append("__syncthreads();")
         self.source, self.changed = target or self.source, False
         self.pending = [f"float v = {self.source}[i];"]
 

@@ -263,7 +263,7 @@ def _kernel(group: Group, index: int, style: Style, fault: Fault | None) -> Kern
     rows = group.rows(form, fault)
     body = rows.finish()
     inside = group._replace(source="x", target="out")
-    if form.combine:
+    if form.group:
         start = ["const int64_t r = blockIdx.x;"]
     else:
         start = ["const int64_t r = blockIdx.x * (int64_t)blockDim.x + threadIdx.x;"]
@@ -277,7 +277,7 @@ def _kernel(group: Group, index: int, style: Style, fault: Fault | None) -> Kern
     lines = indented([*start, *inside.row_lines(body), *body])
     parameters, arguments = _passed(group, "\n".join(lines))
     text = "\n".join([f"__global__ void {name}({parameters}) {{", *lines, "}"])
-    if not form.combine:
+    if not form.group:
         grid = f"(rows + {THREADS - 1}) / {THREADS}, {THREADS}"
     else:
         grid = f"rows, {32 if style == 'vectorised' else THREADS}"

@@ -3,6 +3,8 @@ can be gigabytes. `kernels_eval.checks.correctness` says what the errors mean.""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -176,6 +178,17 @@ def same(a: object, b: object) -> bool:
 def same_all(one: list[Tensor], other: list[Tensor]) -> bool:
     """The same tensors, bit for bit."""
     return len(one) == len(other) and all(map(same, one, other))
+
+
+def row_differences(actual: Tensor, own: Tensor) -> Tensor:
+    """The largest difference of each row of outputs, as a share of its largest value; infinite
+    where there is a NaN."""
+    if not own.is_floating_point() and not own.is_complex():
+        return (actual != own).any(1).float()
+    if own.element_size() < 4:
+        actual, own = actual.float(), own.float()
+    difference, scale = (x.abs().amax(1).float() for x in (actual - own, own))
+    return (difference / scale.clamp(min=1e-30)).nan_to_num(math.inf, math.inf)
 
 
 def close(a: Tensor, b: Tensor, rtol: float) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,7 +28,7 @@ from kernels_eval.checks.inputs import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.checks.measurement import close, measure, same, same_all
+from kernels_eval.checks.measurement import close, measure, row_differences, same, same_all
 from kernels_eval.checks.operators import reference_operators
 from kernels_eval.checks.trials import (
     DECLARED,
@@ -424,7 +423,7 @@ class Reference(TaskRunner):
                 for whose in ("unseen", "own")
             )
             if x.numel():
-                worst = worst.maximum(_differences(actual, own).to(self.device))
+                worst = worst.maximum(row_differences(actual, own).to(self.device))
             offset += padded(_bytes(x))
         return worst.topk(wanted).indices.tolist()
 
@@ -448,17 +447,6 @@ def _form(x: Tensor) -> OutputForm:
     return OutputForm(
         shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=_bytes(x)
     )
-
-
-def _differences(actual: Tensor, own: Tensor) -> Tensor:
-    """The largest difference of each row of outputs, as a share of its largest value; infinite
-    where there is a NaN."""
-    if not own.is_floating_point() and not own.is_complex():
-        return (actual != own).any(1).float()
-    if own.element_size() < 4:
-        actual, own = actual.float(), own.float()
-    difference, scale = (x.abs().amax(1).float() for x in (actual - own, own))
-    return (difference / scale.clamp(min=1e-30)).nan_to_num(math.inf, math.inf)
 
 
 def _bytes(tensor: Tensor) -> int:

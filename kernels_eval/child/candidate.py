@@ -50,8 +50,8 @@ CORRUPT_VALUES = (1.0e4, -3.7e3)
 """Finite: a result that is multiplied by zero must not look as if it mattered."""
 
 
-INDIFFERENT = 1e-6
-"""Largest share of an answer that a kernel's results may change and count as an ornament."""
+INDIFFERENT = 1e-4
+"""Of an answer, what counts as no change: the gate of single elements."""
 
 
 class CandidateRole(ModelRunner):

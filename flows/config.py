@@ -94,7 +94,7 @@ class PipelineConfig(BaseModel):
     def guarded(self) -> GuardedRun:
         """What the guards of a run need of this."""
         synthesis = self.synthesis
-        recorded = synthesis.sampler == "recorded"
+        recorded = synthesis.sampler in ("recorded", "scripted")
         return GuardedRun(
             root=self.root,
             reserve_gib=self.guard.reserve_gib,
@@ -237,7 +237,7 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise UsageError(
-                f"--set {key}: {parent} holds a value, not keys", "see concur run --help"
+                f"--set {key}: {parent} is a value, not a mapping of keys", "see concur run --help"
             )
     data[last] = value
 

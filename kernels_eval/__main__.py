@@ -29,8 +29,8 @@ STAGES = {
     "reference_s": "run the reference",
     "load_s": "load the candidate",
     "correctness_s": "compare outputs",
-    "attribution_s": "see which kernels do the work",
-    "timing_s": "time both in turn",
+    "attribution_s": "find which kernels do the work",
+    "timing_s": "time reference and candidate",
 }
 Say = Callable[[str], None]
 
@@ -67,7 +67,7 @@ def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Lang
         if len(found) > 1:
             raise UsageError(f"{path} holds {names} kernels", "choose one with --language")
         if not found:
-            say(f"{path} shows no language (no load_inline, no @triton.jit): judged as cpp")
+            say(f"{path} shows no language (no load_inline, no @triton.jit): it is verified as cpp")
         return found[0] if found else Language.CPP
     if found and asked not in found:
         raise UsageError(

@@ -20,9 +20,9 @@ def train(
     merged: str | None,
     merged_dtype: Literal["bfloat16", "float32"],
 ) -> None:
-    """Train an adapter on an existing curated set; print where it is and its run in MLflow.
+    """Train an adapter on an existing curated set; print its path and its run in MLflow.
 
-    Rerun the same command to resume one that was stopped.
+    If the training is stopped, rerun the same command to resume it.
     """
     from flows.config import load_profile
     from flows.launch import TerminalProgress, embed, start_server_apart

@@ -185,7 +185,7 @@ def sensitivity_rows(found: Observations) -> list[Finding]:
             f" {within.median_odds_ratio.shown('.2f')}"
         )
         if within.tasks < ADEQUATE_TASKS:
-            note += f"; under {ADEQUATE_TASKS} tasks with both outcomes: no say in the verdict"
+            note += f"; under {ADEQUATE_TASKS} tasks with both outcomes: not counted in the verdict"
         name, key = f"{each.name}: odds ratio by rank within tasks", each.name.replace(" ", "_")
         key = f"{SENSITIVITY}{key.replace(',', '')}"
         rows.append(_row(key, name, within.rank_odds_ratio, ".2f", note))

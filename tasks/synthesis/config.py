@@ -10,12 +10,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
+    model_serializer,
 )
 
 from kernels_eval.records import Record, SamplingParams
 from tasks.synthesis.known_models import sampling_for
+from tasks.synthesis.scripted.config import TeacherConfig
 
 
 class ServerConfig(Record, coerce_numbers_to_str=True):
@@ -78,9 +81,9 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
 class SynthesisConfig(Record):
     """The generator and its settings. Default: the recorded responses that ship with concur."""
 
-    sampler: Literal["recorded", "transformers", "openai", "vllm"] = "recorded"
-    """recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM servers
-    that concur starts"""
+    sampler: Literal["recorded", "transformers", "openai", "vllm", "scripted"] = "recorded"
+    """recorded responses, a model in this process, an OpenAI-compatible endpoint, vLLM servers that
+    concur starts, or a script that answers generated tasks (`teacher`)"""
     model: str | None = None
     """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
     responses: str | None = None
@@ -111,6 +114,14 @@ class SynthesisConfig(Record):
     adapter: str | None = None
     """vllm: the adapter of server.adapters to sample from instead of the model"""
     server: ServerConfig = ServerConfig()
+    teacher: TeacherConfig = TeacherConfig()
+
+    @model_serializer(mode="wrap")
+    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a teacher that does not answer: every hash over a configuration stays what it
+        was."""
+        scripted = self.sampler == "scripted"
+        return {name: value for name, value in dump(self).items() if scripted or name != "teacher"}
 
     @field_validator("sampling")
     @classmethod
@@ -125,9 +136,10 @@ class SynthesisConfig(Record):
     @field_validator("turns")
     @classmethod
     def _recordings_have_one_turn(cls, turns: int, info: ValidationInfo) -> int:
-        if turns > 1 and info.data.get("sampler") == "recorded":
+        sampler = info.data.get("sampler")
+        if turns > 1 and sampler in ("recorded", "scripted"):
             raise ValueError(
-                "recorded responses hold no answer to a follow-up: set synthesis.sampler to a"
+                f"{sampler} responses hold no answer to a follow-up: set synthesis.sampler to a"
                 " model, or turns to 1"
             )
         return turns

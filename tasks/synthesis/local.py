@@ -102,7 +102,7 @@ class Loaded:
             raise UsageError(f"the tokenizer of {location} has no chat template", NO_CHAT)
         gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
         if gpu and not torch.cuda.is_available():
-            raise UsageError("no CUDA device is here", "set device to auto or cpu")
+            raise UsageError("no CUDA device is available", "set device to auto or cpu")
         dtype = torch.bfloat16 if gpu else torch.float32
         model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
         self.model: Any = model.to("cuda" if gpu else "cpu")

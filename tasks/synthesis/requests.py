@@ -33,6 +33,7 @@ from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import follow_up_prompt, followed_up, said_of
 from tasks.synthesis.sampler import Request, Response
+from tasks.versions import TEACHER_VERSION
 
 if TYPE_CHECKING:
     import polars as pl
@@ -250,10 +251,13 @@ class Speed:
 
 def data_version(config: SynthesisConfig) -> str:
     """Recorded responses are data: their content is part of what was asked. So are an adapter's,
-    and arguments of a server. Raises UsageError where a file of responses is missing."""
+    arguments of a server, and what is planted into a scripted answer. Raises UsageError where a
+    file of responses is missing."""
     if config.sampler == "vllm":
         decisive = [config.server.identity, _adapter_digest(config)]
         return stable_hash(decisive) if any(decisive) else ""
+    if config.sampler == "scripted":
+        return stable_hash([TEACHER_VERSION, config.teacher.model_dump(mode="json")])
     if config.sampler != "recorded":
         return ""
     if not config.responses:

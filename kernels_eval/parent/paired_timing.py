@@ -204,18 +204,17 @@ class PairedClock:
             credible = call_ns >= self.config.clock_bound_share * best
             if credible and len(totals) >= CREDIBLE_REPEATS:
                 break
-        least_alone, best_alone = self._alone(reference_ns)
-        return max(least, least_alone), max(best, best_alone)
+        return least, max(best, self._alone(reference_ns))
 
-    def _alone(self, reference_ns: float) -> tuple[float, float]:
-        """The same two of a call whose inputs come alone: calls of one round could share their
-        work. 0 where a message takes longer than what it would tell."""
+    def _alone(self, reference_ns: float) -> float:
+        """The best estimate of a call whose inputs come alone: calls of one round could share their
+        work. It accuses nobody, for caches are cold. 0 where a message takes longer than what it
+        would tell."""
         if reference_ns < ALONE_NS:
-            return 0.0, 0.0
+            return 0.0
         rounds = [self._round(1) for _ in range(ALONE_REPEATS)]
-        overheads = [max(0.0, own - reference_ns) for own, _ in rounds]
-        passed = min(passed for _, passed in rounds) - ALONE_NS
-        return passed - DOUBT * max(overheads), passed - min(overheads)
+        overhead = min(max(0.0, own - reference_ns) for own, _ in rounds)
+        return min(passed for _, passed in rounds) - overhead - ALONE_NS
 
     def _round(self, calls: int) -> tuple[float, float]:
         """Nanoseconds that the reference and then the candidate take for as many calls on unseen

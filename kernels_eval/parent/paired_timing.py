@@ -36,6 +36,8 @@ UNSEEN_S = 0.06  # and those of one round of the bound
 # most calls of a round of the bound: a delay once in a round must weigh little on each of them
 UNSEEN = 512
 BOUND_NS = 1e7
+# but more than a ring of eight buffers holds, where that does not take long: on a busy machine, too
+REVEALING, REVEALING_NS = 10, 1e8
 BOUND_REPEATS = (1, 5)
 CREDIBLE_REPEATS = 2
 """Rounds that must agree that what was reported is not too little."""
@@ -180,16 +182,18 @@ class PairedClock:
         self.reference.ask("timing_inputs", seeds=[])
         if self.compiled:
             self.compiled.release_inputs()
-        wanted = min(self.unseen, max(self.fewest, BOUND_NS / max(call_ns, 1.0)))
+        reported = max(call_ns, 1.0)
+        fewest = max(self.fewest, int(min(REVEALING, self.unseen, REVEALING_NS / reported)))
+        wanted = min(self.unseen, max(fewest, BOUND_NS / reported))
         for whose in ("own", "unseen"):
             self.reference.share(whose, math.ceil(1.3 * wanted + 1) * self.reference.output_bytes)
         overheads: list[float] = []
         totals: list[float] = []
         spent = 0.0
         least = best = math.inf
-        fewest, most = BOUND_REPEATS
-        while len(totals) < fewest or (len(totals) < most and spent < BOUND_S * 1e9):
-            calls = max(self.fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
+        least_rounds, most = BOUND_REPEATS
+        while len(totals) < least_rounds or (len(totals) < most and spent < BOUND_S * 1e9):
+            calls = max(fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
             own, passed = self._round(calls)
             overheads.append(own / calls - reference_ns)
             totals.append(passed / calls)

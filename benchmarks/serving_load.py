@@ -148,6 +148,7 @@ class Load:
         return EvaluationRequest(code=code, **fields)
 
     async def one(self, name: str) -> None:
+        await asyncio.sleep(self.draw.uniform(0, self.asked.ramp))
         for number in itertools.count():
             if time.monotonic() > self.until:
                 return
@@ -213,6 +214,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=600.0, help="clients begin no request after"
     )
+    parser.add_argument("--ramp", type=float, default=10.0, help="seconds in which clients begin")
     parser.add_argument("--kill-every", type=float, default=20.0, help="seconds between kills")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--new", type=float, default=0.1, help="share of new kernels")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -103,7 +104,8 @@ class Service:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
-            self.evaluations.expire()
+            with suppress(sqlite3.Error):  # a full disk: the next round tries again
+                self.evaluations.expire()
 
     def stop(self) -> None:
         """Take nothing more over, and let nobody wait. May be called by a signal's handler."""
@@ -170,7 +172,11 @@ class Service:
         }
 
 
-def _service(request: Request) -> Service:
+async def _no_journal(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": f"the journal cannot be used: {error}"}, 503, RETRY_S)
+
+
+async def _service(request: Request) -> Service:
     found: Service = request.app.state.service
     return found
 
@@ -263,6 +269,7 @@ def create_app(service: Service, token: str | None = None) -> FastAPI:
     app = FastAPI(title="concur serve", lifespan=service.running)
     app.state.service = service
     app.include_router(router)
+    app.add_exception_handler(sqlite3.Error, _no_journal)
     protect(app, token)
     return app
 

@@ -102,25 +102,29 @@ class Engine:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            spawn = get_context("spawn")
-            ours, theirs = spawn.Pipe()
-            self._process = spawn.Process(target=work, args=(theirs, self.options), daemon=True)
             try:
-                self._process.start()
-                theirs.close()
-                self._serve(ours)
+                self.evaluations.returned(self.fault, blame=False)  # what was left under way
+                self._judge()
             except (EOFError, OSError):
-                self._failed("the process of the pool has ended", blame=False)
-            except Exception:
-                logger.exception("the engine starts again")
-                self._failed("the service could not keep what it found", blame=False)
-            finally:
-                self.workers = 0
-                ours.close()
-                self._process.join(ENDS_S)
-                self._process.kill()
+                self._note("the process of the pool has ended")
+            except Exception as error:  # such as a journal on a full disk
+                self._note(f"the service failed: {type(error).__name__}: {error}")
             self._ending.wait(self._pause_s)
             self._pause_s = min(2 * self._pause_s, PAUSE_S)
+
+    def _judge(self) -> None:
+        spawn = get_context("spawn")
+        ours, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=work, args=(theirs, self.options), daemon=True)
+        try:
+            self._process.start()
+            theirs.close()
+            self._serve(ours)
+        finally:
+            self.workers = 0
+            ours.close()
+            self._process.join(ENDS_S)
+            self._process.kill()
 
     def _serve(self, pipe: Connection) -> None:
         """Feed the pool and keep what it finds, until it has ended. Raises EOFError where its
@@ -145,9 +149,9 @@ class Engine:
                     self.evaluations.reached(verdict)
                     self.fault, self.cautions, self._pause_s = "", cautions, 1.0
                 case (_, fault, blame):
-                    return self._failed(fault, blame)
+                    self._note(fault)
+                    return self.evaluations.returned(fault, blame)
 
-    def _failed(self, fault: str, blame: bool) -> None:
+    def _note(self, fault: str) -> None:
         self.fault, self.faults = fault, self.faults + 1
         logger.error("the machine has failed, what was under way is tried again: %s", fault)
-        self.evaluations.returned(fault, blame)

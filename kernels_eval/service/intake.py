@@ -67,8 +67,11 @@ class Intake:
                 raise UsageError("this service parses no responses", "send `code`")
             found = self.parse(request.response)
             code, reason = found.code, found.parse_reason
-        shown = [each for each in languages_of(code or "") if each in self.languages]
-        language = request.language or next(iter(shown or languages_of(code or "")), self.language)
+        language = request.language
+        if language is None:
+            shown = languages_of(code or "")
+            judged = (each for each in shown if each in self.languages)
+            language = next(judged, next(iter(shown), self.language))
         candidate = Candidate(
             candidate_id="",
             task_id=task.task_id,

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sqlite3
 
 import httpx
 import pytest
 
+from kernels_eval.__main__ import languages_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from kernels_eval.service import guard
@@ -344,6 +346,17 @@ async def test_at_its_end_nobody_waits_and_nothing_more_is_taken(made):
     assert health.status_code == 503 and health.json()["status"] == "stopping"
 
 
+async def test_a_full_disk_is_a_fault_of_the_machine(made, monkeypatch):
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(made.evaluations, "submit", full)
+    async with asking(made) as client:
+        answer = await client.post("/v1/evaluate", content=body(), headers=JSON)
+    assert answer.status_code == 503 and "disk is full" in answer.json()["detail"]
+    assert "Retry-After" in answer.headers
+
+
 async def test_metrics_count_what_ended_and_what_waits(made):
     async with asking(made) as client:
         content = batch(body(), body(code="x = 1"), body(code=None, response="no code"))
@@ -408,6 +421,22 @@ def test_the_language_is_the_one_that_is_given_else_the_source_s(refusing, code,
     else:
         with pytest.raises(UsageError, match="not judged here, only cpp"):
             refusing.intake.read(asking_for)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "/*" * 400_000,
+        "/" * 800_000,
+        f"cuda_source={' ' * 800_000}]",
+        f"cuda_source=[{' ' * 800_000}x",
+    ],
+    ids=["open comments", "slashes", "spaces", "list"],
+)
+def test_no_source_holds_the_service_up(refusing, code):
+    """Each of these took hours: the time of a search grew with the square of the text's length."""
+    refusing.intake.read(request(task_id=AFFINE.task_id, code=code, language="cpp"))
+    languages_of(code)
 
 
 def test_a_definition_is_a_task_of_its_sizes():

@@ -4,6 +4,7 @@ both; and the engine, whose process may die at any time."""
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from kernels_eval.errors import ServiceError, UsageError
+from kernels_eval.records import Verdict
 from kernels_eval.service import engine as engine_module
 from kernels_eval.service.client import BATCH_LETTERS, AsyncVerifierClient, VerifierClient
 from kernels_eval.service.engine import Engine
@@ -94,6 +96,12 @@ def test_a_refusal_is_not_repeated_and_says_why(scripted, number):
     with pytest.raises(UsageError, match=f"because {number}"):
         client.evaluate(request())
     assert len(client.asked) == 1
+
+
+def test_an_error_of_the_service_itself_is_no_fault_of_the_request(scripted):
+    client = scripted(status(500))
+    with pytest.raises(ServiceError, match="because 500"):
+        client.evaluate(request())
 
 
 def test_a_machine_fault_of_the_service_is_an_answer(scripted):
@@ -203,6 +211,32 @@ def test_whatever_ends_the_process_of_the_pool_each_candidate_gets_one_verdict(
         time.sleep(0.01)
     assert sorted(ended) == sorted(each.id for each in asked)
     assert engine.faults == faults and engine.fault == ""
+    assert engine.end(30)
+    made.evaluations.close()
+
+
+def test_a_journal_that_cannot_be_written_for_a_while_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_module, "work", echo)
+    monkeypatch.setattr(Engine, "_pause_s", 0.01)
+    (tmp_path / "script").write_text("")
+    made = service(tmp_path)
+    asked = [request(number, id=f"n{number}") for number in range(6)]
+    made.evaluations.submit([made.intake.read(each) for each in asked])
+    keep, failing = made.evaluations.reached, iter([False, True])
+
+    def reached(verdict: Verdict) -> None:
+        if next(failing, False):
+            raise sqlite3.OperationalError("database or disk is full")
+        keep(verdict)
+
+    monkeypatch.setattr(made.evaluations, "reached", reached)
+    engine = Engine(made.evaluations, {"script": str(tmp_path / "script")})
+    engine.start()
+    until = time.monotonic() + 60
+    while any(not made.evaluations.get(f"n{n}").state.final for n in range(6)):
+        assert time.monotonic() < until, engine.fault
+        time.sleep(0.01)
+    assert engine.faults == 1 and all(made.evaluations.get(f"n{n}").verdict for n in range(6))
     assert engine.end(30)
     made.evaluations.close()
 

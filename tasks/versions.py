@@ -44,6 +44,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "tasks.synthesis.answers",
         "tasks.synthesis.requests",
         "tasks.synthesis.refine",
+        "tasks.synthesis.contrast",
         "tasks.synthesis.prompts",
         "tasks.synthesis.sampler",
         "tasks.synthesis.recorded",

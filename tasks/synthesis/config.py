@@ -78,6 +78,19 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
         return [list(self.args), self.max_model_len] if self.args or self.max_model_len else []
 
 
+class ContrastConfig(Record):
+    """Contrastive prompts (CUDA-L1): earlier kernels of a task are shown with their speedups."""
+
+    kernels: str
+    """a .parquet or .jsonl file of correct kernels: task_id, code, speedup"""
+    shown: PositiveInt = 2
+    """kernels in a prompt, each from another range of speedups"""
+    temperature: PositiveFloat = 1.0
+    """lower: the fastest ranges are drawn more often"""
+    seed: int = 0
+    """another one shows others"""
+
+
 class SynthesisConfig(Record):
     """The generator and its settings. Default: the recorded responses that ship with concur."""
 
@@ -115,13 +128,16 @@ class SynthesisConfig(Record):
     """vllm: the adapter of server.adapters to sample from instead of the model"""
     server: ServerConfig = ServerConfig()
     teacher: TeacherConfig = TeacherConfig()
+    contrast: ContrastConfig | None = None
+    """earlier kernels in the prompt; null: none"""
 
     @model_serializer(mode="wrap")
     def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a teacher that does not answer: every hash over a configuration stays what it
-        was."""
-        scripted = self.sampler == "scripted"
-        return {name: value for name, value in dump(self).items() if scripted or name != "teacher"}
+        """Without a teacher that does not answer and a contrast that is not asked for: every hash
+        over a configuration stays what it was."""
+        unused = {"teacher"} if self.sampler != "scripted" else set()
+        unused |= {"contrast"} if self.contrast is None else set()
+        return {name: value for name, value in dump(self).items() if name not in unused}
 
     @field_validator("sampling")
     @classmethod
@@ -132,6 +148,18 @@ class SynthesisConfig(Record):
             if info.data.get("sampler") == "recorded"
             else sampling_for(info.data.get("model"), sampling)
         )
+
+    @field_validator("contrast")
+    @classmethod
+    def _recordings_have_one_prompt(
+        cls, contrast: ContrastConfig | None, info: ValidationInfo
+    ) -> ContrastConfig | None:
+        if contrast and info.data.get("sampler") in ("recorded", "scripted"):
+            raise ValueError(
+                f"{info.data['sampler']} responses answer no other prompt: set synthesis.sampler to"
+                " a model, or contrast to null"
+            )
+        return contrast
 
     @field_validator("turns")
     @classmethod

@@ -45,6 +45,7 @@ class _Calls:
             "base_url": url,
             "headers": {"Content-Type": "application/json"} | login,
             "timeout": httpx.Timeout(2 * POLL_S, connect=10, pool=None),
+            "limits": httpx.Limits(max_connections=None),  # each that waits for a result holds one
         }
 
     def _send(self, until: float, method: str, path: str, content: str | None = None) -> _Call[Any]:

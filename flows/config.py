@@ -30,7 +30,7 @@ from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import sampling_for
 from tasks.tracking.config import TrackingConfig
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import ReinforceRecipe, TrainingRecipe
 from tasks.verification.config import VerificationConfig
 from tasks.workload.config import WorkloadConfig
 
@@ -61,6 +61,7 @@ class PipelineConfig(BaseModel):
     curation: CurationConfig = CurationConfig()
     analysis: ObservationConfig = ObservationConfig()
     training: TrainingRecipe = TrainingRecipe()
+    reinforcement: ReinforceRecipe = ReinforceRecipe()
     benchmark: BenchmarkConfig = Field(default=BenchmarkConfig(), validate_default=True)
     tracking: TrackingConfig = TrackingConfig()
     guard: GuardConfig = GuardConfig()

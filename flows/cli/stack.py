@@ -15,7 +15,7 @@ from flows.cli.common import command, emit
 def up(
     root: str, file: str | None, timeout_s: float, foreground: bool, as_json: bool, **options: Any
 ) -> None:
-    """Start Prefect, a worker, MLflow and Ray on this machine, and keep them alive.
+    """Start Prefect, a worker, MLflow, Ray and the report pages here, and keep them alive.
 
     If some parts are already running, it starts the others. The servers listen on loopback;
     another --host needs passwords in PREFECT_SERVER_API_AUTH_STRING (user:password) and

@@ -213,7 +213,7 @@ def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(override, 
         ("verification.workers", "not key=value"),
         ("=3", "not key=value"),
         ("name=[1,", "not YAML"),
-        ("root.deeper=1", "root holds a value"),
+        ("root.deeper=1", "root is a value"),
     ],
 )
 def test_an_override_that_cannot_be_read(override, part):

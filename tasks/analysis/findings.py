@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tasks.analysis.estimates import Basis
 from tasks.analysis.records import (
     Bin,
     Difficulty,
@@ -25,6 +26,7 @@ from tasks.analysis.records import (
 from tasks.analysis.verdict import ADEQUATE_TASKS, Check, above, judge, negligible, shorter
 from tasks.files import read_toml
 from tasks.reporting.findings import Estimate, Finding
+from tasks.reporting.page import rendered
 from tasks.reporting.text import interval
 
 CORRECTNESS = "shorter reasoning is more often correct"
@@ -33,6 +35,7 @@ SENSITIVITY = "sensitivity/"  # keys of its rows
 TABLES: Mapping[str, Mapping[str, Mapping[str, str]]] = read_toml(
     Path(__file__).with_suffix(".toml")
 )
+CAUTIONS = Path(__file__).parent / "templates" / "cautions.txt.j2"
 LIMITS_DIFFER = 1.1  # longest samples of two levels that differ by this factor
 
 
@@ -51,31 +54,9 @@ def headline(rows: Sequence[Finding]) -> str:
 
 def cautions(found: Observations) -> tuple[str, ...]:
     """What bounds the findings: data left out, truncation, few tasks, several generators."""
-    mixed, left = found.everything.within.tasks, found.left_out.items()
-    said = {
-        f"{found.rows:,} rows, left out: {', '.join(f'{n:,} {why}' for why, n in left)}.": left,
-        "No column states which samples the token limit cut off. Such samples would cause an"
-        " apparent effect of length.": found.truncated is None,
-        f"The token limit cut off {found.truncated or 0:,} of {found.samples:,} samples"
-        f" ({found.truncated_correct} of them correct). Such samples are long, and mostly wrong"
-        " because of the limit; results within tasks are given with and without"
-        " them.": found.truncated,
-        f"Only {mixed} of {found.tasks} tasks have both outcomes: within tasks these data can show"
-        " large effects only.": mixed < ADEQUATE_TASKS,
-        f"The longest samples have {_longest(found)}: token limits seem to differ, so lengths over"
-        " all tasks compare limits, and only comparisons within tasks count.": limits_differ(found),
-        f"Samples of {len(found.generators)} generators are pooled. Their tokens and skills differ:"
-        " analyse each separately.": len(found.generators) > 1,
-        "Association, not cause: a sample may be long because it struggles. Intervals of the bins"
-        " treat samples as independent.": True,
-    }
-    return tuple(text for text, holds in said.items() if holds)
-
-
-def _longest(found: Observations) -> str:
-    return ", ".join(
-        f"{each.longest_tokens:,.0f} tokens in {each.name or 'no level'}" for each in found.strata
-    )
+    differ = limits_differ(found)
+    text = rendered(CAUTIONS, found=found, adequate=ADEQUATE_TASKS, limits_differ=differ)
+    return tuple(text.splitlines())
 
 
 def limits_differ(found: Observations) -> bool:
@@ -136,18 +117,15 @@ def _rows(
 
 def population_rows(found: Population) -> list[Finding]:
     """The numbers of one population, in the order in which runs record them."""
-    within, n, tasks = found.within, found.samples, found.tasks
-    permutation = Estimate(
-        value=within.permutation_p,
-        n=within.samples,
-        tasks=within.tasks,
-        method=f"{within.permutations} permutations",
-    )
+    within, p = found.within, found.within.permutation_p
+    all_samples, compared = Basis(found.samples, found.tasks), Basis(within.samples, within.tasks)
+    share, shuffled = found.correct / found.samples, f"{within.permutations} permutations"
+    test = None if p is None else compared.estimate(p, None, shuffled)
     which = "" if found.name == "all" else "without samples cut off: "
     rows = _rows(
         "population",
         {
-            "share_correct": Estimate(value=found.correct / n, n=n, tasks=tasks, method="share"),
+            "share_correct": all_samples.estimate(share, None, "share"),
             "median_correct_tokens": _median(found.correct_lengths),
             "median_incorrect_tokens": _median(found.incorrect_lengths),
             "longer_if_incorrect": found.longer_if_incorrect,
@@ -155,7 +133,7 @@ def population_rows(found: Population) -> list[Finding]:
             "odds_ratio_within_tasks_per_sd": within.odds_ratio,
             "odds_ratio_within_tasks_per_unit": within.odds_ratio_per_unit,
             "change_of_share_within_tasks_per_sd": within.slope,
-            "permutation_p_within_tasks": None if within.permutation_p is None else permutation,
+            "permutation_p_within_tasks": test,
             "odds_ratio_within_tasks_by_rank": within.rank_odds_ratio,
             "odds_ratio_within_tasks_above_median": within.median_odds_ratio,
         },
@@ -197,13 +175,8 @@ def _shape_rows(tenths: Sequence[Bin], which: str) -> list[Finding]:
     first, last = (tenths[0], tenths[-1]) if len(tenths) > 1 else (None, None)
     shown = {"shortest": first, "longest": last, "highest" if sign > 0 else "lowest": peak}
     shares = {
-        name: Estimate(
-            value=each.accuracy,
-            lower=each.lower,
-            upper=each.upper,
-            n=each.samples,
-            tasks=each.tasks,
-            method="Wilson",
+        name: Basis(each.samples, each.tasks).estimate(
+            each.accuracy, (each.lower, each.upper), "Wilson"
         )
         for name, each in shown.items()
         if each

@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+from kernels_eval.checks.syntax import name_path
+
 MAX_CONSTANT = 2**63
 MAX_INLINED_STATEMENTS = 200
 MAX_CONSTANT_DEPTH = 40  # constants nested deeper are not folded
@@ -123,13 +125,10 @@ class Program:
 
     def dotted(self, node: ast.expr) -> str | None:
         """`F.relu` as `torch.nn.functional.relu`; None for what is no imported name."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name) or node.id not in self.imports:
+        path = name_path(node)
+        if not path or path[0] not in self.imports:
             return None
-        return ".".join((self.imports[node.id], *reversed(parts)))
+        return ".".join((self.imports[path[0]], *path[1:]))
 
     def fold(self, node: ast.expr, bound: Collection[str], depth: int = 0) -> object | None:
         """The number, or tuple of numbers, that an expression is; None for anything else.

@@ -3,11 +3,12 @@
     python -m benchmarks.viewer write DIR --responses CANDIDATES.parquet --tasks KERNELBENCH.parquet
     python -m benchmarks.viewer open DIR
 
-`write` makes a table of 90,810 candidates (5 of each of 18,162 tasks) whose responses are recorded
-ones, in turn, with made-up verdicts, and writes its site with `flows.view`: seconds, peak memory of
-the process, files and MB. `open` opens the site from disk in Chromium (playwright and the system's
-Chromium), five times each with a new profile: ms until the first contentful paint, until rows are
-there, until a filter has been applied, and until a candidate's page shows its code.
+`write` makes a root with 90,810 candidates (5 of each of 18,162 tasks) whose responses are recorded
+ones, in turn, with made-up verdicts. It writes the site of nine in ten of them with `flows.view`,
+and then, as another night does, of all: seconds, those of the process's CPU, peak memory, files and
+MB. `open` opens the site from disk in Chromium (playwright and the system's Chromium), five times
+each with a new profile: ms until the first contentful paint, until rows are there, until a filter
+has been applied, and until a candidate's page shows its code.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ import random
 import resource
 import statistics
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from kernels_eval.records import REASONS, Status
-from tasks.tables import CANDIDATES, VERDICTS
+from kernels_eval.records import REASONS, Status, stable_hash
+from tasks.store import Snapshot
+from tasks.tables import CANDIDATES, TASKS, VERDICTS
 
-TASKS, SAMPLES, PART = 18_162, 5, 2_000
+COUNT, SAMPLES = 18_162, 5
 STATUSES = {
     Status.CORRECT: 0.35,
     Status.INCORRECT: 0.25,
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--responses", type=Path)
     parser.add_argument("--tasks", type=Path)
-    parser.add_argument("--count", type=int, default=TASKS, help="tasks")
+    parser.add_argument("--count", type=int, default=COUNT, help="tasks")
     asked = parser.parse_args()
     found = write(asked) if asked.what == "write" else opened(asked.directory / "view/index.html")
     print(json.dumps(found, indent=2))
@@ -54,41 +55,57 @@ def main() -> None:
 def write(asked: argparse.Namespace) -> dict[str, Any]:
     from flows.view import write_view
 
-    asked.directory.mkdir(parents=True, exist_ok=True)
-    table, tasks = make(asked)
-    began = time.monotonic()
-    write_view(str(table), tasks=str(tasks), out=str(asked.directory / "view"))
-    seconds = time.monotonic() - began
-    data = list((asked.directory / "view/data").iterdir())
+    root, nights = asked.directory, {}
+    for night, left_out in {"without every tenth": 10, "all": 0}.items():
+        text_mb = make(root, asked, left_out)
+        began, began_cpu = time.monotonic(), time.process_time()
+        write_view(str(root))
+        nights[night] = {
+            "seconds": round(time.monotonic() - began, 1),
+            "cpu_seconds": round(time.process_time() - began_cpu, 1),
+        }
+    data = list((root / "view/data").iterdir())
     return {
         "candidates": asked.count * SAMPLES,
-        "text_mb": round(pl.scan_parquet(table).select(lengths()).collect().item() / 1e6),
-        "seconds": round(seconds, 1),
+        "text_mb": text_mb,
+        "written": nights,
         "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "files": len(data),
         "site_mb": round(sum(path.stat().st_size for path in data) / 1e6, 1),
-        "index_mb": round((asked.directory / "view/data/index.js").stat().st_size / 1e6, 2),
+        "index_mb": round((root / "view/data/index.js").stat().st_size / 1e6, 2),
     }
 
 
-def make(asked: argparse.Namespace) -> tuple[Path, Path]:
-    """The table of verdicts and candidates in one, and that of the tasks."""
-    table, tasks = asked.directory / "verdicts.parquet", asked.directory / "tasks.parquet"
+def make(root: Path, asked: argparse.Namespace, left_out: int) -> int:
+    """Finished snapshots of tasks, candidates and verdicts; every `left_out`-th candidate is not in
+    them. Returns the size of their texts in MB."""
     programs = pl.read_parquet(asked.tasks)["code"].to_list()
     names = [f"kernelbook/{number:05d}" for number in range(asked.count)]
-    codes = [programs[number % len(programs)] for number in range(asked.count)]
-    pl.DataFrame({"task_id": names, "code": codes}).write_parquet(tasks)
     recorded = pl.read_parquet(asked.responses).select("response", "extracted_code").rows()
-    draw = random.Random(0)
-    own = [field for field in CANDIDATES if field.name not in VERDICTS.names]
-    schema, rows = pa.schema([*VERDICTS, *own]), list[dict[str, Any]]()
-    with pq.ParquetWriter(table, schema, compression="zstd") as writer:
+    known = {"entry_point": "Model", "init_form": "args", "source": "kernelbook"}
+    tasks = [
+        {"task_id": name, "name": name, "code": programs[number % len(programs)], **known}
+        for number, name in enumerate(names)
+    ]
+    sizes: list[int] = []
+
+    def rows() -> Iterator[dict[str, Any]]:
+        draw = random.Random(0)
         for number in range(asked.count * SAMPLES):
-            rows.append(row(number, names, recorded, draw))
-            if len(rows) == PART or number + 1 == asked.count * SAMPLES:
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                rows.clear()
-    return table, tasks
+            made = row(number, names, recorded, draw)
+            if not left_out or number % left_out:
+                sizes.append(sum(len(made[text] or "") for text in ("reasoning", "answer", "code")))
+                yield made
+
+    upstream: list[str] = []
+    stages = {"tasks": (tasks, TASKS), "synthesis": (rows(), CANDIDATES)}
+    for stage, (found, schema) in (stages | {"verification": (rows(), VERDICTS)}).items():
+        snapshot = Snapshot(str(root), stage, stable_hash([stage, asked.count, left_out]))
+        if not snapshot.finished:
+            snapshot.append(found, schema)
+            snapshot.publish(config={}, upstream=upstream)
+        upstream.append(snapshot.fingerprint)
+    return round(sum(sizes) / 2e6)
 
 
 def row(
@@ -123,10 +140,6 @@ def row(
         "code": code,
         "reasoning_tokens": len(reasoning) // 4,
     }
-
-
-def lengths() -> pl.Expr:
-    return pl.sum_horizontal(pl.col("reasoning", "answer", "code").str.len_bytes().sum())
 
 
 def opened(page: Path) -> dict[str, float]:

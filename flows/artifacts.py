@@ -1,4 +1,4 @@
-"""What a flow shows in Prefect beside its progress: links, tables and the snapshots it made.
+"""What a flow shows in Prefect besides its progress: links, tables and the snapshots it made.
 
 Guarantees: a fault here is one warning in the run's log and never ends a run; a server that is
 restarting is waited for; cells of tables hold no markup. Does not sanitise Markdown:
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from httpx import TransportError
 from prefect import artifacts
@@ -21,6 +22,7 @@ from flows.config import PipelineConfig
 from flows.set_figures import TABLES_FILE
 from tasks.reporting.text import cells, interval, spread
 from tasks.retry import retry_until_back
+from tasks.tracking.config import page_of
 
 if TYPE_CHECKING:
     from tasks.benchmark.scoring import ScoreRow
@@ -39,7 +41,7 @@ def warn_on_error(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        get_run_logger().warning("%s is not shown: %s: %s", what, type(error).__name__, error)
+        get_run_logger().warning("could not show %s: %s: %s", what, type(error).__name__, error)
 
 
 def create_markdown_artifact(key: str, markdown: str, description: str) -> None:
@@ -79,24 +81,36 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
     create_markdown_artifact("mlflow-run", "\n".join(lines), "This run in MLflow")
 
 
+def linked(text: str, path: Path | str) -> str:
+    """Markdown: a link to a page or figure under the root of `concur up`, where that serves it;
+    elsewhere its path."""
+    served, root = (os.environ.get(name) for name in ("CONCUR_PAGES_URL", "CONCUR_ROOT"))
+    if served and root and Path(path).is_relative_to(root):
+        return f"[{text}]({served}/{quote(Path(path).relative_to(root).as_posix())})"
+    return f"{text}: `{path}`"
+
+
 def show_candidates(config: PipelineConfig) -> None:
-    """Write the viewer of the root's candidates, and say where it lies."""
+    """Write the viewer of the root's candidates, and link to it."""
     with warn_on_error("the viewer of candidates"):
         from flows.view import write_view
 
         page = write_view(config.root)["page"]
-        text = f"Every candidate with its code, verdict and log: open `{page}` in a browser."
+        text = linked("Every candidate with its code, verdict and log", page)
         create_markdown_artifact("candidates", text, "The viewer of candidates")
 
 
-def run_url(config: PipelineConfig, run_id: str, place: str, view: str) -> str | None:
+def run_url(
+    config: PipelineConfig, run_id: str, place: str, view: str, served: str | None = None
+) -> str | None:
     """The address of a page of the MLflow experiment that holds a run, for a browser: at the
-    tracking server, or at $CONCUR_MLFLOW_URL where runs go to a database. None where neither is
-    known, or MLflow does not answer."""
-    from tasks.tracking.connection import bounded_and_quiet, connect, page_of
+    tracking server, or where runs go to a database at $CONCUR_MLFLOW_URL, else at `served`. None
+    where none is known, or MLflow does not answer."""
+    from tasks.tracking.connection import bounded_and_quiet, connect
 
     uri = config.tracking_uri
-    served = uri if uri.startswith(("http://", "https://")) else os.environ.get("CONCUR_MLFLOW_URL")
+    of_database = os.environ.get("CONCUR_MLFLOW_URL", served)
+    served = uri if uri.startswith(("http://", "https://")) else of_database
     if not served:
         return None
     try:
@@ -123,7 +137,7 @@ def tables_of(paths: Iterable[Path]) -> str:
     Prefect prints an image as its text."""
     files = list(paths)
     tables = [path.read_text(encoding="utf-8") for path in files if path.name == TABLES_FILE]
-    drawn = [f"- `{path}`" for path in files if path.suffix == ".png"]
+    drawn = [f"- {linked(path.stem, path)}" for path in files if path.suffix == ".png"]
     return "\n".join([*tables, "\nFigures:\n", *drawn, ""]) if tables else ""
 
 

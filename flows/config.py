@@ -30,7 +30,7 @@ from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import sampling_for
 from tasks.tracking.config import TrackingConfig
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import ReinforceRecipe, TrainingRecipe
 from tasks.verification.config import VerificationConfig
 from tasks.workload.config import WorkloadConfig
 
@@ -61,6 +61,7 @@ class PipelineConfig(BaseModel):
     curation: CurationConfig = CurationConfig()
     analysis: ObservationConfig = ObservationConfig()
     training: TrainingRecipe = TrainingRecipe()
+    reinforcement: ReinforceRecipe = ReinforceRecipe()
     benchmark: BenchmarkConfig = Field(default=BenchmarkConfig(), validate_default=True)
     tracking: TrackingConfig = TrackingConfig()
     guard: GuardConfig = GuardConfig()
@@ -94,7 +95,7 @@ class PipelineConfig(BaseModel):
     def guarded(self) -> GuardedRun:
         """What the guards of a run need of this."""
         synthesis = self.synthesis
-        recorded = synthesis.sampler == "recorded"
+        recorded = synthesis.sampler in ("recorded", "scripted")
         return GuardedRun(
             root=self.root,
             reserve_gib=self.guard.reserve_gib,
@@ -237,7 +238,7 @@ def _put(data: dict[str, Any], key: str, value: Any) -> None:
         data = data.setdefault(parent, {})
         if not isinstance(data, dict):
             raise UsageError(
-                f"--set {key}: {parent} holds a value, not keys", "see concur run --help"
+                f"--set {key}: {parent} is a value, not a mapping of keys", "see concur run --help"
             )
     data[last] = value
 

@@ -93,7 +93,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
     names = [f"{each.strategy}-{each.size}" if asked.sized else each.strategy for each in configs]
     if out and len(set(names)) < len(names):
         raise UsageError(
-            "two of these strategies have the same name, and would be one file",
+            "two of these strategies have the same name and would write one file",
             "write them to two directories",
         )
     sets: list[dict[str, Any]] = []

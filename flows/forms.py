@@ -65,7 +65,7 @@ def _text(title: str, description: str, **limits: Any) -> Any:
 
 
 def _fingerprint(title: str, otherwise: str) -> Any:
-    description = f"The beginning of it is enough. Empty: {otherwise}."
+    description = f"Its first characters are enough. Empty: {otherwise}."
     return _text(title, description, pattern=r"^[0-9a-f]*$")
 
 
@@ -94,12 +94,12 @@ class RunForm(Form):
         title="Profile",
         description=(
             "One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed"
-            " here after the next `concur up`. The fields below change what it says."
+            " here after the next prefect deploy --all. The fields below change what it says."
         ),
     )
     root: str = _text(
         "Root of the snapshots",
-        "An absolute directory or an fsspec URL. Empty: that of `concur up`, or"
+        "An absolute directory or an fsspec URL. Empty: that of concur up, or"
         f" {ROOT_VARIABLE} of the worker.",
     )
     name: Annotated[str, Key("name")] = _text(
@@ -132,7 +132,7 @@ class CandidatesForm(Form):
         "OpenAI-compatible address, such as http://host:8000/v1. Empty: as the profile says.",
     )
     tasks: Annotated[int, Key("tasks.limit")] = _count(
-        "Tasks at most", "The first so many of the source. 0: all.", 1_000_000
+        "Tasks at most", "Only the first of the source, up to this number. 0: all.", 1_000_000
     )
     samples_per_task: Annotated[int, Key("synthesis.samples_per_task")] = _count(
         "Samples per task", "0: as the profile says.", 1000
@@ -169,7 +169,7 @@ class TrainingForm(Form):
         "Epochs", "0: as the profile says (the paper trains 3).", 100
     )
     workers: Annotated[int, Key("training.workers")] = _count(
-        "Training workers", "One a GPU. 0: as the profile says.", 1024
+        "Training workers", "One per GPU. 0: as the profile says.", 1024
     )
 
 
@@ -202,7 +202,7 @@ class StrategiesForm(Form):
         default=["concur"],
         min_length=1,
         title="Strategies",
-        description="One training set each, from the same verdicts.",
+        description="One training set per strategy, from the same verdicts.",
     )
     size: int = _count("Samples at most", "0: what each strategy takes.", 10_000_000)
 
@@ -233,13 +233,13 @@ class AblationForm(Form):
         ge=1,
         le=64,
         title="Seeds",
-        description="So many branches of each strategy: 0, 1, 2 and so on.",
+        description="Branches per strategy, with seeds 0, 1, 2 and so on.",
     )
     size: int = _count(
         "Samples at most", "Of each training set. 0: what the strategy takes.", 10_000_000
     )
     max_gpu_hours: float = _count(
-        "Budget, GPU-hours", "No branch begins that does not fit. 0: no limit.", 1_000_000
+        "Budget, GPU-hours", "A branch that does not fit is not started. 0: no limit.", 1_000_000
     )
 
 
@@ -252,8 +252,8 @@ class AdvancedForm(Form):
         default=[],
         title="Overrides",
         description=(
-            "One KEY=VALUE each, as with --set: verification.workers=2, synthesis.sampler=vllm."
-            " They win over the fields above."
+            "One KEY=VALUE per entry, as with --set: verification.workers=2,"
+            " synthesis.sampler=vllm. They override the fields above."
         ),
     )
 

@@ -18,6 +18,8 @@ from tasks.progress import observed_by
 if TYPE_CHECKING:
     from flows.ops.ready import Part
 
+MLFLOW = "http://127.0.0.1:5000"
+"""Where a server of MLflow's listens that nobody gave a port."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -104,10 +106,12 @@ def _refresh(config: PipelineConfig) -> dict[str, Any]:
 
 
 def _whole_line(config: PipelineConfig) -> dict[str, Any]:
+    from flows.artifacts import run_url
     from flows.pipeline import concur_line
     from tasks.benchmark.report.files import read_summary
 
     result = concur_line(config)
+    run = result.mlflow_run
     # the newest report under a name that does not change, beside the snapshots
     page = (Path(result.report_dir) / "report.html").read_bytes()
     page = page.replace(b'"../../../view/', b'"view/')
@@ -115,7 +119,8 @@ def _whole_line(config: PipelineConfig) -> dict[str, Any]:
         "summary": dict(read_summary(result.report_dir)),
         "report": str(atomic_write(Path(config.root) / "report.html", page)),
         "viewer": str(Path(config.root) / "view/index.html"),
-        "mlflow_run": result.mlflow_run,
+        "mlflow_run": run,
+        "mlflow_page": run and run_url(config, run, "runs", "scores", MLFLOW),
     }
 
 

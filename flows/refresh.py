@@ -9,6 +9,7 @@ from prefect.runtime import flow_run
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
+    linked,
     show_snapshots,
     tables_of,
 )
@@ -146,8 +147,8 @@ def _observed(
 ) -> tuple[SnapshotRef, str]:
     analysis = call_stage(analyse, verdicts, candidates, config)
     found = found_in(analysis)
-    page = f"\nThe page with figures and tables: `{found.files[0]}`\n" if found.files else ""
-    return analysis, found.markdown() + page
+    page = linked("The page with figures and tables", found.files[0]) if found.files else ""
+    return analysis, f"{found.markdown()}\n{page}\n"
 
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:

@@ -166,7 +166,7 @@ def _flagged(texts: Iterator[tuple[str, str]], config: QualityConfig) -> Iterato
 
 
 def _snapshots(refreshed: Refreshed) -> dict[str, dict[str, Any]]:
-    """The snapshots of a refresh that are there, by name."""
+    """The existing snapshots of a refresh, by name."""
     return {
         name: value for name, value in refreshed.model_dump().items() if isinstance(value, dict)
     }

@@ -192,6 +192,21 @@ def training_run_record(
     )
 
 
+def reinforcement_record(config: PipelineConfig, reinforced: SnapshotRef) -> RunRecord:
+    """A reinforcement: reward, statuses and rejected reasons by step."""
+    stage = training_record(config.reinforcement, reinforced)
+    last = ("reward", "status/correct", "status/rejected")
+    metrics = {name: stage.series[name][-1][1] for name in last if name in stage.series}
+    return RunRecord(
+        run_fingerprint=stable_hash(["reinforcement", reinforced.fingerprint]),
+        name=f"{config.name} reinforcement by {config.reinforcement.reward.name}",
+        tags=tags_of(config, kind="reinforcement"),
+        params={"reinforcement": config.reinforcement},
+        metrics=metrics,
+        stages=(stage,),
+    )
+
+
 def destination_of(config: PipelineConfig) -> Destination:
     """Where runs of this configuration are written. A server knows where its artifacts go."""
     uri = config.tracking_uri

@@ -29,7 +29,12 @@ from tasks.reporting.text import clean, cut
 from tasks.sources.tables import load
 from tasks.store import Snapshot, snapshots
 from tasks.tables import CANDIDATES, VERDICTS
-from tasks.versions import VIEWER_VERSION
+from tasks.versions import (
+    CANDIDATE_TABLE_VERSION,
+    PARSER_VERSION,
+    SYNTHESIS_VERSION,
+    VIEWER_VERSION,
+)
 from tasks.viewer.site import COLUMNS, PAGE, write_site
 
 MADE_OF = "made_of.txt"
@@ -52,13 +57,13 @@ LARGE = ("response", "separated_reasoning")
 
 
 class Part(NamedTuple):
-    """The candidates of one source in the order in which their texts are stored, and their tasks:
-    name and code by id."""
+    """The candidates of one source in the order in which their texts are stored, and their verdicts
+    with the programs of their tasks."""
 
     source: Source
     places: pl.DataFrame
     frame: pl.DataFrame
-    tasks: Mapping[str, tuple[str, str]]
+    told: pl.DataFrame
 
 
 def write_view(
@@ -79,16 +84,16 @@ def write_view(
     if not (root or glob(place)):
         raise UsageError(f"{place} does not exist", "name a root, a snapshot's folder or Parquet")
     if root and candidates:
-        raise UsageError(f"--candidates beside the root {place}", "name their verdicts instead")
+        raise UsageError(f"{place} is a root: --candidates needs verdicts", "name the verdicts")
     sources = _sources(root) if root else [("", Source(place, candidates, "", unfinished=True))]
     directory = Path(out or Path(place if root else ".", "view"))
     made_of, marker = _made_of([source for _, source in sources], tasks), directory / MADE_OF
     if not (made_of and marker.is_file() and marker.read_text(encoding="utf-8") == made_of):
         parts = [_part(name, source, tasks) for name, source in sources]
-        index = pl.concat([part.frame.select(*COLUMNS) for part in parts])
-        details = (row for part in parts for row in _details(part))
+        index = pl.concat([part.frame.select("key", *COLUMNS) for part in parts])
         marker.unlink(missing_ok=True)
-        write_site(directory, index, details, title=str(Path(place).absolute()), **_scores(parts))
+        about = {"title": str(Path(place).absolute()), **_scores(parts)}
+        write_site(directory, index, lambda keys: _details(parts, keys), **about)
         atomic_write(marker, made_of)
     read = [source.verdicts.path for _, source in sources]
     return {"page": str((directory / PAGE).absolute()), "verdicts": read}
@@ -109,7 +114,7 @@ def _sources(root: str) -> list[tuple[str, Source]]:
     if not _newest(root, "verification"):
         raise UsageError(
             f"there is no finished verification snapshot under {root}",
-            f"name the one that is being written: {root}/verification/FINGERPRINT",
+            f"for one that is being written, name {root}/verification/FINGERPRINT",
         )
     found = [("training", Source(None, None, root))]
     for benchmark in _newest(root, "benchmark")[:1]:
@@ -173,8 +178,27 @@ def _part(name: str, source: Source, tasks: str | None) -> Part:
         upper=timing.field("speedup_upper"),
         tokens="reasoning_tokens",
     )
+    told = _told(name, source, {key: code for key, (_, code) in named.items()})
+    frame = frame.join(told.select("candidate_id", "key"), on="candidate_id")
     stored = places.select(pl.col("candidate_id").cast(pl.String))
-    return Part(source, places, stored.join(frame, on="candidate_id", maintain_order="left"), named)
+    return Part(source, places, stored.join(frame, on="candidate_id", maintain_order="left"), told)
+
+
+def _told(name: str, source: Source, codes: Mapping[str, str]) -> pl.DataFrame:
+    """Verdicts with `reference`, the program of the task, and `key`, which names all that a
+    candidate's page shows: of a snapshot, the id of a candidate says which texts it has."""
+    frame = source.verdicts.read(columns=VERDICTS.names, unique="candidate_id")
+    texts = source.candidates
+    files = [Path(each).stat() for each in texts.files] if isinstance(texts, Files) else []
+    made_of = [VIEWER_VERSION, SYNTHESIS_VERSION, PARSER_VERSION, CANDIDATE_TABLE_VERSION, name]
+    made_of += [value for each in files for value in (each.st_mtime_ns, each.st_size)]
+    ids = pl.col("candidate_id", "task_id").cast(pl.String)
+    frame = frame.with_columns(ids).with_columns(
+        reference=pl.col("task_id").replace_strict(codes, default=None, return_dtype=pl.String),
+        key=pl.lit(stable_hash(made_of)),
+    )
+    hashed = (frame.hash_rows(seed).cast(pl.String) for seed in (0, 1))  # 128 bits
+    return frame.with_columns(key=pl.concat_str(*hashed, separator="-"))
 
 
 def _marked(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
@@ -210,16 +234,16 @@ def _tasks(source: Source, tasks: str | None, wanted: set[str]) -> dict[str, tup
     return {key: (name, code) for key, name, code in rows}
 
 
-def _details(part: Part) -> Iterator[dict[str, Any]]:
-    """What the page of each candidate shows: its verdict, its texts and the task's program."""
-    told = part.source.verdicts.read(columns=VERDICTS.names, unique="candidate_id")
-    number = {key: row for row, key in enumerate(told["candidate_id"])}
-    divided = part.source.candidates.has_column("answer")
-    texts = [name for name in CANDIDATES.names if not (divided and name in LARGE)]
-    for row in part.source.candidates.rows_of(part.places, texts):
-        verdict = told.row(number[row["candidate_id"]], named=True)
-        _, code = part.tasks.get(str(verdict["task_id"]), ("", None))
-        yield row | verdict | {"reference": code}
+def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[dict[str, Any]]:
+    """What the pages of these candidates show: verdict, texts and the task's program."""
+    for part in parts:
+        number = {key: row for row, key in enumerate(part.told["candidate_id"])}
+        told, texts = part.told.drop("key"), list(CANDIDATES.names)
+        if part.source.candidates.has_column("answer"):
+            texts = [each for each in texts if each not in LARGE]
+        places = part.places.filter(part.frame["key"].is_in(keys.implode()))
+        for row in part.source.candidates.rows_of(places, texts):
+            yield row | told.row(number[str(row["candidate_id"])], named=True)
 
 
 # -- scores ----------------------------------------------------------------------------------------

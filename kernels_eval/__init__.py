@@ -1,4 +1,4 @@
-"""The trust boundary: runs kernels that nobody trusts and says what they are worth.
+"""The trust boundary: runs untrusted kernels and verifies them.
 
 `kernels_eval.evaluate(task, candidate)` gives the Verdict of one candidate, `kernels_eval.Pool`
 those of many.

@@ -29,15 +29,18 @@ STAGES = {
     "reference_s": "run the reference",
     "load_s": "load the candidate",
     "correctness_s": "compare outputs",
-    "attribution_s": "see which kernels do the work",
-    "timing_s": "time both in turn",
+    "attribution_s": "find which kernels do the work",
+    "timing_s": "time reference and candidate",
 }
 Say = Callable[[str], None]
 
-_COMMENT = re.compile(r"/\*.*?\*/|//.*?(?=\n|\\n)|^[ \t]*#[ \t!].*?$", re.DOTALL | re.MULTILINE)
+# Linear in the text, whoever wrote it: a comment that is not closed is not searched for again.
+_LINE = r"//.*?(?=\n|\\n|\Z)|^[ \t]*#[ \t!].*?$"
+_LINES = re.compile(_LINE, re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(rf"/\*.*?\*/|{_LINE}", re.DOTALL | re.MULTILINE)
 _SIGNS = {
     Language.CUDA: re.compile(
-        r"""__global__|<<<|\.cu["']|\bcuda_sources?\s*=(?!=)\s*(?!\[?\s*(?:""|\'\'|None)?\s*[],)])"""
+        r"""__global__|<<<|\.cu["']|\bcuda_sources?\s*=(?!=)\s*+(?!\[?\s*+(?:""|\'\'|None)?\s*+[],)])"""
     ),
     Language.TRITON: re.compile(r"^[ \t]*(?:@triton\.|(?:import|from) triton\b)", re.MULTILINE),
     Language.CPP: re.compile(r"\bload_inline\(|\bcpp_sources?\b"),
@@ -50,7 +53,8 @@ def languages_of(source: str) -> tuple[Language, ...]:
 
     C++ counts only alone, for CUDA sources have a C++ half. None for plain PyTorch.
     """
-    text = _COMMENT.sub("", source)
+    closed, mark, rest = source.rpartition("*/")
+    text = _COMMENT.sub("", closed + mark) + _LINES.sub("", rest)
     found = tuple(language for language, sign in _SIGNS.items() if sign.search(text))
     return tuple(each for each in found if each.needs_gpu) or found
 
@@ -67,7 +71,7 @@ def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Lang
         if len(found) > 1:
             raise UsageError(f"{path} holds {names} kernels", "choose one with --language")
         if not found:
-            say(f"{path} shows no language (no load_inline, no @triton.jit): judged as cpp")
+            say(f"{path} shows no language (no load_inline, no @triton.jit): it is verified as cpp")
         return found[0] if found else Language.CPP
     if found and asked not in found:
         raise UsageError(

@@ -1,7 +1,7 @@
 """Infrastructure faults. A kernel that fails is a verdict; a machine that fails is one of these,
 and only these are retried.
 
-Every error carries a `hint`: the line that fixes it.
+Every error has a `hint`: one line that says how to fix it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class EvalError(Exception):
 
 
 class ToolchainError(EvalError):
-    """A compiler or a header that every build needs is missing or broken."""
+    """A compiler or header that every build needs is missing or broken."""
 
 
 class DiskFullError(ToolchainError):
-    """The disk that builds are made and kept on has no room: free some, or use another."""
+    """The disk of the builds or of the build cache is full."""
 
 
 class DeviceError(EvalError):
-    """The device that the language needs is not there."""
+    """The device that the language needs is not available."""
 
 
 class GpuLostError(EvalError):
@@ -39,7 +39,7 @@ class GpuLostError(EvalError):
 
 
 class ClusterError(EvalError):
-    """Ray did not start, or the node that this process is on is lost to it."""
+    """Ray did not start, or has lost the node of this process."""
 
 
 class ServiceError(EvalError):
@@ -51,8 +51,8 @@ class SandboxError(EvalError):
 
 
 class KilledError(SandboxError):
-    """A child died of SIGKILL, for which it may not be to blame. `role` is what it was started
-    for."""
+    """A child was killed by SIGKILL, possibly through no fault of its own. `role` is what it was
+    started for."""
 
     def __init__(self, message: str, hint: str = "", role: str = "") -> None:
         super().__init__(message, hint)
@@ -60,9 +60,9 @@ class KilledError(SandboxError):
 
 
 KILL_ATTEMPTS = 5
-"""How often work is done whose process is killed. On a machine that kills something every few
-seconds, two deaths in a row are soon seen, and three in a long run."""
+"""How often work is attempted whose process is killed. On a machine that kills a process every few
+seconds, two deaths in a row happen soon, and three in a long run."""
 
 
 class UsageError(EvalError):
-    """The input cannot be used: names it, the cause and the fix. Never retried."""
+    """The input cannot be used. The error names the input, the cause and the fix. Never retried."""

@@ -43,7 +43,7 @@ class Language(StrEnum):
 
 
 class Status(StrEnum):
-    """What verification says of a candidate, in one word."""
+    """The result of verifying a candidate, in one word."""
 
     CORRECT = "correct"
     INCORRECT = "incorrect"
@@ -64,21 +64,21 @@ class Reason(StrEnum):
     WRONG_OUTPUT = "wrong_output"
     """Values differ from the expected ones beyond the tolerance."""
     APPROXIMATION = "approximation"
-    """Another formula's values, which KernelBench's tolerance of 1e-4 accepts."""
+    """Computes another formula, whose values are within KernelBench's tolerance of 1e-4."""
     WRONG_SHAPE = "wrong_shape"
-    """Another shape, another structure, or no tensor at all."""
+    """An output has another shape or structure, or is not a tensor."""
     WRONG_DTYPE = "wrong_dtype"
-    """Another dtype than the reference's."""
+    """An output has another dtype than the reference's."""
     WRONG_DEVICE = "wrong_device"
-    """Outputs lie on another device than the reference's."""
+    """An output is on another device than the reference's."""
     NON_FINITE = "non_finite"
     """NaN or infinities where the reference has none, or the reverse."""
     NON_DETERMINISTIC = "non_deterministic"
-    """The same inputs give other bits, and nothing in the code explains it."""
+    """Repeated calls give different bits, and nothing in the code explains it."""
     STALE_WEIGHTS = "stale_weights"
-    """Right only for the weights that were there when the module was constructed."""
+    """Correct only for the weights with which the module was constructed."""
     SHAPE_SPECIALISED = "shape_specialised"
-    """Right only for the shape that the task declares."""
+    """Correct only for the shape that the task declares."""
 
     NO_CUSTOM_KERNEL = "no_custom_kernel"
     """The custom kernel is absent, never called, or does not affect the output."""
@@ -93,9 +93,9 @@ class Reason(StrEnum):
     LAZY_OUTPUT = "lazy_output"
     """Returns a tensor subclass, which can compute when it is read."""
     STREAM_ESCAPE = "stream_escape"
-    """Works on another CUDA stream that the current one does not wait for."""
+    """Works on another CUDA stream, which the current one does not wait for."""
     BACKGROUND_WORK = "background_work"
-    """Goes on computing after the call has returned."""
+    """Continues to compute after the call has returned."""
     GLOBAL_STATE_CHANGED = "global_state_changed"
     """Leaves process-wide settings of torch or CUDA changed."""
     PRECISION_DOWNCAST = "precision_downcast"
@@ -135,16 +135,16 @@ class Reason(StrEnum):
     """A call exceeded its deadline."""
 
     NO_CODE_BLOCK = "no_code_block"
-    """The response holds no complete module."""
+    """The response contains no complete module."""
     TRUNCATED = "truncated"
     """The response ended before its code was complete."""
     MISSING_MODEL_NEW = "missing_model_new"
     """The code defines no ModelNew."""
 
     REFERENCE_FAILED = "reference_failed"
-    """The task's own program fails; no fault of the candidate."""
+    """The task's own program fails. This is not the candidate's fault."""
     DEGENERATE_TASK = "degenerate_task"
-    """The task cannot tell right from wrong, for example because its output is constant."""
+    """The task cannot distinguish right from wrong, for example because its output is constant."""
 
     @property
     def status(self) -> Status:
@@ -184,7 +184,8 @@ class KernelTask(Record):
 
     `code` defines the class named `entry_point`, `get_inputs()` (a list of arguments for `forward`)
     and `get_init_inputs()` (constructor arguments: a plain list, or KernelBook's `[args, kwargs]`,
-    told apart by `init_form`).
+    told apart by `init_form`). `level` is its difficulty and `family` the kind of its operators,
+    where the source says so.
     """
 
     task_id: str = Field(min_length=1)
@@ -194,6 +195,12 @@ class KernelTask(Record):
     init_form: Literal["args", "args_kwargs"] = "args"
     source: str = "user"
     level: int | None = None
+    family: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a family that is not known: every hash over a task stays what it was."""
+        return {key: value for key, value in dump(self).items() if key != "family" or value}
 
 
 class SamplingParams(Record):
@@ -414,7 +421,7 @@ class Phases(Record):
     correctness_s: NonNegativeFloat = 0.0
     """compared calls, other shapes and modes"""
     attribution_s: NonNegativeFloat = 0.0
-    """which kernel did the work, what goes on or was changed afterwards"""
+    """which kernel did the work, what is still running or was changed"""
     timing_s: NonNegativeFloat = 0.0
     """paired samples and the parent's clock bound"""
 

@@ -12,6 +12,8 @@ SOURCES_VERSION = 1
 """How tasks of other formats become ours. In no key: a tasks snapshot is its content."""
 SYNTHESIS_VERSION = 2
 """Which requests are made of tasks, and what is kept of an answer."""
+TEACHER_VERSION = 2
+"""What the scripted teacher writes."""
 PARSER_VERSION = 2
 """How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
 CANDIDATE_TABLE_VERSION = 3
@@ -42,12 +44,14 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "tasks.synthesis.answers",
         "tasks.synthesis.requests",
         "tasks.synthesis.refine",
+        "tasks.synthesis.contrast",
         "tasks.synthesis.prompts",
         "tasks.synthesis.sampler",
         "tasks.synthesis.recorded",
         "tasks.synthesis.client",
         "tasks.synthesis.local",
     ),
+    "TEACHER_VERSION": ("tasks.synthesis.scripted",),
     "PARSER_VERSION": ("tasks.synthesis.parsing",),
     "CANDIDATE_TABLE_VERSION": ("tasks.synthesis.tables", "tasks.synthesis.inputs"),
     "PROTOCOL_VERSION": (

@@ -15,7 +15,7 @@ _CANDIDATE = (
     "hash of task, generator, sampling, sample index and response; the key of a candidate"
     " everywhere"
 )
-_LANGUAGE = "what the kernel is written in: `cuda`, `triton` or `cpp`"
+_LANGUAGE = "language of the kernel: `cuda`, `triton` or `cpp`"
 
 TASKS: Mapping[str, str] = {
     "task_id": _TASK,
@@ -29,10 +29,11 @@ TASKS: Mapping[str, str] = {
         "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)"
     ),
     "source": (
-        "origin: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `user`, or the value of the"
-        " table"
+        "origin: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `generated`, `user`, or the"
+        " value of the table"
     ),
-    "level": "KernelBench level; null elsewhere",
+    "level": "KernelBench level, or number of operators of a generated task; null elsewhere",
+    "family": "family of a generated task's operators, such as `softmax`; null elsewhere",
 }
 WORKLOADS: Mapping[str, str] = {
     "workload_key": (
@@ -78,7 +79,7 @@ CANDIDATES: Mapping[str, str] = {
     "completion_tokens": "tokens of the response as the server counted them; null where it did not",
     "finish_reason": "`stop`, or `length` where `max_tokens` cut it off",
     "finish_guessed": (
-        "true where nobody recorded why the answer ended: `finish_reason` is then `length` where a"
+        "true if it was not recorded why the answer ended: `finish_reason` is then `length` if a"
         " think block or code fence is open at the end, or the prose after the code ends in"
         " mid-sentence"
     ),
@@ -98,7 +99,7 @@ VERDICTS: Mapping[str, str] = {
         "`correct`, `incorrect`, `compile_error`, `runtime_error`, `timeout`, `no_code`, `rejected`"
         " or `task_error`"
     ),
-    "reason": "one of the closed vocabulary of its status",
+    "reason": "one of the reasons of its status",
     "detail": "one line for a person, at most 500 characters",
     "timing": "null unless `correct`",
     "timing.reference_ms": "median of a forward call of the reference",
@@ -135,15 +136,15 @@ VERDICTS: Mapping[str, str] = {
     "flags": "observations that did not lead to a rejection",
     "build_tier": "`lite` or `full` headers; null: nothing to build",
     "build_cached": "every build came from the cache",
-    "isolation": "layers of isolation in force",
+    "isolation": "isolation layers that were active",
     "device": "the GPU's name, or `cpu`; empty where the reference was never loaded",
     "build_s": "screening, reading build requests and building",
-    "run_s": "on the run side",
-    "phases": "where `run_s` went",
+    "run_s": "on the worker that owns the device",
+    "phases": "the parts of `run_s`",
     "phases.reference_s": "loading the task, expected values",
     "phases.load_s": "import and constructor of the candidate",
     "phases.correctness_s": "calls whose outputs were compared",
-    "phases.attribution_s": "which kernel did the work, what is left running or changed",
+    "phases.attribution_s": "which kernel did the work, what is still running or was changed",
     "phases.timing_s": "the paired measurement",
     "log_tail": "end of the compiler's or the child's output, at most 8,192 characters",
     "verdict_key": (
@@ -169,8 +170,8 @@ TRACE_FLAGS: Mapping[str, str] = {
     "foreign_letters": "letters outside of the text's main script",
     "foreign_share": "the same, of all letters",
     "unclosed_fence": "a code fence is open at the end",
-    "unclosed_thought": "the thought has no end",
-    "ends_mid_sentence": "the last sentence is cut",
+    "unclosed_thought": "the think block is not closed",
+    "ends_mid_sentence": "the last sentence is incomplete",
 }
 CURATED: Mapping[str, str] = {
     "candidate_id": _CANDIDATE,

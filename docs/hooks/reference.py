@@ -205,7 +205,7 @@ def _group_of(field: Any, known: Any) -> tuple[str, Any] | None:
 
 
 def _options(field: Any, known: Any) -> list[Any]:
-    options = field.get("anyOf", [field])
+    options = field.get("anyOf") or field.get("oneOf") or [field]
     return [
         known[option["$ref"].removeprefix("#/$defs/")] if "$ref" in option else option
         for option in options

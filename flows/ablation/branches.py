@@ -215,7 +215,7 @@ class Branches:
         for job in self.waiting:
             if not self._served(job):
                 error = (
-                    f"the budget of {hours(self.meter.budget or 0)} does not hold it:"
+                    f"the budget of {hours(self.meter.budget or 0)} is too small for it:"
                     f" {hours(self.meter.gpu_hours)} are spent and a branch takes about"
                     f" {hours(expected_s / 3600)}; rerun with a larger --max-gpu-hours to continue"
                 )
@@ -294,7 +294,7 @@ class Branches:
         ended, names = len(self.ended), ", ".join(job.name for job in running)
         said = (
             f"{ended} of {len(self.jobs)} branches ended; {self.meter.describe()};"
-            f" at work: {names or 'none'}"
+            f" running: {names or 'none'}"
         )
         share = 100.0 * ended / len(self.jobs)
         try:

@@ -150,7 +150,7 @@ def require_within(found: Estimate, budget: float | None, spent: float = 0.0) ->
     per_branch = found.each_branch_s / 3600
     shared = found.gpu_hours - per_branch * found.branches
     fit = int((budget - spent - shared) / per_branch) if per_branch else 0
-    fits = f"about {fit} of {found.branches} branches fit" if fit > 0 else "not one branch fits"
+    fits = f"about {fit} of {found.branches} branches fit" if fit > 0 else "no branch fits"
     before = f", of which {hours(spent)} are spent already" if spent else ""
     raise UsageError(
         f"the ablation is estimated at {hours(found.gpu_hours)} and the budget is"
@@ -164,7 +164,7 @@ def require_within(found: Estimate, budget: float | None, spent: float = 0.0) ->
 def written_s(pipeline: PipelineConfig, model: str | None, max_tokens: int) -> Figure:
     """GPU-seconds to write one answer, computed for the servers of the configuration."""
     found, basis = sizing.expected(model, pipeline.synthesis.server, max_tokens)
-    length = f"half of {max_tokens:,} tokens an answer, assumed"
+    length = f"half of {max_tokens:,} tokens per answer, assumed"
     return Figure(found.gpu_s(sizing.ANSWER_SHARE * max_tokens), f"{length}; {basis}")
 
 
@@ -219,7 +219,7 @@ def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
         ),
         "{:.2f} s per verdict",
         VERIFIED_S,
-        f"{VERIFIED_S:.0f} s of a device a verdict, assumed",
+        f"{VERIFIED_S:.0f} s of a device per verdict, assumed",
     )
     written = written_s(pipeline, pipeline.training.base_model, limit)
     answer = _median(
@@ -228,7 +228,7 @@ def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
             for each in _earlier(pipeline)
             if each.max_tokens == limit and each.answers
         ),
-        "{:.2f} s an answer and its verdict",
+        "{:.2f} s per answer and verdict",
         written.value + verified.value,
         f"{written.basis}; {verified.basis}",
     )

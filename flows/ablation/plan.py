@@ -174,7 +174,7 @@ def label_of(strategy: str) -> str:
     label = Path(strategy).stem if is_file else strategy
     if not re.fullmatch(r"[\w.-]{1,60}", label):
         raise UsageError(
-            f"{strategy!r} is no name for a strategy",
+            f"{strategy!r} is not a valid name for a strategy",
             "use letters, digits, dots, - and _: rename the file",
         )
     return label

@@ -91,8 +91,8 @@ def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     of = f"of {len(branches)} branches"
     words = {
         f"{len(failed)} {of} failed ({', '.join(failed)}): rerun the command to retry them": failed,
-        f"{len(out)} {of} are left out, for the budget: a larger --max-gpu-hours continues with"
-        " them": out,
+        f"{len(out)} {of} are left out because of the budget: rerun with a larger"
+        " --max-gpu-hours to continue": out,
     }
     return tuple(said for said, names in words.items() if names)
 

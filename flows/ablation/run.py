@@ -26,11 +26,11 @@ def estimated(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any
     lines = estimate.lines()
     if setup.samples is None:
         lines.append(
-            "the samples are still to be made: the estimate is made again, from counted rows,"
-            " before the first training"
+            "the samples do not exist yet: the estimate is repeated with counted rows before"
+            " the first training"
         )
     if budget is not None:
-        lines.append(f"the budget of {hours(budget)} {'holds' if within else 'does not hold'} it")
+        lines.append(f"this is {'within' if within else 'above'} the budget of {hours(budget)}")
     return {
         **estimate.model_dump(mode="json"),
         "samples_are_there": setup.samples is not None,

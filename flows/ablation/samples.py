@@ -78,7 +78,7 @@ def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
     if source.tasks is None:
         raise UsageError(
             f"the tasks of {found.path} are not under {root}",
-            "restore their snapshot, or leave verdicts out: then the data set is refreshed",
+            "restore their snapshot, or omit --verdicts to refresh the data set first",
         )
     workloads, flags = (
         source.made_of("workloads", source.tasks),

@@ -24,8 +24,8 @@ def ablate(
 ) -> None:
     """Compare strategies: curate, train and benchmark each, at every size and with every seed.
 
-    Rerun the same command to resume an ablation and retry what failed. Exit status 1 where a branch
-    failed or was left out.
+    Rerun the same command to resume a stopped ablation and to retry failed branches. The exit
+    status is 1 if a branch failed or was left out.
     """
     from flows.ablation.plan import (
         ablation_config,

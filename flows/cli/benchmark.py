@@ -1,4 +1,4 @@
-"""`concur benchmark`: existing verdicts in, scores out: Exec and fast_p at pass@k, each with its
+"""`concur benchmark`: scores existing verdicts by Exec and fast_p at pass@k, each with its
 interval, level by level.
 
 Guarantees: nothing is sampled or verified. Verdicts of two devices are refused, as speedups on them
@@ -37,7 +37,7 @@ LEVEL = re.compile(r"kernelbench/L(\d+)/")
 
 @command
 def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
-    """Score existing verdicts: Exec and fast_p at pass@k with intervals, level by level."""
+    """Score existing verdicts: Exec and fast_p at pass@k, with intervals and by level."""
     from tasks.benchmark.score_table import HEADER, table_of
 
     options |= {"ks": parsed_numbers(ks, "--k", int), "ps": parsed_numbers(ps, "--p", float)}
@@ -64,7 +64,7 @@ def score_table(
     column `model`), `label` where they name none; verdicts of `concur verify-batch` name it
     themselves, whatever columns its candidates had. Levels come from `tasks` (anything
     tasks.sources.tables.load reads), the snapshot of the tasks, or KernelBench's ids. Raises
-    UsageError for what cannot be read, candidates that are there twice, tasks that are not in
+    UsageError for what cannot be read, candidates that occur twice, tasks that are not in
     `tasks`, and verdicts of several devices where `device` does not choose one.
     """
     from tasks.benchmark.score_table import tabulate
@@ -129,9 +129,9 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
         column = ids.get_column("candidate_id", default=pl.Series(dtype=pl.String))
         if (twice := column.filter(column.is_duplicated())).len():
             raise UsageError(
-                f"{where} holds {twice.len()} rows of candidates that occur more than once,"
+                f"{where} has {twice.len()} rows for candidates that occur more than once,"
                 f" such as {shown(twice[0])}",
-                "give every candidate one verdict: the latest, or those of one run",
+                "keep one verdict per candidate: the latest, or those of one run",
             )
     frame = source.verdict_rows(OF_VERDICTS, OF_CANDIDATES, NEEDED)
     absent: dict[str, Any] = {
@@ -158,7 +158,7 @@ def _of_one_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.Da
     if device is not None:
         if device not in there:
             raise UsageError(
-                f"{where} holds no verdict of {shown(device)!r}",
+                f"{where} has no verdict of {shown(device)!r}",
                 f"its devices: {', '.join(map(shown, there)) or 'none named'}",
             )
         return frame.filter(pl.col("device").is_null() | pl.col("device").is_in(["", device]))
@@ -166,7 +166,7 @@ def _of_one_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.Da
         counts = ", ".join(f"{shown(name)} ({count})" for name, count in there.most_common())
         raise UsageError(
             f"{where} holds verdicts of {len(there)} devices: {counts}",
-            "speedups do not compare: choose one with --device NAME",
+            "speedups on different devices are not comparable: choose one with --device NAME",
         )
     return frame
 

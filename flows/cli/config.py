@@ -14,7 +14,7 @@ from flows.cli.common import command, emit
 
 @command
 def profiles(as_json: bool) -> None:
-    """List the profiles that ship with concur, with what each is for."""
+    """List the profiles that ship with concur, and what each is for."""
     from flows.config import load_profile, profile_names, shipped_dir
 
     found = []

@@ -9,7 +9,7 @@ from flows.cli.common import command, emit
 
 @command
 def doctor(profile: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check what this machine has, what is missing, and print the line that fixes it."""
+    """Check what a profile needs on this machine, and print a fix for each problem."""
     from flows.ops.doctor import examine, runnable
 
     checks = examine(profile, overrides)

@@ -79,8 +79,8 @@ def _first(snapshot: Snapshot, most: int) -> list[dict[str, Any]]:
 @command
 @click.argument("what", type=click.Choice([*PAGES, *SERVERS]))
 def open(what: str, root: str, as_json: bool) -> None:
-    """Print the address of a page, and open it where there is a browser: the newest report, the
-    kernels, Prefect or MLflow."""
+    """Print the address of the newest report, the candidates, Prefect or MLflow, and open it if
+    there is a browser."""
     address = _server(what, root) if what in SERVERS else _page(what, root)
     shown = {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & os.environ.keys()
     opened = bool(shown) and not as_json and webbrowser.open(address)
@@ -98,14 +98,13 @@ def _page(what: str, root: str) -> str:
 def _server(what: str, root: str) -> str:
     require_extras(["line"])
     from flows.ops.control import use_stack
+    from flows.ops.health import mlflow_page
 
     environment = dict(os.environ)
     use_stack(root, environment)
     address = environment.get(SERVERS[what], "")
     if not address.startswith("http"):
         raise UsageError(
-            f"no {what} server runs for {root}", f"start one with `concur up --root {root}`"
+            f"no {what} server is running for {root}", f"start one with `concur up --root {root}`"
         )
-    # MLflow's own start page is that of GenAI traces
-    pages = "/#/experiments?workflowType=machine_learning" if what == "mlflow" else ""
-    return address.removesuffix("/api") + pages
+    return mlflow_page(address) if what == "mlflow" else address.removesuffix("/api")

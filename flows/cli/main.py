@@ -46,7 +46,7 @@ class _Grouped(click.Group):
     cls=_Grouped,
     commands=_Commands(),
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    epilog="A command that needs more than this install names the extra that holds it.",
+    epilog="If an extra is missing, the command names it.",
 )
 @click.version_option(package_name="concur")
 def main() -> None:

@@ -15,10 +15,11 @@ from flows.cli.common import command, emit
 def up(
     root: str, file: str | None, timeout_s: float, foreground: bool, as_json: bool, **options: Any
 ) -> None:
-    """Start Prefect, a worker, MLflow and Ray on this machine, and keep them alive.
+    """Start Prefect, a worker, MLflow, Ray and the report pages here, and keep them alive.
 
-    A second time it starts what is missing. Loopback only; --host elsewhere needs passwords in
-    PREFECT_SERVER_API_AUTH_STRING (user:password) and MLFLOW_AUTH_ADMIN_PASSWORD.
+    If some parts are already running, it starts the others. The servers listen on loopback;
+    another --host needs passwords in PREFECT_SERVER_API_AUTH_STRING (user:password) and
+    MLFLOW_AUTH_ADMIN_PASSWORD.
     """
     from flows.ops import control
 
@@ -41,8 +42,10 @@ def status(root: str, as_json: bool) -> None:
 
 @command
 def down(root: str, as_json: bool) -> None:
-    """Stop the stack and every run below it, within 70 s, usually 10. Databases, snapshots and logs
-    are kept."""
+    """Stop the stack and its runs. Databases, snapshots and logs are kept.
+
+    This takes 10 s as a rule, and 70 s at most.
+    """
     from flows.ops import control
 
     emit(control.down(root, _quiet if as_json else _tell), as_json, "down", root=root)

@@ -1,4 +1,5 @@
-"""`concur train`: an adapter from an existing training set."""
+"""`concur train`: an adapter from an existing training set; `concur reinforce`: a better one by
+rewards."""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ def train(
     merged: str | None,
     merged_dtype: Literal["bfloat16", "float32"],
 ) -> None:
-    """Train an adapter on an existing curated set; print where it is and its run in MLflow.
+    """Train an adapter on an existing curated set; print its path and its run in MLflow.
 
-    Rerun the same command to resume one that was stopped.
+    If the training is stopped, rerun the same command to resume it.
     """
     from flows.config import load_profile
     from flows.launch import TerminalProgress, embed, start_server_apart
@@ -51,3 +52,32 @@ def train(
     if merged:
         summary["merged"] = merge_trained(config, tasks, found, trained, Path(merged), merged_dtype)
     emit(summary, as_json, "train")
+
+
+@command
+def reinforce(
+    as_json: bool, root: str, training: str | None, profile: str, overrides: tuple[str, ...]
+) -> None:
+    """Improve a trained adapter with rewards from the verifier (GRPO); print where it is.
+
+    Rerun the same command to resume one that was stopped.
+    """
+    from flows.config import load_profile
+    from flows.launch import TerminalProgress, embed, start_server_apart
+    from flows.ops.control import join_stack
+    from tasks.progress import observed_by
+
+    join_stack(root)
+    embed(given := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
+    from flows.reinforce import of_training, reinforce_and_track, summary_of
+
+    config, tasks, trained = of_training(given, training)
+    began_s = time.monotonic()
+    start_server_apart()
+    with TerminalProgress() as progress, observed_by(progress):
+        reinforced, run_id = reinforce_and_track(config, tasks, trained)
+    summary = summary_of(trained, reinforced) | {
+        "seconds": round(time.monotonic() - began_s, 1),
+        "mlflow": run_id,
+    }
+    emit(summary, as_json, "reinforce")

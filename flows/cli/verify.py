@@ -1,4 +1,4 @@
-"""`concur verify` and `concur verify-batch`: one candidate, or a table of them."""
+"""`concur verify` for one candidate, `concur verify-batch` for many."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def verify(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Verify CANDIDATE (a module with ModelNew) against TASK (a module with Model)."""
+    """Verify one kernel: CANDIDATE (a file with ModelNew) against TASK (a file with Model)."""
     from kernels_eval.__main__ import QUICK, run
 
     config = QUICK if quick else None
@@ -49,7 +49,7 @@ def verify_batch(
     """Verify CANDIDATES against their tasks: a table (Parquet, JSON lines, CSV), a folder of .py
     files, a run of KernelBench, or a data set on the hub.
 
-    Rerun the same command to resume one that was stopped.
+    If the run is stopped, rerun the same command to resume it.
     """
     from flows.config import load_protocol
     from kernels_eval.__main__ import QUICK

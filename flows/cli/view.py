@@ -14,9 +14,9 @@ from flows.cli.common import command, emit
 @command
 @click.argument("place", required=False)
 def view(place: str | None, root: str, opened: bool, as_json: bool, **options: Any) -> None:
-    """Write a site of the candidates of PLACE, and print its page.
+    """Write a static site of the candidates in PLACE, and print the path of its first page.
 
-    PLACE is a root, a folder that verify-batch wrote, a verification snapshot, or Parquet with
+    PLACE is a root, the --out of verify-batch, a verification snapshot, or Parquet with
     verdicts. The site opens from disk and can be published as it is.
     """
     from flows.view import write_view

@@ -109,7 +109,7 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
 
 
 def refreshes(root: str) -> list[Refresh]:
-    """Every refresh of a root, oldest first. A file that cannot be read is passed over: the others
+    """Every refresh of a root, oldest first. A file that cannot be read is skipped: the others
     are still the history. Snapshots are those under this root, from whichever directory or under
     whichever name the refresh knew it."""
     fs, folder = _located(root, PLACE)

@@ -116,7 +116,7 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
     ]
     verdicts = refresh.snapshots["verdicts"]
     manifest = verdicts.open().manifest
-    cautions += [f"A worker was set aside: {line}" for line in manifest.get("quarantined") or []]
+    cautions += [f"A worker was quarantined: {line}" for line in manifest.get("quarantined") or []]
     fresh = _new_verdicts(verdicts, old.get("verdicts"))
     failed = fresh.filter(fresh["status"] != "correct")
     found = {
@@ -140,8 +140,8 @@ def _change(name: str, ref: SnapshotRef, old: SnapshotRef | None, cautions: list
         return Change(what=name, rows=rows)
     if old is not None and not old.open().finished:
         cautions.append(
-            f"The {name} of the refresh before are gone from the root: all of this one's count as"
-            " new."
+            f"The {name} of the previous refresh are no longer under the root: all of this one's"
+            " count as new."
         )
         old = None
     names, known = _names(ref, name), _names(old, name)

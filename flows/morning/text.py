@@ -21,7 +21,7 @@ ENDINGS = {
     "finished": "finished",
     "failed": "failed",
     "stopped": "was stopped",
-    "unknown": "did not end: it was killed, or still runs",
+    "unknown": "did not end: it was killed or is still running",
 }
 WORDS = {"curated": "training samples", "flags": "flags of traces"}
 ERROR_CHARS = 600

@@ -97,13 +97,13 @@ def _kept(root: str, refresh: Refresh) -> Night:
     return night
 
 
-def write_trend(root: str, newest: Refresh) -> str:
-    """Write `trend.html`, with a line for each number; returns its path. Raises UsageError."""
+def write_trend(root: str, newest: Refresh, found: Sequence[Night]) -> str:
+    """Write `trend.html` of these nights, with a line for each number; returns its path. Raises
+    UsageError."""
     from tasks.reporting.charts import style, svg_of
     from tasks.reporting.page import Table, page_of
     from tasks.reporting.text import plural
 
-    found = nights(root, newest.name, newest.language)
     with style():
         drawn = {"trend": svg_of(_figure(found))}
     text = page_of(

@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from flows.ops.health import fault
+from flows.ops.health import fault, mlflow_page
 from flows.ops.manager import GRACE_S, Manager, configuration, start_manager
 from flows.ops.places import Places, StackState
 from flows.ops.preflight import check, require_place
@@ -267,7 +267,7 @@ def down(root: str, tell: Say = _silent) -> dict[str, Any]:
             _require_none(_stop(places, tell))
     except PermissionError as error:
         raise UsageError(
-            f"cannot look into {places.stack}: {error.strerror}",
+            f"cannot read {places.stack}: {error.strerror}",
             "run the command as the user who started it",
         ) from error
     seconds = round(time.monotonic() - began, 1)
@@ -370,14 +370,18 @@ def _row(stack: Stack, part: Part, process: Mapping[str, Any] | None) -> dict[st
         reason = fault(part, stack, process["start"])
         slow = "starting" if process["statename"] == "STARTING" else "unhealthy"
         health = slow if reason else "healthy"
-    starts = stack.places.starts(part)
+    starts, url = stack.places.starts(part), stack.url(part)
+    page = url
+    if part == "mlflow":
+        page = mlflow_page(url, stack.filled(TABLE[part]["health"]["login"]))
     return {
         "part": part,
         "health": health,
         "reason": reason,
         "pid": pid,
         "port": stack.settings.ports()[f"{part}_port"],
-        "url": stack.url(part),
+        "url": url,
+        "page": f"{url}/view/index.html" if part == "pages" else page,
         "restarts": max(0, starts.stat().st_size - 1) if starts.exists() else 0,
         "processes": 1 + len(descendants(pid)) if pid else 0,
         "uptime_s": round(time.time() - process["start"], 1) if process and pid else None,
@@ -417,7 +421,7 @@ def export_lines(root: str) -> list[str]:
     stack, state = _stack_of(Places(root))
     if stack is None or state is None:
         raise UsageError(
-            f"no stack runs for {Places(root).root}",
+            f"no stack is running for {Places(root).root}",
             f"start one with `concur up --root {shlex.quote(root)}`",
         )
     lines = [

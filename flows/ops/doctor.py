@@ -158,7 +158,7 @@ def answers_at_once(synthesis: SynthesisConfig) -> Answer:
     the GPUs that a replica needs."""
     served = synthesis.sampler == "vllm"
     if not served and not re.search(r"//(127\.|localhost)", str(synthesis.base_url)):
-        return "no server on this machine writes answers", ""
+        return "no server on this machine generates answers", ""
     server, limit = synthesis.server, synthesis.sampling.max_tokens
     found, basis = sizing.expected(synthesis.model, server, limit)
     if found.sequences >= min(sizing.LEAST_SEQS, server.max_num_seqs or sizing.LEAST_SEQS):
@@ -197,7 +197,7 @@ def build_cache() -> Answer:
 
 
 def isolation() -> list[Check]:
-    """The layers that the sandbox would have in force, probed by its own code in a short process,
+    """The layers that the sandbox would activate, probed by its own code in a short process,
     and a line for each that is missing."""
     command = [sys.executable, "-m", "kernels_eval.isolation.layers"]
     found = ask(command)
@@ -214,9 +214,7 @@ def isolation() -> list[Check]:
     return [
         _check("isolation", False, lambda: (found, fix if absent else "")),
         *(
-            Check(
-                name=f"isolation {layer}", found="not in force", ok=False, need="optional", fix=fix
-            )
+            Check(name=f"isolation {layer}", found="not active", ok=False, need="optional", fix=fix)
             for layer, fix in absent.items()
         ),
     ]

@@ -63,8 +63,8 @@ def collect(
             if delete:
                 raise
             warnings.append(
-                f"{error}. Nothing can be deleted until then, and what only MLflow refers to is"
-                " listed as going."
+                f"{error}. Until then nothing can be deleted, and the list of snapshots to delete"
+                " includes those that only MLflow refers to."
             )
     asked = not without_mlflow and not warnings
     with alone(home) if delete else nullcontext():
@@ -81,7 +81,7 @@ def collect(
             _discard(home, [*(Path(other["path"]) for other in others), *going])
     # the root is free again: runs need not wait for a slow disk
     if delete and (undeleted := _empty_trash(home)):
-        warnings.append(f"{undeleted} things in {home / TRASH} could not be deleted; rerun gc")
+        warnings.append(f"{undeleted} items in {home / TRASH} could not be deleted; rerun gc")
     sizes = {True: 0, False: leftover + sum(one["bytes"] for one in others)}
     for each in decisions:
         sizes[each.stays] += each.snapshot.bytes
@@ -130,7 +130,7 @@ def _others(home: Path, decisions: list[Decision], before_s: float) -> Iterator[
         for path in sorted(folder.iterdir()):
             regular = path.is_file() and not path.is_symlink()
             if regular and ".log" in path.suffixes and path.stat().st_mtime < before_s:
-                yield path, "a log without new lines for long"
+                yield path, "an old log"
 
 
 def _build_cache(limit_gb: float | None, delete: bool) -> dict[str, int]:

@@ -189,7 +189,7 @@ def published(folders: tuple[str, ...]) -> dict[str, str]:
             text = (Path(folder) / PUBLICATION).read_text(encoding="utf-8")
         except OSError as error:
             raise UsageError(
-                f"{folder} is no published folder: {error.strerror}",
+                f"{folder} is not a published folder: {error.strerror}",
                 f"give one that holds {PUBLICATION}",
             ) from error
         found |= dict.fromkeys(FINGERPRINT.findall(text), f"published in {folder}")
@@ -206,7 +206,7 @@ def tracked(root: Path, uri: str | None) -> Tracked:
     own = root / "mlflow.db"
     uri = uri or os.environ.get("MLFLOW_TRACKING_URI")
     uri = f"sqlite:///{own}" if not uri and own.is_file() else uri
-    ways = "name it with --tracking-uri, or decide without what it refers to: --without-mlflow"
+    ways = "name it with --tracking-uri, or ignore its references with --without-mlflow"
     if not uri:
         raise EvalError(
             f"no MLflow is known for {root}: it holds no mlflow.db, and MLFLOW_TRACKING_URI is not"

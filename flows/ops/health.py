@@ -15,6 +15,7 @@ import httpx
 
 from flows.ops.programs import TABLE, Stack
 from flows.ops.settings import POOL, Part
+from tasks.tracking.config import page_of
 
 ANSWER_S = 5.0
 
@@ -32,6 +33,16 @@ def fault(part: Part, stack: Stack, since: float = 0.0) -> str:
     if not found and part == "worker" and _last_heard(stack) < since:
         return "Prefect has not heard of it yet"  # its own endpoint answers before it takes runs
     return found
+
+
+def mlflow_page(url: str, login: str | None = None) -> str:
+    """The runs of the newest experiment at a tracking server: from MLflow's list of experiments a
+    click leads to the pages for GenAI. The list where there is none yet."""
+    asked = {"max_results": 1, "filter": "name != 'Default'", "order_by": ["creation_time DESC"]}
+    with suppress(httpx.HTTPError, ValueError, LookupError):
+        answer = ask(f"{url}/api/2.0/mlflow/experiments/search", login, asked).json()
+        return page_of(url, answer["experiments"][0]["experiment_id"], "runs", "scores")
+    return page_of(url)
 
 
 def _last_heard(stack: Stack) -> float:

@@ -116,7 +116,7 @@ class Places:
         found = self.temporary.lstat()
         if self.temporary.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise UsageError(
-                f"{self.temporary} is not this user's alone",
+                f"{self.temporary} does not belong to this user alone",
                 "remove it, or set TMPDIR to another directory",
             )
         for place in (self.ray, self.runs):

@@ -35,6 +35,7 @@ OPTIONS = {
     "ray_dashboard_port": "Ray's dashboard",
     "prefect_port": "Prefect",
     "mlflow_port": "MLflow",
+    "pages_port": "the pages",
     "worker_port": "the worker",
     "ray_port": "Ray",
 }
@@ -87,7 +88,8 @@ def require_packages(stack: Stack) -> None:
 def require_ports(settings: StackSettings) -> None:
     """Raises UsageError where a port cannot be listened on."""
     for name, port in settings.ports().items():
-        host = settings.host if name in ("prefect_port", "mlflow_port") else "127.0.0.1"
+        with_pages = name in ("prefect_port", "mlflow_port", "pages_port")
+        host = settings.host if with_pages else "127.0.0.1"
         what, option = f"port {port} for {OPTIONS[name]}", f"--{name.replace('_', '-')}"
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
@@ -124,9 +126,9 @@ def require_databases(stack: Stack) -> None:
     urls = {part: url for part in DRIVERS if (url := stack.database(part))}
     if len(urls) == 2 and len({urlsplit(url)[1:3] for url in urls.values()}) == 1:
         raise UsageError(
-            "Prefect and MLflow are given the same database, where each would take the other's"
-            " tables for its own",
-            "make a second database (createdb)",
+            "Prefect and MLflow are given the same database: each would use the other's tables as"
+            " its own",
+            "create a second database (createdb)",
         )
     for part, url in urls.items():
         if part in stack.settings.parts:
@@ -145,7 +147,7 @@ def _database_fault(part: str, url: str) -> tuple[str, str]:
     try:
         port = parts.port or 5432
     except ValueError:
-        return "the port of the URL is no number", form
+        return "the port of the URL is not a number", form
     if scheme != "postgresql":
         return f"{masked(url)!r} is not the URL of a PostgreSQL database", f"{form}, or none"
     if not parts.path.strip("/"):

@@ -2,7 +2,7 @@
 
 Guarantees: no secret is on a command line, and each part gets only the secrets that it needs;
 variables of the caller that would point a part at another server, home or database are not handed
-on. Everything listens on loopback but, where it was asked for, the two servers.
+on. Everything listens on loopback but, where it was asked for, the servers with pages.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Stack:
                 host if ":" in host else f"{host}:{ports[1]}"
                 for host in (*hosts, *settings.allowed_hosts)
             ),
+            "pages_hosts": ",".join((*hosts, *settings.allowed_hosts)),
             "prefect_database": self.database("prefect"),
             "mlflow_database": self.database("mlflow"),
             "random": random.token_urlsafe(32),

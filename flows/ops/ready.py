@@ -60,7 +60,7 @@ def endpoint(config: SynthesisConfig, root: str) -> str:
     asked = config.model_dump(mode="json")
     for there in snapshots(root, "synthesis"):
         if there.finished and there.manifest.get("config") == asked:
-            return "not asked: the answers are there"
+            return "not asked: all answers exist already"
     return require_endpoint(config)
 
 
@@ -103,10 +103,10 @@ def training_memory(recipe: TrainingRecipe) -> str:
 
 def _fits(model: str, gpus: int, utilization: float, key: str) -> str:
     if (gpu := sizing.read_gpu()) is None:
-        return "not known: no GPU"
+        return "unknown: no GPU"
     shape = sizing.read_shape(model) if model != SMALL else None
     if shape is None or not shape.weight_bytes:
-        return f"not known: {model} is not on this machine"
+        return f"unknown: {model} is not on this machine"
 
     def left(held_by: int) -> int:
         return sizing.kv_cache_bytes(shape, gpu.memory_bytes, held_by, utilization) or 0

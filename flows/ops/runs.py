@@ -32,7 +32,7 @@ PAGE = 200
 HELD = ("PENDING", "RUNNING", "CANCELLING")
 """States that a process is behind, and that hold a slot."""
 FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-KEPT = "finished work is kept, and the same run again resumes from there"
+KEPT = "finished work is kept; start the same run again to resume"
 STOPPED = f"the stack was stopped while it ran; {KEPT}"
 GONE = f"its process is gone: killed, or the machine was restarted; {KEPT}"
 

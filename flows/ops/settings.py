@@ -28,8 +28,8 @@ from flows.config import keys_in
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 
-Part = Literal["prefect", "worker", "mlflow", "ray"]
-PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
+Part = Literal["prefect", "worker", "mlflow", "pages", "ray"]
+PARTS: tuple[Part, ...] = ("prefect", "mlflow", "pages", "ray", "worker")
 """In the order of their start, and the reverse of the order of their end: what hands out work ends
 first, what the others report to last."""
 POOL = "concur"
@@ -54,19 +54,22 @@ class StackSettings(Record):
     model_config = ConfigDict(frozen=True, extra="forbid", title="concur up")
 
     host: str = "127.0.0.1"
-    """Address that the Prefect and MLflow servers listen on; Ray stays on loopback."""
+    """Address that Prefect, MLflow and the pages listen on; Ray stays on loopback."""
 
     public_host: str | None = None
     """The name by which browsers reach this machine, where `host` is not loopback."""
 
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that MLflow answers to, where `host` is not loopback."""
+    """Further names that MLflow and the pages answer to, where `host` is not loopback."""
 
     prefect_port: Port = 4200
     worker_port: Port = 4280
     """The worker's health endpoint, on loopback."""
 
     mlflow_port: Port = 5000
+    pages_port: Port = 4290
+    """Reports and the viewer of candidates."""
+
     ray_port: Port = 6379
     ray_client_port: UnprivilegedPort = 10001
     ray_dashboard_port: UnprivilegedPort | None = None
@@ -196,6 +199,7 @@ def load_secrets(settings: StackSettings, environment: Mapping[str, str] = os.en
     for part, secret, variable, form in (
         ("prefect", secrets.prefect, PREFECT_SECRET, "user:password"),
         ("mlflow", secrets.mlflow, MLFLOW_SECRET, "a password"),
+        ("pages", secrets.prefect, PREFECT_SECRET, "user:password"),
     ):
         if part not in settings.parts:
             continue

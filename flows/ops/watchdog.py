@@ -122,20 +122,25 @@ def _stuck(run: RunFacts, now: datetime, config: WatchdogConfig) -> Stuck | None
     silent = min(quiet, _minutes(now, run.last_heartbeat or run.last_sign))
     rules: list[tuple[float, float, Action, str]] = []
     if run.state == "PENDING":
-        why = "pending for {}: the process never came up"
+        why = "pending for {}: its process never started"
         rules.append((in_state, config.pending_min, "crash", why))
     elif run.state == "CANCELLING":
         why = "cancelling for {}: no worker ended it"
         rules.append((in_state, config.cancelling_min, "crash", why))
     elif run.state == "RUNNING":
         if run.last_heartbeat is not None:
-            why = "no heartbeat and no other sign for {}: its process is gone"
+            why = "no heartbeat and no other sign of life for {}: its process has ended"
             rules.append((silent, config.heartbeat_min, "crash", why))
         elif run.workers_online == 0:
             why = "no sign for {}, and its pool has no worker online"
             rules.append((silent, config.heartbeat_min, "crash", why))
         rules.append(
-            (quiet, config.silent_min, "cancel", "no progress for {}, though its process lives")
+            (
+                quiet,
+                config.silent_min,
+                "cancel",
+                "no progress for {}, although its process is alive",
+            )
         )
     for minutes, limit, action, why in rules:
         if minutes > limit:
@@ -156,7 +161,7 @@ def _late(runs: list[RunFacts], now: datetime, config: WatchdogConfig) -> Iterat
         abandoned = ", and its pool has no worker online" if run.workers_online == 0 else ""
         why = f"late by {minutes:.0f} min (limit {config.late_min:g}){abandoned}"
         if run.deployment_id and run.since < newest[run.deployment_id]:
-            why += "; a later run of its deployment waits, which does the same work"
+            why += "; a later run of its deployment is waiting and does the same work"
             yield _found(run, minutes, "drop", why)
         else:
             yield _found(run, minutes, "tell", why)

@@ -105,8 +105,8 @@ def require_room(run: GuardedRun, tasks: SnapshotRef | None = None) -> list[Room
     for room in found:
         if room.free - room.needed < reserve:
             raise DiskFullError(
-                f"there is too little disk for this run: {room.line()}, and {_gib(reserve)} are"
-                " kept free",
+                f"there is too little disk space for this run: {room.line()}, and {_gib(reserve)}"
+                " must stay free",
                 FIX,
             )
     return found
@@ -195,8 +195,8 @@ class DiskWatch:
             if free < self._reserve:
                 raise DiskFullError(
                     f"{place.what} {place.path} has {_gib(free)} left, and {_gib(self._reserve)}"
-                    f" are kept free: {stage} stopped at {done} of {total}; finished rows are kept,"
-                    " and the same run resumes from there",
+                    f" must stay free: {stage} stopped at {done} of {total}; finished rows are"
+                    " kept; start the same run again to resume",
                     FIX,
                 )
 

@@ -101,7 +101,7 @@ def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:
     except EvalError as error:  # ours: it names the variable or the block, never what they hold
         log.error("the webhook of guard.notify was not called: %s", error)
     except Exception as error:
-        log.error("the webhook of guard.notify did not take the notice: %s", type(error).__name__)
+        log.error("the webhook of guard.notify did not accept the notice: %s", type(error).__name__)
 
 
 def _run(config: NotifyConfig, notice: dict[str, Any], body: str) -> None:
@@ -143,8 +143,8 @@ def webhook(config: NotifyConfig) -> str | None:
         return None
     if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
         raise UsageError(
-            f"{place} holds no HTTP address",
-            "put the webhook's there, in the environment of the worker",
+            f"{place} contains no HTTP address",
+            "set it to the webhook's address in the environment of the worker",
         )
     return url
 

@@ -51,6 +51,8 @@ nodes on demand."""
 SHORT_S = 60.0
 """How long a worker may lack a device before a warning, while others work: nodes that restart are
 back by then, or a replacement is."""
+ASK_S = 0.02
+"""How soon work that comes later is begun by a worker that is idle."""
 WATCH_S = 10.0
 """After so long without an answer the pool asks whether its own node is still there: calls that
 went through it are never answered then."""
@@ -145,6 +147,8 @@ class Pool:
     """How many workers were last said to have no device."""
     _checked: float = 0.0
     """When that was last looked at (time.monotonic)."""
+    _watched: float = 0.0
+    """When Ray was last asked for the node of this process (time.monotonic)."""
 
     def __enter__(self) -> Pool:
         require_device(self.language)
@@ -198,9 +202,10 @@ class Pool:
     # -- the pipeline ------------------------------------------------------------------------------
 
     def verify(
-        self, pairs: Iterable[tuple[KernelTask, Candidate]]
+        self, pairs: Iterable[tuple[KernelTask, Candidate] | None]
     ) -> Generator[Verdict, None, None]:
-        """Verdicts in the order they finish. Takes from `pairs` only as fast as it can work.
+        """Verdicts in the order they finish. Takes from `pairs` only as fast as it can work; None
+        means that nothing is to be begun now: it asks again every `ASK_S` seconds.
 
         Candidates in flight are dropped when the generator is closed or raises; the next call may
         take them again.
@@ -210,19 +215,27 @@ class Pool:
                 f"no worker has a working device left: {'; '.join(self.quarantined)}",
                 "see nvidia-smi -q and dmesg",
             )
-        waiting = (_Item(*pair) for pair in pairs)
+        waiting = iter(pairs)
         retry: deque[_Item] = deque()
         ready: deque[_Item] = deque()
         finished: list[Verdict] = []
-        exhausted = False
+        exhausted = paused = False
 
         def to_build() -> _Item | None:
-            nonlocal exhausted
-            item = retry.popleft() if retry else next(waiting, None)
-            exhausted |= item is None
-            return item
+            nonlocal exhausted, paused
+            if retry:
+                return retry.popleft()
+            try:
+                pair = next(waiting)
+            except StopIteration:
+                exhausted = True
+                return None
+            paused = pair is None
+            return _Item(*pair) if pair else None
 
         limit = 2 * len(self._builders) + 4 * len(self._runners)
+        first: _Slot | None = None
+        since = 0.0
         try:
             while True:
                 for slot in self._builders:
@@ -240,7 +253,11 @@ class Pool:
                 busy = [slot for slot in self._slots if not slot.idle]
                 if exhausted and not ready and not retry and not any(slot.items for slot in busy):
                     return  # nothing is under way, and nothing is left to begin
-                finished = self._collect(self._first_done(busy), ready, retry)
+                if first or not since or (paused and not ready):
+                    since = time.monotonic()  # nothing has waited yet for a worker to start
+                wait_s = ASK_S if paused and not exhausted else math.inf
+                first = self._first_done(busy, since, wait_s)
+                finished = self._collect(first, ready, retry) if first else []
                 self._check_devices()
         finally:
             for slot in self._slots:
@@ -360,30 +377,46 @@ class Pool:
         ray.kill(slot.actor)  # it may be out of reach only, and would keep its place
         slot.start(self._new_builder() if slot in self._builders else self._new_runner())
 
-    @staticmethod
-    def _first_done(busy: list[_Slot]) -> _Slot:
-        """The slot that has answered first. Raises GpuLostError where nothing is under way and none
-        starts, ClusterError where no answer can come any more."""
+    def _first_done(self, busy: list[_Slot], since: float, wait_s: float) -> _Slot | None:
+        """The slot that has answered first; None where none has within `wait_s` seconds. Raises
+        GpuLostError where nothing is under way and none has started since `since`, ClusterError
+        where no answer can come any more."""
         import ray
 
-        deadline = math.inf if any(slot.items for slot in busy) else time.monotonic() + START_S
+        began = time.monotonic()
+        deadline = math.inf if any(slot.items for slot in busy) else since + START_S
         pending = [slot.pending for slot in busy]
         while True:
+            patience_s = min(WATCH_S, START_S, wait_s)
             with interruptible():
-                done, _ = ray.wait(pending, num_returns=1, timeout=min(WATCH_S, START_S))
+                done = ray.wait(pending, timeout=patience_s)[0] if pending else []
             if done:
                 return next(slot for slot in busy if slot.pending in done)
-            here = ray.get_runtime_context().get_node_id()
-            if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
-                raise ClusterError(
-                    "Ray has lost the node that this process is on (was its raylet killed?)",
-                    RESUMES,
-                )
-            if time.monotonic() > deadline:
+            if not pending:
+                time.sleep(patience_s)
+            self._require_node()
+            now = time.monotonic()
+            if now > deadline:
                 raise GpuLostError(
                     f"no worker has started within {START_S} s",
                     f"`ray status` shows what the cluster lacks; {RESUMES}",
                 )
+            if now > began + wait_s:
+                return None
+
+    def _require_node(self) -> None:
+        """Raise ClusterError where Ray has lost the node that this process is on; asks at most
+        every `WATCH_S` seconds."""
+        import ray
+
+        if time.monotonic() < self._watched + WATCH_S:
+            return
+        self._watched = time.monotonic()
+        here = ray.get_runtime_context().get_node_id()
+        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
+            raise ClusterError(
+                "Ray has lost the node that this process is on (was its raylet killed?)", RESUMES
+            )
 
     def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
         """Give a worker no more work. Its actor lives on: it holds the broken GPU, which Ray would

@@ -93,9 +93,9 @@ def _fault(head: str) -> tuple[str, str] | None:
     except grpc.RpcError as error:
         detail = (error.details() or "nothing answers").splitlines()[0]
         return {
-            "DEADLINE_EXCEEDED": (f"nothing comes back within {ANSWER_S:.0f} s", FIX),
-            "UNIMPLEMENTED": ("what answers there is no head node", FIX),
-            "UNAUTHENTICATED": ("it asks for a token, and gets none or another", TOKEN_FIX),
+            "DEADLINE_EXCEEDED": (f"no answer within {ANSWER_S:.0f} s", FIX),
+            "UNIMPLEMENTED": ("the server that answers there is not a head node", FIX),
+            "UNAUTHENTICATED": ("it requires a token, and got none or a wrong one", TOKEN_FIX),
             "UNAVAILABLE": (detail.rpartition("last error: ")[2][-200:], FIX),
         }.get(error.code().name)
     return None  # an answer, or a refusal that Ray explains better

@@ -76,7 +76,7 @@ def probe(without: Collection[str] = ()) -> list[str]:
     layer."""
     if unknown := set(without) - set(FIXES):
         raise ValueError(
-            f"no such layers to leave out: {', '.join(sorted(unknown))}; there are"
+            f"there are no such layers to disable: {', '.join(sorted(unknown))}; there are"
             f" {', '.join(FIXES)}"
         )
     layers = list(ALWAYS)
@@ -108,7 +108,7 @@ def probe(without: Collection[str] = ()) -> list[str]:
 
 
 def missing(layers: Collection[str]) -> dict[str, str]:
-    """The layers that are not in force, each with the way to get it."""
+    """The layers that are not active, each with its fix."""
     named = {"landlock" if layer.startswith("landlock:") else layer for layer in layers}
     return {name: fix for name, fix in FIXES.items() if name not in named}
 
@@ -149,7 +149,7 @@ def _try_pid_limit() -> None:
     namespaces.limit_pids(0)
     with open("/proc/sys/kernel/pid_max") as handle:
         if int(handle.read()) != namespaces.LOWEST_PID_MAX:
-            raise OSError("the limit was not taken over")
+            raise OSError("the limit was not applied")
 
 
 def _try_landlock() -> None:
@@ -161,7 +161,7 @@ def _try_landlock() -> None:
         os.listdir("/")
     except PermissionError:
         return
-    raise OSError("Landlock does not hold")
+    raise OSError("Landlock is not enforced")
 
 
 def _try_seccomp() -> None:

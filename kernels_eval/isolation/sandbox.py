@@ -311,7 +311,7 @@ class ForkServer:
     """A process that has imported torch and never touches a GPU; forks children in milliseconds.
     Raises SandboxError where it fails.
 
-    `isolation` names the layers in force. `without` leaves some out (for tests;
+    `isolation` names the active layers. `without` leaves some out (for tests;
     `$CONCUR_ISOLATION_WITHOUT` does the same). `readable` are directories whose files children may
     open by name but not list; by default the build cache, where their libraries are. `warm` names a
     role ("workload") whose first use of torch would take every child seconds: the server does it

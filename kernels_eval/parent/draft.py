@@ -88,3 +88,10 @@ def verdict_of(
             "build_s": prepared.seconds,
         }
     )
+
+
+def no_code_verdict(task: KernelTask, candidate: Candidate) -> Verdict:
+    """The verdict of a response that holds no code, which needs no worker."""
+    reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
+    finding = Finding(reason=reason, detail="the response holds no complete module")
+    return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

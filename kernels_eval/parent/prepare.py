@@ -129,7 +129,7 @@ class Workplace:
 
     @property
     def isolation(self) -> tuple[str, ...]:
-        """The layers in force; none where no process was needed yet."""
+        """The active layers; none if no process was needed yet."""
         return self._server.isolation if self._server else ()
 
     def drop_reference(self) -> None:

@@ -3,8 +3,8 @@
 Guarantees: every request is judged once however often its transmission is repeated, for each goes
 out under an id; what is repeated, until `timeout_s` has passed, is what failed between the machines
 (no connection, 429, 502 to 504), never a verdict. Raises ServiceError where the service stays away
-for that long, UsageError where it refuses the request (the other 4xx). An evaluation that `failed`
-is an answer: its verdict is None.
+for that long or fails, UsageError where it refuses the request (the other 4xx). An evaluation that
+`failed` is an answer: its verdict is None.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class _Calls:
                 return answer.json()
             why = _detail(answer)
             if answer.status_code not in REPEATED:
-                raise UsageError(f"the service refuses {method} {path}: {why}")
+                fault = UsageError if answer.is_client_error else ServiceError
+                raise fault(f"the service refuses {method} {path}: {why}")
             wait_s = max(pause_s, _seconds(answer.headers.get("Retry-After", "")))
             if time.monotonic() + wait_s > until:
                 raise ServiceError(

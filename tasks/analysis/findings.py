@@ -194,7 +194,7 @@ def sensitivity_rows(found: Observations) -> list[Finding]:
             f" {within.median_odds_ratio.shown('.2f')}"
         )
         if within.tasks < ADEQUATE_TASKS:
-            note += f"; under {ADEQUATE_TASKS} tasks with both outcomes: no say in the verdict"
+            note += f"; under {ADEQUATE_TASKS} tasks with both outcomes: not counted in the verdict"
         rows.append(
             Finding(
                 key=SENSITIVITY + each.name.replace(" ", "_").replace(",", ""),

@@ -11,7 +11,7 @@ from tasks.store.snapshot import SnapshotRef
 
 
 def _analyse_the_samples(verdicts: SnapshotRef, **_: object) -> str:
-    return f"say what the reasoning length of {rows_of(verdicts)} samples says"
+    return f"analyse the reasoning length of {rows_of(verdicts)} samples"
 
 
 @task(

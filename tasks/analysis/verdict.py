@@ -84,6 +84,6 @@ def judge(main: Sequence[Check], others: Sequence[Check] = ()) -> tuple[str, str
     counts = [sum(check.side == side for check in every) for side in (1, -1, 0)]
     certain = sum(check.certain for check in main)
     return verdict, (
-        f"of {len(every)} numbers {counts[0]} speak for it, {counts[1]} against it, {counts[2]} are"
-        f" unknown; {certain} of {len(main)} main intervals lie on one side"
+        f"of {len(every)} numbers {counts[0]} support it, {counts[1]} contradict it, {counts[2]}"
+        f" are unknown; {certain} of {len(main)} main intervals are on one side"
     )

@@ -162,7 +162,7 @@ class _Case:
         if name in (CONCISE_AND_FAST, FASTEST):
             yield self._speed("exact" if name == FASTEST else self.config.equal_speedups)
         if name == CONCISE_AND_FAST and self.config.strategy == "concur_two_correct":
-            yield f"its task has {self.me['_rivals']} correct, and two are demanded"
+            yield f"its task has {self.me['_rivals']} correct, and two are required"
         rows = self.whole.filter(criterion=name)
         winner = rows.filter(pl.col("candidate_id") != self.id, task_id=self.me["task_id"])
         seed = f"(seed {self.config.seed})"

@@ -139,7 +139,7 @@ class Source:
         if joined.is_empty():
             raise UsageError(
                 f"no row of {self.verdicts.path} has its candidate in {self.candidates.path}",
-                "give the candidates verified",
+                "give the candidates that were verified",
             )
         return joined
 

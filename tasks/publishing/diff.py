@@ -241,7 +241,7 @@ class _Case:
         there, here = self.rules("single_operator_quota")
         if there != here:
             return self.threshold("single_operator_quota")
-        return "quota", "single operators came to their share without it"
+        return "quota", "single operators reached their share without it"
 
     def why_outdone(self, verdict: Judged) -> Why:
         """Another correct sample of the task is shorter or faster there. Named: the one that is so
@@ -272,7 +272,7 @@ class _Case:
         if verdict is None or verdict.status != "correct":
             return f"on the other side it is {verdict.status if verdict else 'not verified'}"
         if flags := having.excluded.get(name):
-            return f"on the other side its reasoning, which is {flags}, keeps it out"
+            return f"on the other side its reasoning, which is {flags}, excludes it"
         return f"on the other side both were timed otherwise: {self.why_verdict(name)}"
 
     def why_verdict(self, name: str | None = None) -> str:

@@ -226,7 +226,7 @@ def _named(lines: list[Lineage]) -> dict[str, Lineage]:
 
 
 def _write_texts(folder: Path, context: Card, created_at: str, figures: Sequence[Path]) -> None:
-    """The figures, the card and the Croissant metadata of the files that are there."""
+    """The figures, the card and the Croissant metadata of the existing files."""
     from tasks.publishing.croissant import croissant  # mlcroissant takes a second to import
 
     for figure in figures:

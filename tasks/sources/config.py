@@ -8,7 +8,7 @@ from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_se
 
 from kernels_eval.records import Record
 
-LATER = {"revision": None, "code_column": "code"}
+LATER = {"revision": None, "code_column": "code", "seed": 0, "count": 1000, "sizes": "cpp"}
 """Keys that earlier versions did not have, and what they did."""
 
 
@@ -16,12 +16,21 @@ class TasksConfig(Record):
     """A task source. `location` is a Parquet file, a folder or a hub id; the bundled tasks need
     none."""
 
-    source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files"] = "bundled"
-    """where tasks come from: those that ship with concur, a public set, or files of your own"""
+    source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files", "generated"] = (
+        "bundled"
+    )
+    """where tasks come from: those that ship with concur, a public set, files of your own, or
+    programs that are generated from a seed"""
     location: str | None = None
     """a file, folder or hub id; null: bundled with concur, or the set's own hub id"""
     split: Literal["all", "train", "heldout"] = "train"
-    """bundled tasks only"""
+    """bundled and generated tasks only"""
+    seed: int = 0
+    """generated: another seed gives other programs"""
+    count: PositiveInt = 1000
+    """generated: how many programs; `limit` takes the first of them"""
+    sizes: Literal["cpp", "cuda"] = "cpp"
+    """generated: sizes of the inputs, for a processor's core or for a GPU"""
     levels: tuple[int, ...] | None = None
     """KernelBench levels"""
     revision: str | None = Field(default=None, min_length=1)

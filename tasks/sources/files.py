@@ -72,7 +72,7 @@ def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
             )
         tasks[task.task_id] = task
     if not tasks:
-        raise UsageError(f"{path} holds no row", "give a table with one task per row")
+        raise UsageError(f"{path} has no rows", "give a table with one task per row")
     return list(tasks.values())
 
 
@@ -150,7 +150,7 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read {path}: {error}", "a task file is UTF-8 text that this user may read"
+            f"cannot read {path}: {error}", "give a UTF-8 text file that this user may read"
         ) from error
 
 
@@ -161,7 +161,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8", newline="" if path.suffix == ".csv" else "\n") as handle:
             yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(handle, path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot read {path}: {error}", "give UTF-8 text, whole") from error
+        raise UsageError(f"cannot read {path}: {error}", "give a complete file in UTF-8") from error
 
 
 def _csv_rows(handle: TextIO, path: Path) -> Iterator[dict[str, Any]]:
@@ -180,7 +180,7 @@ def _json_rows(handle: TextIO, path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(handle, start=1):
         if line.strip():
             try:
-                row, fault = json.loads(line), "is no JSON object"
+                row, fault = json.loads(line), "is not a JSON object"
             except (ValueError, RecursionError) as error:
                 row, fault = None, f"is not JSON: {error}"
             if not isinstance(row, dict):
@@ -200,7 +200,7 @@ def reading_parquet(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         raise UsageError(
-            f"cannot read {shown(path)} as Parquet: {shown(error)}", "give a whole Parquet file"
+            f"cannot read {shown(path)} as Parquet: {shown(error)}", "give a complete Parquet file"
         ) from error
 
 

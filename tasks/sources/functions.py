@@ -101,7 +101,8 @@ def adapt(name: str, text: str, without: Mapping[str, str] = MappingProxyType({}
     parts = RULE.split(text)
     if len(parts) != 2:
         raise Refused(
-            f"holds {len(parts) - 1} lines of # where one parts the function from its test calls"
+            f"holds {len(parts) - 1} lines of #; one line must separate the function from its test"
+            " calls"
         )
     try:
         reference, tests = map(parse_source, parts)
@@ -134,7 +135,7 @@ class _Reader:
 
     def task(self, reference: str, name: str) -> Adapted:
         if any(isinstance(node, ast.ClassDef) for node in ast.walk(self.tests)):
-            raise Refused("its tests hand over modules of their own, not tensors")
+            raise Refused("its tests pass modules of their own, not tensors")
         function = self._test_function()
         own = names(function, stored=True)
         self._taken = {self.operator.name, "self", "results", "torch", *dir(builtins)}
@@ -179,7 +180,9 @@ class _Reader:
             case ast.Expr(value=value) if self._count(value):
                 self._call(None, value)
             case ast.With():
-                raise Refused("its test calls stand in a `with` statement, which is no argument")
+                raise Refused(
+                    "its test calls are inside a `with` statement, which is not an argument"
+                )
             case ast.Assert() | ast.Pass() | ast.Expr(value=ast.Constant()):
                 pass
             case ast.Expr(value=ast.Call(func=f)) if last_name(f) in ("print", "manual_seed"):

@@ -6,7 +6,7 @@ reached is asked again for a few seconds, then the newest copy is used and a cau
 (tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
 asked, is one UsageError that says how to use a file instead. Where a hub answers that something
 does not exist, no copy stands in for it. A copy that is not what was written (its digest differs)
-is passed over.
+is skipped.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class _Wanted:
                 return rows
             raise UsageError(
                 f"cannot load {self} from the hub: {_line(error)}",
-                "check the id (no file here is called so) and the network (this disk has no copy),"
-                " or download its Parquet file and give its path",
+                "check the id (there is no local file of that name) and the network (there is no"
+                " local copy), or download its Parquet file and give its path",
             ) from error
         if commit is None:
-            caution(f"The hub did not say which commit of {self} it gave: no copy was pinned.")
+            caution(f"The hub did not name the commit of {self}: no copy was kept.")
         else:
             self._keep(commit, rows)
         return rows
@@ -127,7 +127,7 @@ class _Wanted:
                 pin = Pin.model_validate_json(note.read_text(encoding="utf-8"))
                 found.append((pin, note.with_suffix(".parquet")))
             except (OSError, ValueError) as error:
-                log.error("the note of a copy, %s, cannot be read: %s", note, error)
+                log.error("the description of a copy, %s, cannot be read: %s", note, error)
         return sorted(found, key=lambda each: each[0].fetched_at, reverse=True)
 
     def _copied_rows(self, fault: Exception) -> Rows | None:
@@ -157,7 +157,7 @@ class _Wanted:
         return None
 
     def _keep(self, commit: str, rows: Rows) -> None:
-        """Write a copy beside earlier ones. A disk that does not take it is logged, no more."""
+        """Write a copy beside earlier ones. A failure to write is only logged."""
         import polars as pl
 
         target = self._folder / f"{commit}.parquet"

@@ -16,7 +16,7 @@ STAGE = "tasks"
 
 def load_tasks(config: TasksConfig) -> list[KernelTask]:
     """Tasks of the configured source. Raises UsageError naming what cannot be read."""
-    from tasks.sources import bundled, files, kernelbench, kernelbook, tritonbench
+    from tasks.sources import bundled, files, generated, kernelbench, kernelbook, tritonbench
 
     location, revision = config.location or "", config.revision
     if config.source in ("tritonbench", "files") and not location:
@@ -36,6 +36,8 @@ def load_tasks(config: TasksConfig) -> list[KernelTask]:
             found = tritonbench.load(location)
         case "files":
             found = files.load(location, config.code_column)
+        case "generated":
+            found = generated.load(config.seed, config.count, config.split, config.sizes)
     if not found:
         raise UsageError(
             f"the task source {config.source} holds no task",

@@ -55,7 +55,7 @@ def survey(location: str | Path) -> Survey:
     folder of .py files, one per operator: a reference function, a line of `#`, and a test function
     that calls it.
 
-    Raises UsageError naming what cannot be read, and a name that is there twice.
+    Raises UsageError naming what cannot be read, and a name that occurs twice.
     """
     found = Survey()
     for row in operator_rows(location):

@@ -100,7 +100,7 @@ class Snapshot:
         if not self.finished:
             raise UsageError(
                 f"snapshot {self.path} has no {MANIFEST}",
-                "it is unfinished: run its stage again, it resumes",
+                "it is unfinished: run its stage again to resume",
             )
         found: dict[str, Any] = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
         return found

@@ -278,7 +278,7 @@ class OpenAISampler(Sampler):
             place = self.key_place or f"the environment variable {self.api_key_env}"
             return UsageError(
                 f"{url} refused the API key (HTTP {status})",
-                f"put a key that is valid there into {place}",
+                f"put a valid key for it into {place}",
             )
         if status == httpx.codes.NOT_FOUND:
             return UsageError(
@@ -286,7 +286,7 @@ class OpenAISampler(Sampler):
                 "check synthesis.model against BASE_URL/models, and that synthesis.base_url ends"
                 " in /v1",
             )
-        return UsageError(f"{url} does not take the request: {said}", "check synthesis.base_url")
+        return UsageError(f"{url} does not accept the request: {said}", "check synthesis.base_url")
 
     @property
     def _key(self) -> str:

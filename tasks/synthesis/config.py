@@ -10,12 +10,15 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
+    model_serializer,
 )
 
 from kernels_eval.records import Record, SamplingParams
 from tasks.synthesis.known_models import sampling_for
+from tasks.synthesis.scripted.config import TeacherConfig
 
 
 class ServerConfig(Record, coerce_numbers_to_str=True):
@@ -75,12 +78,25 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
         return [list(self.args), self.max_model_len] if self.args or self.max_model_len else []
 
 
+class ContrastConfig(Record):
+    """Contrastive prompts (CUDA-L1): earlier kernels of a task are shown with their speedups."""
+
+    kernels: str
+    """a .parquet or .jsonl file of correct kernels: task_id, code, speedup"""
+    shown: PositiveInt = 2
+    """kernels in a prompt, each from another range of speedups"""
+    temperature: PositiveFloat = 1.0
+    """lower: the fastest ranges are drawn more often"""
+    seed: int = 0
+    """another one shows others"""
+
+
 class SynthesisConfig(Record):
     """The generator and its settings. Default: the recorded responses that ship with concur."""
 
-    sampler: Literal["recorded", "transformers", "openai", "vllm"] = "recorded"
-    """recorded responses, a model in this process, an OpenAI-compatible endpoint, or vLLM servers
-    that concur starts"""
+    sampler: Literal["recorded", "transformers", "openai", "vllm", "scripted"] = "recorded"
+    """recorded responses, a model in this process, an OpenAI-compatible endpoint, vLLM servers that
+    concur starts, or a script that answers generated tasks (`teacher`)"""
     model: str | None = None
     """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
     responses: str | None = None
@@ -111,6 +127,17 @@ class SynthesisConfig(Record):
     adapter: str | None = None
     """vllm: the adapter of server.adapters to sample from instead of the model"""
     server: ServerConfig = ServerConfig()
+    teacher: TeacherConfig = TeacherConfig()
+    contrast: ContrastConfig | None = None
+    """earlier kernels in the prompt; null: none"""
+
+    @model_serializer(mode="wrap")
+    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a teacher that does not answer and a contrast that is not asked for: every hash
+        over a configuration stays what it was."""
+        unused = {"teacher"} if self.sampler != "scripted" else set()
+        unused |= {"contrast"} if self.contrast is None else set()
+        return {name: value for name, value in dump(self).items() if name not in unused}
 
     @field_validator("sampling")
     @classmethod
@@ -122,12 +149,25 @@ class SynthesisConfig(Record):
             else sampling_for(info.data.get("model"), sampling)
         )
 
+    @field_validator("contrast")
+    @classmethod
+    def _recordings_have_one_prompt(
+        cls, contrast: ContrastConfig | None, info: ValidationInfo
+    ) -> ContrastConfig | None:
+        if contrast and info.data.get("sampler") in ("recorded", "scripted"):
+            raise ValueError(
+                f"{info.data['sampler']} responses answer no other prompt: set synthesis.sampler to"
+                " a model, or contrast to null"
+            )
+        return contrast
+
     @field_validator("turns")
     @classmethod
     def _recordings_have_one_turn(cls, turns: int, info: ValidationInfo) -> int:
-        if turns > 1 and info.data.get("sampler") == "recorded":
+        sampler = info.data.get("sampler")
+        if turns > 1 and sampler in ("recorded", "scripted"):
             raise ValueError(
-                "recorded responses hold no answer to a follow-up: set synthesis.sampler to a"
+                f"{sampler} responses hold no answer to a follow-up: set synthesis.sampler to a"
                 " model, or turns to 1"
             )
         return turns

@@ -35,7 +35,7 @@ ALIASES = {
     "finish_reason": ("stop_reason",),
     "language": ("lang", "backend"),
 }
-"""Columns, and what other tables call them; the first that is there is taken."""
+"""Columns, and what other tables call them; the first existing one is used."""
 MOST_SPLIT = "train"
 _NAME = re.compile(
     r"(?:level_(?P<level>\d+)_problem_(?P<problem_id>\d+)|(?P<task_id>.+?))"

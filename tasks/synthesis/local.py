@@ -88,33 +88,38 @@ class TransformersSampler(Sampler):
 
     @cached_property
     def loaded(self) -> Loaded:
-        return Loaded(self._location, self._adapter, self._device)
+        return Loaded.load(self._location, self._adapter, self._device)
 
 
 class Loaded:
     """Tokenizer and model on their device."""
 
-    def __init__(self, location: str | Path, adapter: Path | None, device: str) -> None:
+    def __init__(self, tokenizer: Any, model: Any) -> None:
+        self.tokenizer, self.model = tokenizer, model
+        self.batch_size = 256 if model.device.type == "cuda" else 16
+        configured = model.generation_config.eos_token_id
+        configured = configured if isinstance(configured, list) else [configured]
+        self.ends = {tokenizer.eos_token_id, *configured} - {None}
+        if not self.ends:
+            raise UsageError("the model has no end token", NO_CHAT)
+        self.window = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
+        pad = tokenizer.pad_token_id
+        self.pad = min(self.ends) if pad is None else pad
+
+    @classmethod
+    def load(cls, location: str | Path, adapter: Path | None, device: str) -> Loaded:
+        """Load them onto the device. Raises UsageError where that cannot be done."""
         import torch
 
-        self.tokenizer: Any = load_tokenizer(location)
-        if not getattr(self.tokenizer, "chat_template", None):
+        tokenizer: Any = load_tokenizer(location)
+        if not getattr(tokenizer, "chat_template", None):
             raise UsageError(f"the tokenizer of {location} has no chat template", NO_CHAT)
         gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
         if gpu and not torch.cuda.is_available():
-            raise UsageError("no CUDA device is here", "set device to auto or cpu")
+            raise UsageError("no CUDA device is available", "set device to auto or cpu")
         dtype = torch.bfloat16 if gpu else torch.float32
         model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
-        self.model: Any = model.to("cuda" if gpu else "cpu")
-        self.batch_size = 256 if gpu else 16
-        configured = model.generation_config.eos_token_id
-        configured = configured if isinstance(configured, list) else [configured]
-        self.ends = {self.tokenizer.eos_token_id, *configured} - {None}
-        if not self.ends:
-            raise UsageError("the model has no end token", NO_CHAT)
-        self.window = int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 30)
-        pad = self.tokenizer.pad_token_id
-        self.pad = min(self.ends) if pad is None else pad
+        return cls(tokenizer, model.to("cuda" if gpu else "cpu"))
 
     def encode(self, request: Request) -> tuple[list[int], int]:
         """Token ids of the chat up to the generation prompt, and the model's window."""

@@ -9,8 +9,8 @@ errors) stands in a fence that nothing inside can close, is called data, and hol
 characters, no marks of a chat template and no absolute path. A rejected attempt is told which rule
 it broke, never what gave it away: the verifier's eye is not for training against.
 
-Does not guarantee that a model heeds the label: who can print can still try to persuade. All it can
-win is its own next answer, which is verified like the first.
+Does not guarantee that a model follows the label: a candidate can still print text that tries to
+persuade it. This only affects its own next answer, which is verified like the first.
 """
 
 from __future__ import annotations

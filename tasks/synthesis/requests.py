@@ -30,9 +30,11 @@ from tasks.progress import duration
 from tasks.sources import bundled
 from tasks.store import Snapshot
 from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.contrast import CONTRAST_VERSION, Kernel, contrast_prompt, read_kernels
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import follow_up_prompt, followed_up, said_of
 from tasks.synthesis.sampler import Request, Response
+from tasks.versions import TEACHER_VERSION
 
 if TYPE_CHECKING:
     import polars as pl
@@ -88,8 +90,14 @@ class Questions:
     def _data(self) -> str:
         return data_version(self.config)
 
+    @cached_property
+    def _kernels(self) -> Mapping[str, list[Kernel]]:
+        return read_kernels(self.config.contrast.kernels) if self.config.contrast else {}
+
     def prompt(self, task: KernelTask) -> str:
-        return render(task, self.language, self.config.hardware)
+        prompt, contrast = render(task, self.language, self.config.hardware), self.config.contrast
+        kernels = self._kernels.get(task.task_id, ())
+        return contrast_prompt(prompt, kernels, contrast) if contrast else prompt
 
     def request(
         self, task: KernelTask, prompt: str, sample_index: int, *follow_up: int | str
@@ -250,10 +258,22 @@ class Speed:
 
 def data_version(config: SynthesisConfig) -> str:
     """Recorded responses are data: their content is part of what was asked. So are an adapter's,
-    and arguments of a server. Raises UsageError where a file of responses is missing."""
+    arguments of a server, what is planted into a scripted answer, and the kernels of contrastive
+    prompts. Raises UsageError where a file of them is missing."""
+    if config.contrast:
+        kernels = Path(config.contrast.kernels)
+        if not kernels.is_file():
+            raise UsageError(
+                f"{kernels} is not a file",
+                "give earlier kernels with --set synthesis.contrast.kernels=PATH",
+            )
+        rest = data_version(config.model_copy(update={"contrast": None}))
+        return stable_hash([CONTRAST_VERSION, file_sha256(kernels), rest])
     if config.sampler == "vllm":
         decisive = [config.server.identity, _adapter_digest(config)]
         return stable_hash(decisive) if any(decisive) else ""
+    if config.sampler == "scripted":
+        return stable_hash([TEACHER_VERSION, config.teacher.model_dump(mode="json")])
     if config.sampler != "recorded":
         return ""
     if not config.responses:

@@ -212,7 +212,7 @@ class Servers:
                         self._look_at(slot)
         except Exception as error:  # Ray itself: the servers are not watched any more
             fault = f"Ray does not answer for the vLLM servers: {error}"
-            self._give_up(ClusterError(fault, "run the same again: answers so far are kept"))
+            self._give_up(ClusterError(fault, "rerun the same command: answers so far are kept"))
 
     def _look_at(self, slot: _Slot) -> None:
         import ray

@@ -55,6 +55,10 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
         if config.responses:
             return ResponsesFile(config.responses, tokenizer)
         return RecordedSampler(tokenizer)
+    if config.sampler == "scripted":
+        from tasks.synthesis.scripted.teacher import ScriptedSampler
+
+        return ScriptedSampler(config.teacher, tokenizer)
     if config.model is None:
         raise _missing(config, "model=NAME")
     if config.sampler == "openai":
@@ -136,10 +140,10 @@ class Synthesis:
     ) -> None:
         self._before = (candidates, verdicts) if candidates and verdicts else None
         if (turn > 1) != (self._before is not None):
-            raise ValueError(f"turn {turn} follows nothing up")
-        if turn > 1 and config.sampler == "recorded":
+            raise ValueError(f"turn {turn} has no candidates to follow up")
+        if turn > 1 and config.sampler in ("recorded", "scripted"):
             raise UsageError(
-                "recorded responses hold no answer to a follow-up",
+                f"{config.sampler} responses hold no answer to a follow-up",
                 "set synthesis.sampler to a model, or synthesis.turns to 1",
             )
         self.config, self.language, self.adapter = config, language, adapter

@@ -90,7 +90,7 @@ class CandidateTable:
         is asked for, or nothing.
         """
         if not self._languages:
-            raise UsageError(f"{self.location} holds no row", "give a table of candidates")
+            raise UsageError(f"{self.location} has no rows", "give a table of candidates")
         shown_by = Counter(language for language, _ in self._languages if language)
         found = Counter(language for language, sure in self._languages if language and sure)
         found = found or shown_by

@@ -12,7 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from tasks.tracking import writing
-from tasks.tracking.connection import Destination, page_of
+from tasks.tracking.config import page_of
+from tasks.tracking.connection import Destination
 from tasks.tracking.records import Cell, Metrics, RunRecord, Series, StageRecord
 
 BRANCH_TAG = "concur.branch"

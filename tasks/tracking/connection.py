@@ -130,7 +130,7 @@ def artifact_location(tracking_uri: str, artifact_root: str | None) -> str | Non
     if url.get_backend_name() != "sqlite" or not url.database or url.database == ":memory:":
         # MLflow's own default is ./mlruns of the working directory
         raise UsageError(
-            f"tracking URI {url.render_as_string()} says nothing about artifacts",
+            f"tracking URI {url.render_as_string()} does not say where artifacts go",
             "give an artifact root",
         )
     return (Path(url.database).resolve().parent / "mlartifacts").as_uri()
@@ -190,14 +190,6 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     for key in SHOWN.keys() - found.tags.keys():  # of an older version; a user's own stay
         client.set_experiment_tag(found.experiment_id, key, SHOWN[key])
     return str(found.experiment_id)
-
-
-def page_of(served: str, experiment: str, place: str, view: str = "") -> str:
-    """The address of a page of an experiment (`runs`, `runs/ID`, `runs/ID/artifacts/FILE`) as
-    MLflow's pages of training show it: without `workflowType` it opens the page of GenAI traces.
-    `view` is one of VIEWS."""
-    query = "workflowType=machine_learning" + (f"&viewStateShareKey={view}" if view else "")
-    return f"{served.rstrip('/')}/#/experiments/{experiment}/{place}?{query}"
 
 
 def retry_mlflow(

@@ -132,7 +132,9 @@ def curation_record(config: BaseModel, curated: SnapshotRef) -> StageRecord:
     )
 
 
-def training_record(config: BaseModel, trained: SnapshotRef, curated: DatasetRef) -> StageRecord:
+def training_record(
+    config: BaseModel, trained: SnapshotRef, curated: DatasetRef | None = None
+) -> StageRecord:
     """Every number of the training log by step, whatever it is: the trainer decides what it
     measures."""
     snapshot = trained.open()
@@ -153,7 +155,7 @@ def training_record(config: BaseModel, trained: SnapshotRef, curated: DatasetRef
         params=config,
         series={name: values for name, values in series.items() if values},
         metrics=numbers,
-        datasets=(curated,),
+        datasets=(curated,) if curated else (),
         tags={"fingerprint": snapshot.fingerprint, "base_model": base_model_of(config, trained)},
     )
 

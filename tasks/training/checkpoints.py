@@ -22,10 +22,9 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, stable_hash
 from tasks.files import atomic_directory, atomic_write
 from tasks.training.formatting import Rows
-from tasks.training.recipe import TrainingRecipe
 
 if TYPE_CHECKING:
-    from trl.trainer.sft_trainer import SFTTrainer
+    from transformers import Trainer
 
 COMPLETE = "complete.json"
 KEPT = 2
@@ -44,7 +43,7 @@ class RunIdentity(Record):
     rows_hash: str
 
     @classmethod
-    def of(cls, recipe: TrainingRecipe, base_model_dir: str | Path, examples: Rows) -> RunIdentity:
+    def of(cls, recipe: Record, base_model_dir: str | Path, examples: Rows) -> RunIdentity:
         base, texts = Path(base_model_dir), [[row["prompt"], row["completion"]] for row in examples]
         return cls(
             recipe=recipe.model_dump(mode="json", exclude=WITHOUT_EFFECT),
@@ -111,7 +110,7 @@ def agreed(checkpoint: Path | None) -> Path | None:
     return Path(chosen[0]) if chosen[0] else None
 
 
-def save_adapter(trainer: SFTTrainer, adapter_dir: Path) -> Path:
+def save_adapter(trainer: Trainer, adapter_dir: Path) -> Path:
     """Write the trained adapter. Every process must call it, as parameters may be spread over all
     of them; the first one writes."""
     state = _gathered(trainer.model) if trainer.is_fsdp_enabled else None

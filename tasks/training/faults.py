@@ -45,7 +45,7 @@ def explain(
     first_line = (str(error).splitlines() or [""])[0]
     return EvalError(
         f"training failed: {type(error).__name__}: {first_line}",
-        f"fix the cause and run it again: it resumes from {out_dir / 'checkpoints'}",
+        f"fix the cause and run it again to resume from {out_dir / 'checkpoints'}",
     )
 
 

@@ -69,7 +69,8 @@ def to_prompt_completion(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list
         )
     if not tokenizer.eos_token:
         raise UsageError(
-            "the base model's tokenizer has no end token: what is trained would not learn to end",
+            "the base model's tokenizer has no end token: the trained model would not"
+            " learn to end its answers",
             "set eos_token in its tokenizer_config.json to the token that ends a turn, or train an"
             " instruct or reasoning model",
         )

@@ -33,7 +33,7 @@ STARTS = 10
 ABORT_S = 120.0
 """How long the end of a group may take: one that is being started ends when it has started."""
 OnLog = Callable[[dict[str, float]], None]
-RESUMES = "run it again: it resumes from the last checkpoint"
+RESUMES = "run it again to resume from the last checkpoint"
 
 
 class Job(NamedTuple):
@@ -104,14 +104,14 @@ def train_on_ray(
                 on_log(value)
     except RayError as error:
         raise EvalError(
-            f"the Ray worker that trained is gone: {type(error).__name__}",
+            f"the Ray worker of the training died: {type(error).__name__}",
             f"often the machine ran out of memory: free some or lower batch_size; {RESUMES}",
         ) from error
     except BaseException:
         # an interrupted caller, or one worker's failure, must not leave the others behind
         _end(events, controller)
         raise
-    raise EvalError("the Ray worker that trained ended without a result", RESUMES)
+    raise EvalError("the Ray worker of the training ended without a result", RESUMES)
 
 
 def _on_gpus(recipe: TrainingRecipe, resources: Mapping[str, float]) -> bool:
@@ -164,7 +164,7 @@ def _events(job: Job, gpu: bool) -> Iterator[tuple[str, Any]]:
         if kind == "failed" and not isinstance(value, UsageError):
             failure = value  # Ray Train starts the group again, and has the last word
         elif kind in ("failed", "end"):
-            gone = failure or EvalError(f"the workers that trained are gone: {value}", RESUMES)
+            gone = failure or EvalError(f"the workers of the training died: {value}", RESUMES)
             yield "failure", value if kind == "failed" else gone
         else:
             yield kind, value

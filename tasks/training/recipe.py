@@ -19,7 +19,8 @@ from pydantic import (
     model_validator,
 )
 
-from kernels_eval.records import Record
+from kernels_eval.records import Record, SamplingParams
+from kernels_eval.rewards import Concur, Recipe
 from tasks.training.evaluation import EvaluationConfig
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -151,3 +152,45 @@ class TrainingRecipe(Record):
         }
         decided = {name: value for name, value in for_auto.items() if getattr(self, name) == "auto"}
         return self.model_copy(update=decided)
+
+
+class ReinforceRecipe(Record):
+    """How rewards change the adapter: GRPO (arXiv:2402.03300) on answers of the adapter itself."""
+
+    reward: Recipe = Concur()
+    """what a verdict is worth (kernels_eval.rewards), by `name`"""
+    steps: PositiveInt = 100
+    """optimiser steps"""
+    tasks_per_step: PositiveInt = 8
+    """tasks that are answered for an optimiser step"""
+    samples_per_task: Annotated[int, Field(ge=2)] = 8
+    """answers to a task, which are compared with each other; Kevin (arXiv:2507.11948) takes 16"""
+    batch_size: PositiveInt = 8
+    """answers per forward pass"""
+    learning_rate: PositiveFloat = 1e-5
+    """TRL's 1e-6 is for all weights; for LoRA ten times as much is usual (ours)"""
+    warmup_steps: NonNegativeInt = 3
+    """optimiser steps in which the learning rate rises; then it stays"""
+    beta: NonNegativeFloat = 0.0
+    """weight of the KL divergence from the adapter as it was; 0, as TRL has it, measures none"""
+    max_grad_norm: NonNegativeFloat = 0.2
+    """gradients are scaled down to this norm; 0: never"""
+    sampling: SamplingParams = SamplingParams(temperature=1.0, max_tokens=4096)
+    """how answers are drawn; a temperature of 1 draws from the policy itself"""
+    seed: NonNegativeInt = 0
+    """order of tasks, answers"""
+    checkpoint_every_steps: PositiveInt = 10
+    """optimiser steps between checkpoints"""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ReinforceRecipe:
+        if self.answers_per_step % self.batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} does not divide the {self.answers_per_step} answers"
+                " of a step (tasks_per_step * samples_per_task)"
+            )
+        return self
+
+    @property
+    def answers_per_step(self) -> int:
+        return self.tasks_per_step * self.samples_per_task

@@ -22,9 +22,7 @@ from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
 from kernels_eval.devices import conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError
-from kernels_eval.parent.draft import verdict_of
-from kernels_eval.parent.messages import Finding
-from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.draft import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
@@ -160,8 +158,8 @@ class Verification:
         left = self._without_verdict()
         has_code = left["parse_reason"].is_null()
         with closing(self._pairs(left.filter(~has_code))) as without_code:
-            rows = (row for pair in without_code for row in self._rows(_no_code(*pair)))
-            self.snapshot.append(rows, VERDICTS)
+            verdicts = (no_code_verdict(*pair) for pair in without_code)
+            self.snapshot.append((row for each in verdicts for row in self._rows(each)), VERDICTS)
         self._left = self._to_judge(left.filter(has_code))
         self.planned, self.reached = len(self._left), 0
         self.chunks = -(-self.planned // self.config.chunk_size)
@@ -373,9 +371,3 @@ def run(
                 verify_chunk(work, number)
             work.publish()
         return work.snapshot.ref
-
-
-def _no_code(task: KernelTask, candidate: Candidate) -> Verdict:
-    reason = candidate.parse_reason or "no_code_block"
-    finding = Finding(reason=reason, detail="the response holds no complete module")
-    return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

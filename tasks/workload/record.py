@@ -100,7 +100,7 @@ def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> 
     if workload.flops is None or workload.bytes_min is None:
         raise ValueError(f"{workload.task_id} has no counted workload: {workload.problem}")
     if not (peak_bytes_per_s > 0 and peak_flops > 0):
-        raise ValueError("peaks are positive numbers a second")
+        raise ValueError("peaks must be positive numbers per second")
     return 1e3 * max(workload.bytes_min / peak_bytes_per_s, workload.flops / peak_flops)
 
 

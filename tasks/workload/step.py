@@ -10,7 +10,7 @@ from tasks.workload import operator_times, stage
 
 
 def _count_what_tasks_compute(tasks: SnapshotRef, **_: object) -> str:
-    return f"count what the references of {rows_of(tasks)} tasks compute"
+    return f"count the operations of {rows_of(tasks)} references"
 
 
 measure_workloads = task(
@@ -20,6 +20,6 @@ measure_workloads = task(
 )(stage.run)
 profile_references = task(
     name="profile the references",
-    task_run_name="see where the references spend their time",
+    task_run_name="profile the references by operator",
     **stage_options(operator_times.planned),
 )(operator_times.run)

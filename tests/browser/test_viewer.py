@@ -90,7 +90,7 @@ def test_the_page_of_a_candidate(browser, site):
     # both languages are highlighted
     kinds = page.locator("#candidate code .hljs-keyword, #candidate code .hljs-type")
     assert {"class", "import", "void", "float"} <= set(kinds.all_text_contents())
-    page.get_by_text("All that is recorded").click()
+    page.get_by_text("All recorded fields").click()
     assert page.locator("dd", has_text="GPU X").count() == 1
     page = at(browser, site, "c/nobody", "#message")
     page.get_by_text("There is no candidate nobody here.").wait_for()

@@ -168,7 +168,7 @@ def test_an_ablation_above_its_budget_is_refused_with_what_would_fit(tmp_path):
         UsageError, match="about 2 of 4 branches fit.*fewer strategies, sizes or seeds"
     ):
         require_within(found, found.gpu_hours * 0.6)
-    with pytest.raises(UsageError, match="not one branch fits"):
+    with pytest.raises(UsageError, match="no branch fits"):
         require_within(found, found.gpu_hours * 1.01, spent=found.gpu_hours)
 
 

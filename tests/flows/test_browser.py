@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from flows.config import shipped_dir
 from tests.support import stacks
 from tests.support.browser import Browser, chromium
 from tests.support.night import ENDED
@@ -36,6 +38,8 @@ TINY = (
     "benchmark.sampling.max_tokens=16",
 )
 """Overrides of the profile `ablation` with which each deployment takes a minute or two."""
+ANALYTICS = "sr-client-cfg.amplitude.com"
+"""Asked for settings by Prefect's pages, also where analytics are off, as they are here."""
 SLOW_MS = 120_000  # pages of a machine whose cores verify kernels meanwhile
 RUN_S = 1800.0
 GONE_S = 30.0
@@ -45,6 +49,10 @@ GONE_S = 30.0
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory):
     with stacks.stack(tmp_path_factory.mktemp("browser") / "root") as found:
+        own = found.root / "profiles" / "mine.yaml"
+        own.parent.mkdir()
+        shipped = shipped_dir("profiles") / "local.yaml"
+        own.write_text(shipped.read_text(encoding="utf-8").replace("name: local", "name: mine"))
         found.prefect_done("deploy", "--all")
         yield found
 
@@ -197,6 +205,60 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     ending = [report["refresh"][key] for key in ("ending", "name", "strategy")]
     assert ending == ["finished", "browser", "min_length"]
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
+
+
+def artifact_of(page: Page, key: str) -> None:
+    """Open an artifact of the run whose page is shown, in the pages that Prefect opens first."""
+    page.get_by_role("tab", name="Artifacts").click()
+    page.get_by_text(key, exact=True).click()
+    page.locator("a[href*='/artifacts/artifact/']").first.click()
+
+
+def test_a_night_from_the_form_to_a_difference_of_two_kernels_by_clicks_alone(stack, browser):
+    page = browser.page
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(stack.prefect)  # as `concur up` prints it
+    page.get_by_role("link", name="Deployments", exact=True).click()
+    page.get_by_role("link", name="nightly", exact=True).click()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("Custom run").click()
+    page.get_by_role("button", name="Select Profile").click()
+    page.get_by_role("option", name="mine", exact=True).click()
+    for title, text in {
+        "Name": "clicks",
+        "Tasks at most": "2",
+        "Samples per task": "2",
+    }.items():
+        page.get_by_label(f"{title} (Optional)", exact=True).fill(text)
+    browser.shot("40-form")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_role("link", name="View run").click()
+    page.get_by_text("Completed", exact=True).first.wait_for(timeout=RUN_S * 1000)
+    page.get_by_role("tab", name="Task Runs").click()
+    page.get_by_text("curate a training set of 4 verdicts").first.wait_for()
+    browser.shot("41-stages")
+
+    artifact_of(page, "morning-report")
+    page.get_by_role("heading", name="What is new").wait_for()
+    browser.shot("42-morning-report")
+    page.get_by_role("link", name="Trend over nights").click()
+    page.get_by_role("heading", name="Trend over nights: clicks").wait_for()
+    browser.shot("43-trend")
+    page.go_back()
+    page.get_by_role("link", name="refresh clicks").first.click()
+
+    artifact_of(page, "candidates")
+    page.get_by_role("link", name="Every candidate").click()
+    page.get_by_text("4 of 4 candidates").wait_for()
+    browser.shot("44-candidates")
+    page.locator("#table .tabulator-row a").first.click()
+    page.locator("#candidate pre").first.wait_for()
+    browser.shot("45-candidate")
+    page.locator("#candidate select").select_option(index=1)
+    page.locator("#diff .added").first.wait_for()
+    browser.shot("46-difference")
+    assert browser.page_errors == []
+    assert {urlsplit(url).hostname for url in browser.outside} <= {ANALYTICS}
 
 
 def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(stack, browser):

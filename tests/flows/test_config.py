@@ -173,7 +173,8 @@ def test_a_configuration_cannot_be_changed_after_it_was_read():
         (
             "tasks.xyzzy=1",
             "tasks.xyzzy",
-            "known keys here: code_column, levels, limit, location, revision, source, split",
+            "known keys here: code_column, count, levels, limit, location, revision, seed, sizes,"
+            " source, split",
         ),
     ],
 )
@@ -212,7 +213,7 @@ def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(override, 
         ("verification.workers", "not key=value"),
         ("=3", "not key=value"),
         ("name=[1,", "not YAML"),
-        ("root.deeper=1", "root holds a value"),
+        ("root.deeper=1", "root is a value"),
     ],
 )
 def test_an_override_that_cannot_be_read(override, part):

@@ -226,7 +226,7 @@ def test_operators_come_from_the_tasks_workloads_where_verdicts_name_none(root):
     found = curated_json(asked)
     assert found["source"]["operators_from"] == {"unknown": 3, "workload": 33}
     assert found["sets"][0]["composition"] == {"single_operator": 5, "fusion": 7}
-    assert "known from: unknown 3, workload 33" in curate(asked).stdout
+    assert "tasks come from: unknown 3, workload 33" in curate(asked).stdout
 
 
 def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path):
@@ -265,7 +265,7 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
     ]
     finished(root, "trace-flags", kept, TRACE_FLAGS, "f", ["v", "c"])
     assert curated_json(by_root)["sets"][0]["samples"] == 12  # as the refresh has found them
-    assert "flags of the correct ones' reasoning: repetitive 0" in curate(f"--root {root}").stdout
+    assert "flags of correct candidates' reasoning: repetitive 0" in curate(f"--root {root}").stdout
 
 
 @pytest.mark.parametrize(("arguments", "part"), CASES["bad_curations"])

@@ -161,7 +161,7 @@ def test_a_server_that_holds_fewer_than_16_answers_at_once_is_warned_of(
 
 def test_an_endpoint_elsewhere_is_not_judged_by_the_gpus_here():
     config = SynthesisConfig(sampler="openai", model="m", base_url="https://api.example.com/v1")
-    assert doctor.answers_at_once(config) == ("no server on this machine writes answers", "")
+    assert doctor.answers_at_once(config) == ("no server on this machine generates answers", "")
 
 
 def test_a_fault_of_a_check_is_its_line(quick, monkeypatch, tmp_path):

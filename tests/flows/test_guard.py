@@ -61,7 +61,7 @@ def test_a_run_that_has_no_room_does_not_start(small):
     with pytest.raises(DiskFullError) as caught:
         require_room(config(small / "not" / "made" / "yet"))
     said = str(caught.value)
-    for part in (f"root {small}", "0.0 GiB free", "2.0 GiB are kept free", "concur gc"):
+    for part in (f"root {small}", "0.0 GiB free", "2.0 GiB must stay free", "concur gc"):
         assert part in said
     assert not (small / "not").exists(), "asking writes nothing"
 
@@ -82,7 +82,7 @@ def test_the_estimate_counts_what_tasks_and_settings_bring(tmp_path, monkeypatch
     least = count * 5 * disk.USUAL_TOKENS * disk.BYTES_PER_TOKEN * disk.KEPT_PER_TEXT_BYTE
     assert least < room.needed < 2 * least + count * 5 * disk.LIBRARY_BYTES
     monkeypatch.setattr(disk, "free_bytes", lambda path: int(0.5 * least))
-    with pytest.raises(DiskFullError, match="too little disk for this run"):
+    with pytest.raises(DiskFullError, match="too little disk space for this run"):
         require_room(few, tasks)
     many = config(tmp_path, synthesis=asked | {"samples_per_task": 50}, **settings)
     with pytest.raises(DiskFullError):

@@ -27,6 +27,8 @@ from tests.support.doc_commands import fences
 PROJECT = tomllib.loads((commands.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS = OPTIONS["extras"]
 COMMANDS = [name for group in GROUPS.values() for name in group]
+TIME_LIMITS = ("limits.run_s", "limits.load_s", "limits.reference_s", "build.timeout_s")
+"""Seconds of a verification that a busy machine may exceed."""
 NEEDY = {name: OPTIONS[name]["needs"] for name in COMMANDS if "needs" in OPTIONS[name]}
 
 BLOCKED = """
@@ -210,6 +212,7 @@ def test_the_wheel_in_a_fresh_environment_verifies_a_kernel(wheel, tmp_path):
     (tmp_path / "candidate.py").write_text(text)
     task = commands.ROOT / "tasks/sources/bundled/tasks/softmax_rows.py"
     words = ["verify", str(task), "candidate.py", "--json"]
+    words += [f"--set={limit}=600" for limit in TIME_LIMITS]
     done = commands.run([str(python.with_name("concur")), *words], env, tmp_path)
     assert json.loads(done.stdout)["status"] == "correct", done.stderr
     run = commands.run([str(python.with_name("concur")), "run"], env, tmp_path)

@@ -125,7 +125,7 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
     assert again.errors == ()
     assert again.new_status_counts == {}
     assert again.status_counts == {"correct": 2, "compile_error": 1}
-    header = "| what | now | new | gone | new ones are (of) |\n| --- | --- | --- | --- | --- |\n"
+    header = "| what | now | new | gone | examples of new ones |\n| --- | --- | --- | --- | --- |\n"
     assert f"{header}| tasks |" in markdown(again)
     assert "| candidates | 3 | 0 | 0 |" in markdown(again)
 
@@ -160,7 +160,7 @@ def test_the_trend_keeps_every_night_though_its_snapshots_are_gone(tmp_path):
     root = str(tmp_path)
     for name, statuses in (("one", FIRST), ("two", SECOND)):
         ended = night(tmp_path, planted(tmp_path, name, 2, statuses, ["c01"]))
-        path = Path(write_trend(root, ended))
+        path = Path(write_trend(root, ended, nights(root, ended.name, ended.language)))
     shutil.rmtree(tmp_path / "verification")
     found = nights(root, "nightly", "cpp")
     assert [(each.sampled, each.new, each.set_size) for each in found] == [(3, 3, 1), (6, 3, 1)]
@@ -225,7 +225,10 @@ def test_snapshots_that_were_removed_since_are_a_caution(tmp_path):
     second = night(tmp_path, planted(tmp_path, "two", 3, SECOND, ["c01", "c21"]))
     (Path(first["candidates"].open().path) / "manifest.json").unlink()
     found = morning(str(tmp_path), second)
-    assert any("candidates of the refresh before are gone" in caution for caution in found.cautions)
+    assert any(
+        "candidates of the previous refresh are no longer under the root" in caution
+        for caution in found.cautions
+    )
     assert next(change.new for change in found.changes if change.what == "candidates") == len(
         SECOND
     )

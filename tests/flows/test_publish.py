@@ -47,7 +47,7 @@ def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
 
 def test_a_share_that_holds_out_no_task_is_said(tmp_path, curated, to_set):
     _, out, _ = concur(*to_set, "--holdout", "0.000001")
-    assert "no split test in concur" in out and "--holdout" in out
+    assert "concur has no split test" in out and "--holdout" in out
     _, out, _ = concur(*to_set, "--json")
     assert json.loads(out)["without_test"] == [], "nothing was to be held out"
 

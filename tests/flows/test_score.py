@@ -209,7 +209,7 @@ def test_levels_come_from_the_tasks(tmp_path):
         ),
         (
             [verdict("a", 0), verdict("a", 0)],
-            "2 rows of candidates that occur more than once, such as a#0",
+            "2 rows for candidates that occur more than once, such as a#0",
             "one verdict",
         ),
         ([{"candidate_id": "a", "task_id": "t"}], "has no column status", "verify-batch"),

@@ -118,7 +118,7 @@ def test_a_file_gives_settings_and_options_win(tmp_path):
     file.write_text("prefect_port: 4300\nmlflow_port: 5100\nwithout: [ray]\n")
     settings, given = load_settings(str(file), {"mlflow_port": 5200})
     assert (settings.prefect_port, settings.mlflow_port) == (4300, 5200)
-    assert settings.parts == ("prefect", "mlflow", "worker")
+    assert settings.parts == ("prefect", "mlflow", "pages", "worker")
     assert set(given) == {"prefect_port", "mlflow_port", "without"}
     file.write_text("prefect_prot: 4300\n")
     assert "prefect_prot" in refused(lambda: load_settings(str(file), {}))
@@ -167,6 +167,7 @@ def test_secrets_are_on_no_command_line_and_only_where_they_are_needed(tmp_path)
     assert held == {
         "prefect": {hidden[0], "Datenbank-3"},
         "mlflow": {hidden[1], "Datenbank-4"},
+        "pages": {hidden[0]},
         "ray": set(),
         "worker": {hidden[0], hidden[1]},
     }
@@ -243,7 +244,7 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
             "cannot use postgresql+asyncpg://me:***@127.0.0.1:9/db",
         ),
         ("postgresql://me:Geheim@127.0.0.1/", "names no database"),
-        ("postgresql://me:Geheim@127.0.0.1:port/db", "port of the URL is no number"),
+        ("postgresql://me:Geheim@127.0.0.1:port/db", "port of the URL is not a number"),
         ("postgresql+psycopg2://me:Geheim@127.0.0.1/db", "cannot use the driver psycopg2"),
         ("postgresql+://me:Geheim@127.0.0.1/db", "cannot use the driver"),
     ],
@@ -325,7 +326,8 @@ def prefect_like(tmp_path):
 
 
 def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, prefect_like, me):
-    settings = StackSettings(prefect_port=prefect_like, without=("mlflow", "ray", "worker"))
+    without = ("mlflow", "pages", "ray", "worker")
+    settings = StackSettings(prefect_port=prefect_like, without=without)
     root, url = str(tmp_path), f"http://127.0.0.1:{prefect_like}"
     assert use_stack(root, {}) == [] and use_stack("s3://bucket", {}) == []
     recorded(tmp_path, settings, me)
@@ -342,7 +344,7 @@ def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, 
 
 
 def test_exports_name_the_variable_of_a_secret_and_not_the_secret(tmp_path, me):
-    assert "no stack runs" in refused(lambda: export_lines(str(tmp_path)))
+    assert "no stack is running" in refused(lambda: export_lines(str(tmp_path)))
     recorded(tmp_path, StackSettings(), me, authenticated=True)
     assert f'export PREFECT_API_AUTH_STRING="${PREFECT_SECRET}"' in export_lines(str(tmp_path))
 
@@ -384,7 +386,7 @@ def start(tmp_path, monkeypatch):
         monkeypatch.setattr(manager, "LAUNCHER", (sys.executable, str(tmp_path / "fake.py")))
         monkeypatch.setenv("FAKE", body)
         places.make()
-        settings = StackSettings(without=("mlflow", "ray", "worker"))
+        settings = StackSettings(without=("mlflow", "pages", "ray", "worker"))
         return places, control._start(Made(places, settings, load_secrets(settings, {})))
 
     yield started
@@ -542,7 +544,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
         assert left <= {"logs", "prefect", "runs"}
         ports = {f"{name.replace('-', '_')}_port": port for name, port in stack.ports.items()}
         preflight.require_ports(StackSettings(**ports))
-        assert "no stack runs" in stack.command("down").stdout
+        assert "no stack is running" in stack.command("down").stdout
     finally:
         stack.end()
 

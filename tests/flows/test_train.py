@@ -154,8 +154,8 @@ def test_what_is_printed():
     out = rendered("train", data)
     for said in (
         "4,800 rows of c0ffee, 12 left out",
-        "0.7000 at first, 0.6100 at last",
-        "3.10% of what",
+        "0.7000 before training, 0.6100 at the end",
+        "3.10% of the adapter's effect",
         "concur-paper/3",
         "tuned=/a",
     ):
@@ -163,7 +163,7 @@ def test_what_is_printed():
     out = rendered(
         "train", data | {"merged": None, "mlflow": None, "held_out": {}, "new_work": False}
     )
-    assert "MLflow" not in out and "held out" not in out and "trained before" in out
+    assert "MLflow" not in out and "held out" not in out and "trained earlier" in out
 
 
 @pytest.mark.slow

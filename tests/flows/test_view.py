@@ -111,6 +111,72 @@ def test_chunks_are_bounded_and_those_of_an_earlier_site_go(tmp_path, monkeypatc
     assert len(list((site / "data").glob("chunk-*"))) == 1
 
 
+def files_of(site: Path) -> dict[str, int]:
+    """The chunks of a site, and when each was written."""
+    return {path.stem: path.stat().st_mtime_ns for path in site.glob("data/chunk-*.js")}
+
+
+def ids_of(details: list[dict]) -> set[str]:
+    return {row["candidate_id"] for row in details}
+
+
+def test_another_night_writes_the_chunks_of_its_new_candidates_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(viewer, "CHUNK_BYTES", 3000)
+    rows = [sample(f"t/{n}", m, 100, 1.0 + m) for n in range(6) for m in range(2)]
+    line(tmp_path / "first", rows)
+    out = str(tmp_path / "site")
+    site = Path(write_view(str(tmp_path / "first"), out=out)["page"]).parent
+    before = files_of(site)
+    # a third sample of each task stands between the others in the order of the tasks
+    more = [sample(f"t/{n}", m, 100, 1.0 + m) for n in range(6) for m in range(3)]
+    line(tmp_path / "second", more, config=CurationConfig(strategy="random"))
+    write_view(str(tmp_path / "second"), out=out)
+    assert len(before) > 3 and before.items() < files_of(site).items()
+    found = details_of(site)
+    assert [row["candidate_id"] for row in found] == index_of(site)["id"] and len(found) == 18
+    added = [unpacked(site / f"data/{name}.js") for name in files_of(site).keys() - before.keys()]
+    assert ids_of([row for chunk in added for row in chunk]) == {f"t-{n}-2" for n in range(6)}
+
+
+def test_what_changed_or_went_is_in_no_file_any_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(viewer, "CHUNK_BYTES", 3000)
+    rows = [sample(f"t/{n}", 0, 100, 1.0) for n in range(9)]
+    line(tmp_path / "first", rows)
+    out = str(tmp_path / "site")
+    site = Path(write_view(str(tmp_path / "first"), out=out)["page"]).parent
+    before = files_of(site)
+    line(tmp_path / "second", [sample("t/0", 0, 100, 7.0), *rows[1:-1]])
+    write_view(str(tmp_path / "second"), out=out)
+    kept, found = before.keys() & files_of(site).keys(), details_of(site)
+    assert 0 < len(kept) < len(before)
+    assert set(files_of(site)) == set(unpacked(site / "data/index.js")["chunks"])
+    assert ids_of(found) == {f"t-{n}-0" for n in range(8)}
+    (one,) = (row for row in found if row["candidate_id"] == "t-0-0")
+    assert one["timing"]["speedup"] == 7.0
+
+
+def test_a_writing_that_was_interrupted_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(viewer, "CHUNK_BYTES", 3000)
+    line(tmp_path / "root", [sample(f"t/{n}", 0, 100, 1.0) for n in range(9)])
+    written, packed = [], viewer._packed
+
+    def stopped(data: bytes) -> bytes:
+        if len(written) == 2:
+            raise KeyboardInterrupt
+        written.append(data)
+        return packed(data)
+
+    monkeypatch.setattr(viewer, "_packed", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        write_view(str(tmp_path / "root"))
+    monkeypatch.setattr(viewer, "_packed", packed)
+    site = tmp_path / "root/view"
+    before = files_of(site)
+    write_view(str(tmp_path / "root"))
+    assert len(before) == 2 and before.items() < files_of(site).items()
+    assert [row["candidate_id"] for row in details_of(site)] == index_of(site)["id"]
+
+
 def test_no_file_holds_hostile_text_that_is_not_packed(tmp_path):
     site = hostile_site(tmp_path).parent
     for path in (site / "data").iterdir():

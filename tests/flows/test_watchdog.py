@@ -151,7 +151,7 @@ def test_a_run_whose_process_is_gone_is_crashed_and_one_that_works_is_not(server
     beat(server, run)
     until(lambda: later(server, 20), 60, "the server to have stored the heartbeat", every_s=1)
     state = server.state(run)
-    assert state["type"] == "CRASHED" and "its process is gone" in state["message"]
+    assert state["type"] == "CRASHED" and "its process has ended" in state["message"]
 
     busy = server.running(one_at_a_time)
     beat(server, busy)

@@ -166,7 +166,7 @@ def refusal(address: str) -> str:
 
 @pytest.mark.parametrize(
     ("listener", "text"),
-    [(Silent, "nothing comes back within 1 s"), (Web, "HTTP/2")],
+    [(Silent, "no answer within 1 s"), (Web, "HTTP/2")],
     indirect=["listener"],
 )
 def test_what_listens_and_is_no_ray_is_told_from_one(no_ray, listener, text):
@@ -197,7 +197,7 @@ def test_a_server_of_another_kind_is_no_head_node(no_ray):
     port = server.add_insecure_port("0.0.0.0:0")
     server.start()
     try:
-        assert "is no head node" in refusal(f"127.0.0.1:{port}")
+        assert "is not a head node" in refusal(f"127.0.0.1:{port}")
     finally:
         server.stop(None).wait()
 
@@ -254,7 +254,7 @@ def test_a_cluster_that_asks_for_a_token_says_so(nodes):
         assert (
             nodes.address in last
             and "UsageError" in last
-            and "asks for a token" in last
+            and "requires a token" in last
             and "ray get-auth-token" in last
         )
 

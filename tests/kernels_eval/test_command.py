@@ -57,7 +57,10 @@ def test_a_correct_kernel_reads_as_a_line_with_its_speedup(task, candidate):
     done = run(task, candidate, "--progress", "--quick")
     assert done.returncode == 0, done.stderr
     stages = [line.split(" s  ", 1)[1] for line in done.stderr.splitlines()]
-    assert stages[0] == "screen and build the cpp candidate" and "time both in turn" in stages
+    assert (
+        stages[0] == "screen and build the cpp candidate"
+        and "time reference and candidate" in stages
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == "correct (ok)"
     assert lines[1].startswith("  speedup ") and "95 % interval" in lines[1]
@@ -208,7 +211,7 @@ def test_two_languages_need_a_choice_and_none_is_said(task, candidate, monkeypat
     candidate.write_text("class ModelNew: pass")
     said: list[str] = []
     assert read_pair(str(task), str(candidate), None, said.append)[1].language is Language.CPP
-    assert len(said) == 1 and "shows no language" in said[0] and "judged as cpp" in said[0]
+    assert len(said) == 1 and "shows no language" in said[0] and "verified as cpp" in said[0]
     native = candidate.with_suffix(".cu")
     assert main([str(task), str(native)]) == 2
     assert "candidate.cu is not a Python module" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from tests.support import commands
 from tests.support.night import PrefectClient, request_json
 from tests.support.servers import free_port
 
-PORTS = ("prefect", "mlflow", "worker", "ray", "ray-client")
+PORTS = ("prefect", "mlflow", "worker", "pages", "ray", "ray-client")
 
 
 class Stack(PrefectClient):

@@ -173,7 +173,7 @@ def test_verbose_outputs_are_held_against_the_baseline_and_the_training_set():
     found = read(now)
     assert found.numbers == CASES["verbose"]
     assert found.sentence.startswith("tuned: outputs are self-doubting, longer than base's.")
-    assert "The training set holds such traces" in found.sentence
+    assert "The training set contains such traces" in found.sentence
     # 17.5 % of 40 may be chance
     slightly = Traces(samples=40, flagged={"self_doubting": 7}, median_tokens=4100)
     assert read(before) is None and read(slightly) is None

@@ -127,7 +127,7 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path):
     overlap = [solved(tmp_path, *each) for each in rights]
     found = of(*overlap)
     assert verdict_of(found) == "within_seed_spread"
-    assert "within what seeds can make" in headline(found)
+    assert "within the spread between seeds" in headline(found)
     assert doubts(found)["widest spread of seeds, Exec@1"] == "60.0 points (a)"
     test = exec_tests(found)["a"]
     expected = float(ttest_ind([38 / 40, 14 / 40], [16 / 40, 10 / 40]).pvalue)

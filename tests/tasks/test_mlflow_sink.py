@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 from kernels_eval.errors import EvalError, UsageError
 from tasks.tables import VERDICTS
 from tasks.tracking import connection, mlflow_sink, writing
+from tasks.tracking.config import page_of
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run, log_trend, registered_version
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
@@ -137,7 +138,7 @@ def test_runs_have_the_times_of_their_work_and_links_open_on_scores(home):
     shown = home.client.get_experiment_by_name("refresh").tags
     view = json.loads(shown["mlflow.sharedViewState.scores"])
     assert "metrics.`exec_at_1`" in view["selectedColumns"]
-    page = connection.page_of("http://host/", "1", "runs", "scores")
+    page = page_of("http://host/", "1", "runs", "scores")
     query = "workflowType=machine_learning&viewStateShareKey=scores"
     assert page == f"http://host/#/experiments/1/runs?{query}"
 

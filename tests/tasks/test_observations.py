@@ -174,7 +174,7 @@ def test_levels_that_disagree_are_not_robust_and_are_listed():
     few = leveled({2: 0.6}, tasks=20).with_columns(pl.col("task_id").str.replace("L2", "L3"))
     found = observe(pl.concat([leveled({1: -1.0, 2: -1.0}), few]), FAST)
     assert claim(found) == SUPPORTED and found.sensitivity[-1].within.rank_odds_ratio.value > 1
-    assert "no say in the verdict" in notes(found)
+    assert "not counted in the verdict" in notes(found)
 
 
 def test_a_lever_of_a_few_long_samples_moves_the_linear_statistic_alone():

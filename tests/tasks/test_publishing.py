@@ -193,7 +193,7 @@ def test_the_card_says_what_the_tasks_compute(tmp_path, out):
     said = section(out, "What the tasks compute")
     for words in ("3 of 4 tasks", "| matmul | 3 | 100% |", "| activation | 2 | 67% |"):
         assert words in said
-    assert "fft" not in said and "(FLOPs a byte) | 2 | 2.4 | 3 | 4 | 5 | 5.6 | 6 |" in said
+    assert "fft" not in said and "(FLOPs per byte) | 2 | 2.4 | 3 | 4 | 5 | 5.6 | 6 |" in said
     publish(line(tmp_path / "other", many(4)), tmp_path / "without")
     assert "What the tasks compute" not in card_of(tmp_path / "without")
 

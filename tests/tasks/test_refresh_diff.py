@@ -68,7 +68,7 @@ def said(changes: tuple[SampleChange, ...]) -> dict[str, str]:
 def test_the_same_set_differs_in_nothing(tmp_path):
     found = diff(refresh(tmp_path), refresh(tmp_path))
     assert not any(value for name, value in found if name not in ("old", "new"))
-    assert "hold the same samples" in to_markdown(found)
+    assert "contain the same samples" in to_markdown(found)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -137,7 +137,7 @@ concise_and_fast
 1_Square_matmul
 3.50x
 saw 3.5
-tasks a model
+tasks per model
 They say nothing about a GPU
 a note of the run
 KernelCoder (r)
@@ -198,14 +198,14 @@ def test_what_not_to_trust_follows_from_the_data():
         return {row["what"]: row["value"] for row in rows}
 
     said = caveats()
-    assert said["tasks a model"] == "4" and said["not one correct kernel"] == "base, tuned"
+    assert said["tasks per model"] == "4" and said["not one correct kernel"] == "base, tuned"
     least = "pass@5 needs 5 samples of each task; 4 of 4 tasks have fewer (the least: 2)"
     assert said["not estimated"] == least and "tasks without a sample" not in said
     assert "speedups on a CPU" in said and "speedups on a CPU" not in caveats(language="cuda")
     counts = "counts do not add up"
     assert counts not in said and caveats(candidates=7)[counts] == "7 candidates, 6 verdicts"
     many = [row.model_copy(update={"tasks": 100}) for row in context().scores]
-    assert "tasks a model" not in caveats(scores=many)
+    assert "tasks per model" not in caveats(scores=many)
     assert "different numbers of tasks" in caveats(scores=[*many[:1], *context().scores])
     fewer = [row for row in HELD_OUT if row["model"] != "tuned" or row["task_id"] == "h1"]
     scores = score(pl.DataFrame(fewer), ks=(1,), ps=(1.0,), resamples=50)
@@ -462,7 +462,7 @@ def test_every_figure_has_its_data():
     ]
     without = context(points=points, history=(), scores=())
     assert figures(without) == {}
-    assert "tokenizer was not given" in Page(build_report(without)).words
+    assert "no tokenizer of the generator was given" in Page(build_report(without)).words
 
 
 def test_a_large_run_stays_under_the_size_and_says_what_was_cut():

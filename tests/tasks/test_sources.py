@@ -208,7 +208,7 @@ def test_a_place_without_tasks_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"holds no \.py file"):
         files.load(tmp_path)
     (tmp_path / "tasks.csv").write_text("name,code")
-    with pytest.raises(UsageError, match=r"tasks\.csv holds no row"):
+    with pytest.raises(UsageError, match=r"tasks\.csv has no rows"):
         files.load(tmp_path / "tasks.csv")
     (tmp_path / "tasks.tsv").write_text("name\tcode")
     with pytest.raises(UsageError, match=r"tasks\.tsv as Parquet"):

@@ -217,7 +217,7 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match="holds no candidate: no .py file, Parquet, JSON lines"):
         CandidateTable(tmp_path / "empty")
-    with pytest.raises(UsageError, match="holds no row"):
+    with pytest.raises(UsageError, match="has no rows"):
         pl.DataFrame(schema={"task_id": pl.String, "code": pl.String}).write_parquet(
             tmp_path / "none.parquet"
         )

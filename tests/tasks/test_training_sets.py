@@ -147,7 +147,7 @@ def test_tasks_with_one_correct_sample_are_counted_and_a_control_leaves_them_out
     assert ids == ["b-0"]
     assert manifest["concise_and_fast_tasks"] == {"all": 1, "one_correct": 0}
     said = explain(frame(*rows), CurationConfig(strategy="concur_two_correct"), "a-0").reasons
-    assert "its task has 1 correct, and two are demanded" in said[0]
+    assert "its task has 1 correct, and two are required" in said[0]
 
 
 def test_the_sizes_of_the_criteria_can_be_the_papers(tmp_path):

@@ -40,8 +40,8 @@ Verdict = Literal[
 
 READS: dict[Verdict, str] = {
     "distinguishable": "more than chance",
-    "within_seed_spread": "within what seeds can make",
-    "seed_spread_unknown": "more than chance between tasks, seeds unknown",
+    "within_seed_spread": "within the spread between seeds",
+    "seed_spread_unknown": "more than chance between tasks; spread between seeds unknown",
     "not_distinguishable": "not distinguishable from chance",
 }
 SIGNIFICANT = 0.05

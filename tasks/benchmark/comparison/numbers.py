@@ -252,7 +252,7 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
     if frame is None or frame.is_empty():
         raise UsageError(
             f"the verdicts of {whose} are not finished or have no row: {snapshot.path}",
-            "rerun the ablation, it resumes; give the benchmark tasks and samples",
+            "rerun the ablation to resume it; give the benchmark tasks and samples",
         )
     key = pl.lit(facts.get("branch", whose) + " ") + pl.col("candidate_id")
     return frame.with_columns(

@@ -154,11 +154,11 @@ async function showCandidate(id) {
     ...(told.timing?.compiled?.speedup ? [el("p", {}, timing("Against torch.compile", told.timing.candidate_ms, told.timing.compiled))] : []),
     el("p", {}, el("label", {}, "Compare with ", select)),
     el("div", { className: "sides" },
-      el("div", {}, el("h2", {}, "Reference"), reference ? block(reference) : el("p", {}, "The task's program is not in this table: name it with --tasks.")),
-      el("div", {}, el("h2", {}, "Candidate"), code ? block(code) : el("p", {}, "The response holds no code."))),
+      el("div", {}, el("h2", {}, "Reference"), reference ? block(reference) : el("p", {}, "The task's program is not in this table: name the tasks with --tasks.")),
+      el("div", {}, el("h2", {}, "Candidate"), code ? block(code) : el("p", {}, "The response contains no code."))),
     ...[["Log", log, row.status !== "correct"], ["Reasoning", reasoning, true], ["Answer", answer || (reasoning ? "" : response), !code]]
       .filter(([, body]) => body).map(([title, body, open]) => folded(`${title} (${form(body.length)} characters)`, open, el("pre", { className: "prose" }, body))),
-    folded("All that is recorded", false, facts(rest)));
+    folded("All recorded fields", false, facts(rest)));
 }
 
 async function showDiff(...ids) {

@@ -1,0 +1,187 @@
+"""Reinforcement: the adapter of a training answers tasks, the verifier judges, GRPO learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from flows.naming import run_name
+from flows.runtime.guard import guarded, require_room_for
+from flows.runtime.notices import NOTICES
+from flows.track import reinforcement_record, track
+from flows.train import of_line
+from kernels_eval.cluster.pool import Pool
+from kernels_eval.errors import UsageError
+from kernels_eval.parent.draft import verdict_of
+from kernels_eval.parent.messages import Finding
+from kernels_eval.parent.prepare import Prepared
+from kernels_eval.records import Candidate, KernelTask, Verdict
+from tasks.policy import ProgressArtifact
+from tasks.progress import observed_by
+from tasks.publishing.lineage import finished, manifest_of
+from tasks.sources.stage import read_tasks
+from tasks.store.snapshot import SnapshotRef, find_snapshot
+from tasks.synthesis.parsing import parse_response
+from tasks.synthesis.prompts import render
+from tasks.synthesis.sampler import Request
+from tasks.training import reinforce
+from tasks.training.stage import STAGE as TRAINING
+from tasks.training.stage import adapter_of, prompts_of
+
+if TYPE_CHECKING:
+    from tasks.training.grpo import Answer, Asked, Environment
+
+
+@flow(name="reinforce the adapter", flow_run_name=run_name("reinforce"), **NOTICES)
+@guarded
+def reinforce_adapter(
+    config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
+) -> SnapshotRef:
+    """GRPO on the training tasks, from the adapter of a finished training."""
+    require_room_for()
+    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    recipe = config.reinforcement
+    snapshot = reinforce.planned(trained, recipe, prompts)
+    if snapshot.finished:
+        return snapshot.ref
+    known = {task.task_id: task for task in read_tasks(tasks)}
+    with (
+        observed_by(ProgressArtifact("reinforcement-progress", "share of optimiser steps done")),
+        environment(config, known, prompts) as made,
+    ):
+        return reinforce.run(trained, recipe, prompts, made)
+
+
+@flow(name="reinforce and track", flow_run_name=run_name("reinforce and track"), **NOTICES)
+@guarded
+def reinforce_and_track(
+    config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
+) -> tuple[SnapshotRef, str | None]:
+    """`reinforce_adapter`, and its run in MLflow: None where tracking is off or failed."""
+    reinforced = reinforce_adapter.fn(config, tasks, trained)
+    return reinforced, track(reinforcement_record, config, reinforced)
+
+
+def of_training(
+    config: PipelineConfig, name: str | None
+) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef]:
+    """(configuration, tasks, training) of a finished training: its fingerprint under the root, its
+    directory, or the newest. Language and prompts are those of its training set.
+
+    Raises UsageError where there is none, or what it was made from is missing.
+    """
+    there = finished(config.root, TRAINING)
+    if not (name or there):
+        raise UsageError(f"{config.root} holds no finished training", "run `concur train` first")
+    trained = find_snapshot(config.root, name, TRAINING) if name else there[-1][0].ref
+    config, tasks, _ = of_line(trained.root, manifest_of(trained.open())["upstream"][0], config)
+    return config, tasks, trained
+
+
+def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> dict[str, Any]:
+    """What a finished reinforcement learned, (first step, last step), and where the adapter is."""
+    snapshot = reinforced.open()
+    log = snapshot.read(unique="step").sort("step")
+    return {
+        "training": trained.fingerprint,
+        "reinforcement": reinforced.fingerprint,
+        "tasks": snapshot.manifest["tasks"],
+        "steps": len(log),
+        "reward": (log["reward"][0], log["reward"][-1]),
+        "correct": (log["status/correct"][0], log["status/correct"][-1]),
+        "rejected": (log["status/rejected"][0], log["status/rejected"][-1]),
+        "adapter": str(adapter_of(reinforced).absolute()),
+    }
+
+
+@contextmanager
+def environment(
+    config: PipelineConfig, tasks: Mapping[str, KernelTask], prompts: Mapping[str, str]
+) -> Iterator[Environment]:
+    """Answers by the policy in this process, verdicts by a pool of workers."""
+    from tasks.training.grpo import Environment
+
+    sampling = config.reinforcement.sampling
+    verification = config.verification
+
+    def write(model: Any, tokenizer: Any, asked: Sequence[Asked]) -> Iterator[Answer]:
+        from tasks.synthesis.local import Loaded, Row
+        from tasks.training.grpo import Answer
+
+        loaded = Loaded(tokenizer, model)
+        rows = {
+            str(each.place): Row(
+                Request(
+                    request_key=str(each.place),
+                    task=tasks[each.task_id],
+                    language=config.language,
+                    prompt=prompts[each.task_id],
+                    sample_index=each.place,
+                    sampling=sampling.model_copy(update={"seed": each.seed}),
+                ),
+                each.prompt,
+                loaded.window,
+            )
+            for each in asked
+        }
+        for response in loaded.respond(list(rows.values())):
+            reasoning = parse_response(response.text).reasoning or ""
+            yield Answer(
+                asked[int(response.request_key)],
+                response.text,
+                rows[response.request_key].tokens,
+                len(tokenizer(reasoning, add_special_tokens=False)["input_ids"]),
+            )
+
+    with Pool(
+        config.language,
+        verification.eval,
+        workers=verification.workers,
+        builders=verification.builders,
+        address=verification.ray_address,
+    ) as pool:
+
+        def judge(answers: Iterable[Answer | None]) -> Iterator[tuple[int, Verdict]]:
+            without_code: list[tuple[int, Verdict]] = []
+
+            def pairs() -> Iterator[tuple[KernelTask, Candidate] | None]:
+                for answer in answers:
+                    if answer is None:
+                        yield None
+                        continue
+                    task = tasks[answer.asked.task_id]
+                    candidate = _candidate(answer, config, task)
+                    if candidate.code is None:
+                        finding = Finding(reason=candidate.parse_reason or "no_code_block")
+                        prepared = Prepared(candidate_id=candidate.candidate_id)
+                        verdict = verdict_of(task, candidate, prepared, finding)
+                        without_code.append((answer.asked.place, verdict))
+                    else:
+                        yield task, candidate
+
+            for verdict in pool.verify(pairs()):
+                yield int(verdict.candidate_id), verdict
+            yield from without_code
+
+        # nothing may run beside a timed kernel on its device
+        yield Environment(write, judge, apart=config.language.needs_gpu)
+
+
+def _candidate(answer: Answer, config: PipelineConfig, task: KernelTask) -> Candidate:
+    parsed = parse_response(answer.text)
+    return Candidate(
+        candidate_id=str(answer.asked.place),
+        task_id=task.task_id,
+        language=config.language,
+        generator="policy",
+        sample_index=answer.asked.place,
+        response=answer.text,
+        reasoning=parsed.reasoning,
+        answer=parsed.answer,
+        code=parsed.code,
+        parse_reason=parsed.parse_reason,
+    )

@@ -1,0 +1,327 @@
+"""Rewards for reinforcement learning: pure functions from a verdict to a number.
+
+Guarantees: the same verdict and recipe give the same reward; a verdict about the candidate always
+has one; a fault of the machine (no verdict) or of the task (`task_error`) has None and never 0, so
+that a trainer drops the sample. Does not guarantee that a published recipe resists cheating: its
+formula is as published, and what our verifier rejects gets what its authors give a cheat.
+
+Speedups are those of `Timing`: median reference time / median candidate time against eager PyTorch.
+A correct candidate that was not timed has a speedup of 0. Where a paper could only be read in part,
+the docstring of its recipe says what rests on other people's accounts of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import yaml
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import REASONS, Reason, Record, Status, Verdict
+
+Parts = dict[str, float]
+
+
+class RewardRecipe(Record):
+    """What every recipe has. One of your own is a subclass with `parts`."""
+
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """share of the next turn's reward that a turn is given (`discounted`)"""
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        """The terms of the reward, by name; their sum is the reward. `roofline`: share of it that
+        was reached, from 0 (or not known) to 1."""
+        raise NotImplementedError
+
+
+class Kevin(RewardRecipe):
+    """0.3 * correct + speedup * correct; a turn adds 0.4 of the next one's return.
+
+    Source: Baronio et al., "Kevin: Multi-Turn RL for Generating CUDA Kernels", arXiv:2507.11948,
+    section on rewards; https://cognition.ai/blog/kevin-32b. Read: the abstract, and the formula as
+    kernelbench-tinker's `training/reward.py` quotes it; the sum with 0.4 as the best of those
+    compared is Figure 2's caption. Not verified: the paper's own equation, and whether it bounds
+    the speedup (one reimplementation caps the reward at 1.8, which is not applied here).
+    """
+
+    name: Literal["kevin"] = "kevin"
+    gamma: float = Field(default=0.4, ge=0, le=1)
+    correct: float = 0.3
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        correct = verdict.status is Status.CORRECT
+        return {"correct": self.correct * correct, "speedup": verdict.speedup}
+
+
+class DrKernel(RewardRecipe):
+    """0.5 * correct + 0.5 * min(speedup, 3) + 0.5 * (share of kernel time in custom kernels);
+    0 where not correct.
+
+    Source: Liu et al., "Dr. Kernel", arXiv:2602.05885; github.com/hkust-nlp/KernelGYM at 3a84417,
+    `calculate_reward_speedup` in `drkernel/kernel/rewards/reward_client.py`, with the numbers of
+    `drkernel/kernel/scripts/rl/14b_trloo_mrs_pr_prs.sh` (the default of `kernel_trainer.yaml` gives
+    coverage 0.25 and leaves it off). Read in full. A decoy kernel gets `penalty_score`, 0 there.
+    Their coverage is over CUDA time under a profiler; ours is `custom_kernel_time_share`, and an
+    unknown one counts as 0, as there. Left out: their rejection of turns by coverage, which is a
+    rule of sampling, no reward.
+    """
+
+    name: Literal["dr_kernel"] = "dr_kernel"
+    correct: float = 0.5
+    speedup: float = 0.5
+    fastest: PositiveFloat = 3.0
+    """a higher speedup counts as this"""
+    coverage: float = 0.5
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        correct = verdict.status is Status.CORRECT
+        return {
+            "correct": self.correct * correct,
+            "speedup": self.speedup * min(verdict.speedup, self.fastest),
+            "coverage": self.coverage * correct * (verdict.custom_kernel_time_share or 0.0),
+        }
+
+
+class KernelGymSteps(RewardRecipe):
+    """-1 where the task did not complete or cheats, -0.5 not compiled, -0.3 incorrect, -0.1 slower
+    than the reference; 0.2, 0.4, 0.6, 0.8, 1 from a speedup of 1, 1.2, 1.5, 2, 3.
+
+    Source: github.com/hkust-nlp/KernelGYM at 3a84417, `calculate_reward_like_kernel` in
+    `drkernel/kernel/rewards/reward_client.py`. Read in full. A runtime error is compiled and
+    incorrect there, a timeout a task that did not complete. A response without a module never
+    reaches that function: their client gives it `penalty_score`, 0 in their default configuration,
+    which is more than for code that does not compile; here it did not complete.
+    """
+
+    name: Literal["kernelgym_steps"] = "kernelgym_steps"
+    failed: float = -1.0
+    not_compiled: float = -0.5
+    incorrect: float = -0.3
+    slower: float = -0.1
+    steps: tuple[tuple[PositiveFloat, float], ...] = (
+        (1.0, 0.2),
+        (1.2, 0.4),
+        (1.5, 0.6),
+        (2.0, 0.8),
+        (3.0, 1.0),
+    )
+    """(speedup, reward from there on)"""
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        if verdict.status is Status.CORRECT:
+            reached = [step for step in self.steps if verdict.speedup >= step[0]]
+            return {"step": max(reached)[1] if reached else self.slower}
+        failures = {
+            Status.COMPILE_ERROR: self.not_compiled,
+            Status.INCORRECT: self.incorrect,
+            Status.RUNTIME_ERROR: self.incorrect,
+        }
+        return {"step": failures.get(verdict.status, self.failed)}
+
+
+class CudaAgent(RewardRecipe):
+    """-1 where not correct, else 1; 2 where more than 5 % faster than eager; 3 where more than 5 %
+    faster than eager and than torch.compile.
+
+    Source: Dai et al., "CUDA Agent: Large-Scale Agentic RL for High-Performance CUDA Kernel
+    Generation", arXiv:2602.24286, its robust reward schedule; its project page
+    (cuda-agent.github.io) says that rewards are discrete and names 5 % over torch.compile. The
+    four values, and that the 5 % holds for both baselines, rest on three independent
+    reimplementations. Not verified: the paper's own equation, and whether 5 % is of the speedup
+    (taken here: above 1.05) or of the baseline's time (above 1.053). Training code is not public.
+    3 needs the second baseline: `timing.baselines: [eager, compile]`.
+    """
+
+    name: Literal["cuda_agent"] = "cuda_agent"
+    margin: NonNegativeFloat = 0.05
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        if verdict.status is not Status.CORRECT:
+            return {"milestone": -1.0}
+        compiled = verdict.timing and verdict.timing.compiled
+        beaten = verdict.speedup > 1 + self.margin
+        both = beaten and ((compiled and compiled.speedup) or 0.0) > 1 + self.margin
+        return {"milestone": 1.0 + beaten + both}
+
+
+class KernelBenchTinker(RewardRecipe):
+    """0.3 * correct + min(speedup, 10) where correct; a turn adds 0.4 of the next one's return.
+
+    Source: kernelbench-tinker, `src/kernelbench_tinker/training/reward.py`, the default
+    `RewardConfig`, `compute_reward` and `compute_discounted_returns`, in the newest version that
+    was found (the repository of a contributor; the project's own could not be read). An earlier
+    version gave speedup - 1 instead (`speed_baseline: 1`), for which set `baseline: 1`; its
+    weights for format, compilation and length are 0 by default and left out. What its static
+    checker finds gets 0, as what is rejected here.
+    """
+
+    name: Literal["kernelbench_tinker"] = "kernelbench_tinker"
+    gamma: float = Field(default=0.4, ge=0, le=1)
+    correct: float = 0.3
+    baseline: NonNegativeFloat = 0.0
+    most: PositiveFloat = 10.0
+    """a higher term of speed counts as this"""
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        gained = min(max(verdict.speedup - self.baseline, 0.0), self.most)
+        return {
+            "correct": self.correct * (verdict.status is Status.CORRECT),
+            "speedup": gained,
+        }
+
+
+class CudaL1(RewardRecipe):
+    """clip((score - mean) / std, -1.5, 1.5), where the score is the speedup rounded towards 1 to
+    two decimals, and 0 where not correct.
+
+    Source: Li et al., "CUDA-L1: Improving CUDA Optimization via Contrastive Reinforcement
+    Learning", arXiv:2507.14111, sections 2.4.4 (the score, equation 2, and its rounding: 1.118 to
+    1.11, 0.992 to 1.00) and 3.2 (normalised and clipped, equation 6). Read in summaries by others;
+    the training code is not public. Not verified: the bound of 1.5, and over which samples mean
+    and standard deviation are taken. Give your trainer's; those of the default put a kernel as
+    fast as the reference at 0 and a failure at -1.
+    """
+
+    name: Literal["cuda_l1"] = "cuda_l1"
+    mean: float = 1.0
+    """of the scores so far"""
+    std: PositiveFloat = 1.0
+    """of the scores so far"""
+    clip: PositiveFloat = 1.5
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        # 6 decimals of a hundredth: what is 1.11 in decimals may be a little less in binary
+        score = 1 + math.trunc(round(100 * verdict.speedup - 100, 6)) / 100
+        normalised = (score - self.mean) / self.std
+        return {"score": min(max(normalised, -self.clip), self.clip)}
+
+
+class Concur(RewardRecipe):
+    """Where correct: 1 + 0.5 * log2(lower bound of the speedup, kept within 0.5 and 16)
+    + 0.5 * share of the roofline reached + 0.5 * share of kernel time in custom kernels.
+    Where rejected: -1, or what `penalties` says of the reason. Otherwise 0.
+
+    Our own. Correctness is a gate: no wrong kernel earns anything, and every correct one is above
+    every other. The logarithm makes 2x to 4x worth as much as 1x to 2x, so that one outlier does
+    not rule a group; the lower bound of the 95 % interval pays for what was measured, not for
+    noise. The share of the roofline is `least_ms` / candidate's median, at most 1; 0 where
+    `least_ms` is not known, and so is the share of kernel time: both are then the same for all
+    candidates of a task. A candidate that cheats is never above one that is merely wrong.
+    """
+
+    name: Literal["concur"] = "concur"
+    correct: PositiveFloat = 1.0
+    speedup: NonNegativeFloat = 0.5
+    """for each doubling"""
+    slowest: PositiveFloat = 0.5
+    """a lower speedup counts as this"""
+    fastest: PositiveFloat = 16.0
+    """a higher one counts as this"""
+    roofline: NonNegativeFloat = 0.5
+    coverage: NonNegativeFloat = 0.5
+    rejected: NonNegativeFloat = 1.0
+    """taken off where the candidate is rejected"""
+    penalties: dict[Reason, NonNegativeFloat] = {}
+    """instead of `rejected`, for these reasons"""
+
+    @field_validator("penalties")
+    @classmethod
+    def _of_rejected(cls, value: dict[Reason, float]) -> dict[Reason, float]:
+        if other := set(value) - REASONS[Status.REJECTED]:
+            raise ValueError(f"{min(other)} is no reason of a rejection")
+        return value
+
+    @model_validator(mode="after")
+    def _correct_pays(self) -> Concur:
+        if self.correct + self.speedup * math.log2(min(self.slowest, self.fastest)) <= 0:
+            raise ValueError("a slow correct kernel would earn no more than a wrong one")
+        return self
+
+    def parts(self, verdict: Verdict, roofline: float) -> Parts:
+        if verdict.status is Status.REJECTED:
+            return {"rejected": -self.penalties.get(verdict.reason, self.rejected)}
+        if verdict.status is not Status.CORRECT:
+            return {"correct": 0.0}
+        parts = {
+            "correct": self.correct,
+            "coverage": self.coverage * (verdict.custom_kernel_time_share or 0.0),
+            "roofline": self.roofline * roofline,
+        }
+        if verdict.timing:
+            lower = min(max(verdict.timing.speedup_lower, self.slowest), self.fastest)
+            parts["speedup"] = self.speedup * math.log2(lower)
+        return parts
+
+
+_Known = Kevin | DrKernel | KernelGymSteps | CudaAgent | KernelBenchTinker | CudaL1 | Concur
+Recipe = Annotated[_Known, Field(discriminator="name")]
+"""A field of this type in a configuration takes any of them, told apart by `name`."""
+_adapter: TypeAdapter[RewardRecipe] = TypeAdapter(Recipe)
+RECIPES: Mapping[str, RewardRecipe] = {kind().name: kind() for kind in get_args(_Known)}
+"""Every recipe with the numbers of its source, by name."""
+
+
+def recipe_of(given: str | Path | Mapping[str, object] | RewardRecipe) -> RewardRecipe:
+    """The recipe that a name, a mapping with `name` and other numbers, or a YAML file of such a
+    mapping stands for. Raises UsageError."""
+    if isinstance(given, RewardRecipe):
+        return given
+    if isinstance(given, str) and given in RECIPES:
+        return RECIPES[given]
+    hint = f"give one of {', '.join(RECIPES)}, or a YAML file with its name and numbers"
+    try:
+        text = isinstance(given, (str, Path)) and Path(given).read_text(encoding="utf-8")
+        return _adapter.validate_python(yaml.safe_load(text) if text else given)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise UsageError(f"{given} is no reward recipe: {said}", hint) from error
+
+
+def reward_parts(
+    verdict: Verdict | None, recipe: RewardRecipe, *, least_ms: float | None = None
+) -> Parts | None:
+    """The terms of `reward` by name, for a trainer's metrics; None where the reward is None."""
+    if verdict is None or verdict.status is Status.TASK_ERROR:
+        return None
+    reached = least_ms / verdict.timing.candidate_ms if least_ms and verdict.timing else 0.0
+    return recipe.parts(verdict, min(reached, 1.0))
+
+
+def reward(
+    verdict: Verdict | None, recipe: RewardRecipe, *, least_ms: float | None = None
+) -> float | None:
+    """What a candidate earns under a recipe; None where the machine or the task failed.
+
+    `verdict` is None where no verdict was reached. `least_ms`, used by `concur` alone, is the
+    shortest time that the machine allows for a call of this task, in milliseconds.
+    """
+    parts = reward_parts(verdict, recipe, least_ms=least_ms)
+    return None if parts is None else float(sum(parts.values()))
+
+
+def discounted(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
+    """The return of each turn: its reward plus gamma times the return of the next turn (Kevin,
+    arXiv:2507.11948). None for every turn whose sum includes a turn without a reward.
+
+    Raises ValueError for a gamma outside [0, 1].
+    """
+    if not 0 <= gamma <= 1:
+        raise ValueError(f"gamma is {gamma}, but a discount is at least 0 and at most 1")
+    returns: list[float | None] = []
+    later: float | None = 0.0
+    for each in reversed(rewards):
+        later = None if each is None or later is None else each + gamma * later
+        returns.append(later)
+    return returns[::-1]

@@ -1,0 +1,1 @@
+"""The verifier as the reward of a trainer: one module a trainer, which alone imports it."""

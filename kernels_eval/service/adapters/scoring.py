@@ -1,0 +1,147 @@
+"""What every adapter shares: a row of a trainer's data set and a response go in, a score comes out.
+
+A row names its task by the fields of `EvaluationRequest` (`task_id`, or `task` as a program's
+source, or `definition`) and may hold `language`, `priority`, `deadline_s` and `least_ms`. Other
+columns are left alone.
+
+Guarantees: a reward is None exactly where the machine or the task failed, and `Score.earned` raises
+there, for trainers that know no missing reward. A request that the service refuses is an error in
+the data and raises UsageError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from pydantic import ValidationError
+
+from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import Status, Verdict
+from kernels_eval.rewards import RewardRecipe, recipe_of, reward
+from kernels_eval.service.client import AsyncVerifierClient, VerifierClient
+from kernels_eval.service.schema import Evaluation, EvaluationRequest
+
+Row = Mapping[str, Any]
+TASK = ("task_id", "task", "definition")
+FIELDS = frozenset(EvaluationRequest.model_fields) - {"code", "response", "id"}
+
+
+class NoRewardError(EvalError):
+    """There is no reward, and the trainer has no way to leave a sample out."""
+
+
+class Score(NamedTuple):
+    """What a response earned, and why."""
+
+    verdict: Verdict | None
+    reward: float | None
+    problem: str
+    """what failed, where there is no reward"""
+
+    def earned(self) -> float:
+        """The reward. Raises NoRewardError where there is none."""
+        if self.reward is None:
+            hint = "drop the sample, or this task from the data set"
+            raise NoRewardError(f"no reward: {self.problem}", hint)
+        return self.reward
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """Numbers for a trainer's metrics; the same names for every score."""
+        status = self.verdict and self.verdict.status
+        return {
+            "correct": float(status is Status.CORRECT),
+            "rejected": float(status is Status.REJECTED),
+            "speedup": self.verdict.speedup if self.verdict else 0.0,
+        }
+
+
+def plain_feedback(score: Score) -> str:
+    """What a next turn is told: a status, and a speedup. Not which check rejected it, which is not
+    for training against, and nothing that a candidate or a compiler wrote; to quote those safely,
+    give an adapter a function over `tasks.synthesis.refine.said_of`."""
+    if not score.verdict:
+        return ""
+    said = f"{score.verdict.status}, with a speedup of {score.verdict.speedup:.3g}"
+    return f"Verdict: {said}. Answer with a better complete module."
+
+
+class Scorer:
+    """Scores of responses under one recipe, by a service."""
+
+    def __init__(self, recipe: str | RewardRecipe = "concur", url: str | None = None) -> None:
+        """`recipe` is what `recipe_of` takes. `url` is by default that of CONCUR_SERVICE_URL, and
+        the token that of CONCUR_SERVICE_TOKEN."""
+        self.recipe = recipe_of(recipe)
+        url = url or os.environ.get("CONCUR_SERVICE_URL", "http://127.0.0.1:8000")
+        self._address = url, os.environ.get("CONCUR_SERVICE_TOKEN")
+        self.client = VerifierClient(*self._address)
+        self._by_loop: WeakKeyDictionary[object, AsyncVerifierClient] = WeakKeyDictionary()
+
+    @property
+    def async_client(self) -> AsyncVerifierClient:
+        """The running event loop's own: a connection lives in one loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._by_loop:
+            self._by_loop[loop] = AsyncVerifierClient(*self._address)
+        return self._by_loop[loop]
+
+    def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
+        """One score a response, in order. Raises UsageError where a row names no task or the
+        service refuses it, ServiceError where the service stays away."""
+        found = self.client.evaluate_batch(list(map(_request, rows, responses)))
+        return list(map(self._score, rows, found))
+
+    async def score(self, row: Row, response: object) -> Score:
+        """The score of one response, awaited."""
+        return (await self.ascores([row], [response]))[0]
+
+    async def ascores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
+        """`scores`, awaited."""
+        requests = list(map(_request, rows, responses))
+        return list(map(self._score, rows, await self.async_client.evaluate_batch(requests)))
+
+    def _score(self, row: Row, found: Evaluation) -> Score:
+        verdict = found.verdict
+        earned = reward(verdict, self.recipe, least_ms=row.get("least_ms"))
+        problem = f"{verdict.task_id}: {verdict.detail}" if verdict else found.error or found.state
+        return Score(verdict, earned, problem)
+
+
+shared_scorer = cache(Scorer)
+"""One scorer a process, recipe and address, for trainers that make an object a sample."""
+
+
+def _request(row: Row, response: object) -> EvaluationRequest:
+    given = {name: row[name] for name in FIELDS if row.get(name) is not None}
+    if isinstance(given.get("task"), str):
+        given["task"] = {"code": given["task"]}
+    try:
+        return EvaluationRequest(**given, response=text_of(response))
+    except ValidationError as error:
+        raise UsageError(
+            f"a row with {list(row)} is no request: {error.errors()[0]['msg']}",
+            f"give each row one of {', '.join(TASK)}",
+        ) from error
+
+
+def row_of(row: Row, truth: object) -> Row:
+    """The row, or where it names no task, one that does by `truth`, its id."""
+    return row if any(row.get(name) for name in TASK) else {**row, "task_id": truth}
+
+
+def text_of(response: object) -> str:
+    """The text of a response: a string, or a conversation's last message."""
+    while response and not isinstance(response, str):
+        if isinstance(response, Sequence):
+            response = response[-1]
+        elif isinstance(response, Mapping):
+            response = response.get("content") or response.get("text")
+        else:
+            response = getattr(response, "content", None)
+    return str(response or "")

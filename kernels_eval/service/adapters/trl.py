@@ -1,0 +1,55 @@
+"""Reward functions for TRL's GRPOTrainer (trl 1.16, `trainer/grpo_trainer.py`): give one of them
+in `reward_funcs`.
+
+TRL calls them with the prompts, completions and columns of the data set, as lists. None is kept:
+TRL leaves such a completion out of its group's mean and gives it no advantage. Beside the reward,
+the share of correct and of rejected kernels and the mean speedup are logged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import mean
+from typing import Any
+
+from kernels_eval.service.adapters.scoring import FIELDS, Row, Score, Scorer
+
+Log = Callable[[str, float], None]
+Rewards = list[float | None]
+
+
+class _Reward:
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+
+class KernelReward(_Reward):
+    """Judges a batch and waits for it."""
+
+    def __call__(
+        self, completions: Sequence[object], log_metric: Log | None = None, **columns: Any
+    ) -> Rewards:
+        return _logged(self.scorer.scores(_rows(completions, columns), completions), log_metric)
+
+
+class AsyncKernelReward(_Reward):
+    """Judges a batch while other asynchronous reward functions work."""
+
+    async def __call__(
+        self, completions: Sequence[object], log_metric: Log | None = None, **columns: Any
+    ) -> Rewards:
+        scores = await self.scorer.ascores(_rows(completions, columns), completions)
+        return _logged(scores, log_metric)
+
+
+def _rows(completions: Sequence[object], columns: dict[str, Any]) -> list[Row]:
+    """The columns as rows, without those that are not the verifier's."""
+    known = [name for name in (*FIELDS, "least_ms") if name in columns]
+    return [{name: columns[name][i] for name in known} for i in range(len(completions))]
+
+
+def _logged(scores: Sequence[Score], log: Log | None) -> Rewards:
+    if log:
+        for name in scores[0].facts:
+            log(name, mean(score.facts[name] for score in scores))
+    return [score.reward for score in scores]

@@ -1,0 +1,299 @@
+"""The verifier over HTTP: what is asked, and who waits for it.
+
+Guarantees: a request that is answered with 202 is on disk; one that is refused changes nothing. On
+SIGTERM nothing more is begun, what is under way may finish, and the rest stays in the journal for
+the next start. `kernels_eval.service.guard` says what is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import Field, model_validator
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
+from kernels_eval.service import kernelgym
+from kernels_eval.service.engine import Engine
+from kernels_eval.service.guard import Protocol, StrictRoute, protect
+from kernels_eval.service.intake import Intake
+from kernels_eval.service.queue import ConflictError, Evaluations, QueueFullError
+from kernels_eval.service.schema import (
+    MOST_REQUESTS,
+    Evaluation,
+    EvaluationRequest,
+    Identifier,
+)
+
+LONGEST_WAIT_S = 60.0
+RETRY_S = {"Retry-After": "2"}
+EXPIRE_EVERY_S = 0.25
+BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
+
+
+class Asked(Record):
+    """Requests that are taken over together, all or none. A request alone is a batch of one."""
+
+    requests: Annotated[list[EvaluationRequest], Field(min_length=1, max_length=MOST_REQUESTS)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_is_a_batch(cls, body: Any) -> Any:
+        return {"requests": [body]} if isinstance(body, dict) and "requests" not in body else body
+
+
+class Accepted(Record):
+    """The evaluations of a batch, in its order."""
+
+    evaluations: list[Evaluation]
+
+
+class Service:
+    """What the endpoints share. `drain_s` is how long what is under way may take at the end."""
+
+    def __init__(
+        self, intake: Intake, journal: Path, options: dict[str, Any], limit: int, drain_s: float
+    ) -> None:
+        """Raises UsageError where the journal cannot be used."""
+        self.intake, self.drain_s, self.draining = intake, drain_s, False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: dict[str, asyncio.Event] = {}
+        options = options | {"language": intake.language, "config": intake.config}
+        self.evaluations = Evaluations(journal, limit, self._changed)
+        self.engine = Engine(self.evaluations, options)
+        self.metrics = CollectorRegistry()
+        self._ended = Counter(
+            "concur_evaluations", "Final ones", ["state", "status"], registry=self.metrics
+        )
+        self._seconds = Histogram(
+            "concur_evaluation_seconds",
+            "From request to final state",
+            buckets=BUCKETS_S,
+            registry=self.metrics,
+        )
+        for name in ("queued", "running", "workers", "machine_faults"):
+            gauge = Gauge(f"concur_{name}", f"`{name}` of /health", registry=self.metrics)
+            gauge.set_function(partial(lambda name: float(self.health()[name]), name))
+
+    @asynccontextmanager
+    async def running(self, _: FastAPI) -> AsyncIterator[None]:
+        self.evaluations.resume(self.intake.key)
+        self.engine.start()
+        expiry = asyncio.create_task(self._expire())
+        try:
+            yield
+        finally:
+            self.stop()
+            expiry.cancel()
+            await asyncio.to_thread(self.engine.end, self.drain_s)
+            self.evaluations.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            with suppress(sqlite3.Error):  # a full disk: the next round tries again
+                self.evaluations.expire()
+
+    def stop(self) -> None:
+        """Take nothing more over, and let nobody wait. May be called by a signal's handler."""
+        self.draining = True
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for event in self._waiting.values():
+            event.set()
+
+    def _changed(self, found: Evaluation) -> None:
+        self._ended.labels(found.state, found.verdict.status if found.verdict else "").inc()
+        self._seconds.observe((found.finished_s or found.submitted_s) - found.submitted_s)
+        if self._loop:
+            self._loop.call_soon_threadsafe(self._wake, found.id)
+
+    def _wake(self, identity: str) -> None:
+        if event := self._waiting.pop(identity, None):
+            event.set()
+
+    def accept(self, asked: Asked) -> list[Evaluation]:
+        """Take requests over. Raises HTTPException where they are not."""
+        if self.draining:
+            raise HTTPException(503, "the service is stopping: ask its next start", RETRY_S)
+        try:
+            return self.evaluations.submit([self.intake.read(each) for each in asked.requests])
+        except QueueFullError as error:
+            raise HTTPException(429, str(error), RETRY_S) from error
+        except ConflictError as error:
+            raise HTTPException(409, str(error)) from error
+        except UsageError as error:
+            raise HTTPException(422, str(error)) from error
+
+    async def final(self, identity: str, wait_s: float | None) -> Evaluation:
+        """An evaluation when it is final, or as it is after `wait_s` seconds, or when the service
+        stops. Raises HTTPException where there is none."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            found = self.evaluations.get(identity)
+        except KeyError as error:
+            raise HTTPException(404, f"there is no evaluation {identity}") from error
+        if not found.state.final and wait_s != 0 and not self.draining:
+            event = self._waiting.setdefault(identity, asyncio.Event())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), wait_s)
+            found = self.evaluations.get(identity)
+        return found
+
+    def health(self) -> dict[str, Any]:
+        engine = self.engine
+        status = "ok" if engine.workers else "starting"
+        return {
+            "status": "stopping" if self.draining else "degraded" if engine.fault else status,
+            "languages": self.intake.languages,
+            "device": self.intake.device,
+            "tasks": len(self.intake.tasks),
+            "workers": engine.workers,
+            "queued": self.evaluations.queued,
+            "running": self.evaluations.running,
+            "machine_faults": engine.faults,
+            "last_fault": engine.fault,
+            "cautions": engine.cautions,
+        }
+
+
+async def _no_journal(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse({"detail": f"the journal cannot be used: {error}"}, 503, RETRY_S)
+
+
+async def _service(request: Request) -> Service:
+    found: Service = request.app.state.service
+    return found
+
+
+Shared = Annotated[Service, Depends(_service)]
+
+
+def _taken(asked: Asked, service: Shared) -> list[Evaluation]:
+    return service.accept(asked)
+
+
+Taken = Annotated[list[Evaluation], Depends(_taken)]
+"""What was handed over: read and kept in a thread, so that nobody waits for the disk."""
+router = APIRouter(route_class=StrictRoute)
+
+
+@router.post("/v1/evaluate", status_code=202)
+async def evaluate(taken: Taken) -> Accepted:
+    """Hand over one request, or a batch of them."""
+    return Accepted(evaluations=taken)
+
+
+@router.post("/v1/evaluate/events", response_class=EventSourceResponse)
+async def events(taken: Taken, service: Shared) -> AsyncIterator[ServerSentEvent]:
+    """Hand over requests, and get each evaluation as an event when it is final. Under the same ids
+    the same call continues a stream that broke."""
+    waiting = [asyncio.create_task(service.final(each.id, None)) for each in taken]
+    try:
+        for coming in asyncio.as_completed(waiting):
+            found = await coming
+            if found.state.final:
+                yield ServerSentEvent(data=found, event="evaluation", id=found.id)
+    finally:
+        for task in waiting:
+            task.cancel()
+
+
+@router.get("/v1/results/{identity}")
+async def result(
+    identity: Identifier,
+    service: Shared,
+    wait_s: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0,
+) -> Evaluation:
+    """An evaluation, when it is final or after `wait_s` seconds."""
+    return await service.final(identity, wait_s)
+
+
+@router.delete("/v1/results/{identity}")
+async def cancel(identity: Identifier, service: Shared) -> Evaluation:
+    """Give an evaluation up; one that is final stays as it is."""
+    await asyncio.to_thread(service.evaluations.cancel, identity)
+    return await service.final(identity, 0)
+
+
+@router.get("/health")
+async def health(service: Shared) -> JSONResponse:
+    return JSONResponse(service.health(), 503 if service.draining else 200)
+
+
+@router.get("/metrics")
+async def metrics(service: Shared) -> Response:
+    return Response(generate_latest(service.metrics), media_type="text/plain; version=0.0.4")
+
+
+@router.post("/evaluate", tags=["KernelGYM"])
+async def judge(asked: kernelgym.KernelGymRequest, service: Shared) -> dict[str, Any]:
+    [taken] = await asyncio.to_thread(service.accept, Asked(requests=[asked.ours()]))
+    return kernelgym.response(asked.task_id, await service.final(taken.id, None))
+
+
+@router.post("/workflow/submit", tags=["KernelGYM"])
+async def submit(asked: kernelgym.WorkflowRequest, service: Shared) -> dict[str, Any]:
+    return kernelgym.workflow_response(await judge(asked.payload, service))
+
+
+@router.get("/results/{task_id}", tags=["KernelGYM"])
+async def results(task_id: kernelgym.TaskId, service: Shared) -> dict[str, Any]:
+    return kernelgym.response(task_id, await service.final(kernelgym.identity(task_id), 0))
+
+
+@router.get("/status/{task_id}", tags=["KernelGYM"])
+async def status(task_id: kernelgym.TaskId, service: Shared) -> dict[str, str]:
+    found = await service.final(kernelgym.identity(task_id), 0)
+    return {"task_id": task_id, "status": kernelgym.status(task_id, found)}
+
+
+def create_app(service: Service, token: str | None = None) -> FastAPI:
+    """The application; with a token it asks for it, without one it answers to the names of this
+    machine alone."""
+    app = FastAPI(title="concur serve", lifespan=service.running)
+    app.state.service = service
+    app.include_router(router)
+    app.add_exception_handler(sqlite3.Error, _no_journal)
+    protect(app, token)
+    return app
+
+
+def run(service: Service, host: str, port: int, token: str | None) -> None:
+    """Serve until SIGTERM or SIGINT."""
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            service.stop()
+            super().handle_exit(sig, frame)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # uvicorn raises it again when it has ended
+    config = uvicorn.Config(
+        create_app(service, token),
+        host=host,
+        port=port,
+        http=Protocol,
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        limit_concurrency=4096,
+        timeout_graceful_shutdown=5,
+    )
+    Server(config).run()

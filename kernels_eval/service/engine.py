@@ -1,0 +1,157 @@
+"""The pool in a process of its own: Ray ends a process whose head stays away, and the service must
+outlive that.
+
+Guarantees: that process takes only as much at once as its workers need, so that priorities hold;
+where it ends, or the machine fails in it, what was under way is queued again and another one is
+started, after a pause that doubles up to `PAUSE_S` while no verdict comes in between; it ends with
+the service, however that ends, and with it the Ray that it started.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from kernels_eval.cluster.pool import ASK_S, Pool
+from kernels_eval.cluster.ray import is_lost
+from kernels_eval.errors import EvalError
+from kernels_eval.service.queue import Evaluations, Pair
+
+PAUSE_S = 30.0
+ENDS_S = 5.0
+"""How long that process may take to stop its Ray."""
+AHEAD = 2
+"""Candidates that travel to the pool for each worker and builder, one of them ahead."""
+logger = logging.getLogger(__name__)
+
+
+def work(pipe: Connection, options: dict[str, Any]) -> None:
+    """The process: verdicts for the pairs that come through the pipe, until None does."""
+    os.setsid()  # Ctrl-C is for the service, which lets this one finish
+    pairs: SimpleQueue[Pair | None] = SimpleQueue()
+
+    def read() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                pairs.put(pipe.recv())
+        os._exit(1)  # the service is gone; Ray's processes are the reaper's
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        with Pool(**options) as pool:
+            pipe.send(("ready", pool.telemetry.builders + pool.telemetry.devices))
+            for verdict in pool.verify(_arriving(pairs)):
+                pipe.send(("verdict", verdict, [*pool.quarantined, *pool.cautions]))
+    except Exception as error:
+        known = isinstance(error, EvalError) or is_lost(error)
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        pipe.send(("fault", text, not is_lost(error)))
+        os._exit(1)  # a lost Ray can hold up its own end
+
+
+def _arriving(pairs: SimpleQueue[Pair | None]) -> Iterator[Pair | None]:
+    while True:
+        try:
+            pair = pairs.get_nowait()
+        except Empty:
+            yield None
+            continue
+        if pair is None:
+            return
+        yield pair
+
+
+@dataclass
+class Engine:
+    """Judges what `evaluations` hold, in a thread. `options` are those of Pool."""
+
+    evaluations: Evaluations
+    options: dict[str, Any]
+    workers: int = 0
+    """Workers and builders of the pool; 0 while none runs."""
+    faults: int = 0
+    fault: str = ""
+    """The last one, until a verdict comes after it."""
+    cautions: list[str] = field(default_factory=list)
+    """What the pool says of devices that it lacks or has given up."""
+    _ending: threading.Event = field(default_factory=threading.Event)
+    _process: SpawnProcess | None = None
+    _pause_s: float = 1.0
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def end(self, wait_s: float) -> bool:
+        """Begin nothing more; whether what was under way had its verdict within `wait_s`."""
+        self._ending.set()
+        self._thread.join(wait_s)
+        ended = not self._thread.is_alive()
+        if self._process:
+            self._process.kill()
+        return ended
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self.evaluations.returned(self.fault, blame=False)  # what was left under way
+                self._judge()
+            except (EOFError, OSError):
+                self._note("the process of the pool has ended")
+            except Exception as error:  # such as a journal on a full disk
+                self._note(f"the service failed: {type(error).__name__}: {error}")
+            self._ending.wait(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, PAUSE_S)
+
+    def _judge(self) -> None:
+        spawn = get_context("spawn")
+        ours, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=work, args=(theirs, self.options), daemon=True)
+        try:
+            self._process.start()
+            theirs.close()
+            self._serve(ours)
+        finally:
+            self.workers = 0
+            ours.close()
+            self._process.join(ENDS_S)
+            self._process.kill()
+
+    def _serve(self, pipe: Connection) -> None:
+        """Feed the pool and keep what it finds, until it has ended. Raises EOFError where its
+        process has died."""
+        ended = False
+        while True:
+            room = AHEAD * self.workers - self.evaluations.running
+            while room > 0 and not self._ending.is_set() and (pair := self.evaluations.take()):
+                pipe.send(pair)
+                room -= 1
+            if self._ending.is_set() and not ended:
+                pipe.send(None)
+                ended = True
+            if ended and not self.evaluations.running:
+                return
+            if not pipe.poll(ASK_S):
+                continue
+            match pipe.recv():
+                case ("ready", workers):
+                    self.workers = workers
+                case ("verdict", verdict, cautions):
+                    self.evaluations.reached(verdict)
+                    self.fault, self.cautions, self._pause_s = "", cautions, 1.0
+                case (_, fault, blame):
+                    self._note(fault)
+                    return self.evaluations.returned(fault, blame)
+
+    def _note(self, fault: str) -> None:
+        self.fault, self.faults = fault, self.faults + 1
+        logger.error("the machine has failed, what was under way is tried again: %s", fault)

@@ -1,0 +1,304 @@
+"""Evaluations on disk: what is asked, what is under way, what was found.
+
+Guarantees: what `submit` returns is on disk, and survives the death of any process (a power failure
+may take the last second); every evaluation ends in exactly one final state, which nothing changes;
+one candidate under one protocol is judged once, however many ask for it; what a killed service had
+under way is queued again by the next one; two services cannot share a file. Higher priorities go
+first, and clients of one priority take turns. Does not judge anything itself.
+
+Turns are start tags of fair queueing (Goyal, Vin and Cheng 1996, "Start-time Fair Queueing"): a
+client's next request comes one turn after its last one, or after the turn that is served now.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Candidate, KernelTask, Verdict
+from kernels_eval.service.schema import Evaluation, State
+
+FAULTS = 3
+"""Machine faults while a candidate is under way after which its evaluations fail."""
+OPEN = "state IN ('queued', 'running')"
+_TABLE = f"""
+CREATE TABLE IF NOT EXISTS evaluations (
+    id TEXT PRIMARY KEY, key TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL,
+    cached INTEGER NOT NULL, submitted_s REAL NOT NULL, started_s REAL, finished_s REAL,
+    pair TEXT, verdict TEXT, error TEXT, priority INTEGER NOT NULL, client TEXT NOT NULL,
+    turn INTEGER NOT NULL, faults INTEGER NOT NULL DEFAULT 0, deadline_s REAL);
+CREATE INDEX IF NOT EXISTS keys ON evaluations (key, state);
+CREATE INDEX IF NOT EXISTS unfinished ON evaluations (client, deadline_s) WHERE {OPEN};
+CREATE INDEX IF NOT EXISTS waiting ON evaluations (faults DESC, priority DESC, turn)
+    WHERE state = 'queued';
+"""
+_FIELDS = "id, state, error, cached, submitted_s, started_s, finished_s, verdict"
+Pair = tuple[KernelTask, Candidate]
+
+
+class QueueFullError(Exception):
+    """There is no room for these requests now."""
+
+
+class ConflictError(Exception):
+    """An id already stands for another request."""
+
+
+class Submission(NamedTuple):
+    """A request that was read: the candidate's id is the key of its verdict. `settled` is a verdict
+    that needs no worker."""
+
+    id: str
+    digest: str
+    task: KernelTask
+    candidate: Candidate
+    priority: int
+    client: str
+    deadline_s: float | None
+    settled: Verdict | None = None
+
+
+class Evaluations:
+    """The queue and its journal. All methods may be called from any thread; `changed` is called
+    with each evaluation that has become final, by the thread that made it so."""
+
+    def __init__(self, path: Path, limit: int, changed: Callable[[Evaluation], None]) -> None:
+        """Raises UsageError where the file cannot be used, or another service uses it."""
+        self.limit, self.client_limit = limit, max(1, limit // 2)
+        self._changed, self._lock = changed, threading.RLock()
+        self._running: dict[str, int] = {}
+        """Candidates under way, by key: the machine faults that each has seen."""
+        self._served: dict[int, int] = {}
+        """The turn that is served, by priority."""
+        self._last: dict[tuple[int, str], int] = {}
+        """The last turn of each client."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            self._db = sqlite3.connect(path, timeout=1.0, check_same_thread=False)
+            for told in ("locking_mode = EXCLUSIVE", "journal_mode = WAL", "synchronous = NORMAL"):
+                self._db.execute(f"PRAGMA {told}")
+            self._db.executescript(_TABLE)
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(
+                f"cannot use {path} as the journal: {error}",
+                "end the other service that uses it, or give another file with --journal",
+            ) from error
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def submit(self, submissions: Sequence[Submission]) -> list[Evaluation]:
+        """Take requests over, all or none. Raises QueueFullError and ConflictError."""
+        with self._lock:
+            with self._db:  # an error takes back what was inserted
+                fresh = {each.id for each in submissions if self._insert(each)}
+                found = [self.get(each.id) for each in submissions]
+                self._require_room(
+                    {
+                        each.client
+                        for each, made in zip(submissions, found, strict=True)
+                        if each.id in fresh and not made.state.final
+                    }
+                )
+            for made in found:
+                if made.id in fresh and made.state.final:
+                    self._changed(made)
+            return found
+
+    def _insert(self, each: Submission) -> bool:
+        """Whether the request is new."""
+        if row := self._row("SELECT digest FROM evaluations WHERE id = ?", each.id):
+            if row[0] != each.digest:
+                raise ConflictError(f"id {each.id!r} stands for another request: use a new one")
+            return False
+        now, key = time.time(), each.candidate.candidate_id
+        verdict = known = self._verdict(key)
+        if each.settled and not known:
+            verdict = each.settled.model_dump_json()
+        running = key in self._running
+        asked = self._row(f"SELECT 1 FROM evaluations WHERE key = ? AND {OPEN}", key)
+        pair = [part.model_dump(mode="json") for part in (each.task, each.candidate)]
+        values: dict[str, object] = {
+            "id": each.id,
+            "key": key,
+            "digest": each.digest,
+            "state": State.DONE if verdict else State.RUNNING if running else State.QUEUED,
+            "cached": bool(known or running or asked),
+            "submitted_s": now,
+            "started_s": now if verdict or running else None,
+            "finished_s": now if verdict else None,
+            "pair": None if verdict else json.dumps(pair),
+            "verdict": verdict,
+            "priority": each.priority,
+            "client": each.client,
+            "turn": self._turn(each.priority, each.client),
+            "deadline_s": now + each.deadline_s if each.deadline_s else None,
+        }
+        names, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+        self._db.execute(f"INSERT INTO evaluations ({names}) VALUES ({marks})", values)
+        return True
+
+    def _turn(self, priority: int, client: str) -> int:
+        last = max(self._last.get((priority, client), 0), self._served.get(priority, 0))
+        self._last[priority, client] = last + 1
+        return last + 1
+
+    def _verdict(self, key: str) -> str | None:
+        row = self._row("SELECT verdict FROM evaluations WHERE key = ? AND verdict NOTNULL", key)
+        return str(row[0]) if row else None
+
+    def _require_room(self, clients: set[str]) -> None:
+        """Raise QueueFullError where more is unfinished than may be, after these clients' requests
+        were added."""
+        for client in clients:
+            total = self._count(OPEN)
+            own = self._count(f"client = ? AND {OPEN}", client)
+            if total > self.limit or own > self.client_limit:
+                raise QueueFullError(
+                    f"at most {self.limit} evaluations may be unfinished, {self.client_limit} of"
+                    f" one client: with these there are {total} and {own}"
+                )
+
+    def resume(self, rekey: Callable[[KernelTask, Candidate], str]) -> int:
+        """Queue what an earlier service left unfinished, and return how many evaluations that are.
+
+        `rekey` gives the key under the protocol of now; where it raises UsageError, because
+        candidates of that language are not judged any more, the evaluation fails with its text.
+        """
+        select = f"SELECT id, pair, priority, client FROM evaluations WHERE {OPEN}"
+        with self._lock:
+            rows = self._db.execute(f"{select} ORDER BY priority DESC, turn").fetchall()
+            for identity, pair, priority, client in rows:
+                try:
+                    key = rekey(*_pair(pair))
+                except UsageError as error:
+                    self._end("id = ?", identity, State.FAILED, error=str(error))
+                    continue
+                if verdict := self._verdict(key):
+                    self._end("id = ?", identity, State.DONE, verdict=verdict)
+                turn = self._turn(priority, client)
+                change = "key = ?, turn = ?, state = 'queued'"
+                self._update(change, f"id = ? AND {OPEN}", key, turn, identity)
+        return len(rows)
+
+    # -- working -----------------------------------------------------------------------------------
+
+    def take(self) -> Pair | None:
+        """What to judge next; None where there is nothing to begin now.
+
+        A candidate that was under way when the machine failed is judged while nothing else is: so
+        the one at fault is found.
+        """
+        with self._lock:
+            row = self._row(
+                "SELECT key, pair, faults, priority, turn FROM evaluations WHERE state = 'queued'"
+                " ORDER BY faults DESC, priority DESC, turn"
+            )
+            if not row or (self._running and (row[2] or any(self._running.values()))):
+                return None
+            key, pair, faults, priority, turn = row
+            self._running[key], self._served[priority] = faults, turn
+            change = "state = 'running', started_s = ?"
+            self._update(change, "key = ? AND state = 'queued'", time.time(), key)
+        task, candidate = _pair(pair)
+        return task, candidate.model_copy(update={"candidate_id": key})
+
+    def reached(self, verdict: Verdict) -> None:
+        """Keep a verdict, and end what waits for it."""
+        key, text = verdict.candidate_id, verdict.model_dump_json()
+        with self._lock:
+            # of one that was given up as well: the next who asks gets it
+            self._update("verdict = ?", "key = ?", text, key)
+            self._end("key = ?", key, State.DONE, verdict=text)
+            self._running.pop(key, None)
+
+    def returned(self, error: str, blame: bool) -> None:
+        """Queue again what was under way when the machine failed. What was so `FAULTS` times fails
+        with this text, where `blame` says that a candidate may be the cause."""
+        with self._lock:
+            for key, faults in self._running.items():
+                if faults + blame >= FAULTS:
+                    self._end("key = ?", key, State.FAILED, error=error)
+            self._update("state = 'queued', faults = faults + ?", "state = 'running'", blame)
+            self._running.clear()
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def cancel(self, identity: str) -> None:
+        """Give an evaluation up. A final one stays as it is."""
+        with self._lock:
+            self._end("id = ?", identity, State.CANCELLED)
+
+    def expire(self) -> None:
+        """End the evaluations whose deadline has passed."""
+        with self._lock:
+            self._end("deadline_s < ?", time.time(), State.EXPIRED)
+
+    def _end(
+        self,
+        where: str,
+        value: object,
+        state: State,
+        verdict: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """End the unfinished evaluations that `where` selects."""
+        select = f"SELECT id FROM evaluations WHERE {OPEN} AND {where}"
+        ended = [row[0] for row in self._db.execute(select, (value,))]
+        change = "state = ?, verdict = ?, error = ?, finished_s = ?, pair = NULL"
+        for identity in ended:
+            self._update(change, "id = ?", state, verdict, error, time.time(), identity)
+            self._changed(self.get(identity))
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def _update(self, change: str, where: str, *values: object) -> None:
+        with self._db:
+            self._db.execute(f"UPDATE evaluations SET {change} WHERE {where}", values)
+
+    def _row(self, select: str, *values: object) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._db.execute(f"{select} LIMIT 1", values).fetchone()
+        return row
+
+    def _count(self, where: str, *values: object) -> int:
+        row = self._row(f"SELECT COUNT(*) FROM evaluations WHERE {where}", *values)
+        return int(row[0]) if row else 0
+
+    def get(self, identity: str) -> Evaluation:
+        """Raises KeyError where there is none."""
+        with self._lock:
+            row = self._row(f"SELECT {_FIELDS} FROM evaluations WHERE id = ?", identity)
+        if row is None:
+            raise KeyError(identity)
+        fields = dict(zip(_FIELDS.split(", "), row, strict=True))
+        if fields["state"] != State.DONE:
+            fields["verdict"] = None
+        elif text := fields["verdict"]:
+            fields["verdict"] = Verdict.model_validate_json(text)
+        return Evaluation.model_validate(fields)
+
+    @property
+    def queued(self) -> int:
+        """Evaluations that wait for a worker."""
+        with self._lock:
+            return self._count("state = 'queued'")
+
+    @property
+    def running(self) -> int:
+        """Candidates under way."""
+        return len(self._running)
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+
+def _pair(text: str) -> Pair:
+    task, candidate = json.loads(text)
+    return KernelTask.model_validate(task), Candidate.model_validate(candidate)

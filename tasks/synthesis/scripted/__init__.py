@@ -1,0 +1,1 @@
+"""A sampler without a model: answers to generated tasks with planted properties."""

@@ -1,0 +1,113 @@
+"""A sampler without a model: it writes answers to generated tasks, with planted faults, styles and
+lengths of reasoning.
+
+Guarantees: an answer depends on the configuration, the task's program, the language, the sample
+index and the seed alone; the program is read from the task's source. It knows no verdict: whether
+an answer is right is for the verifier to say. Sampling parameters other than seed and max_tokens
+mean nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from statistics import NormalDist
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Language
+from tasks.sources.generated.program import Program, parse
+from tasks.synthesis.parsing import THINK_CLOSE
+from tasks.synthesis.prompts import block
+from tasks.synthesis.sampler import Request, Requests, Response, Sampler
+from tasks.synthesis.scripted.config import Fault, Style, TeacherConfig
+from tasks.synthesis.scripted.modules import faults_of, module_of
+from tasks.synthesis.scripted.reasoning import reasoning_of
+
+NORMAL = NormalDist()
+MEAN_OPERATORS = 3
+
+
+class ScriptedSampler(Sampler):
+    """The scripted teacher. Tokens are counted, and answers cut at max_tokens, where there is a
+    tokenizer."""
+
+    generator = "scripted"
+
+    def __init__(self, config: TeacherConfig, tokenizer: str | Path | None = None) -> None:
+        super().__init__(tokenizer)
+        self._config = config
+
+    def sample(self, requests: Requests) -> Iterator[Response]:
+        """One response per request, in their order. Raises UsageError for a task that was not
+        generated, for a language without a script, and for a follow-up."""
+        for request in requests:
+            text = self._text(request)
+            counts = self.count_tokens([text])
+            finish = "stop"
+            while counts and counts[0] > request.sampling.max_tokens:
+                text = text[: len(text) * request.sampling.max_tokens // counts[0]]
+                counts, finish = self.count_tokens([text]), "length"
+            yield Response(
+                request_key=request.request_key,
+                text=text,
+                completion_tokens=counts[0] if counts else None,
+                finish_reason=finish,
+            )
+
+    def _text(self, request: Request) -> str:
+        program, config = _program(request), self._config
+        draw = Random(
+            f"{request.task.code}/{request.language}/{request.sample_index}/{request.sampling.seed}"
+        )
+        quality, speed, other = (NORMAL.inv_cdf(max(draw.random(), 1e-9)) for _ in range(3))
+        style = _style(config, NORMAL.cdf(speed))
+        fault = _fault(config, program, NORMAL.cdf(quality), draw)
+        with_quality, with_speed = config.length_vs_correctness, config.length_vs_speed
+        alone = math.sqrt(max(0.0, 1 - with_quality**2 - with_speed**2))
+        place = with_quality * quality + with_speed * speed + alone * other
+        length = config.reasoning_tokens * math.exp(config.spread * place)
+        reasoning = reasoning_of(program, request.language, style, length, config.repetition, draw)
+        if fault == "no_code" and draw.random() < 0.5:
+            return f"{reasoning}\n{THINK_CLOSE}\n\nThe module computes the steps in one pass.\n"
+        module = module_of(program, request.language, style, fault)
+        return f"{reasoning}\n{THINK_CLOSE}\n\n{block(module)}\n"
+
+
+def _program(request: Request) -> Program:
+    program = parse(request.task.code)
+    if program is None:
+        raise UsageError(
+            f"the scripted teacher answers generated tasks alone, and {request.task.task_id} was"
+            " not generated",
+            "set tasks.source=generated, or synthesis.sampler to a model",
+        )
+    if request.language not in (Language.CPP, Language.CUDA) or request.turn > 1:
+        raise UsageError(
+            f"the scripted teacher has no {request.language} answers for turn {request.turn}",
+            "set language to cpp or cuda, and synthesis.turns to 1",
+        )
+    return program
+
+
+def _style(config: TeacherConfig, place: float) -> Style:
+    """The style at a place in [0, 1], slow ones first."""
+    styles: tuple[Style, ...] = ("naive", "tiled", "fused", "vectorised")
+    weights = [config.styles.get(style, 0.0) for style in styles]
+    left = place * sum(weights)
+    for style, weight in zip(styles, weights, strict=True):
+        if left < weight:
+            return style
+        left -= weight
+    return max(styles, key=lambda style: (config.styles.get(style, 0) > 0, styles.index(style)))
+
+
+def _fault(config: TeacherConfig, program: Program, place: float, draw: Random) -> Fault | None:
+    """The fault of an answer at a place in [0, 1], wrong ones first; None for one that is meant to
+    be right."""
+    wrong = config.wrong + config.wrong_per_operator * (len(program.steps) - MEAN_OPERATORS)
+    possible = [fault for fault in faults_of(program) if config.faults.get(fault)]
+    if place >= wrong or not possible:
+        return None
+    return draw.choices(possible, [config.faults[fault] for fault in possible])[0]

@@ -1,0 +1,63 @@
+"""Reinforcement as a stage: an adapter in, a better one out. A snapshot whose rows are the log, one
+per optimiser step, and whose `adapter` folder is the result, as that of training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tasks.progress import report
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.training.recipe import ReinforceRecipe
+from tasks.training.stage import adapter_of
+from tasks.versions import TRAINING_VERSION
+
+if TYPE_CHECKING:
+    from tasks.training.grpo import Environment
+
+STAGE = "reinforcement"
+
+
+def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
+    """The snapshot that `run` with the same arguments fills."""
+    config = [recipe.model_dump(mode="json"), sorted(prompts.items())]
+    name = fingerprint(STAGE, config, [trained.fingerprint], TRAINING_VERSION)
+    return Snapshot(trained.root, STAGE, name)
+
+
+def run(
+    trained: SnapshotRef,
+    recipe: ReinforceRecipe,
+    prompts: dict[str, str],
+    environment: Environment,
+) -> SnapshotRef:
+    """Reinforce the adapter of a finished training on tasks (`prompts`: task_id -> prompt).
+
+    Returns a finished snapshot. A run that was stopped resumes from its newest checkpoint. Raises
+    what `grpo.reinforce` raises, and UsageError for an adapter that vLLM cannot serve.
+    """
+    snapshot = planned(trained, recipe, prompts)
+    if snapshot.finished:
+        return snapshot.ref
+    from tasks.training.adapter import check_adapter
+    from tasks.training.grpo import reinforce
+
+    before = trained.open()
+    base = str(before.manifest["base_model"])
+
+    def tell(row: dict[str, float]) -> None:
+        seen = f"reward {row['reward']:.3f}, correct {row['status/correct']:.0%}"
+        report(STAGE, int(row["step"]), recipe.steps, seen)
+
+    adapter, log = reinforce(
+        prompts, recipe, base, adapter_of(trained), snapshot.local_dir(), environment, tell
+    )
+    check_adapter(adapter, max_rank=2**31)
+    names = dict.fromkeys(name for row in log for name in row)
+    columns = {name: pa.int64() if name == "step" else pa.float64() for name in names}
+    snapshot.append([dict.fromkeys(names) | row for row in log], pa.schema(columns))
+    extra = {"adapter": "adapter", "base_model": base, "tasks": len(prompts)}
+    return snapshot.publish(
+        config=recipe, upstream=[trained.fingerprint], rows=len(log), extra=extra
+    ).ref

@@ -1,0 +1,447 @@
+"""Adapters give their trainers the rewards of the recipe, and never a number for a fault.
+
+Each runs against the trainer itself where that is installed, else against its protocol
+(tests.support.trainer_protocols); `-rs` and the `real` fixture say which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from kernels_eval.errors import UsageError
+from kernels_eval.service.adapters import scoring
+from kernels_eval.service.adapters.scoring import (
+    NoRewardError,
+    Scorer,
+    plain_feedback,
+    row_of,
+    shared_scorer,
+    text_of,
+)
+from tests.support.recorded_service import recorded_service
+from tests.support.trainer_protocols import provide
+
+ROW = {"task_id": "level1/1", "prompt": "Write a kernel."}
+KEVIN = {"fast": 2.3, "slow": 0.8, "wrong": 0.0, "cheat": 0.0, "broken": None, "fault": None}
+FAULTS = ("broken", "fault")
+
+
+@pytest.fixture(scope="module")
+def running():
+    with recorded_service() as service:
+        yield service
+
+
+@pytest.fixture
+def service(running, monkeypatch):
+    running.requests.clear()
+    monkeypatch.setenv("CONCUR_SERVICE_URL", running.url)
+    shared_scorer.cache_clear()
+    return running
+
+
+@pytest.fixture
+def adapter(service, monkeypatch):
+    """Import an adapter over its trainer, or over its protocol."""
+
+    def load(name, trainer):
+        provide(trainer, monkeypatch)
+        dotted = f"kernels_eval.service.adapters.{name}"
+        monkeypatch.delitem(sys.modules, dotted, raising=False)
+        module = importlib.import_module(dotted)
+        monkeypatch.setitem(sys.modules, dotted, module)  # forgotten with the protocol
+        return module
+
+    return load
+
+
+# -- what they share -------------------------------------------------------------------------------
+
+
+def test_scores_are_the_recipes_and_faults_have_none(service):
+    scorer = Scorer("kevin")
+    rows = [ROW] * len(KEVIN)
+    scores = scorer.scores(rows, list(KEVIN))
+    assert [score.reward for score in scores] == pytest.approx(list(KEVIN.values()))
+    awaited = asyncio.run(scorer.ascores(rows, list(KEVIN)))
+    assert [score[:2] for score in awaited] == [score[:2] for score in scores]
+    for word, score in zip(KEVIN, scores, strict=True):
+        if word in FAULTS:
+            with pytest.raises(NoRewardError, match="recorded" if word == "broken" else "GPU"):
+                score.earned()
+        else:
+            assert score.earned() == score.reward
+
+
+def test_a_scorer_serves_one_event_loop_after_the_other(service):
+    scorer = Scorer("kevin")
+    for _ in range(2):
+        assert asyncio.run(scorer.score(ROW, "fast")).reward == pytest.approx(2.3)
+
+
+def test_a_row_becomes_a_request_and_keeps_what_is_not_its_own(service):
+    row = {"task": "class Model: ...", "task_id": None, "language": "cpp", "answer": 1}
+    Scorer("kevin").scores([{**row, "deadline_s": 9, "priority": 2}], ["fast"])
+    (request,) = service.requests
+    assert (request.task.code, request.task_id) == ("class Model: ...", None)
+    assert (request.language, request.deadline_s, request.priority) == ("cpp", 9, 2)
+    assert request.response == "fast"
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"prompt": "x"}, {"task_id": "a", "task": "b"}, {"task_id": 3}]
+)
+def test_a_row_without_one_task_is_refused_before_it_is_sent(service, row):
+    with pytest.raises(UsageError, match="is no request") as refused:
+        Scorer("kevin").scores([row], ["fast"])
+    assert "task_id" in refused.value.hint
+    assert not service.requests
+
+
+def test_what_the_service_refuses_is_an_error_and_no_reward(service):
+    with pytest.raises(UsageError, match="unknown"):
+        Scorer("kevin").scores([{"task_id": "unknown"}], ["fast"])
+
+
+def test_the_roofline_of_a_row_counts(service):
+    scorer = Scorer("concur")
+    plain, known = scorer.scores([ROW, {**ROW, "least_ms": 0.25}], ["fast", "fast"])
+    assert known.reward == pytest.approx(plain.reward + 0.25)
+
+
+@pytest.mark.parametrize(
+    ("response", "text"),
+    [
+        ("a", "a"),
+        ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "a"),
+        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}]}], "a"),
+        ([{"role": "assistant", "content": None}], ""),
+        ([SimpleNamespace(role="assistant", content="a")], "a"),
+        ([], ""),
+    ],
+)
+def test_the_text_of_a_response(response, text):
+    assert text_of(response) == text
+
+
+def test_a_row_without_a_task_takes_its_ground_truth():
+    assert row_of({"x": 1}, "t") == {"x": 1, "task_id": "t"}
+    assert row_of({"task": "code"}, "t") == {"task": "code"}
+
+
+def test_feedback_gives_no_detector_away(service):
+    said = {word: plain_feedback(Scorer("kevin").scores([ROW], [word])[0]) for word in KEVIN}
+    assert "speedup of 2" in said["fast"]
+    assert "rejected" in said["cheat"]
+    assert "custom" not in said["cheat"]
+    assert said["fault"] == ""
+
+
+# -- TRL -------------------------------------------------------------------------------------------
+
+
+def call(reward, words, **columns):
+    """As trl 1.16 calls a reward function (`GRPOTrainer._calculate_rewards`)."""
+    logged = {}
+    given = reward(
+        prompts=["p"] * len(words),
+        completions=[[{"role": "assistant", "content": word}] for word in words],
+        completion_ids=[[1]] * len(words),
+        trainer_state=None,
+        log_extra=lambda *_: None,
+        log_metric=logged.__setitem__,
+        **columns,
+    )
+    return (asyncio.run(given) if asyncio.iscoroutine(given) else given), logged
+
+
+@pytest.mark.parametrize("kind", ["KernelReward", "AsyncKernelReward"])
+def test_trl_gets_one_reward_a_completion_and_none_for_a_fault(adapter, kind):
+    reward = getattr(adapter("trl", "verl"), kind)(Scorer("kevin"))
+    words = list(KEVIN)
+    columns = {"task_id": ["level1/1"] * len(words), "other": list(range(len(words)))}
+    rewards, logged = call(reward, words, **columns)
+    assert rewards == pytest.approx(list(KEVIN.values()))
+    assert logged == pytest.approx({"correct": 2 / 6, "rejected": 1 / 6, "speedup": 2.5 / 6})
+
+
+# -- verl ------------------------------------------------------------------------------------------
+
+
+def verl_score(compute, word, **extra):
+    return asyncio.run(
+        compute(
+            data_source="kernels",
+            solution_str=word,
+            ground_truth="level1/1",
+            extra_info={"num_turns": 1, "rollout_reward_scores": {}, **extra},
+        )
+    )
+
+
+def test_verl_scores_and_logs(adapter, service):
+    compute = adapter("verl", "verl").compute_score
+    assert verl_score(compute, "fast") == {
+        **{"score": 2.0, "acc": 1.0, "correct": 1.0, "rejected": 0.0, "speedup": 2.0}
+    } | {"score": pytest.approx(1.5)}
+    assert verl_score(compute, "cheat", task_id="level1/2")["score"] == -1.0
+    assert [request.task_id for request in service.requests] == ["level1/1", "level1/2"]
+    for word in FAULTS:
+        with pytest.raises(NoRewardError):
+            verl_score(compute, word)
+
+
+def test_verls_reward_manager_scores_with_it(adapter):
+    module = adapter("verl_manager", "verl")
+    config = SimpleNamespace(reward={"reward_kwargs": {"recipe": "kevin"}})
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: list(KEVIN)[int(ids[0])])
+
+    async def scored(word):
+        manager = module.KernelRewardManager(config=config, tokenizer=tokenizer, compute_score=max)
+        return await manager.run_single(verl_sample(list(KEVIN).index(word)))
+
+    found = asyncio.run(scored("fast"))
+    assert found["reward_score"] == pytest.approx(2.3)
+    assert found["reward_extra_info"]["speedup"] == 2.0
+    with pytest.raises(NoRewardError):
+        asyncio.run(scored("fault"))
+
+
+def verl_sample(index):
+    """A batch of one as verl 0.9 hands it over, in verl's own class where that is installed."""
+    columns = {"data_source": "kernels", "reward_model": {"ground_truth": "level1/1"}}
+    columns["extra_info"] = {"task_id": "level1/1"}
+    try:
+        from verl import DataProto
+    except ImportError:
+        return SimpleNamespace(batch={"responses": [[index]]}, non_tensor_batch=columns)
+    import numpy
+    import torch
+
+    tensors = {"responses": torch.tensor([[index, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
+    rows = {name: numpy.array([value], dtype=object) for name, value in columns.items()}
+    return DataProto.from_dict(tensors=tensors, non_tensors=rows)
+
+
+# -- SkyRL -----------------------------------------------------------------------------------------
+
+
+def test_skyrl_rewards_each_turn(adapter):
+    extras = {"reward_spec": {"ground_truth": "level1/1"}, "max_turns": 2}
+    env = adapter("skyrl", "skyrl_gym").KernelEnv({"recipe": "kevin"}, extras)
+    first = env.step("slow")
+    assert (first["reward"], first["done"]) == (pytest.approx(0.8), False)
+    assert first["observations"][0]["role"] == "user"
+    assert "0.5" in first["observations"][0]["content"]
+    last = env.step("fast")
+    assert (last["reward"], last["done"], last["observations"]) == (pytest.approx(2.3), True, [])
+    assert last["metadata"] == {"correct": 1.0, "rejected": 0.0, "speedup": 2.0}
+
+
+def test_skyrl_never_turns_a_fault_into_a_reward(adapter):
+    module = adapter("skyrl", "skyrl_gym")
+    for word in FAULTS:
+        with pytest.raises(NoRewardError):
+            module.KernelEnv(extras={"task_id": "level1/1"}).step(word)
+
+
+# -- OpenEnv ---------------------------------------------------------------------------------------
+
+
+def test_openenv_keeps_sessions_apart(adapter):
+    module = adapter("openenv", "openenv")
+    rows = [{"task_id": f"level1/{n}", "prompt": f"task {n}"} for n in range(3)]
+    scorer = Scorer("kevin")
+    one, other = (module.KernelEnvironment(rows, scorer, max_turns=2) for _ in range(2))
+    assert one.reset(seed=0, episode_id="mine").text == "task 0"
+    assert other.reset(seed=1).text == "task 1"
+    first = one.step(module.KernelAction(response="wrong"))
+    assert (first.reward, first.done) == (0.0, False)
+    assert "incorrect" in first.text
+    last = one.step(module.KernelAction(response="fast"))
+    assert (last.reward, last.done, last.text) == (pytest.approx(2.3), True, "")
+    assert (one.state.episode_id, one.state.step_count) == ("mine", 2)
+    assert one.state.rewards == pytest.approx([0.0, 2.3])
+    assert other.state.rewards == []
+    with pytest.raises(UsageError, match="over"):
+        one.step(module.KernelAction(response="fast"))
+    assert one.reset(seed=5).text == "task 2"
+    assert one.reset().text.startswith("task")
+    assert one.state.rewards == []
+
+
+@pytest.mark.parametrize("word", FAULTS)
+def test_openenv_ends_an_episode_with_a_fault_and_no_reward(adapter, word):
+    module = adapter("openenv", "openenv")
+    env = module.KernelEnvironment([ROW], Scorer("kevin"), max_turns=5)
+    env.reset()
+    found = env.step(module.KernelAction(response=word), timeout_s=30)
+    assert (found.reward, found.done) == (None, True)
+
+
+def test_openenv_serves_it_over_http(adapter, monkeypatch):
+    if not provide("openenv", monkeypatch):
+        pytest.skip("openenv-core is not installed")
+    module = adapter("openenv", "openenv")
+    from fastapi.testclient import TestClient
+    from openenv.core.env_server import http_server as server
+
+    scorer = Scorer("kevin")
+    app = server.create_fastapi_app(
+        lambda: module.KernelEnvironment([ROW], scorer, max_turns=2),
+        module.KernelAction,
+        module.KernelObservation,
+        max_concurrent_envs=4,
+    )
+
+    def say(socket, kind, **data):
+        socket.send_json({"type": kind} | ({"data": data} if data else {}))
+        return socket.receive_json()["data"]
+
+    with (
+        TestClient(app) as http,
+        http.websocket_connect("/ws") as a,
+        http.websocket_connect("/ws") as b,
+    ):
+        assert say(a, "reset")["observation"]["text"] == ROW["prompt"]
+        say(b, "reset")
+        assert say(a, "step", response="slow")["reward"] == pytest.approx(0.8)
+        assert say(b, "step", response="fault")["reward"] is None
+        assert say(a, "step", response="fast")["done"] is True
+        assert say(a, "state")["rewards"] == pytest.approx([0.8, 2.3])
+
+
+# -- NeMo Gym --------------------------------------------------------------------------------------
+
+
+def nemo_request(word):
+    text = {"type": "output_text", "text": word, "annotations": []}
+    message = {"id": "m", "type": "message", "role": "assistant", "status": "completed"}
+    response = {"id": "r", "created_at": 0, "model": "m", "object": "response"}
+    response |= {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
+    return {
+        "responses_create_params": {"input": "q"},
+        "response": {**response, "output": [{**message, "content": [text]}]},
+        "verifier_metadata": ROW,
+    }
+
+
+def nemo_server(module):
+    names = {"host": "127.0.0.1", "port": 8080, "entrypoint": "", "name": "concur"}
+    config = module.KernelServerConfig(**names, recipe="kevin")
+    return module.KernelResourcesServer.model_construct(config=config, server_client=None)
+
+
+def test_nemo_gym_verifies_over_http(adapter):
+    testing = pytest.importorskip("fastapi.testclient")
+    module = adapter("nemo_gym", "nemo_gym")
+    http = testing.TestClient(nemo_server(module).setup_webserver())
+    found = http.post("/verify", json=nemo_request("fast"))
+    assert found.status_code == 200
+    assert found.json()["reward"] == pytest.approx(2.3)
+    assert (found.json()["speedup"], found.json()["rejected"]) == (2.0, 0.0)
+    for word in FAULTS:
+        failed = http.post("/verify", json=nemo_request(word))
+        assert (failed.status_code, "reward" in failed.json()) == (503, False)
+        assert "no reward" in failed.json()["detail"]
+    assert http.post("/verify", json={}).status_code == 422
+
+
+# -- verifiers -------------------------------------------------------------------------------------
+
+
+def taskset(module, tmp_path, *lines):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(lines))
+    config = module.KernelTasksetConfig(path=path, task={"recipe": "kevin"})
+    return module.KernelTaskset(config)
+
+
+class FakeTrace(SimpleNamespace):
+    """What a task's reward uses of a trace."""
+
+    def record_metrics(self, values):
+        self.metrics |= values
+
+    def record_reward(self, name, value, weight=1.0):
+        self.rewards[name] = SimpleNamespace(score=float(value))
+
+
+def trace_of(module, reply):
+    """A trace of verifiers' own where it is installed."""
+    if hasattr(module.vf.Trace, "model_construct"):
+        return module.vf.Trace.model_construct(root_reply=reply, rewards={}, metrics={})
+    return FakeTrace(last_reply=reply, rewards={}, metrics={})
+
+
+def test_verifiers_scores_the_last_reply(adapter, tmp_path):
+    module = adapter("verifiers", "verifiers")
+    (task,) = taskset(module, tmp_path, json.dumps(ROW))
+    assert (task.data.prompt, task.data.id) == ("Write a kernel.", "level1/1")
+    trace = trace_of(module, "fast")
+    asyncio.run(task.score(trace))
+    assert sum(each.score for each in trace.rewards.values()) == pytest.approx(2.3)
+    assert trace.metrics["speedup"] == 2.0
+    for word in FAULTS:
+        trace = trace_of(module, word)
+        with pytest.raises(Exception, match="no reward"):
+            asyncio.run(task.score(trace))
+        assert not any(trace.rewards.values())
+
+
+@pytest.mark.parametrize("line", ['{"task_id": "a"}', "[1]", "{", "null"])
+def test_verifiers_names_the_bad_line(adapter, tmp_path, line):
+    module = adapter("verifiers", "verifiers")
+    with pytest.raises(UsageError, match=r"tasks\.jsonl, line 2"):
+        list(taskset(module, tmp_path, json.dumps(ROW), line))
+
+
+def turns(env, words, info):
+    """The states that MultiTurnEnv's rollout goes through."""
+
+    async def rollout():
+        state = {"info": info, "answer": "level1/1"}
+        for word in words:
+            said = await env.env_response([{"role": "assistant", "content": word}], state)
+            if state.get("final_env_response") is not None:
+                return state, said
+        return state, said
+
+    return asyncio.run(rollout())
+
+
+def test_legacy_verifiers_discount_turns(adapter):
+    module = adapter("verifiers_legacy", "verifiers_legacy")
+    env = module.KernelEnv(Scorer("kevin"), turns=2, dataset=dataset())
+    state, said = turns(env, ["slow"], {})
+    assert "0.5" in said[0]["content"]
+    assert state.get("final_env_response") is None
+    state, said = turns(env, ["slow", "fast", "fast"], {"task_id": "level1/1"})
+    assert state["kernel_rewards"] == pytest.approx([0.8, 2.3])
+    assert asyncio.run(env.kernel(state)) == pytest.approx(0.8 + 0.4 * 2.3)
+
+
+def test_legacy_verifiers_fail_the_rollout_with_a_fault(adapter):
+    module = adapter("verifiers_legacy", "verifiers_legacy")
+    env = module.KernelEnv(Scorer("kevin"), dataset=dataset())
+    for word in FAULTS:
+        with pytest.raises(module.InfraError, match="no reward"):
+            turns(env, [word], {})
+
+
+def dataset():
+    if sys.modules["verifiers"].__spec__ is None:
+        return None
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_list([{"question": "q", "answer": "level1/1"}])
+
+
+def test_the_default_address_is_the_loopback(monkeypatch):
+    monkeypatch.delenv("CONCUR_SERVICE_URL", raising=False)
+    assert scoring.Scorer("kevin")._address == ("http://127.0.0.1:8000", None)

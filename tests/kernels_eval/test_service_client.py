@@ -1,0 +1,253 @@
+"""The clients of the service: what they repeat and what they do not, and the same answers from
+both; and the engine, whose process may die at any time."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import anyio
+import httpx
+import pytest
+
+from kernels_eval.errors import ServiceError, UsageError
+from kernels_eval.records import Verdict
+from kernels_eval.service import engine as engine_module
+from kernels_eval.service.client import BATCH_LETTERS, AsyncVerifierClient, VerifierClient
+from kernels_eval.service.engine import Engine
+from kernels_eval.service.schema import MOST_REQUESTS, State
+from tests.support.engines import echo
+from tests.support.services import listening, reach, request, service
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def evaluation(identity: str, state: str = "queued", **more: object) -> dict[str, object]:
+    return {"id": identity, "state": state, "submitted_s": 1.0} | more
+
+
+def accept(asked: httpx.Request) -> httpx.Response:
+    ids = [each["id"] for each in json.loads(asked.content)["requests"]]
+    return httpx.Response(202, json={"evaluations": [evaluation(each) for each in ids]})
+
+
+def done(asked: httpx.Request) -> httpx.Response:
+    identity = asked.url.path.rpartition("/")[2]
+    verdict = {"candidate_id": "c", "task_id": "t", "language": "cpp"}
+    verdict |= {"status": "incorrect", "reason": "wrong_output"}
+    return httpx.Response(200, json=evaluation(identity, "done", verdict=verdict))
+
+
+def broken(_: httpx.Request) -> httpx.Response:
+    raise httpx.ReadError("cut")
+
+
+def status(number: int, headers: dict[str, str] | None = None) -> Answer:
+    return lambda _: httpx.Response(number, json={"detail": f"because {number}"}, headers=headers)
+
+
+class Scripted:
+    """A client whose requests get these answers in turn; the last one again and again."""
+
+    def __init__(self, kind: str, answers: list[Answer], timeout_s: float = 30.0) -> None:
+        self.kind, self.asked, rest = kind, [], iter(answers)
+        last = answers[-1]
+
+        def handle(asked: httpx.Request) -> httpx.Response:
+            self.asked.append(asked)
+            return next(rest, last)(asked)
+
+        made = (VerifierClient if kind == "sync" else AsyncVerifierClient)(
+            "http://service", "token", timeout_s
+        )
+        transport = httpx.MockTransport(handle)
+        http = httpx.Client if kind == "sync" else httpx.AsyncClient
+        made._http = http(**made._options, transport=transport)
+        self._made = made
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        call = getattr(self._made, name)
+        return call if self.kind == "sync" else lambda *given: anyio.run(call, *given)
+
+
+@pytest.fixture(params=["sync", "async"])
+def scripted(request) -> Iterator[Callable[..., Scripted]]:
+    yield lambda *answers, **more: Scripted(request.param, list(answers), **more)
+
+
+def test_what_failed_between_the_machines_is_repeated_under_the_same_id(scripted):
+    client = scripted(broken, status(429, {"Retry-After": "1"}), accept, status(503), broken, done)
+    began = time.monotonic()
+    found = client.evaluate(request())
+    assert found.state is State.DONE and found.verdict.reason == "wrong_output"
+    assert time.monotonic() - began > 1  # what Retry-After says
+    posts, gets = client.asked[:3], client.asked[3:]
+    assert len({asked.content for asked in posts}) == 1 and len(gets) == 3
+    assert {asked.url.path for asked in gets} == {f"/v1/results/{found.id}"}
+    assert all(asked.headers["Authorization"] == "Bearer token" for asked in client.asked)
+
+
+@pytest.mark.parametrize("number", [400, 401, 404, 409, 413, 422])
+def test_a_refusal_is_not_repeated_and_says_why(scripted, number):
+    client = scripted(status(number))
+    with pytest.raises(UsageError, match=f"because {number}"):
+        client.evaluate(request())
+    assert len(client.asked) == 1
+
+
+def test_an_error_of_the_service_itself_is_no_fault_of_the_request(scripted):
+    client = scripted(status(500))
+    with pytest.raises(ServiceError, match="because 500"):
+        client.evaluate(request())
+
+
+def test_a_machine_fault_of_the_service_is_an_answer(scripted):
+    def failed(asked: httpx.Request) -> httpx.Response:
+        identity = asked.url.path.rpartition("/")[2]
+        return httpx.Response(200, json=evaluation(identity, "failed", error="the disk is full"))
+
+    client = scripted(accept, failed)
+    found = client.evaluate(request())
+    assert (found.verdict, found.error) == (None, "the disk is full") and len(client.asked) == 2
+
+
+@pytest.mark.parametrize("answer", [broken, status(503), status(429)])
+def test_a_service_that_stays_away_is_an_error_within_the_time(scripted, answer):
+    client = scripted(answer, timeout_s=0.5)
+    with pytest.raises(ServiceError, match=r"no answer to POST /v1/evaluate within 0.5 s"):
+        client.evaluate(request())
+
+
+def test_a_verdict_that_does_not_come_is_an_error_within_the_time(scripted):
+    client = scripted(
+        accept, lambda asked: httpx.Response(200, json=evaluation("x")), timeout_s=0.2
+    )
+    with pytest.raises(ServiceError, match="is queued after 0.2 s"):
+        client.evaluate(request())
+
+
+def test_health_is_asked_once(scripted):
+    client = scripted(lambda _: httpx.Response(503, json={"status": "stopping"}))
+    assert client.health() == {"status": "stopping"} and len(client.asked) == 1
+    with pytest.raises(ServiceError, match="ReadError: cut"):
+        scripted(broken).health()
+
+
+def test_an_id_never_leads_elsewhere(scripted):
+    client = scripted(lambda _: httpx.Response(200, json=evaluation("x")))
+    client.result("../../health")
+    client.cancel("a/b?c")
+    paths = [asked.url.raw_path for asked in client.asked]
+    assert paths[0].startswith(b"/v1/results/..%2F..%2Fhealth?")
+    assert paths[1] == b"/v1/results/a%2Fb%3Fc"
+
+
+def test_large_batches_travel_in_parts_and_come_back_in_order(scripted):
+    many = [request(number, id=f"n{number}") for number in range(MOST_REQUESTS + 5)]
+    large = [request(id=f"l{n}", code="x" * (BATCH_LETTERS // 5)) for n in range(9)]
+    client = scripted(accept)
+    answered = scripted(*[accept] * 4, done)
+    assert [client.submit(each).id for each in large[:2]] == ["l0", "l1"]
+    found = answered.evaluate_batch([*many, *large])
+    assert [each.id for each in found] == [each.id for each in [*many, *large]]
+    posts = [asked for asked in answered.asked if asked.method == "POST"]
+    assert [len(json.loads(asked.content)["requests"]) for asked in posts] == [1024, 9, 4, 1]
+    assert max(len(asked.content) for asked in posts) < BATCH_LETTERS + 10_000
+
+
+def test_several_threads_share_a_client_and_a_service_that_starts_again_loses_nothing(tmp_path):
+    first = service(tmp_path)
+    found = []
+    with listening(first) as port:
+        client = VerifierClient(f"http://127.0.0.1:{port}", timeout_s=60)
+
+        def ask(name: str) -> None:
+            found.extend(client.evaluate_batch([request(f"{name}{n}") for n in range(5)]))
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        while first.evaluations.queued < 20:
+            time.sleep(0.01)
+    first.evaluations.close()
+    second = service(tmp_path)
+    assert second.evaluations.resume(second.intake.key) == 20
+    with listening(second, port):
+        reach(second)
+        for thread in threads:
+            thread.join()
+    assert [each.state for each in found] == [State.DONE] * 20
+    assert len({each.id for each in found}) == 20
+    client.close()
+    second.evaluations.close()
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "faults"),
+    [("", 0), ("die\ndie\n", 2), ("fault the disk is full\n", 1)],
+    ids=["works", "dies", "reports"],
+)
+def test_whatever_ends_the_process_of_the_pool_each_candidate_gets_one_verdict(
+    tmp_path, monkeypatch, script, faults
+):
+    monkeypatch.setattr(engine_module, "work", echo)
+    monkeypatch.setattr(Engine, "_pause_s", 0.01)
+    (tmp_path / "script").write_text(script)
+    made = service(tmp_path)
+    asked = [request(number, id=f"n{number}") for number in range(20)]
+    ended = []
+    monkeypatch.setattr(made.evaluations, "_changed", lambda each: ended.append(each.id))
+    made.evaluations.submit([made.intake.read(each) for each in asked])
+    engine = Engine(made.evaluations, {"script": str(tmp_path / "script")})
+    engine.start()
+    until = time.monotonic() + 60
+    while len(ended) < 20 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert sorted(ended) == sorted(each.id for each in asked)
+    assert engine.faults == faults and engine.fault == ""
+    assert engine.end(30)
+    made.evaluations.close()
+
+
+def test_a_journal_that_cannot_be_written_for_a_while_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_module, "work", echo)
+    monkeypatch.setattr(Engine, "_pause_s", 0.01)
+    (tmp_path / "script").write_text("")
+    made = service(tmp_path)
+    asked = [request(number, id=f"n{number}") for number in range(6)]
+    made.evaluations.submit([made.intake.read(each) for each in asked])
+    keep, failing = made.evaluations.reached, iter([False, True])
+
+    def reached(verdict: Verdict) -> None:
+        if next(failing, False):
+            raise sqlite3.OperationalError("database or disk is full")
+        keep(verdict)
+
+    monkeypatch.setattr(made.evaluations, "reached", reached)
+    engine = Engine(made.evaluations, {"script": str(tmp_path / "script")})
+    engine.start()
+    until = time.monotonic() + 60
+    while any(not made.evaluations.get(f"n{n}").state.final for n in range(6)):
+        assert time.monotonic() < until, engine.fault
+        time.sleep(0.01)
+    assert engine.faults == 1 and all(made.evaluations.get(f"n{n}").verdict for n in range(6))
+    assert engine.end(30)
+    made.evaluations.close()
+
+
+def test_at_its_end_the_engine_begins_nothing_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_module, "work", echo)
+    (tmp_path / "script").write_text("")
+    made = service(tmp_path)
+    engine = Engine(made.evaluations, {"script": str(tmp_path / "script")})
+    engine.start()
+    assert engine.end(30)
+    made.evaluations.submit([made.intake.read(request())])
+    assert (made.evaluations.queued, made.evaluations.running) == (1, 0)
+    made.evaluations.close()

@@ -16,7 +16,13 @@ from kernels_eval.config import CorrectnessConfig
 from kernels_eval.records import Reason
 
 PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-WORST = ("rms", "reference_rms", "max", "reference_max", "sequential_rms")
+WORST = (
+    *("rms", "reference_rms", "max", "reference_max", "sequential_rms"),
+    *("wrong_share", "reference_wrong_share"),
+)
+MOST_WRONG = 0.05
+"""Largest share of elements that may be off by half of their own value where the reference's are
+not: a few outputs that are far larger than all others make any error of these look small."""
 TIGHTEST = 1e-6
 """No gate asks for more of a sound fp32 kernel: 16 units in the last place."""
 APPROXIMATE = 2e-3
@@ -62,7 +68,8 @@ def judge(
         config.rms_reference_factor * measured.reference_max,
     )
     if measured.rms <= gate and measured.max <= elementwise:
-        return Reason.OK
+        most = max(MOST_WRONG, config.rms_reference_factor * measured.reference_wrong_share)
+        return Reason.OK if measured.wrong_share <= most else Reason.WRONG_OUTPUT
     if precision != "fp32":
         return Reason.WRONG_OUTPUT
     if measured.systematic:

@@ -36,6 +36,10 @@ OFFSET = 8192.0
 power of two, for long sums of it, too, are rounded without a bias: adding 1e5 values about 1e4 one
 by one is off by more than their spread."""
 
+SMALL = 2.0**-9
+"""The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
+normalisations add to it."""
+
 
 def load_module(path: str, name: str) -> ModuleType:
     """Execute a source file as a module of its own. The file must exist on disk: Triton and inspect
@@ -253,6 +257,8 @@ def _drawn(value: torch.Tensor, generator: torch.Generator, name: str) -> torch.
     drawn = torch.randn(shape, generator=generator, device=device) * float(factor or 1)
     if kind == "sparse":
         drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
+    elif kind == "small":
+        drawn *= SMALL
     elif kind == "offset":
         drawn += min(OFFSET, 2**-7 / torch.finfo(value.dtype).eps)
     elif kind in ("impulse", "non_finite"):

@@ -3,6 +3,8 @@ can be gigabytes. `kernels_eval.checks.correctness` says what the errors mean.""
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -81,12 +83,12 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
     """`measure` of flat tensors, in float64 (or complex128). `finite`: there is no NaN and no
     infinity, and sums stay on the device, which is waited for once."""
     wide = torch.complex128 if a.is_complex() else torch.float64
-    sums = torch.zeros(2, dtype=torch.float64, device=y.device)
-    energy, worst = sums[0].clone(), sums.clone()
+    sums = torch.zeros(4, dtype=torch.float64, device=y.device)
+    energy, worst = sums[0].clone(), sums[:2].clone()
     cross = torch.zeros((), dtype=wide, device=y.device)
     loose = torch.ones(2, dtype=torch.bool, device=y.device)
     masks = reference_is_finite = True
-    count = 0
+    count, least = 0, torch.finfo(a.dtype).tiny
     for span in _spans(y.numel()):
         part = y[span] if finite else y[span][_usable(y[span], a[span], r[span])]
         energy += part.to(wide).abs().square().sum()
@@ -106,14 +108,18 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         error, own, bound = aa - yy, rr - yy, yy.abs() + scale
         cross += (error * yy.conj()).sum()
         error, own = error.abs(), own.abs()
-        sums += torch.stack([error.square().sum(), own.square().sum()])
+        half = (yy.abs() / 2).masked_fill(yy.abs() < least, torch.inf)
+        wrong = [(each > half).sum() for each in (error, own)]
+        sums += torch.stack([error.square().sum(), own.square().sum(), *wrong])
         worst = torch.maximum(worst, torch.stack([(error / bound).amax(), (own / bound).amax()]))
-    (squares, own_squares), (largest, own_largest) = sums.tolist(), worst.tolist()
+    (squares, own_squares, *wrong_counts), (largest, own_largest) = sums.tolist(), worst.tolist()
     return Comparison(
         rms=(squares / max(count, 1)) ** 0.5 / float(scale),
         reference_rms=(own_squares / max(count, 1)) ** 0.5 / float(scale),
         max=largest,
         reference_max=own_largest,
+        wrong_share=0.0 if r is y else wrong_counts[0] / max(count, 1),
+        reference_wrong_share=wrong_counts[1] / max(count, 1),
         masks_match=masks,
         finite=reference_is_finite,
         systematic=_proportional(squares, float(energy), abs(cross.item())),
@@ -172,6 +178,17 @@ def same(a: object, b: object) -> bool:
 def same_all(one: list[Tensor], other: list[Tensor]) -> bool:
     """The same tensors, bit for bit."""
     return len(one) == len(other) and all(map(same, one, other))
+
+
+def row_differences(actual: Tensor, own: Tensor) -> Tensor:
+    """The largest difference of each row of outputs, as a share of its largest value; infinite
+    where there is a NaN."""
+    if not own.is_floating_point() and not own.is_complex():
+        return (actual != own).any(1).float()
+    if own.element_size() < 4:
+        actual, own = actual.float(), own.float()
+    difference, scale = (x.abs().amax(1).float() for x in (actual - own, own))
+    return (difference / scale.clamp(min=1e-30)).nan_to_num(math.inf, math.inf)
 
 
 def close(a: Tensor, b: Tensor, rtol: float) -> bool:

@@ -91,8 +91,10 @@ class Comparison(Record):
 
     `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
     `reference_max` are the same of the fp32 reference, `sequential_rms` that of its long sums,
-    added up one term after the other. `systematic`: the error is a function of the output, as that
-    of another formula is. `masks_match`: NaN and infinities are in the same places.
+    added up one term after the other. `wrong_share` is the share of elements that are off by more
+    than half of their own value, however small, `reference_wrong_share` that of the fp32 reference
+    (0 without a float64 oracle). `systematic`: the error is a function of the output, as that of
+    another formula is. `masks_match`: NaN and infinities are in the same places.
     `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
     candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
     """
@@ -102,6 +104,8 @@ class Comparison(Record):
     max: float
     reference_max: float = 0.0
     sequential_rms: float = 0.0
+    wrong_share: float = 0.0
+    reference_wrong_share: float = 0.0
     masks_match: bool = True
     finite: bool = True
     kernelbench_1e4: bool = True
@@ -110,6 +114,13 @@ class Comparison(Record):
     equals_trial: list[str] = []
     equals_answer: list[str] = []
     mutates_inputs: bool = False
+
+
+class UnseenComparison(Record):
+    """Which outputs of unseen inputs were compared, by position, and their errors."""
+
+    positions: list[int]
+    found: list[Comparison]
 
 
 class Expectation(Record):

@@ -275,6 +275,14 @@ def read(memory: Memory, like: list[torch.Tensor], offset: int = 0) -> list[torc
     return tensors
 
 
+def calls(
+    memory: Memory, like: torch.Tensor, count: int, *, offset: int, step: int
+) -> torch.Tensor:
+    """One tensor of the form of `like` of each of so many outputs, `step` bytes from one to the
+    next, as rows (count, elements) that lie in the memory."""
+    return _stacked(memory, offset, like.dtype, (count, like.numel()), (1,), step)
+
+
 def padded(count: int) -> int:
     """Bytes that a tensor takes up: a multiple of `ALIGNMENT`."""
     return -(-count // ALIGNMENT) * ALIGNMENT

@@ -158,6 +158,7 @@ class UnseenReport(Report):
     """The different forms of the outputs of unseen inputs."""
 
     forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
+    custom_calls: Count = 0
 
 
 class StateReport(Report):

@@ -18,7 +18,7 @@ from kernels_eval.checks.timing import (
     measure,
     unsettled,
 )
-from kernels_eval.checks.trials import Comparison
+from kernels_eval.checks.trials import DECLARED, Comparison, UnseenComparison
 from kernels_eval.devices import throttled
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child
@@ -36,6 +36,8 @@ UNSEEN_S = 0.06  # and those of one round of the bound
 # most calls of a round of the bound: a delay once in a round must weigh little on each of them
 UNSEEN = 512
 BOUND_NS = 1e7
+# but more than a ring of eight buffers holds, where that does not take long: on a busy machine, too
+REVEALING, REVEALING_NS = 10, 1e8
 BOUND_REPEATS = (1, 5)
 CREDIBLE_REPEATS = 2
 """Rounds that must agree that what was reported is not too little."""
@@ -46,9 +48,16 @@ OVERHEAD_SHARE = 0.95
 AGAIN = 1
 """How often a measurement that the machine disturbed is repeated."""
 COMPARED = 4
-"""Outputs that are compared of each round, drawn after all of them are written."""
+"""Outputs of each round that are drawn after all of them are written, to be compared; so many
+others are compared that differ most."""
+UNSEEN_VARIED = ("mixed", "impulse")
+"""Trials whose distribution one call of each round has, so that an answer that is right on the
+task's own inputs alone shows while it is timed, too."""
 DOUBT = 2.0
 """What a round costs the candidate at most, as a multiple of what it costs the reference."""
+ALONE_REPEATS, ALONE_NS = 3, 2.5e5
+"""Rounds of one call, and what a message and cold caches may cost such a call besides what they
+cost the reference."""
 BURNT_SHARE = 0.5
 """Processor time in the reference's turns that is taken for work, of each thread: those of OpenMP
 spin for a while after a call."""
@@ -56,8 +65,8 @@ UNSEEN_NAME = "unseen"
 
 
 class PairedClock:
-    """Times a candidate against its reference. `idle_samples` counts timed samples in which no
-    custom kernel was called."""
+    """Times a candidate against its reference. `idle_samples` counts timed samples and rounds in
+    which not every call called a custom kernel."""
 
     def __init__(
         self, process: CandidateProcess, compiled: CompiledReference | None = None
@@ -68,6 +77,9 @@ class PairedClock:
         self.by_processor = not self.on_gpu and process.child.processor_ns() > 0
         self.idle_samples = 0
         self.burnt_ns = self.waited_ns = 0
+        self.varied = [
+            trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_VARIED
+        ]
         self.reference_used: dict[int, list[float]] = {}
         """Nanoseconds of processor time of a call of the reference, in samples of so many calls."""
 
@@ -170,16 +182,18 @@ class PairedClock:
         self.reference.ask("timing_inputs", seeds=[])
         if self.compiled:
             self.compiled.release_inputs()
-        wanted = min(self.unseen, max(self.fewest, BOUND_NS / max(call_ns, 1.0)))
+        reported = max(call_ns, 1.0)
+        fewest = max(self.fewest, int(min(REVEALING, self.unseen, REVEALING_NS / reported)))
+        wanted = min(self.unseen, max(fewest, BOUND_NS / reported))
         for whose in ("own", "unseen"):
             self.reference.share(whose, math.ceil(1.3 * wanted + 1) * self.reference.output_bytes)
         overheads: list[float] = []
         totals: list[float] = []
         spent = 0.0
         least = best = math.inf
-        fewest, most = BOUND_REPEATS
-        while len(totals) < fewest or (len(totals) < most and spent < BOUND_S * 1e9):
-            calls = max(self.fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
+        least_rounds, most = BOUND_REPEATS
+        while len(totals) < least_rounds or (len(totals) < most and spent < BOUND_S * 1e9):
+            calls = max(fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
             own, passed = self._round(calls)
             overheads.append(own / calls - reference_ns)
             totals.append(passed / calls)
@@ -194,33 +208,53 @@ class PairedClock:
             credible = call_ns >= self.config.clock_bound_share * best
             if credible and len(totals) >= CREDIBLE_REPEATS:
                 break
-        return least, best
+        return least, max(best, self._alone(reference_ns))
+
+    def _alone(self, reference_ns: float) -> float:
+        """The best estimate of a call whose inputs come alone: calls of one round could share their
+        work. It accuses nobody, for caches are cold. 0 where a message takes longer than what it
+        would tell."""
+        if reference_ns < ALONE_NS:
+            return 0.0
+        rounds = [self._round(1) for _ in range(ALONE_REPEATS)]
+        overhead = min(max(0.0, own - reference_ns) for own, _ in rounds)
+        return min(passed for _, passed in rounds) - overhead - ALONE_NS
 
     def _round(self, calls: int) -> tuple[float, float]:
         """Nanoseconds that the reference and then the candidate take for as many calls on unseen
         inputs. Raises Stop where outputs are wrong that are drawn once all of them are written."""
         reference, child = self.reference, self.process.child
         seeds = [secrets.randbits(31) for _ in range(calls)]
-        drawn = reference.draw(seeds)
+        names = [DECLARED] * calls
+        if calls > 1 and self.varied:
+            names[secrets.randbelow(calls)] = secrets.choice(self.varied)
+        drawn = reference.draw(seeds, names)
         own, _ = self._clocked(reference.child, reference.ask, drawn, "own")
         if reference.loaded.mutates:
-            drawn = reference.draw(seeds)
+            drawn = reference.draw(seeds, names)
         passed, answer = self._clocked(child, self.process.tell, drawn, "unseen")
         with child.stopped():  # what is not written now comes too late
-            positions = sorted(secrets.SystemRandom().sample(range(calls), min(calls, COMPARED)))
-            trial = replace(reference.trials[0], name=UNSEEN_NAME)
-            for form in parse_report(UnseenReport, answer).forms:
-                self.process.check_form(form, trial)
-            found = reference.ask_for(
-                Comparison, "compare_unseen", positions=positions, seeds=seeds
-            )
+            positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED))
+            report = parse_report(UnseenReport, answer)
+            for form in report.forms:
+                self.process.check_form(form, reference.trials[0])
+            asked = {"positions": positions, "seeds": seeds, "distributions": names}
+            compared = reference.ask_for(UnseenComparison, "compare_unseen", **asked)
+        self.idle_samples += report.custom_calls < calls
+        for position, found in zip(compared.positions, compared.found, strict=True):
+            self._judge_unseen(found, names[position])
+        return own, passed
+
+    def _judge_unseen(self, found: Comparison, distribution: str) -> None:
+        """Raise Stop where an output of a round is wrong, or its inputs were changed."""
+        reference = self.reference
+        trial = replace(reference.trials[0], name=UNSEEN_NAME, distribution=distribution)
         outcome = accepted(trial, found, self.process)
         if outcome is not Reason.OK:
             self.process.draft.outputs_match = False
             raise explained(trial, outcome, found, self.process)
         if found.mutates_inputs and not reference.loaded.mutates:
             raise Stop(Reason.INPUT_MUTATED, "changes its inputs in place once it is timed")
-        return own, passed
 
     def _clocked(
         self,

@@ -28,7 +28,7 @@ from kernels_eval.checks.inputs import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.checks.measurement import close, measure, same, same_all
+from kernels_eval.checks.measurement import close, measure, row_differences, same, same_all
 from kernels_eval.checks.operators import reference_operators
 from kernels_eval.checks.trials import (
     DECLARED,
@@ -38,8 +38,9 @@ from kernels_eval.checks.trials import (
     Expectation,
     LoadedTask,
     OutputForm,
+    UnseenComparison,
 )
-from kernels_eval.child.shared_memory import Memory, padded, read, unpack
+from kernels_eval.child.shared_memory import Memory, calls, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.long_sums import LongSums
 from kernels_eval.reference.task_runner import TaskRunner, device_memory
@@ -55,6 +56,8 @@ zero may be off by so much in either."""
 PROBES = 8
 ENOUGH_ELEMENTS = 1 << 26
 MOST_OPERATORS = 256
+OWN = ("reference_rms", "reference_max", "sequential_rms")
+"""Errors of the reference itself, which gates allow for."""
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError)
 
 
@@ -364,35 +367,65 @@ class Reference(TaskRunner):
         self.give_back_memory()
         return found
 
-    def do_compare_unseen(self, positions: list[int], seeds: list[int]) -> Comparison:
-        """Measure the candidate's outputs at these positions among those of `do_run_unseen` against
-        this process's own for the same inputs, whose seeds come along.
+    def do_compare_unseen(
+        self, positions: list[int], seeds: list[int], distributions: list[str]
+    ) -> UnseenComparison:
+        """Measure the candidate's outputs of `do_run_unseen` against this process's own for the
+        same inputs, whose seeds and distributions come along: those at these positions, and those
+        that are farthest off.
 
         `equals_trial` says whether a wrong one is the answer of a later or an earlier call,
         `mutates_inputs` whether the candidate has changed its inputs.
         """
-        found = []
-        for index in positions:
-            actual, own = self._unseen("unseen", index), self._unseen("own", index)
-            error = merge(list(map(measure, actual, own, own)))
-            if error.rms > DOUBTFUL:
-                inputs = self.inputs(seeds[index])
-                exact = self._oracle(inputs, own)
-                costs = self._own_error(inputs, own, sampled=exact is None)
-                error = merge([costs, *map(measure, actual, exact or own, own)])
-            others = (other for other in range(len(seeds)) if error.rms > 1e-4 and other != index)
-            equal = [x for x in others if _all_close(actual, self._unseen("own", x), 1e-4)]
-            names = {LATER if other > index else EARLIER for other in equal}
-            found.append(error.model_copy(update={"equals_trial": sorted(names)}))
+        chosen = sorted({*positions, *self._farthest(len(seeds), len(positions))})
+        # under a drawn distribution a task may give infinities now and then: no judge of others
+        chosen = [x for x in chosen if distributions[x] == DECLARED or self._is_finite(x)]
         how, memory = self.drawn
         sets = unpack(how["packed"], memory, how["count"], how["stride"])
-        kept = all(all(map(same, sets[index], self.inputs(seeds[index]))) for index in positions)
-        worst = max(found, key=lambda each: (not each.masks_match, each.rms, each.max))
-        del actual, own, sets
+        found = []
+        for index in chosen:
+            inputs = self.inputs(seeds[index], distributions[index])
+            mutates = not all(map(same, sets[index], inputs))
+            error = self._unseen_error(index, inputs, len(seeds))
+            found.append(error.model_copy(update={"mutates_inputs": mutates}))
+        del sets, inputs
         self.give_back_memory()
-        errors = ("reference_rms", "reference_max", "sequential_rms")
-        known = {name: max(getattr(worst, name), getattr(self.own_error, name)) for name in errors}
-        return worst.model_copy(update={**known, "mutates_inputs": not kept})
+        return UnseenComparison(positions=chosen, found=found)
+
+    def _unseen_error(self, index: int, inputs: list[Any], count: int) -> Comparison:
+        actual, own = self._unseen("unseen", index), self._unseen("own", index)
+        error = merge(list(map(measure, actual, own, own)))
+        if error.rms > DOUBTFUL:
+            exact = self._oracle(inputs, own)
+            costs = self._own_error(inputs, own, sampled=exact is None)
+            error = merge([costs, *map(measure, actual, exact or own, own)])
+        others = (other for other in range(count) if error.rms > 1e-4 and other != index)
+        equal = [x for x in others if _all_close(actual, self._unseen("own", x), 1e-4)]
+        names = {LATER if other > index else EARLIER for other in equal}
+        known = {name: max(getattr(error, name), getattr(self.own_error, name)) for name in OWN}
+        return error.model_copy(update={**known, "equals_trial": sorted(names)})
+
+    def _is_finite(self, index: int) -> bool:
+        """Is this process's own output finite?"""
+        return all(bool(torch.isfinite(x).all()) for x in self._unseen("own", index))
+
+    def _farthest(self, count: int, wanted: int) -> list[int]:
+        """Positions of the outputs that differ most from this process's own: by the largest
+        difference, as a share of the largest value."""
+        if count <= wanted:
+            return []
+        like = self.expected[DECLARED]
+        step, offset = sum(padded(_bytes(x)) for x in like), 0
+        worst = torch.zeros(count, device=self.device)
+        for x in like:
+            actual, own = (
+                calls(self.outputs_of[whose], x, count, offset=offset, step=step)
+                for whose in ("unseen", "own")
+            )
+            if x.numel():
+                worst = worst.maximum(row_differences(actual, own).to(self.device))
+            offset += padded(_bytes(x))
+        return worst.topk(wanted).indices.tolist()
 
     def _unseen(self, whose: str, index: int) -> list[Tensor]:
         like = self.expected[DECLARED]

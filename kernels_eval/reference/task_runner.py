@@ -69,13 +69,14 @@ class TaskRunner(ModelRunner):
     def do_draw(
         self,
         seeds: list[int],
-        distribution: str = DECLARED,
+        distributions: list[str],
         shape: str = DECLARED,
         on_device: bool = False,
         size: int = 0,
     ) -> Message:
         """Put the inputs of these seeds into new shared memory, a set for each."""
-        drawn = [self.inputs(seed, distribution, shape) for seed in seeds]
+        pairs = zip(seeds, distributions, strict=True)
+        drawn = [self.inputs(seed, name, shape) for seed, name in pairs]
         return self._handed_over(drawn, on_device, size)
 
     def do_arguments(self, seed: int, on_device: bool, size: int) -> Message:

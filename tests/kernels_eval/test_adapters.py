@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +32,7 @@ from tests.support.trainer_protocols import provide
 ROW = {"task_id": "level1/1", "prompt": "Write a kernel."}
 KEVIN = {"fast": 2.3, "slow": 0.8, "wrong": 0.0, "cheat": 0.0, "broken": None, "fault": None}
 FAULTS = ("broken", "fault")
+ADAPTERS = "kernels_eval.service.adapters"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +44,7 @@ def running():
 @pytest.fixture
 def service(running, monkeypatch):
     running.requests.clear()
-    monkeypatch.setenv("CONCUR_SERVICE_URL", running.url)
+    monkeypatch.setenv("CONCUR_SERVE_URL", running.url)
     shared_scorer.cache_clear()
     return running
 
@@ -52,7 +55,7 @@ def adapter(service, monkeypatch):
 
     def load(name, trainer):
         provide(trainer, monkeypatch)
-        dotted = f"kernels_eval.service.adapters.{name}"
+        dotted = f"{ADAPTERS}.{name}"
         monkeypatch.delitem(sys.modules, dotted, raising=False)
         module = importlib.import_module(dotted)
         monkeypatch.setitem(sys.modules, dotted, module)  # forgotten with the protocol
@@ -443,5 +446,39 @@ def dataset():
 
 
 def test_the_default_address_is_the_loopback(monkeypatch):
-    monkeypatch.delenv("CONCUR_SERVICE_URL", raising=False)
-    assert scoring.Scorer("kevin")._address == ("http://127.0.0.1:8000", None)
+    monkeypatch.delenv("CONCUR_SERVE_URL", raising=False)
+    assert scoring.Scorer("kevin")._address == ("http://127.0.0.1:8700", None)
+
+
+@pytest.mark.slow
+def test_real_kernels_earn_rewards_of_the_real_service(tmp_path):
+    """`concur serve` judges; the client waits for it to be there."""
+    from tests.support import kernels
+    from tests.support.servers import clean_environment, end, free_port
+
+    port = free_port()
+    quick = ["--quick", "--set", "timing.max_s=5", "--set", "timing.min_pairs=6"]
+    words = ["serve", "--port", str(port), "--language", "cpp", *quick]
+    words += ["--journal", str(tmp_path / "serve.sqlite3")]
+    root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", *words],
+        env=clean_environment() | {"PYTHONPATH": root},
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        reward = importlib.import_module(f"{ADAPTERS}.trl").KernelReward(
+            Scorer("kevin", f"http://127.0.0.1:{port}")
+        )
+        answers = [
+            f"```python\n{kernels.module(body)}\n```"
+            for body in ("return ext.affine(x)", "return ext.affine(x) + 1", "return x * 2 + 1")
+        ]
+        tasks = [kernels.AFFINE.code] * 3 + ["class Model: pass"]
+        columns = {"task": tasks, "language": ["cpp"] * 4}
+        right, wrong, cheat, no_task = reward(completions=[*answers, answers[0]], **columns)
+    finally:
+        end(process)
+    assert right > 0.3
+    assert (wrong, cheat, no_task) == (0.0, 0.0, None)

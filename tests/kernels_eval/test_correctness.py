@@ -19,13 +19,13 @@ from kernels_eval.checks.inputs import (
     plan_inputs,
     randomise_weights,
 )
-from kernels_eval.checks.measurement import measure
+from kernels_eval.checks.measurement import measure, row_differences
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.reference.long_sums import LongSums
 
 CONFIG = CorrectnessConfig()
 OTHERS = "uniform normal_x10 normal_x10000 sparse small_integers mixed_positive".split()
-DISTRIBUTIONS = (*(name for name in CONFIG.distributions if name != "large"), *OTHERS)
+DISTRIBUTIONS = ("small", *(name for name in CONFIG.distributions if name != "large"), *OTHERS)
 
 
 def draw(seed: int = 0, shape: tuple[int, ...] = (64, 64)) -> torch.Tensor:
@@ -304,9 +304,33 @@ def test_distributions_are_what_they_are_called(task):
     altered = impulse[impulse != declared]
     assert len(altered) == 2 and float(altered.min()) < -15 and float(altered.max()) > 15
     assert not torch.equal(mixed, declared) and bool((drawn["mixed_positive"] > 0).all())
+    assert float(drawn["small"].square().mean()) < 1e-5
     assert float(drawn["offset"].mean()) > 1e3 * float(drawn["offset"].std())
     odd = make_inputs(task, 7, "non_finite", plan, "cpu")[0]
     assert [int(f(odd).sum()) for f in (torch.isnan, torch.isposinf, torch.isneginf)] == [1, 1, 1]
+
+
+def test_outputs_beside_far_larger_ones_count():
+    y = (8 * draw().double()).exp()
+    large = y > 1e4
+    assert verdict(torch.where(large, y, 0.0).float(), y.float(), y) == "wrong_output"
+    assert verdict(y.float() * (1 + 1e-6), y.float(), y) == "ok"
+    few = torch.where(y > y.quantile(0.03), y, 0.0).float()  # sums near zero may be off by so much
+    assert verdict(few, y.float(), y) == "ok"
+    assert verdict(few, torch.where(large, y, 0.0).float(), y) == "ok", "the reference's own"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.complex64, torch.int64])
+def test_the_row_that_differs_most_is_found(dtype):
+    own = (draw(shape=(9, 50)) * 100).to(dtype)
+    actual = own.clone()
+    actual[6, 17] += 9
+    actual[2, 3] += 3
+    found = row_differences(actual, own)
+    assert (found > 0).nonzero().flatten().tolist() == [2, 6] and int(found.argmax()) in (2, 6)
+    if own.is_floating_point():
+        actual[4, 0] = torch.nan
+        assert row_differences(actual, own)[4] == torch.inf
 
 
 def test_two_weights_of_one_shape_differ():

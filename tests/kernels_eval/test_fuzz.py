@@ -147,7 +147,7 @@ ANSWERS = {
     "state": {"changed": {"matmul": "x"}},
     "ornamental": {"ornamental": False},
     "sample": {"ns": 100, "custom_calls": 1},
-    "run_unseen": {"forms": [CALLED]},
+    "run_unseen": {"forms": [CALLED], "custom_calls": 1},
     "capture": {"specs": [SPEC, FILES]},
     "construct": {"specs": [SPEC]},
 }

@@ -36,7 +36,7 @@ def example(page, title=None):
 @pytest.fixture
 def service(monkeypatch, tmp_path):
     with recorded_service() as running:
-        monkeypatch.setenv("CONCUR_SERVICE_URL", running.url)
+        monkeypatch.setenv("CONCUR_SERVE_URL", running.url)
         monkeypatch.chdir(tmp_path)
         shared_scorer.cache_clear()
         (tmp_path / "answer.md").write_text("fast")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from kernels_eval.checks.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from kernels_eval.config import TimingConfig
+from kernels_eval.parent.paired_timing import PairedClock
 from kernels_eval.records import Timing
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
@@ -249,3 +250,20 @@ def test_drift_is_the_change_of_the_median_over_the_window():
     assert drift([100] * 10 + [150] * 10 + [200] * 10) == pytest.approx(1.0)
     assert drift([200] * 10 + [150] * 10 + [100] * 10) == pytest.approx(-0.5)
     assert drift([100] * 10 + [5000] + [100] * 19) == 0, "one slow sample is no drift"
+
+
+@pytest.mark.parametrize(
+    ("reference_ns", "rounds", "bound"),
+    [
+        (2e6, [(2.3e6, 3.0e6), (2.2e6, 2.6e6), (2.9e6, 2.8e6)], 2.15e6),
+        (2e6, [(1.9e6, 2.0e6)] * 3, 1.75e6),
+        (2e5, [], 0.0),
+    ],
+)
+def test_a_call_alone_bounds_those_that_share_their_work(reference_ns, rounds, bound):
+    """The least that one call alone took, less what such a round costs the reference, and less what
+    a message may cost. Calls shorter than a message are not asked."""
+    clock, scripted = object.__new__(PairedClock), iter(rounds)
+    clock._round = lambda calls: next(scripted)
+    assert clock._alone(reference_ns) == pytest.approx(bound)
+    assert next(scripted, None) is None

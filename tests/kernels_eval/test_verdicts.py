@@ -55,7 +55,7 @@ def test_a_correct_kernel_is_timed_and_named(verify):
     assert (
         verdict.correctness is not None
         and verdict.correctness.oracle == "float64"
-        and verdict.correctness.trials == 7
+        and verdict.correctness.trials == 8
     )
     assert verdict.custom_kernels == ("affine",)
     assert verdict.outputs_match and verdict.build_tier == "lite" and verdict.device == "cpu"
@@ -70,7 +70,7 @@ def test_a_correct_kernel_is_timed_and_named(verify):
 def test_a_correct_kernel_with_weights_is_right_for_other_weights_too(verify):
     verdict = verify(WEIGHTED, GAIN)
     assert_reason(verdict, "ok")
-    assert verdict.correctness is not None and verdict.correctness.trials == 9
+    assert verdict.correctness is not None and verdict.correctness.trials == 10
     assert "weights_not_mappable" not in verdict.flags
 
 
@@ -369,7 +369,7 @@ def test_inputs_that_break_the_references_device_are_left_out(verify):
     picky = kernel_task(task_source(forward), "picky_about_offsets")
     verdict = verify(picky, calls("affine"))
     assert_reason(verdict, "ok")
-    assert verdict.correctness is not None and verdict.correctness.trials == 6
+    assert verdict.correctness is not None and verdict.correctness.trials == 7
 
 
 def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(

@@ -75,11 +75,11 @@ class Scorer:
     """Scores of responses under one recipe, by a service."""
 
     def __init__(self, recipe: str | RewardRecipe = "concur", url: str | None = None) -> None:
-        """`recipe` is what `recipe_of` takes. `url` is by default that of CONCUR_SERVICE_URL, and
-        the token that of CONCUR_SERVICE_TOKEN."""
+        """`recipe` is what `recipe_of` takes. `url` is by default that of CONCUR_SERVE_URL, and
+        the token that of CONCUR_SERVE_TOKEN."""
         self.recipe = recipe_of(recipe)
-        url = url or os.environ.get("CONCUR_SERVICE_URL", "http://127.0.0.1:8000")
-        self._address = url, os.environ.get("CONCUR_SERVICE_TOKEN")
+        url = url or os.environ.get("CONCUR_SERVE_URL", "http://127.0.0.1:8700")
+        self._address = url, os.environ.get("CONCUR_SERVE_TOKEN")
         self.client = VerifierClient(*self._address)
         self._by_loop: WeakKeyDictionary[object, AsyncVerifierClient] = WeakKeyDictionary()
 

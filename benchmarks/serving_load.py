@@ -70,6 +70,7 @@ class ModelNew(torch.nn.Module):
         return ext.affine(x)
 """
 REJECTED = "import subprocess\nclass ModelNew:\n    pass\n"
+LOOK_S = 5.0
 PROTOCOL = ("timing.max_s=1", "timing.min_pairs=6", "timing.min_side_s=0.02")
 
 
@@ -164,10 +165,12 @@ class Load:
             served.keep()
             if kill_at < time.monotonic() < self.until:
                 kind = next(kinds)
-                if found := await asyncio.to_thread(served.victim, kind):
+                found = await asyncio.to_thread(served.victim, kind)
+                # looking through all processes slows the clients down: seldom
+                kill_at = time.monotonic() + (self.asked.kill_every if found else LOOK_S)
+                if found:
                     found.kill()
                     killed[kind] += 1
-                    kill_at = time.monotonic() + self.asked.kill_every
             await asyncio.sleep(0.2)
         await asyncio.gather(*clients)
         await self.client.close()

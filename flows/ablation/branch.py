@@ -65,19 +65,18 @@ class SharedResources:
         """Hold the devices of a training."""
         return self.meter.held("train", workers if self.gpus else 1)
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answering(self) -> AbstractContextManager[None]:
         """Hold what answers the benchmark."""
-        devices = 1 if self.in_process else self.share
-        lock = self._answering if self.in_process else nullcontext()
-        with lock, self.meter.held("answer", devices):
-            yield
+        return self._held("answer", self._answering if self.in_process else None)
+
+    def verifying(self, needs_gpu: bool) -> AbstractContextManager[None]:
+        """Hold what verifies answers."""
+        return self._held("verify", None if needs_gpu else self._timing)
 
     @contextmanager
-    def verifying(self, needs_gpu: bool) -> Iterator[None]:
-        """Hold what verifies answers."""
-        lock = nullcontext() if needs_gpu else self._timing
-        with lock, self.meter.held("verify", self.share if needs_gpu else 1):
+    def _held(self, phase: str, lock: threading.Lock | None) -> Iterator[None]:
+        """Hold one device that only one branch may use at a time, else the share of a branch."""
+        with lock or nullcontext(), self.meter.held(phase, 1 if lock else self.share):
             yield
 
 
@@ -147,10 +146,11 @@ def finished_branch(
     if not trained.finished:
         return None
     answers = finished_answers(config, suite, "tuned", trained.ref)
-    scores = planned_scores([answers], config.benchmark) if answers else None
-    if answers is None or scores is None or not scores.finished:
+    if answers is None:
         return None
-    return Trained(trained=trained.ref, answers=answers, scores=scores.ref)
+    scores = planned_scores([answers], config.benchmark)
+    found = Trained(trained=trained.ref, answers=answers, scores=scores.ref)
+    return found if scores.finished else None
 
 
 def finished_answers(

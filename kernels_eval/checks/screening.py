@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.records import Reason
 
 MOST_LETTERS = 1_000_000
@@ -131,11 +131,7 @@ class _Reader:
 
 
 def _dotted(node: ast.AST) -> str:
-    parts = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+    return ".".join(name_path(node))
 
 
 def _patched(name: str) -> bool:

@@ -30,6 +30,16 @@ def parse_source(code: str) -> ast.Module:
         return thread.submit(_parsed, code).result()
 
 
+def name_path(node: ast.AST) -> list[str]:
+    """["torch", "nn", "Linear"] of torch.nn.Linear; empty where something else than a name stands
+    at its root."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
+
+
 def _parsed(code: str) -> ast.Module:
     collects = gc.isenabled()
     gc.disable()  # a callback of the collector that parses, too, upsets the count of the depth

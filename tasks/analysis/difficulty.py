@@ -81,7 +81,8 @@ def difficulty(
         sensitivity=tuple(division for division in sensitivity if division is not None),
         agreement=_agreement(tasks, second, _generator(data), seed) if second.height else None,
     )
-    said = {"finding": (difficulty_headline(found),), "findings": difficulty_findings(found)}
+    rows = difficulty_findings(found)
+    said = {"finding": (difficulty_headline(found, rows),), "findings": rows}
     return found.model_copy(update=said)
 
 

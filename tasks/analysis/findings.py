@@ -8,25 +8,34 @@ rows for that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from tasks.analysis.estimates import Basis
 from tasks.analysis.records import (
     Bin,
     Difficulty,
     Division,
+    LengthAndSpeedup,
     Observations,
     Population,
     SensitivityRow,
-    WithinTask,
+    Spread,
     bend,
 )
 from tasks.analysis.verdict import ADEQUATE_TASKS, Check, above, judge, negligible, shorter
+from tasks.files import read_toml
 from tasks.reporting.findings import Estimate, Finding
+from tasks.reporting.page import rendered
 from tasks.reporting.text import interval
 
 CORRECTNESS = "shorter reasoning is more often correct"
 SPEED = "speedup is independent of length"
 SENSITIVITY = "sensitivity/"  # keys of its rows
+TABLES: Mapping[str, Mapping[str, Mapping[str, str]]] = read_toml(
+    Path(__file__).with_suffix(".toml")
+)
+CAUTIONS = Path(__file__).parent / "templates" / "cautions.txt.j2"
 LIMITS_DIFFER = 1.1  # longest samples of two levels that differ by this factor
 
 
@@ -34,10 +43,10 @@ def findings(found: Observations) -> tuple[Finding, ...]:
     """The paper's two claims, then the numbers that they rest on."""
     rows = [*_claims(found), *population_rows(found.everything)]
     rows += population_rows(found.complete) if found.complete else []
-    return (*rows, *sensitivity_rows(found), *speed_rows(found))
+    return (*rows, *sensitivity_rows(found), *speed_rows(found.speedup))
 
 
-def headline(rows: tuple[Finding, ...]) -> str:
+def headline(rows: Sequence[Finding]) -> str:
     """One sentence: each claim with its verdict."""
     said = "; ".join(f"{row.name}: {row.verdict} ({row.note})" for row in rows)
     return f"{said[0].upper()}{said[1:]}."
@@ -45,31 +54,9 @@ def headline(rows: tuple[Finding, ...]) -> str:
 
 def cautions(found: Observations) -> tuple[str, ...]:
     """What bounds the findings: data left out, truncation, few tasks, several generators."""
-    mixed, left = found.everything.within.tasks, found.left_out.items()
-    said = {
-        f"{found.rows:,} rows, left out: {', '.join(f'{n:,} {why}' for why, n in left)}.": left,
-        "No column states which samples the token limit cut off. Such samples would cause an"
-        " apparent effect of length.": found.truncated is None,
-        f"The token limit cut off {found.truncated or 0:,} of {found.samples:,} samples"
-        f" ({found.truncated_correct} of them correct). Such samples are long, and mostly wrong"
-        " because of the limit; results within tasks are given with and without"
-        " them.": found.truncated,
-        f"Only {mixed} of {found.tasks} tasks have both outcomes: within tasks these data can show"
-        " large effects only.": mixed < ADEQUATE_TASKS,
-        f"The longest samples have {_longest(found)}: token limits seem to differ, so lengths over"
-        " all tasks compare limits, and only comparisons within tasks count.": limits_differ(found),
-        f"Samples of {len(found.generators)} generators are pooled. Their tokens and skills differ:"
-        " analyse each separately.": len(found.generators) > 1,
-        "Association, not cause: a sample may be long because it struggles. Intervals of the bins"
-        " treat samples as independent.": True,
-    }
-    return tuple(text for text, holds in said.items() if holds)
-
-
-def _longest(found: Observations) -> str:
-    return ", ".join(
-        f"{each.longest_tokens:,.0f} tokens in {each.name or 'no level'}" for each in found.strata
-    )
+    differ = limits_differ(found)
+    text = rendered(CAUTIONS, found=found, adequate=ADEQUATE_TASKS, limits_differ=differ)
+    return tuple(text.splitlines())
 
 
 def limits_differ(found: Observations) -> bool:
@@ -106,73 +93,95 @@ def _speed_claim(found: Observations) -> Finding:
     return Finding(name=SPEED, verdict=says, note=note)
 
 
-def _row(key: str, name: str, estimate: Estimate, form: str = ".3f", note: str = "") -> Finding:
-    return Finding(key=key, name=name, estimate=estimate, form=form, note=note)
+def _rows(
+    table: str,
+    estimates: Mapping[str, Estimate | None],
+    prefix: str | None = "",
+    which: str = "",
+    **values: object,
+) -> list[Finding]:
+    """Rows of a table of findings.toml, those with an estimate. `prefix` is that of their keys,
+    None where they have none; `which` begins their names; `values` fill names and notes."""
+    return [
+        Finding(
+            key="" if prefix is None else prefix + key,
+            name=which + row["name"].format(**values),
+            estimate=estimate,
+            form=row.get("form", ".3f"),
+            note=row.get("note", "").format(**values),
+        )
+        for key, row in TABLES[table].items()
+        if (estimate := estimates.get(key))
+    ]
 
 
 def population_rows(found: Population) -> list[Finding]:
     """The numbers of one population, in the order in which runs record them."""
+    within, p = found.within, found.within.permutation_p
+    all_samples, compared = Basis(found.samples, found.tasks), Basis(within.samples, within.tasks)
+    share, shuffled = found.correct / found.samples, f"{within.permutations} permutations"
+    test = None if p is None else compared.estimate(p, None, shuffled)
     which = "" if found.name == "all" else "without samples cut off: "
-    rows = [*_length_rows(found), *_within_rows(found.within), *_shape_rows(found)]
-    return [
-        row.model_copy(
-            update={"name": which + row.name, "key": f"{found.name}/{row.key}" if row.key else ""}
+    rows = _rows(
+        "population",
+        {
+            "share_correct": all_samples.estimate(share, None, "share"),
+            "median_correct_tokens": _median(found.correct_lengths),
+            "median_incorrect_tokens": _median(found.incorrect_lengths),
+            "longer_if_incorrect": found.longer_if_incorrect,
+            "odds_ratio_pooled": found.pooled,
+            "odds_ratio_within_tasks_per_sd": within.odds_ratio,
+            "odds_ratio_within_tasks_per_unit": within.odds_ratio_per_unit,
+            "change_of_share_within_tasks_per_sd": within.slope,
+            "permutation_p_within_tasks": test,
+            "odds_ratio_within_tasks_by_rank": within.rank_odds_ratio,
+            "odds_ratio_within_tasks_above_median": within.median_odds_ratio,
+        },
+        f"{found.name}/",
+        which,
+        unit=within.unit_tokens,
+        pooled_note=_pooled_note(found),
+        sd="" if within.sd_tokens is None else f" ({within.sd_tokens:,.0f} tokens)",
+        rank="" if within.sd_rank is None else f" ({within.sd_rank:.2f} of the task's samples)",
+    )
+    return rows + _shape_rows(found.tenths, which)
+
+
+def _median(found: Spread | None) -> Estimate | None:
+    if found is None:
+        return None
+    return Estimate(
+        value=found.median,
+        lower=found.median_lower,
+        upper=found.median_upper,
+        n=found.samples,
+        method="order statistics",
+    )
+
+
+def _pooled_note(found: Population) -> str:
+    """Why the odds ratio over all tasks may differ from those within tasks."""
+    side = found.pooled.side(1.0)
+    if not side:
+        return ""
+    if {check.side for check in shorter(found.within)} == {side}:
+        return "opposite sign than within tasks, where task difficulty cancels"
+    return "differences between tasks may explain it"
+
+
+def _shape_rows(tenths: Sequence[Bin], which: str) -> list[Finding]:
+    """Accuracy in the shortest and the longest tenth, and where it turns."""
+    sign, peak = bend(tenths) or (0, None)
+    first, last = (tenths[0], tenths[-1]) if len(tenths) > 1 else (None, None)
+    shown = {"shortest": first, "longest": last, "highest" if sign > 0 else "lowest": peak}
+    shares = {
+        name: Basis(each.samples, each.tasks).estimate(
+            each.accuracy, (each.lower, each.upper), "Wilson"
         )
-        for row in rows
-    ]
-
-
-def _length_rows(found: Population) -> Iterator[Finding]:
-    n, tasks, unit = found.samples, found.tasks, f"{found.within.unit_tokens:,.0f} tokens"
-    share = Estimate(value=found.correct / n, n=n, tasks=tasks, method="share")
-    yield _row("share_correct", "share correct", share, ".1%")
-    lengths = {"correct": found.correct_lengths, "incorrect": found.incorrect_lengths}
-    for outcome, spread in lengths.items():
-        if spread is not None:
-            median = Estimate(
-                value=spread.median,
-                lower=spread.median_lower,
-                upper=spread.median_upper,
-                n=spread.samples,
-                method="order statistics",
-            )
-            name = f"median tokens of {outcome} samples"
-            yield _row(f"median_{outcome}_tokens", name, median, ",.0f")
-    name = "chance that an incorrect sample is longer than a correct one"
-    yield _row("longer_if_incorrect", name, found.longer_if_incorrect)
-    sides = {check.side for check in shorter(found.within)}
-    note = "" if found.pooled.side(1.0) in (None, 0) else "differences between tasks may explain it"
-    if note and sides == {found.pooled.side(1.0)}:
-        note = "opposite sign than within tasks, where task difficulty cancels"
-    name = f"odds ratio over all tasks, per {unit}"
-    yield _row("odds_ratio_pooled", name, found.pooled, note=note)
-
-
-def _within_rows(found: WithinTask) -> Iterator[Finding]:
-    """Three statistics, the linear one in its three computations."""
-    sd = "" if found.sd_tokens is None else f" ({found.sd_tokens:,.0f} tokens)"
-    rank = "" if found.sd_rank is None else f" ({found.sd_rank:.2f} of the task's samples)"
-    per_sd, per_unit = f"per standard deviation{sd}", f"per {found.unit_tokens:,.0f} tokens"
-    prefix, linear = "odds_ratio_within_tasks", "the same linear statistic"
-    ratio, share = "within tasks: odds ratio", "within tasks: change of the share correct"
-    yield _row(f"{prefix}_per_sd", f"{ratio}, linear in tokens, {per_sd}", found.odds_ratio, ".2f")
-    name = f"{ratio}, linear in tokens, {per_unit}"
-    yield _row(f"{prefix}_per_unit", name, found.odds_ratio_per_unit, note=linear)
-    key = "change_of_share_within_tasks_per_sd"
-    yield _row(key, f"{share}, {per_sd}", found.slope, "+.1%", linear)
-    if found.permutation_p is not None:
-        test = Estimate(
-            value=found.permutation_p,
-            n=found.samples,
-            tasks=found.tasks,
-            method=f"{found.permutations} permutations",
-        )
-        name = "within tasks: p of the permutation test"
-        yield _row("permutation_p_within_tasks", name, test, note=linear)
-    name = f"{ratio}, by rank, per standard deviation{rank}"
-    yield _row(f"{prefix}_by_rank", name, found.rank_odds_ratio, ".2f")
-    name = f"{ratio}, above against below the task's median"
-    yield _row(f"{prefix}_above_median", name, found.median_odds_ratio, ".2f")
+        for name, each in shown.items()
+        if each
+    }
+    return _rows("shape", shares, None, which, first=first, last=last, peak=peak)
 
 
 def sensitivity_rows(found: Observations) -> list[Finding]:
@@ -186,93 +195,64 @@ def sensitivity_rows(found: Observations) -> list[Finding]:
         )
         if within.tasks < ADEQUATE_TASKS:
             note += f"; under {ADEQUATE_TASKS} tasks with both outcomes: not counted in the verdict"
-        name, key = f"{each.name}: odds ratio by rank within tasks", each.name.replace(" ", "_")
-        key = f"{SENSITIVITY}{key.replace(',', '')}"
-        rows.append(_row(key, name, within.rank_odds_ratio, ".2f", note))
+        rows.append(
+            Finding(
+                key=SENSITIVITY + each.name.replace(" ", "_").replace(",", ""),
+                name=f"{each.name}: odds ratio by rank within tasks",
+                estimate=within.rank_odds_ratio,
+                note=note,
+            )
+        )
     return rows
 
 
-def _shape_rows(found: Population) -> Iterator[Finding]:
-    """Accuracy in the shortest and the longest tenth, and where it turns."""
-    if len(found.tenths) > 1:
-        first, last = found.tenths[0], found.tenths[-1]
-        yield _tenth(f"accuracy in the shortest tenth (under {first.to_tokens:,.0f} tokens)", first)
-        yield _tenth(f"accuracy in the longest tenth (from {last.from_tokens:,.0f} tokens)", last)
-    turn = bend(found.tenths)
-    if turn is None:
-        return
-    sign, peak = turn
-    place = f"from {peak.from_tokens:,.0f} to {peak.to_tokens:,.0f} tokens"
-    name = f"accuracy is {'highest' if sign > 0 else 'lowest'} in between ({place})"
-    yield _tenth(name, peak, "not monotone: one slope does not describe it")
-
-
-def _tenth(name: str, found: Bin, note: str = "") -> Finding:
-    share = Estimate(
-        value=found.accuracy,
-        lower=found.lower,
-        upper=found.upper,
-        n=found.samples,
-        tasks=found.tasks,
-        method="Wilson",
-    )
-    return _row("", name, share, ".0%", note=note)
-
-
-def speed_rows(found: Observations) -> list[Finding]:
+def speed_rows(found: LengthAndSpeedup) -> list[Finding]:
     """The numbers of length against speedup."""
-    speed = found.speedup
-    more = f", per {speed.sd_tokens:,.0f} tokens" if speed.sd_tokens is not None else ""
-    spearman = f"Spearman, length and {speed.label}"
-    return [
-        _row("speedup/pearson", f"Pearson, length and {speed.label}", speed.pearson),
-        _row("speedup/pearson_of_log", "Pearson, length and log speedup", speed.pearson_log),
-        _row("speedup/spearman", spearman, speed.spearman),
-        *(_row("", f"{spearman}, {name}", each) for name, each in speed.strata.items()),
-        _row(
-            "speedup/factor_within_tasks_per_sd",
-            f"within tasks: factor on the speedup{more}",
-            speed.within,
-        ),
-        _row(
-            "speedup/ranks_within_tasks",
-            "within tasks: correlation of the ranks of length and speedup",
-            speed.within_ranks,
-        ),
+    pooled = {
+        "pearson": found.pearson,
+        "pearson_of_log": found.pearson_log,
+        "spearman": found.spearman,
+    }
+    within = {
+        "factor_within_tasks_per_sd": found.within,
+        "ranks_within_tasks": found.within_ranks,
+    }
+    sd = "" if found.sd_tokens is None else f", per {found.sd_tokens:,.0f} tokens"
+    rows = _rows("speedup", pooled, "speedup/", label=found.label)
+    strata = [
+        Finding(name=f"{rows[-1].name}, {name}", estimate=each, form=".3f")
+        for name, each in found.strata.items()
     ]
+    return [*rows, *strata, *_rows("speedup_within", within, "speedup/", sd=sd)]
 
 
 def difficulty_findings(found: Difficulty) -> tuple[Finding, ...]:
-    """What dividing the tasks by ARL shows."""
-    both, thirds = found.agreement, found.tertiles
-    rank, halves = "difficulty/spearman_of_arl_and_exec", "difficulty/reliability_of_arl"
-    rows = [
-        *_difficulty_claims(found),
-        _row(rank, "Spearman of ARL and the share correct", found.arl_exec, ".2f"),
-        _row(halves, "Spearman of the ARLs of two halves of the samples", found.reliability, ".2f"),
-    ]
-    missing = "one sample a task: difficulty and luck cannot be told apart"
-    if thirds is not None and found.split_half is None:
-        rows.append(Finding(name="ARL and outcomes of different samples", note=missing))
+    """What dividing the tasks by ARL shows: the claims first."""
+    both = found.agreement
+    known = {
+        "spearman_of_arl_and_exec": found.arl_exec,
+        "reliability_of_arl": found.reliability,
+    }
+    trust: dict[str, Estimate] = {}
+    if found.tertiles is not None and found.split_half is None:
+        trust["one_sample"] = Estimate()
     if both is None:
-        missing = "one generator: whether another finds the same tasks hard is unknown"
-        rows.append(Finding(name="another generator's ARL", note=missing))
+        trust["one_generator"] = Estimate()
     else:
-        names = f"{both.first} and {both.second}"
-        rows += [
-            _row("", f"Spearman of the ARLs of {names}", both.spearman, ".2f"),
-            _row("", f"share of tasks in the same third, {names}", both.same_third, ".2f"),
-            _row("", f"weighted kappa of the thirds, {names}", both.kappa, ".2f"),
-        ]
-    return tuple(rows)
+        trust |= {"spearman": both.spearman, "same_third": both.same_third, "kappa": both.kappa}
+    names = f"{both.first} and {both.second}" if both else ""
+    return (
+        *_difficulty_claims(found),
+        *_rows("difficulty", known, "difficulty/"),
+        *_rows("trust", trust, None, names=names),
+    )
 
 
-def difficulty_headline(found: Difficulty) -> str:
-    """One sentence: how Exec changes from easy to hard tasks."""
+def difficulty_headline(found: Difficulty, rows: Sequence[Finding]) -> str:
+    """One sentence: how Exec changes from easy to hard tasks, by the first of the `rows`."""
     if found.tertiles is None:
         return f"{found.tasks} tasks cannot be divided into easy, medium and hard."
-    claim = _difficulty_claims(found)[0]
-    return f"{claim.name}: {claim.verdict} ({claim.note})."
+    return headline(rows[:1])
 
 
 def steps_checks(steps: Sequence[Estimate]) -> list[Check]:

@@ -49,11 +49,8 @@ def negligible(estimate: Estimate) -> Check:
     if estimate.value is None:
         return Check(0, False)
     inside = abs(estimate.value) < NEGLIGIBLE
-    if inside:
-        certain = estimate.side(-NEGLIGIBLE) == 1 and estimate.side(NEGLIGIBLE) == -1
-    else:
-        certain = estimate.side(-NEGLIGIBLE) == -1 or estimate.side(NEGLIGIBLE) == 1
-    return Check(1 if inside else -1, certain)
+    sides = estimate.side(-NEGLIGIBLE), estimate.side(NEGLIGIBLE)
+    return Check(1 if inside else -1, sides in ([(1, -1)] if inside else [(-1, -1), (1, 1)]))
 
 
 def shorter(found: WithinTask) -> list[Check]:

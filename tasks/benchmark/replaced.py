@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
 from tasks.files import read_toml
 
 BUILDERS = frozenset({"load_inline", "load"})
@@ -126,7 +126,7 @@ class _Reader:
             return
         if not isinstance(called, ast.Attribute):
             return
-        path = _path(called)
+        path = name_path(called)
         if path[:1] == ["self"] and len(path) == 2:
             if path[1] in layers:
                 self._layer(layers[path[1]])
@@ -155,7 +155,7 @@ class _Reader:
         """A layer that is called: those of torch by their names, also inside a Sequential; a class
         of the file by its `forward`."""
         for node in ast.walk(made):
-            path = _path(node.func) if isinstance(node, ast.Call) else []
+            path = name_path(node.func) if isinstance(node, ast.Call) else []
             if path and path[0] in self.classes:
                 self.method(path[0], "forward")
             elif path and path[0] in TORCH | self.imported and path[-1] not in HOLDERS:
@@ -179,16 +179,6 @@ def _is_number(node: ast.AST) -> bool:
     return all(isinstance(each, ast.Constant) for each in operands)
 
 
-def _path(node: ast.expr) -> list[str]:
-    """["torch", "nn", "Linear"] of torch.nn.Linear; empty where something else than a name stands
-    at its root."""
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else []
-
-
 def _imported(tree: ast.Module) -> set[str]:
     """Names that come from torch itself, as in `from torch.nn.functional import gelu`."""
     return {
@@ -205,8 +195,8 @@ def _extensions(tree: ast.Module) -> set[str]:
     found: set[str] = set()
     for _ in range(3):  # a name of a name of a library
         for path, value in _assigned(tree):
-            built = isinstance(value, ast.Call) and _path(value.func)[-1:] in BUILT
-            if built or ".".join(_path(value)) in found:
+            built = isinstance(value, ast.Call) and name_path(value.func)[-1:] in BUILT
+            if built or ".".join(name_path(value)) in found:
                 found.add(".".join(path))
     return found
 
@@ -216,5 +206,5 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[list[str], ast.expr]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                if path := _path(target):
+                if path := name_path(target):
                     yield path, node.value

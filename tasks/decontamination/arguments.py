@@ -1,5 +1,4 @@
-"""What a task is called with: the constructor's arguments put in their places, and the shapes of
-the inputs.
+"""What a task's constructor is called with, put in its places.
 
 Guarantees: static, nothing is executed; `[4, 8]`, `[[], {"width": 4, "depth": 8}]` and defaults
 lead to the same class; an attribute that only ever holds one constant is that constant; a condition
@@ -17,12 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from tasks.decontamination.program import Function, Program, attributes_stored, bound_names
+from tasks.decontamination.program import (
+    Function,
+    Program,
+    attributes_stored,
+    bound_names,
+    parameters_of,
+)
 
 ARGUMENT = "argument"
 """`kind` of a constant that was an argument of the constructor."""
-CREATION = frozenset("rand randn zeros ones empty full randint normal".split())
-LIKE = frozenset(f"{name}_like" for name in CREATION)
 CONFIGS = ("_mock_config", "SimpleNamespace", "Namespace", "dict")
 MAX_NODES = 500  # of an expression that is put in several places
 COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
@@ -51,15 +54,14 @@ def specialise(program: Program) -> None:
     attributes = _class_constants(program, chain[-1])
     if init:
         if values is not None:
-            args = init.node.args
-            owner = [*args.posonlyargs, *args.args][:1]
-            init.node.args = ast.arguments([], owner, None, [], [], None, [])
+            owner = [*init.args.posonlyargs, *init.args.args][:1]
+            init.args = ast.arguments([], owner, None, [], [], None, [])
         places = _Places(program, init, dict(values or {}), attributes)
-        init.node.body = places.run(init.node.body)
+        init.body = places.run(init.body)
     for unit, function in program.functions.items():
         if unit.startswith(f"{chain[-1]}.") and function is not init:
             places = _Places(program, function, {}, attributes)
-            function.node.body = places.blocks(function.node.body)
+            function.body = places.blocks(function.body)
     program.constructed = values is not None
 
 
@@ -71,9 +73,9 @@ def _constructed(program: Program, chain: Sequence[str]) -> Constants | None:
         init = program.functions.get(f"{name}.__init__")
         if given is None or init is None:
             continue
-        if init.node.args.vararg and name != chain[-1]:
+        if init.args.vararg and name != chain[-1]:
             continue  # a wrapper hands over what it gets
-        values = _bound(init.node.args, given)
+        values = _bound(init.args, given)
         if values is None:
             return None
         given = (list(values.values()), {})
@@ -85,8 +87,8 @@ def _given(program: Program) -> Given | None:
     function = program.functions.get("get_init_inputs")
     if function is None:
         return [], {}
-    returned = _returned(program, function)
-    match returned:
+    result = returned(program, function)
+    match result:
         case ast.List([args, second]) | ast.Tuple([args, second]) if (
             isinstance(args, ast.List | ast.Tuple) and (named := _keywords(second)) is not None
         ):
@@ -97,17 +99,17 @@ def _given(program: Program) -> Given | None:
             return None
     if any(isinstance(each, ast.Starred) for each in given):
         return None
-    bound: frozenset[str] = frozenset()
-    return (
-        [_marked(_constant(program, each, bound) or each) for each in given],
-        {name: _marked(_constant(program, each, bound) or each) for name, each in names.items()},
-    )
+
+    def placed(node: ast.expr) -> ast.expr:
+        return _marked(_constant(program, node, frozenset()) or node)
+
+    return [*map(placed, given)], {name: placed(each) for name, each in names.items()}
 
 
-def _returned(program: Program, function: Function) -> ast.expr | None:
+def returned(program: Program, function: Function) -> ast.expr | None:
     """What a function without branches returns, its variables in their places."""
     places = _Places(program, function, {}, {})
-    for statement in function.node.body:
+    for statement in function.body:
         match statement:
             case ast.Expr(ast.Constant()):
                 continue
@@ -218,8 +220,8 @@ class _Places(ast.NodeTransformer):
         attributes: dict[str, ast.expr],
     ) -> None:
         self.program, self.names, self.attributes = program, names, attributes
-        self.bound = bound_names(function.node)
-        self.self_name = function.parameters[0] if function.parameters else ""
+        self.bound = bound_names(function)
+        self.self_name = next(iter(parameters_of(function)), "")
 
     def run(self, body: Sequence[ast.stmt]) -> list[ast.stmt]:
         """A constructor's statements in order, without those that only name constants."""
@@ -348,86 +350,3 @@ class _Places(ast.NodeTransformer):
             case ast.Call(ast.Name("len"), [ast.Tuple(elts)], []):
                 return ast.Constant(len(elts))
         return node
-
-
-def input_shapes(program: Program) -> tuple[str, ...] | None:
-    """The shapes of what get_inputs returns, as the tokens `[ #4 #8 ]`, however its tensors are
-    drawn; a number is itself. None where they cannot be read."""
-    function = program.functions.get("get_inputs")
-    returned = _returned(program, function) if function else None
-    if not isinstance(returned, ast.List | ast.Tuple):
-        return None
-    out: list[str] = []
-    for each in returned.elts:
-        shape = _shape(program, each)
-        number = program.fold(each, ())
-        if shape is not None:
-            out += ["[", *(f"#{size!r}" for size in shape), "]"]
-        elif isinstance(number, int | float):
-            out.append(f"#{number!r}")
-        else:
-            return None
-    return tuple(out)
-
-
-def _shape(program: Program, node: ast.expr, depth: int = 0) -> tuple[object, ...] | None:
-    """The shape of a tensor, of sizes that are numbers."""
-    if depth > 20:
-        return None
-    match node:
-        case ast.BinOp(left, _, right):
-            sides = [_shape(program, side, depth + 1) for side in (left, right)]
-            return max((side for side in sides if side is not None), key=len, default=None)
-        case ast.UnaryOp(operand=operand):
-            return _shape(program, operand, depth + 1)
-        case ast.Attribute(value, "T"):
-            shape = _shape(program, value, depth + 1)
-            return shape[::-1] if shape else None
-        case ast.Call(func, args):
-            called = (program.dotted(func) or "").removeprefix("torch.")
-            if called in CREATION:
-                return _created(program, called, node, depth)
-            if called in LIKE or called in ("tril", "triu", "abs", "sigmoid", "softmax"):
-                return _shape(program, args[0], depth + 1) if args else None
-            match func:
-                case ast.Attribute(value) if not called and func.attr in KEEPING:
-                    return _shape(program, value, depth + 1)
-    return None
-
-
-KEEPING = frozenset(
-    "float double half bfloat16 long int bool to cuda cpu softmax log_softmax sigmoid abs clamp"
-    " requires_grad_ contiguous detach clone exp log tril triu".split()
-)
-"""Methods that leave the shape of a tensor as it is."""
-
-
-def _created(
-    program: Program, called: str, node: ast.Call, depth: int
-) -> tuple[object, ...] | None:
-    """The shape of a created tensor: its sizes one by one, as a list, or by the keyword `size`."""
-    given = [word.value for word in node.keywords if word.arg == "size"]
-    if not given and called in ("full", "randint", "normal"):
-        given = [each for each in node.args if _is_sequence(program, each)][:1]
-    args: list[ast.expr] = given or list(node.args)
-    sizes: list[object] = []
-    for each in args:
-        value = each.value if isinstance(each, ast.Starred) else each
-        sequence = isinstance(each, ast.Starred) or len(args) == 1
-        if sequence and isinstance(value, ast.Attribute) and value.attr == "shape":
-            shape = _shape(program, value.value, depth + 1)
-            if shape is None:
-                return None
-            sizes += shape
-            continue
-        number = program.fold(value, ())
-        if number is None:
-            return None
-        sizes += number if isinstance(number, tuple) else [number]
-    return tuple(sizes)
-
-
-def _is_sequence(program: Program, node: ast.expr) -> bool:
-    return isinstance(program.fold(node, ()), tuple) or (
-        isinstance(node, ast.Attribute) and node.attr == "shape"
-    )

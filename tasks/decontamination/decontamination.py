@@ -95,7 +95,7 @@ def compare(
     tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint], config: DecontaminationConfig
 ) -> Decontaminated:
     """`decontaminate` for existing fingerprints. Time and memory are linear in the tasks."""
-    index = Index(config.levels, config)
+    index = Index(config)
     for task in sorted(benchmark, key=lambda task: task.task_id):
         index.add(task)
     ordered = sorted(tasks, key=lambda task: task.task_id)

@@ -24,7 +24,7 @@ def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compa
     """Of equal tasks (columns task_id, code, entry_point where there is one) keep the one with the
     smallest task_id. Raises UsageError for a missing column."""
     require_columns(tasks, COLUMNS, "tasks")
-    index = Index(config.levels, config)
+    index = Index(config)
     if not config.enabled:
         return _compared(tasks["task_id"].unique().sort().to_list(), [], index.levels)
     kept, removed = [], []

@@ -19,7 +19,13 @@ import polars as pl
 from datasketch import MinHash, MinHashLSH
 
 from kernels_eval.errors import UsageError
-from tasks.decontamination.config import LEVELS, Level, Matching
+from tasks.decontamination.config import (
+    LEVELS,
+    DecontaminationConfig,
+    DeduplicationConfig,
+    Level,
+    Matching,
+)
 from tasks.decontamination.normalise import Canonical, canonical, digest, specialised_program
 from tasks.decontamination.operator_sequence import operator_sequence
 
@@ -129,10 +135,10 @@ class Match(NamedTuple):
 class Index:
     """Tasks by their key at each level: the first one added with a key is the one that is found."""
 
-    def __init__(self, levels: Collection[Level], config: Matching) -> None:
-        self.levels = tuple(level for level in LEVELS if level in levels)
+    def __init__(self, config: DecontaminationConfig | DeduplicationConfig) -> None:
+        self.levels = tuple(level for level in LEVELS if level in config.levels)
         self._min_operators = config.min_operators
-        self._near = NearIndex(config) if "near" in levels else None
+        self._near = NearIndex(config) if "near" in self.levels else None
         self._known: dict[tuple[Level, str], str] = {}
 
     def add(self, task: Fingerprint) -> None:

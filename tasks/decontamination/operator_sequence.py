@@ -33,7 +33,7 @@ from tasks.decontamination.operator_values import (
     operation,
     operator_name,
 )
-from tasks.decontamination.program import Function, Program
+from tasks.decontamination.program import Function, Program, parameters_of
 
 MAX_STEPS = 20_000  # expressions looked at
 MAX_DEPTH = 24  # calls inside calls
@@ -111,13 +111,12 @@ class _Reader:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise _TooMuchError
-        frame.names |= dict.fromkeys(function.parameters)
-        frame.names |= zip(function.parameters, args, strict=False)
-        declared = function.node.args
+        names, declared = parameters_of(function), function.args
+        frame.names |= dict.fromkeys(names) | dict(zip(names, args, strict=False))
         if declared.vararg:
             rest = args[len(declared.args) :]
             frame.names[declared.vararg.arg] = Group([arg for arg in rest if arg is not None])
-        self._block(function.node.body, frame)
+        self._block(function.body, frame)
         self.depth -= 1
         return either(frame.returned)
 
@@ -164,7 +163,7 @@ class _Reader:
                     self._bind(target, item, frame)
                     self._block(body, frame)
             case ast.FunctionDef(name):
-                frame.names[name] = Bound(Function(node), frame.names)
+                frame.names[name] = Bound(node, frame.names)
             case ast.While() | ast.With() | ast.Try():
                 self._block(node.body, frame)
 

@@ -13,9 +13,10 @@ import ast
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from kernels_eval.checks.syntax import name_path
 
 MAX_CONSTANT = 2**63
 MAX_INLINED_STATEMENTS = 200
@@ -32,18 +33,16 @@ FOLDED: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function or method; `parameters` in order, starred ones last."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-    node: ast.FunctionDef | ast.AsyncFunctionDef
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        args = self.node.args
-        starred = (star for star in (args.vararg, args.kwarg) if star)
-        listed = (*args.posonlyargs, *args.args, *args.kwonlyargs, *starred)
-        return tuple(arg.arg for arg in listed)
+def parameters_of(function: Function | None) -> tuple[str, ...]:
+    """A function's parameters in order, starred ones last; none where there is no function."""
+    if function is None:
+        return ()
+    args = function.args
+    starred = (star for star in (args.vararg, args.kwarg) if star)
+    return tuple(arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, *starred))
 
 
 class Program:
@@ -76,7 +75,7 @@ class Program:
     def _define(self, node: ast.stmt, owner: str = "") -> None:
         match node:
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
-                self.functions[owner + name] = Function(node)
+                self.functions[owner + name] = node
             case ast.ClassDef(name, body=body) if not owner:
                 self.classes[name] = node
                 for child in body:
@@ -117,28 +116,19 @@ class Program:
     @cached_property
     def stored(self) -> Counter[str]:
         """How many places assign each attribute, of whatever object."""
-        nodes = (function.node for function in self.functions.values())
-        return Counter(attributes_stored(nodes))
+        return Counter(attributes_stored(self.functions.values()))
 
     def bases(self, name: str) -> list[str]:
         """What a class inherits from by a name without dots."""
         node = self.classes.get(name)
         return [base.id for base in node.bases if isinstance(base, ast.Name)] if node else []
 
-    def parameters(self, unit: str) -> tuple[str, ...]:
-        """A function's parameters; none where there is no such function."""
-        function = self.functions.get(unit)
-        return function.parameters if function else ()
-
     def dotted(self, node: ast.expr) -> str | None:
         """`F.relu` as `torch.nn.functional.relu`; None for what is no imported name."""
-        parts: list[str] = []
-        while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
-            node = node.value
-        if not isinstance(node, ast.Name) or node.id not in self.imports:
+        path = name_path(node)
+        if not path or path[0] not in self.imports:
             return None
-        return ".".join((self.imports[node.id], *reversed(parts)))
+        return ".".join((self.imports[path[0]], *path[1:]))
 
     def fold(self, node: ast.expr, bound: Collection[str], depth: int = 0) -> object | None:
         """The number, or tuple of numbers, that an expression is; None for anything else.
@@ -287,14 +277,14 @@ def _inherited(program: Program, name: str) -> str | None:
 def _wrapped(program: Program, name: str) -> str | None:
     forward = program.functions.get(f"{name}.forward")
     init = program.functions.get(f"{name}.__init__")
-    if not (forward and init and init.parameters and forward.parameters):
+    if not (forward and init and parameters_of(init) and parameters_of(forward)):
         return None
-    match [node for node in forward.node.body if not _is_constant(node)]:
+    match [node for node in forward.body if not _is_constant(node)]:
         case [ast.Return(ast.Call() as called)] if _passes_on(called, forward):
             wanted = ast.dump(called.func)
         case _:
             return None
-    for node in init.node.body:
+    for node in init.body:
         match node:
             case ast.Assign(targets, ast.Call(ast.Name(inner)) as made) if (
                 inner in program.classes and _passes_on(made, init)
@@ -313,4 +303,4 @@ def _passes_on(call: ast.Call, function: Function) -> bool:
     args = [arg.value if isinstance(arg, ast.Starred) else arg for arg in call.args]
     given: Sequence[ast.expr] = [*args, *(word.value for word in call.keywords)]
     names = tuple(arg.id if isinstance(arg, ast.Name) else None for arg in given)
-    return names == function.parameters[1:]
+    return names == parameters_of(function)[1:]

@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.publishing.columns import COLUMNS
 from tasks.publishing.config import UNKNOWN, PublishOptions
-from tasks.publishing.lineage import VERIFICATION
+from tasks.publishing.lineage import VERIFICATION, settings
 from tasks.publishing.shards import Shard
 from tasks.publishing.statistics import Statistics, Workloads
 from tasks.publishing.templates import render
@@ -115,20 +115,16 @@ def _settings(stage: str, facts: Any) -> str:
     """A stage's settings in a cell."""
     if not isinstance(facts, Mapping):
         return ""
-    found = {name: facts[name] for name in facts if name not in ("fingerprint", "rows")}
+    config = facts.get("config", {})
     if stage == VERIFICATION:  # forty numbers
-        found["config"] = {"protocol": f"see facts.{stage} in publication.json"}
-    return "; ".join(f"{cell(name)} {cell(value, 400)}" for name, value in _flat(found))
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings that are set, by dotted name."""
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flat(item, prefix if name == "config" else f"{prefix}{name}.")
-        elif item not in (None, "", [], ()):
-            several = isinstance(item, list | tuple)
-            yield f"{prefix}{name}", ", ".join(map(str, item)) if several else str(item)
+        config = {"protocol": f"see facts.{stage} in publication.json"}
+    others = {name: facts[name] for name in facts if name not in ("fingerprint", "rows", "config")}
+    shown = (
+        (name, ", ".join(map(str, item)) if isinstance(item, list | tuple) else item)
+        for name, item in settings({**config, **others})
+        if item != ""
+    )
+    return "; ".join(f"{cell(name)} {cell(item, 400)}" for name, item in shown)
 
 
 def _nested(text: str | None) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kernels_eval.records import Record
-from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION
+from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION, settings
 from tasks.publishing.sides import Judged, Row, Sample, Side, read_side, share
 from tasks.reporting.text import by_count
 from tasks.store import SnapshotRef
@@ -355,7 +355,7 @@ def _why_task(
 
 def _settings(old: Side, new: Side) -> Iterator[Setting]:
     for part in (TASKS, SYNTHESIS, VERIFICATION, CURATION, "tools"):
-        before, after = (dict(_flat(side.facts.get(part))) for side in (old, new))
+        before, after = (_texts(side.facts.get(part)) for side in (old, new))
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
                 yield Setting(name=f"{part}.{name}", old=before.get(name), new=after.get(name))
@@ -363,14 +363,9 @@ def _settings(old: Side, new: Side) -> Iterator[Setting]:
 
 def _changed_names(stage: str, a: Side, b: Side) -> list[str]:
     """Names of the settings of a stage that differ."""
-    first, second = (set(_flat(side.config(stage))) for side in (a, b))
+    first, second = (_texts(side.config(stage)).items() for side in (a, b))
     return sorted({name for name, _ in first ^ second})
 
 
-def _flat(value: Mapping[str, Any] | None, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Settings as text, by dotted name. An empty list is a setting that is not used."""
-    for name, item in (value or {}).items():
-        if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{name}.")
-        elif item not in (None, [], ()):
-            yield f"{prefix}{name}", str(item)
+def _texts(value: Mapping[str, Any] | None) -> dict[str, str]:
+    return {name: str(item) for name, item in settings(value or {})}

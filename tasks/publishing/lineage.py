@@ -165,6 +165,15 @@ def _present(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
+def settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by dotted name. None and an empty list are settings that are not used."""
+    for name, item in values.items():
+        if isinstance(item, Mapping):
+            yield from settings(item, f"{prefix}{name}.")
+        elif item not in (None, [], ()):
+            yield f"{prefix}{name}", item
+
+
 def source_of(snapshot: Snapshot) -> Snapshot:
     """Whose configuration says where rows come from: of chosen tasks the snapshot that they were
     chosen from, where it is there."""

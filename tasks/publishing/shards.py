@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from polars import selectors
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
@@ -260,8 +259,5 @@ def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 
 def _weights(table: pa.Table) -> list[int]:
     """Bytes of each row's texts: what a row weighs, near enough."""
-    total = np.zeros(len(table), dtype=np.int64)
-    for column in table.columns:
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            total += pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
-    return [int(each) for each in total]
+    sizes = selectors.string().str.len_bytes().cast(pl.Int64)
+    return pl.DataFrame(table).select(pl.sum_horizontal(sizes)).to_series().to_list()

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 import flows
+from tests.support.processes import processes_with
 from tests.support.servers import clean_environment, end, prefect_server
 
 ROOT = Path(flows.__file__).parent.parent
@@ -150,12 +151,7 @@ class Night(PrefectClient):
 
     def processes(self) -> set[psutil.Process]:
         """All with this night's marker in their environment, the server and the worker apart."""
-        found = set()
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if process.environ().get(MARK) == self.mark:
-                    found.add(process)
-        return found
+        return set(processes_with(MARK, self.mark))
 
 
 class Watched:

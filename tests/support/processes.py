@@ -1,4 +1,4 @@
-"""Programs that tests run, with what they print."""
+"""Programs that tests run, with what they print, and processes that tests look for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
+
+import psutil
 
 import kernels_eval
 
@@ -23,6 +26,16 @@ def python(
         text=True,
         timeout=timeout_s,
     )
+
+
+def processes_with(name: str, value: str) -> list[psutil.Process]:
+    """The living processes with this variable in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
 
 
 def output_of(*words: object) -> str:

@@ -204,9 +204,7 @@ def test_thirds_are_taken_within_levels():
         assert both.exec.value == pytest.approx((first.exec.value + second.exec.value) / 2)
 
 
-def test_bad_frames_are_usage_errors():
-    with pytest.raises(UsageError, match="task_id"):
-        difficulty(planted(5, seed=0, harder=1.0).drop("task_id"))
+def test_a_bad_frame_of_another_generator_is_a_usage_error():
     with pytest.raises(UsageError, match="status"):
         difficulty(planted(5, seed=0, harder=1.0), planted(5, seed=0, harder=1.0).drop("status"))
 

@@ -32,6 +32,7 @@ from tasks.synthesis.server import VllmSampler, options, serve_command
 from tasks.synthesis.stage import Synthesis, make_sampler
 from tasks.synthesis.supervisor import Command, Supervised
 from tests.support.cases import cases
+from tests.support.processes import processes_with
 from tests.support.requests import make_request
 from tests.support.waiting import until
 
@@ -71,17 +72,7 @@ class Fake:
     def alive(self) -> list[psutil.Process]:
         """Every process of ours: servers, engines and supervisors, known by the directory in their
         environment."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if (
-                    process.environ().get("FAKE_VLLM_DIR") == str(self.home)
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
-                    found.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return found
+        return processes_with("FAKE_VLLM_DIR", str(self.home))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tasks.sources.small_model import build_small_model, load_causal_model
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler
+from tests.support.processes import processes_with
 from tests.support.requests import make_request
 
 ROOT = Path(__file__).parents[2]
@@ -78,17 +79,7 @@ def requests(samples: int, temperature: float, max_tokens: int) -> list[Request]
 
 
 def alive(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if (
-                process.environ().get("CONCUR_TEST") == mark
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
+    return processes_with("CONCUR_TEST", mark)
 
 
 def texts(responses: list[Response]) -> dict[str, str]:

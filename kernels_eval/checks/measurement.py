@@ -94,6 +94,8 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         energy += part.to(wide).abs().square().sum()
         count += part.numel()
     scale = (energy / max(count, 1)).sqrt().clamp(min=1e-30)
+    # of what passes through values of about one, such as log(1 + exp(x)), and is no error of a tail
+    rounding = 8 * torch.finfo(a.dtype).eps * min(1.0, float(scale))
     for span in _spans(y.numel()):
         yy, aa = y[span].to(wide), a[span].to(wide)
         rr = yy if r is y else r[span].to(wide)
@@ -108,7 +110,7 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         error, own, bound = aa - yy, rr - yy, yy.abs() + scale
         cross += (error * yy.conj()).sum()
         error, own = error.abs(), own.abs()
-        half = (yy.abs() / 2).masked_fill(yy.abs() < least, torch.inf)
+        half = (yy.abs() / 2).clamp(min=rounding).masked_fill(yy.abs() < least, torch.inf)
         wrong = [(each > half).sum() for each in (error, own)]
         sums += torch.stack([error.square().sum(), own.square().sum(), *wrong])
         worst = torch.maximum(worst, torch.stack([(error / bound).amax(), (own / bound).amax()]))

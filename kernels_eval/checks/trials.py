@@ -92,9 +92,9 @@ class Comparison(Record):
     `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
     `reference_max` are the same of the fp32 reference, `sequential_rms` that of its long sums,
     added up one term after the other. `wrong_share` is the share of elements that are off by more
-    than half of their own value, however small, `reference_wrong_share` that of the fp32 reference
-    (0 without a float64 oracle). `systematic`: the error is a function of the output, as that of
-    another formula is. `masks_match`: NaN and infinities are in the same places.
+    than half of their own value and by more than rounding at one, `reference_wrong_share` that of
+    the fp32 reference (0 without a float64 oracle). `systematic`: the error is a function of the
+    output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
     `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
     candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
     """

@@ -84,6 +84,22 @@ def test_another_summation_order_is_right():
     assert verdict(reordered, x.sum(1), oracle) == "ok"
 
 
+@pytest.mark.parametrize("factor", [10, 30, 1000])
+def test_tails_may_be_lost_to_rounding_at_one_and_not_left_out(factor):
+    """log(1 + exp(x)) of much below -17 is 0 in fp32; leaving out small exponentials is another
+    error, which the largest ones hide from the RMS."""
+    drawn = torch.randn(20_000, generator=torch.Generator().manual_seed(3))
+    x = drawn * factor
+    exact, own = torch.nn.functional.softplus(x.double()), torch.nn.functional.softplus(x)
+    found = measure(torch.where(x > 20, x, torch.log(1 + torch.exp(x))), exact, own)
+    assert found.wrong_share == 0 and judge(found, "fp32", CorrectnessConfig()) == "ok"
+    x = drawn * 8
+    exact, own = torch.exp(x.double()), torch.exp(x)
+    found = measure(torch.where(drawn > 1, own, 0.0), exact, own)
+    assert found.rms < 1e-5 and found.wrong_share > 0.5
+    assert judge(found, "fp32", CorrectnessConfig()) == "wrong_output"
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_downcast_is_named(dtype):
     y = draw()

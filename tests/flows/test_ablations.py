@@ -250,6 +250,7 @@ def home(tmp_path, empty_mlflow):
     return Home(tmp_path, empty_mlflow)
 
 
+@pytest.mark.slow
 def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_that(quick, home):
     from mlflow.tracking import MlflowClient
 

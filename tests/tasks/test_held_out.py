@@ -224,6 +224,7 @@ def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_aft
     assert abs(mean - untrained) > 1e-4, "each token counts once, not each row"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_same(
     evaluated, tmp_path
 ):
@@ -285,6 +286,7 @@ def test_patience_counts_epochs_without_a_new_lowest_loss(losses, patience, stop
     assert stopped(losses, patience) is stops
 
 
+@pytest.mark.slow
 def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_so(
     base, evaluated, tmp_path
 ):

@@ -563,6 +563,7 @@ def test_what_the_user_set_in_the_environment_wins(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_first_write_in_a_fresh_process_prints_nothing(tmp_path):
     """No template here: the database does not exist, nor does its directory, and MLflow is imported
     for the first time."""

@@ -121,7 +121,7 @@ def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(
     ], "what is loaded is pinned: the commit that the branch is at"
     answers.fault = ConnectionError("no route")
     assert load(None)[0] == ROWS[:2] and load(COMMIT)[0] == ROWS
-    with pytest.raises(UsageError, match="no copy"):
+    with pytest.raises(UsageError, match="no local copy"):
         load("c" * 40)
 
 

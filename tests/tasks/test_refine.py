@@ -646,6 +646,7 @@ t.refined(tasks, first, verdicts).run()
 """
 
 
+@pytest.mark.slow
 def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path, model):
     """SIGKILL at the fifth request: the four answers before it are kept; what was in flight, and no
     more, is asked for again."""

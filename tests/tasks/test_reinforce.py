@@ -113,6 +113,7 @@ def trained(base: Path, adapter: Path, out: Path, world: World, **changes: Any) 
     return log
 
 
+@pytest.mark.slow
 def test_the_policy_learns_what_is_rewarded(base, adapter, tmp_path):
     world = World()
     log = trained(base, adapter, tmp_path, world)

@@ -555,6 +555,7 @@ def stopped_driver(fake: Fake, how: signal.Signals, **environment: str) -> None:
         driver.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
 def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_gpus, fake, how):
     import ray

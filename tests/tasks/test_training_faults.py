@@ -86,7 +86,7 @@ def test_anything_else_says_what_it_was_and_where_it_goes_on(tmp_path):
     )
     assert type(answer) is EvalError
     assert str(answer).startswith("training failed: ConnectionError: power cut (")
-    assert f"resumes from {tmp_path / 'checkpoints'}" in str(answer)
+    assert f"resume from {tmp_path / 'checkpoints'}" in str(answer)
 
 
 # -- what cannot be trained on ---------------------------------------------------------------------

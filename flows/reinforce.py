@@ -14,11 +14,8 @@ from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
 from flows.track import reinforcement_record, track
 from flows.train import of_line
-from kernels_eval.cluster.pool import Pool
 from kernels_eval.errors import UsageError
-from kernels_eval.parent.draft import verdict_of
-from kernels_eval.parent.messages import Finding
-from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.draft import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Verdict
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
@@ -31,6 +28,7 @@ from tasks.synthesis.sampler import Request
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
 from tasks.training.stage import adapter_of, prompts_of
+from tasks.verification.stage import pool_of
 
 if TYPE_CHECKING:
     from tasks.training.grpo import Answer, Asked, Environment
@@ -106,7 +104,6 @@ def environment(
     from tasks.training.grpo import Environment
 
     sampling = config.reinforcement.sampling
-    verification = config.verification
 
     def write(model: Any, tokenizer: Any, asked: Sequence[Asked]) -> Iterator[Answer]:
         from tasks.synthesis.local import Loaded, Row
@@ -137,13 +134,7 @@ def environment(
                 len(tokenizer(reasoning, add_special_tokens=False)["input_ids"]),
             )
 
-    with Pool(
-        config.language,
-        verification.eval,
-        workers=verification.workers,
-        builders=verification.builders,
-        address=verification.ray_address,
-    ) as pool:
+    with pool_of(config.language, config.verification) as pool:
 
         def judge(answers: Iterable[Answer | None]) -> Iterator[tuple[int, Verdict]]:
             without_code: list[tuple[int, Verdict]] = []
@@ -156,9 +147,7 @@ def environment(
                     task = tasks[answer.asked.task_id]
                     candidate = _candidate(answer, config, task)
                     if candidate.code is None:
-                        finding = Finding(reason=candidate.parse_reason or "no_code_block")
-                        prepared = Prepared(candidate_id=candidate.candidate_id)
-                        verdict = verdict_of(task, candidate, prepared, finding)
+                        verdict = no_code_verdict(task, candidate)
                         without_code.append((answer.asked.place, verdict))
                     else:
                         yield task, candidate

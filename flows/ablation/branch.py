@@ -62,21 +62,25 @@ class SharedResources:
     _timing: threading.Lock = field(default_factory=threading.Lock)
 
     def training(self, workers: int) -> AbstractContextManager[None]:
-        """Hold the devices of a training."""
-        return self.meter.held("train", workers if self.gpus else 1)
+        """Hold the devices of a training. It waits for models that answer on a GPU in this process,
+        of which Ray does not know."""
+        lock = self._answering if self.in_process and self.gpus else None
+        return self._held("train", lock, workers if self.gpus else 1)
 
     def answering(self) -> AbstractContextManager[None]:
         """Hold what answers the benchmark."""
-        return self._held("answer", self._answering if self.in_process else None)
+        lock = self._answering if self.in_process else None
+        return self._held("answer", lock, 1 if lock else self.share)
 
     def verifying(self, needs_gpu: bool) -> AbstractContextManager[None]:
         """Hold what verifies answers."""
-        return self._held("verify", None if needs_gpu else self._timing)
+        lock = None if needs_gpu else self._timing
+        return self._held("verify", lock, 1 if lock else self.share)
 
     @contextmanager
-    def _held(self, phase: str, lock: threading.Lock | None) -> Iterator[None]:
-        """Hold one device that only one branch may use at a time, else the share of a branch."""
-        with lock or nullcontext(), self.meter.held(phase, 1 if lock else self.share):
+    def _held(self, phase: str, lock: threading.Lock | None, devices: int) -> Iterator[None]:
+        """Hold so many devices; with a lock, no other branch that takes it does at that time."""
+        with lock or nullcontext(), self.meter.held(phase, devices):
             yield
 
 

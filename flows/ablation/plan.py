@@ -247,11 +247,13 @@ def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int
     """At most one branch a GPU, or a group of GPUs where training or serving takes several.
 
     Models that answer in this process answer on its first GPU, which Ray does not know of: then one
-    branch at a time. Without GPUs as many as were asked for, else one.
+    branch at a time where kernels need a GPU, else two, of which one verifies while the other
+    trains or answers. Without GPUs as many as were asked for, else one.
     """
     if not gpus:
         return config.max_parallel_branches or 1
     if pipeline.synthesis.sampler != "vllm":
-        return 1
+        most = 1 if pipeline.language.needs_gpu else 2
+        return min(config.max_parallel_branches or most, most)
     fit = max(1, gpus // max(pipeline.training.workers, pipeline.synthesis.server.tensor_parallel))
     return min(config.max_parallel_branches or fit, fit)

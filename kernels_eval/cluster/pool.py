@@ -16,9 +16,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from kernels_eval.cluster.ray import (
     Place,
@@ -56,6 +57,23 @@ ASK_S = 0.02
 WATCH_S = 10.0
 """After so long without an answer the pool asks whether its own node is still there: calls that
 went through it are never answered then."""
+
+
+T = TypeVar("T")
+
+
+def arriving(queue: SimpleQueue[T | None]) -> Iterator[T | None]:
+    """What is put into a queue, until None is; None, too, where nothing lies in it now, which is
+    what `Pool.verify` takes it for."""
+    while True:
+        try:
+            found = queue.get_nowait()
+        except Empty:
+            yield None
+            continue
+        if found is None:
+            return
+        yield found
 
 
 @dataclass

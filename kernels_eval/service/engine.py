@@ -12,16 +12,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
-from kernels_eval.cluster.pool import ASK_S, Pool
+from kernels_eval.cluster.pool import ASK_S, Pool, arriving
 from kernels_eval.cluster.ray import is_lost
 from kernels_eval.errors import EvalError
 from kernels_eval.service.queue import Evaluations, Pair
@@ -49,25 +48,13 @@ def work(pipe: Connection, options: dict[str, Any]) -> None:
     try:
         with Pool(**options) as pool:
             pipe.send(("ready", pool.telemetry.builders + pool.telemetry.devices))
-            for verdict in pool.verify(_arriving(pairs)):
+            for verdict in pool.verify(arriving(pairs)):
                 pipe.send(("verdict", verdict, [*pool.quarantined, *pool.cautions]))
     except Exception as error:
         known = isinstance(error, EvalError) or is_lost(error)
         text = str(error) if known else f"{type(error).__name__}: {error}"
         pipe.send(("fault", text, not is_lost(error)))
         os._exit(1)  # a lost Ray can hold up its own end
-
-
-def _arriving(pairs: SimpleQueue[Pair | None]) -> Iterator[Pair | None]:
-    while True:
-        try:
-            pair = pairs.get_nowait()
-        except Empty:
-            yield None
-            continue
-        if pair is None:
-            return
-        yield pair
 
 
 @dataclass

@@ -156,8 +156,8 @@ class Evaluations:
     def _require_room(self, clients: set[str]) -> None:
         """Raise QueueFullError where more is unfinished than may be, after these clients' requests
         were added."""
+        total = self._count(OPEN) if clients else 0
         for client in clients:
-            total = self._count(OPEN)
             own = self._count(f"client = ? AND {OPEN}", client)
             if total > self.limit or own > self.client_limit:
                 raise QueueFullError(

@@ -149,6 +149,12 @@ def load_tokenizer(location: str | Path) -> PreTrainedTokenizerBase:
     return cast("PreTrainedTokenizerBase", _load(AutoTokenizer, location))
 
 
+def chat_text(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """A user's turn, rendered up to where the model's answer begins."""
+    turn = [{"role": "user", "content": prompt}]
+    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+
 def load_causal_model(
     location: str | Path, *, dtype: Any, adapter: Path | None = None
 ) -> PreTrainedModel:

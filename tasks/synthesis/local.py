@@ -12,19 +12,21 @@ same text. Does not refill a batch while it runs: for throughput use a vLLM serv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.progress import caution
-from tasks.sources.small_model import load_causal_model, load_tokenizer
+from tasks.sources.small_model import chat_text, load_causal_model, load_tokenizer
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
 if TYPE_CHECKING:
     import torch
 
+DRAWING_THREADS = 8
 NO_CHAT = "sample from an instruct or reasoning model"
 
 
@@ -34,8 +36,9 @@ class TransformersSampler(Sampler):
 
     The text of a response is what follows the generation prompt: with a template that opens the
     think block it begins inside it and keeps `</think>`. `name` is the generator's identity in
-    every candidate. `batch_size` is how many responses are written at once; None: 256 on a GPU and
-    16 on a CPU. It is halved where the device's memory ends. The model is loaded at the first
+    every candidate. `batch_size` is how many responses are written at once; None: 16 on a CPU, and
+    on a GPU as many as half of its free memory holds keys and values of, 1,024 at most. It is
+    halved where the device's memory ends. The model is loaded at the first
     request. Raises UsageError where model or adapter cannot be loaded, where a prompt leaves no
     room in the model's window, and where the device cannot hold one response.
     """
@@ -62,7 +65,10 @@ class TransformersSampler(Sampler):
         # neighbours in length share a batch: less padding, and requests of one prompt stay together
         asked = [(*self.loaded.encode(request), request) for request in requests]
         asked.sort(key=lambda each: (len(each[0]), each[0], each[2].request_key))
-        size = self._batch_size or self.loaded.batch_size
+        longest = max(
+            (len(prompt) + request.sampling.max_tokens for prompt, _, request in asked), default=1
+        )
+        size = self._batch_size or self.loaded.batch_size(longest)
         while asked:
             rows = [Row(request, prompt, window) for prompt, window, request in asked[:size]]
             answered = set()
@@ -96,7 +102,6 @@ class Loaded:
 
     def __init__(self, tokenizer: Any, model: Any) -> None:
         self.tokenizer, self.model = tokenizer, model
-        self.batch_size = 256 if model.device.type == "cuda" else 16
         configured = model.generation_config.eos_token_id
         configured = configured if isinstance(configured, list) else [configured]
         self.ends = {tokenizer.eos_token_id, *configured} - {None}
@@ -121,13 +126,24 @@ class Loaded:
         model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
         return cls(tokenizer, model.to("cuda" if gpu else "cpu"))
 
+    def batch_size(self, tokens: int) -> int:
+        """How many responses to write at once, prompt and answer of so many tokens."""
+        import torch
+
+        if self.model.device.type != "cuda":
+            return 16
+        config = self.model.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        each = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
+        free, _ = torch.cuda.mem_get_info(self.model.device)
+        return max(1, min(1024, int(free // (2 * each * min(tokens, self.window)))))
+
     def encode(self, request: Request) -> tuple[list[int], int]:
         """Token ids of the chat up to the generation prompt, and the model's window."""
-        text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": request.prompt}],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        text = chat_text(self.tokenizer, request.prompt)
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) >= self.window:
             raise UsageError(
@@ -254,8 +270,15 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     shares = ordered.softmax(-1)
     # never the first, which has nothing before it
     beyond = shares.cumsum(-1) - shares >= column([each.top_p for each in asked])
-    noise = torch.from_numpy(np.stack([row.random.standard_exponential(count) for row in rows]))
-    noise = noise.to(logits.device).log().gather(1, tokens)
-    drawn = (ordered.masked_fill(beyond, -torch.inf) - noise).argmax(-1, keepdim=True)
-    drawn = tokens.gather(1, drawn)[:, 0]
-    return torch.where(temperature[:, 0] == 0, logits.argmax(-1), drawn)
+    drawn = np.empty((len(rows), count))
+    # numpy lets go of the interpreter's lock meanwhile
+    list(_drawers().map(lambda row, out: row.random.standard_exponential(out=out), rows, drawn))
+    noise = torch.from_numpy(drawn).to(logits.device).log().gather(1, tokens)
+    chosen = (ordered.masked_fill(beyond, -torch.inf) - noise).argmax(-1, keepdim=True)
+    chosen = tokens.gather(1, chosen)[:, 0]
+    return torch.where(temperature[:, 0] == 0, logits.argmax(-1), chosen)
+
+
+@cache
+def _drawers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(DRAWING_THREADS, thread_name_prefix="draw")

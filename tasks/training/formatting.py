@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
+from tasks.sources.small_model import chat_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,10 +77,7 @@ def to_prompt_completion(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list
         )
     examples = []
     for row in rows:
-        turn = [{"role": "user", "content": row["prompt"]}]
-        prompt = str(
-            tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        )
+        prompt = chat_text(tokenizer, row["prompt"])
         reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
         # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the
         # model itself writes the tag

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -30,12 +30,19 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from kernels_eval.cluster.pool import arriving
 from kernels_eval.records import Reason, Status, Verdict
-from kernels_eval.rewards import reward_parts
+from kernels_eval.rewards import reward, reward_parts
 from tasks.files import file_sha256
-from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
+from tasks.sources.small_model import (
+    chat_text,
+    load_causal_model,
+    load_tokenizer,
+    quiet_progress,
+)
 from tasks.training import checkpoints
 from tasks.training.recipe import ReinforceRecipe
+from tasks.training.trainer import machine_settings
 
 KEPT_OF_TRL = ("loss", "grad_norm", "learning_rate", "reward", "reward_std", "kl", "entropy")
 
@@ -130,7 +137,7 @@ class RewardTrainer(GRPOTrainer):
         base = load_causal_model(base_model_dir, dtype=torch.bfloat16 if gpu else torch.float32)
         self.policy: Any = PeftModel.from_pretrained(base, str(adapter_dir), is_trainable=True)
         self.reader = tokenizer
-        chats = {name: _chat(tokenizer, prompt) for name, prompt in prompts.items()}
+        chats = {name: chat_text(tokenizer, prompt) for name, prompt in prompts.items()}
         self.recipe, self.environment, self.on_log = recipe, environment, on_log
         self.tasks = {chat: name for name, chat in chats.items()}
         self.chat_ids = {
@@ -173,7 +180,7 @@ class RewardTrainer(GRPOTrainer):
 
         apart = self.environment.apart
         with ThreadPoolExecutor(1) as thread:
-            beside = None if apart else thread.submit(judged, _arriving(queue))
+            beside = None if apart else thread.submit(judged, arriving(queue))
             self.policy.eval()
             try:
                 with self.accelerator.autocast():
@@ -218,8 +225,7 @@ class Step(NamedTuple):
     waited_s: float
 
     def reward(self, place: int) -> float | None:
-        parts = reward_parts(self.verdicts.get(place), self.recipe.reward)
-        return None if parts is None else float(sum(parts.values()))
+        return reward(self.verdicts.get(place), self.recipe.reward)
 
     def row(self, step_s: float) -> dict[str, float]:
         """What a person follows: mean of each part of the reward, share of each status, share of
@@ -245,26 +251,8 @@ class Step(NamedTuple):
         )
 
 
-def _arriving(queue: SimpleQueue[Answer | None]) -> Iterator[Answer | None]:
-    """What is put into the queue until None is; None where there is nothing so far."""
-    while True:
-        try:
-            answer = queue.get_nowait()
-        except Empty:
-            yield None
-            continue
-        if answer is None:
-            return
-        yield answer
-
-
 def _rejects(reason: Reason) -> bool:
     return reason.status is Status.REJECTED
-
-
-def _chat(tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    turn = [{"role": "user", "content": prompt}]
-    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
 
 
 def _given_reward(reward: list[float | None], **_: object) -> list[float | None]:
@@ -294,8 +282,5 @@ def _grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCo
         save_steps=recipe.checkpoint_every_steps,
         save_total_limit=checkpoints.KEPT,
         seed=recipe.seed,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not gpu,
-        dataloader_pin_memory=gpu,
+        **machine_settings(gpu=gpu),
     )

@@ -391,12 +391,19 @@ def _sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
         save_strategy="epoch",
         save_total_limit=checkpoints.KEPT,
         seed=recipe.seed,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not gpu,
-        dataloader_pin_memory=gpu,
+        **machine_settings(gpu=gpu),
         **_sharding(recipe),
     )
+
+
+def machine_settings(*, gpu: bool) -> dict[str, Any]:
+    """transformers' settings of where a trainer runs, and of reports, which are ours."""
+    return {
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": not gpu,
+        "dataloader_pin_memory": gpu,
+    }
 
 
 def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:

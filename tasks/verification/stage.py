@@ -74,6 +74,17 @@ def wait_for_head(address: str | None, log: Callable[[str], None] = logger.warni
         raise ClusterError(absence, LOST_FIX) from error
 
 
+def pool_of(language: Language, config: VerificationConfig) -> Pool:
+    """The workers that a configuration asks for, not started."""
+    return Pool(
+        language,
+        config.eval,
+        workers=config.workers,
+        builders=config.builders,
+        address=config.ray_address,
+    )
+
+
 class Verification:
     """The verification of one candidates snapshot: plan it, take its verdicts chunk by chunk,
     publish. Use as a context manager.
@@ -120,14 +131,7 @@ class Verification:
 
     def pool(self) -> Pool:
         """The workers that are asked for verdicts. What a benchmark or a test replaces."""
-        config = self.config
-        return Pool(
-            self.language,
-            config.eval,
-            workers=config.workers,
-            builders=config.builders,
-            address=config.ray_address,
-        )
+        return pool_of(self.language, self.config)
 
     def verdict_key(self, candidate: Mapping[str, Any]) -> str:
         """The identity of a verdict across snapshots: hash(candidate, its parsed code, protocol and

@@ -139,7 +139,7 @@ class Load:
         self.found: dict[str, Evaluation] = {}
         self.sent: set[str] = set()
         self.client = AsyncVerifierClient(f"http://127.0.0.1:{port}", timeout_s=3600)
-        hooks = {"request": [self._begun], "response": [self._answered]}
+        hooks: dict[str, list[Any]] = {"request": [self._begun], "response": [self._answered]}
         self.client._http.event_hooks = hooks
         self.draw = random.Random(asked.seed)
 

@@ -142,22 +142,24 @@ class Service:
 
     async def final(self, identity: str, wait_s: float | None) -> Evaluation:
         """An evaluation when it is final, or as it is after `wait_s` seconds, or when the service
-        stops. Raises HTTPException where there is none. The journal is read in a thread: while
-        another one writes to it, requests are still answered."""
+        stops. Raises HTTPException where there is none."""
         self._loop = asyncio.get_running_loop()
-        read = partial(asyncio.to_thread, self.evaluations.get, identity)
-        try:
-            found = await read()
-        except KeyError as error:
-            raise HTTPException(404, f"there is no evaluation {identity}") from error
+        found = await self._read(identity)
         if found.state.final or wait_s == 0 or self.draining:
             return found
         waiting = self._waiting.setdefault(identity, self._loop.create_future())
-        found = await read()  # it may have ended before anybody waited
+        found = await self._read(identity)  # it may have ended before anybody waited
         if not found.state.final:
             await asyncio.wait([waiting], timeout=wait_s)
-            found = (waiting.result() if waiting.done() else None) or await read()
+            found = (waiting.result() if waiting.done() else None) or await self._read(identity)
         return found
+
+    async def _read(self, identity: str) -> Evaluation:
+        """In a thread: while another one writes, requests are answered."""
+        try:
+            return await asyncio.to_thread(self.evaluations.get, identity)
+        except KeyError as error:
+            raise HTTPException(404, f"there is no evaluation {identity}") from error
 
     def health(self) -> dict[str, Any]:
         engine = self.engine

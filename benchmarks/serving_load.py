@@ -3,13 +3,16 @@ answered with exactly one verdict, and how long does handing one over take?
 
     python -m benchmarks.serving_load --clients 200 --seconds 600 --kill-every 20 --out DIR
 
-Each client hands over a request and waits for its verdict, then the next, through
-`AsyncVerifierClient`. Of the candidates, a share is new C++ kernels (`--new`; their library is
-built once, so that judging, not building, is what is asked for), the rest are rejected sources,
-responses without code and repetitions. Every `--kill-every` seconds one process gets SIGKILL: the
-service, the process of its pool, a worker, a builder, Ray's control server (its head), its raylet,
-in turn. The service is started again when it ends, as a supervisor does. Time to hand over is that
-of each POST that was answered with 202, without the attempts that met no service.
+Each client hands over a request and waits for its verdict, then the next; all share one
+`AsyncVerifierClient` in this one process, which takes its part of the cores. Of the candidates, a
+share is new C++ kernels (`--new`; their library is built once, so that judging, not building, is
+what is asked for), the rest are rejected sources, responses without code and repetitions. Every
+`--kill-every` seconds one process gets SIGKILL: the service, the process of its pool, a worker, a
+builder, Ray's control server (its head), its raylet, in turn. The service is started again when it
+ends, as a supervisor does. `enqueue_ms` is the time of each POST that was answered with 202,
+without the attempts that met no service; `handed_over_ms` counts those and the pauses between them
+too. `quiet` is what began in minutes of the run in which nothing was killed. `client_lag_ms` is by
+how much this process woke up too late: its own part in the times above.
 """
 
 from __future__ import annotations
@@ -26,13 +29,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
-from kernels_eval.service.client import AsyncVerifierClient
+from kernels_eval.service.client import POLL_S, AsyncVerifierClient
 from kernels_eval.service.schema import Evaluation, EvaluationRequest, TaskSource
 
 KINDS = ("service", "pool", "worker", "builder", "gcs", "raylet")
@@ -71,6 +76,9 @@ class ModelNew(torch.nn.Module):
 """
 REJECTED = "import subprocess\nclass ModelNew:\n    pass\n"
 LOOK_S = 5.0
+WAKE_S = 0.02
+TIMED = ("enqueue_ms", "handed_over_ms", "client_lag_ms")
+SHARES = (50, 90, 99, 100)
 PROTOCOL = ("timing.max_s=1", "timing.min_pairs=6", "timing.min_side_s=0.02")
 
 
@@ -122,21 +130,35 @@ class Load:
     """The clients and what they saw."""
 
     def __init__(self, asked: argparse.Namespace, port: int) -> None:
-        self.asked, self.until = asked, time.monotonic() + asked.seconds
-        self.enqueue_s: list[float] = []
+        self.asked, self.began = asked, time.monotonic()
+        self.until = self.began + asked.seconds
+        self.times: dict[str, list[tuple[int, float]]] = {name: [] for name in TIMED}
+        """Of each kind, the minute in which it began and its milliseconds."""
+        self.killed: list[tuple[int, str]] = []
+        """The minute and the kind of each process that was killed."""
         self.found: dict[str, Evaluation] = {}
         self.sent: set[str] = set()
         self.client = AsyncVerifierClient(f"http://127.0.0.1:{port}", timeout_s=3600)
-        hooks = {"request": [self._began], "response": [self._answered]}
+        hooks: dict[str, list[Any]] = {"request": [self._begun], "response": [self._answered]}
         self.client._http.event_hooks = hooks
         self.draw = random.Random(asked.seed)
 
-    async def _began(self, request: httpx.Request) -> None:
-        request.extensions["began"] = time.monotonic()
+    def minute(self) -> int:
+        return int(time.monotonic() - self.began) // 60
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        minute, began = self.minute(), time.monotonic()
+        yield
+        self.times[name].append((minute, 1000 * (time.monotonic() - began)))
+
+    async def _begun(self, request: httpx.Request) -> None:
+        request.extensions["begun"] = (self.minute(), time.monotonic())
 
     async def _answered(self, response: httpx.Response) -> None:
         if response.status_code == 202:
-            self.enqueue_s.append(time.monotonic() - response.request.extensions["began"])
+            minute, began = response.request.extensions["begun"]
+            self.times["enqueue_ms"].append((minute, 1000 * (time.monotonic() - began)))
 
     def request(self, identity: str, client: str) -> EvaluationRequest:
         fields: dict[str, Any] = {"task": TaskSource(code=TASK), "id": identity, "client": client}
@@ -155,10 +177,23 @@ class Load:
                 return
             identity = f"{name}-{number}"
             self.sent.add(identity)
-            self.found[identity] = await self.client.evaluate(self.request(identity, name))
+            with self.timed("handed_over_ms"):
+                found = await self.client.submit(self.request(identity, name))
+            while not found.state.final:
+                found = await self.client.result(identity, POLL_S)
+            self.found[identity] = found
 
-    async def run(self, served: Served, killed: Counter[str]) -> None:
+    async def watch(self) -> None:
+        """How late this process wakes up."""
+        while True:
+            woken = time.monotonic() + WAKE_S
+            minute = self.minute()
+            await asyncio.sleep(WAKE_S)
+            self.times["client_lag_ms"].append((minute, 1000 * (time.monotonic() - woken)))
+
+    async def run(self, served: Served) -> None:
         clients = [asyncio.create_task(self.one(f"client{n}")) for n in range(self.asked.clients)]
+        watching = asyncio.create_task(self.watch())
         kinds = itertools.cycle(self.asked.kinds)
         kill_at = time.monotonic() + self.asked.kill_every
         while not all(task.done() for task in clients):
@@ -170,17 +205,29 @@ class Load:
                 kill_at = time.monotonic() + (self.asked.kill_every if found else LOOK_S)
                 if found:
                     found.kill()
-                    killed[kind] += 1
+                    self.killed.append((self.minute(), kind))
             await asyncio.sleep(0.2)
         await asyncio.gather(*clients)
+        watching.cancel()
         await self.client.close()
 
 
-def summarise(load: Load, served: Served, killed: Counter[str]) -> dict[str, Any]:
+def shares(times: Iterable[float]) -> dict[str, float]:
+    """How many, and milliseconds: median, 99th percentile, longest."""
+    found = sorted(times)
+    at = {
+        f"p{share}": found[min(len(found) - 1, len(found) * share // 100)]
+        for share in SHARES
+        if found
+    }
+    return {"count": len(found)} | {name: round(value, 1) for name, value in at.items()}
+
+
+def summarise(load: Load, served: Served) -> dict[str, Any]:
     journal = sqlite3.connect(served.folder / "serve.sqlite3")
     rows = journal.execute("SELECT id, state, key, verdict FROM evaluations").fetchall()
     kept = {row[0]: row for row in rows}
-    times = sorted(load.enqueue_s)
+    busy = {minute for minute, _ in load.killed}
     verdicts = {
         name: found.verdict.model_dump_json() for name, found in load.found.items() if found.verdict
     }
@@ -198,14 +245,15 @@ def summarise(load: Load, served: Served, killed: Counter[str]) -> dict[str, Any
         ),
         "states": dict(Counter(row[1] for row in rows)),
         "reasons": dict(Counter(f.verdict.reason for f in load.found.values() if f.verdict)),
-        "killed": dict(killed),
+        "killed": load.killed,
         "starts": served.starts,
-        "enqueued": len(times),
-        "enqueue_ms": {
-            f"p{share}": round(1000 * times[min(len(times) - 1, len(times) * share // 100)], 1)
-            for share in (50, 90, 99, 100)
-            if times
-        },
+    } | {
+        name: {
+            "all": shares(value for _, value in times),
+            "quiet": shares(value for minute, value in times if minute not in busy),
+        }
+        for name, times in load.times.items()
+        if times
     }
 
 
@@ -228,15 +276,15 @@ def main() -> int:
     folder = Path(asked.out)
     folder.mkdir(parents=True, exist_ok=True)
     load_before = os.getloadavg()[0]
-    served, killed = Served(folder, asked.port), Counter[str]()
+    served = Served(folder, asked.port)
     began = time.monotonic()
     served.keep()
     load = Load(asked, asked.port)
     try:
-        asyncio.run(load.run(served, killed))
+        asyncio.run(load.run(served))
     finally:
         status = served.end()
-    summary = summarise(load, served, killed) | {
+    summary = summarise(load, served) | {
         "seconds": round(time.monotonic() - began, 1),
         "exit_status": status,
         "load_before": load_before,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
 
 MOST_STEPS = 40
-"""Rows of a table of losses."""
+"""Rows of a table of steps."""
 BACK_S = 120.0
 """How long a Prefect server that does not answer is waited for. Its client waits a minute, but only
 where it has spoken to it before."""
@@ -141,13 +141,18 @@ def tables_of(paths: Iterable[Path]) -> str:
     return "\n".join([*tables, "\nFigures:\n", *drawn, ""]) if tables else ""
 
 
-def show_loss(steps: Sequence[int], losses: Sequence[float]) -> None:
-    """The loss of a training by optimiser step; of a long one, steps evenly taken."""
-    table = [
-        {"step": step, "loss": round(loss, 4)}
-        for step, loss in spread(list(zip(steps, losses, strict=True)), MOST_STEPS)
-    ]
-    create_table_artifact("training-loss", table, "Training loss by optimiser step")
+def show_log(key: str, trained: SnapshotRef, columns: Sequence[str], description: str) -> None:
+    """Numbers of a training's log by optimiser step; of a long one, steps evenly taken. Columns
+    that the log lacks and steps without the first are left out."""
+    with warn_on_error(f"the artifact {key}"):
+        log = trained.open().read(unique="step").sort("step").fill_nan(None)
+        known = [name for name in columns if name in log.columns]
+        rows = log.drop_nulls(columns[0]).select("step", *known).to_dicts()
+        table = [
+            {name: value and round(value, 4) for name, value in row.items()}
+            for row in spread(rows, MOST_STEPS)
+        ]
+        create_table_artifact(key, table, description)
 
 
 def show_scores(rows: Sequence[ScoreRow]) -> None:

@@ -25,7 +25,7 @@ from prefect.logging import get_run_logger
 from flows import forms
 from flows.ablation.flow import AblationResult, ablate
 from flows.ablation.plan import AblationConfig
-from flows.artifacts import link_mlflow, show_candidates, show_loss, show_scores, show_snapshots
+from flows.artifacts import link_mlflow, show_candidates, show_log, show_scores, show_snapshots
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.curate_sets import curate_again
@@ -36,20 +36,25 @@ from flows.ops.ready import PARTS, Part
 from flows.ops.runs import note_run
 from flows.pipeline import LineResult, concur_line
 from flows.refresh import Refreshed, refresh_dataset
+from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
 from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
-from tasks.benchmark.report.inputs import training_steps
+from kernels_eval.errors import UsageError
 from tasks.benchmark.stage import scores_of
 from tasks.publishing.lineage import finished, manifest_of
 from tasks.store.snapshot import SnapshotRef, find_snapshot
+from tasks.training.reinforce import STAGE as REINFORCEMENT
+from tasks.training.stage import STAGE as TRAINING
 from tasks.verification.stage import wait_for_head
 
 DEVICES = "gpu"
 """Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""
+REWARDS = ("reward", "status/correct", "status/rejected", "speedup_of_correct", "kl", "idle_share")
+"""Columns of a reinforcement's log that are shown; MLflow has all."""
 
 
 @flow(name="nightly refresh", flow_run_name=deployed_name("refresh"), **NOTICES)
@@ -94,11 +99,29 @@ def train_on_set(
     config, tasks, found = of_line(config.root, curated.snapshot or None, config)
     with devices(config, config.training.workers):
         trained, tracked = train_and_track.fn(config, tasks, found)
-    steps = [step for step in training_steps(trained.open()) if step.loss is not None]
-    show_loss([step.step for step in steps], [float(step.loss or 0.0) for step in steps])
+    show_log("training-loss", trained, ("loss",), "Training loss by optimiser step")
     show_snapshots({"training set": found, "adapter and training log": trained})
     link_mlflow(config, tracked.run_id if tracked else None)
     return trained
+
+
+@flow(name="reinforce an adapter", flow_run_name=deployed_name("reinforce"), **NOTICES)
+def reinforce_with_rewards(
+    run: forms.RunForm = forms.RUN,
+    adapter: forms.AdapterForm = forms.ADAPTER,
+    reinforcement: forms.ReinforcementForm = forms.REINFORCEMENT,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> SnapshotRef:
+    """A better adapter from an existing one: it answers tasks, and verdicts are its rewards."""
+    config = configuration(run, reinforcement, advanced=advanced)
+    config, tasks, trained = of_training(config, adapter.snapshot or None)
+    prepared(config)  # now that the language of the training set is known
+    with devices(config, config.verification.workers):
+        reinforced, tracked = reinforce_and_track.fn(config, tasks, trained)
+    show_log("rewards", reinforced, REWARDS, "Rewards and verdicts by optimiser step")
+    show_snapshots({"training": trained, "adapter and log": reinforced})
+    link_mlflow(config, tracked)
+    return reinforced
 
 
 @flow(name="score the models", flow_run_name=deployed_name("benchmark"), **NOTICES)
@@ -182,14 +205,19 @@ def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
 
 
 def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
-    """The finished training snapshot whose fingerprint begins with `name`; without a name the
-    newest, None where there is none. Raises UsageError where not exactly one has the name, or it is
-    unfinished."""
+    """The finished training or reinforcement whose fingerprint begins with `name`; without a name
+    the newest training, None where there is none. Raises UsageError where not exactly one snapshot
+    has the name, or it is unfinished, or has no adapter."""
     if name:
-        found = find_snapshot(config.root, name, "training")
+        found = find_snapshot(config.root, name)
         manifest_of(found.open())
+        if found.stage not in (TRAINING, REINFORCEMENT):
+            raise UsageError(
+                f"{name} is a snapshot of the stage {found.stage}, which has no adapter",
+                "give that of a training or a reinforcement",
+            )
         return found
-    there = finished(config.root, "training")
+    there = finished(config.root, TRAINING)
     return there[-1][0].ref if there else None
 
 

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
+from kernels_eval.rewards import RECIPES
 from tasks.curation.config import STRATEGY_NAMES
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
@@ -49,6 +50,7 @@ Profile = Annotated[str, *_one_of(profile_names())]
 StrategyName = Annotated[str, *_one_of(list(STRATEGY_NAMES))]
 Strategy = Annotated[str, *_one_of([AS_PROFILE, *STRATEGY_NAMES])]
 Source = Annotated[str, *_one_of([AS_PROFILE, *_choices(TasksConfig, "source")])]
+Reward = Annotated[str, *_one_of([AS_PROFILE, *RECIPES])]
 Sampler = Annotated[str, *_one_of([AS_PROFILE, *_choices(SynthesisConfig, "sampler")])]
 
 
@@ -173,6 +175,27 @@ class TrainingForm(Form):
     )
 
 
+class ReinforcementForm(Form):
+    """What a verdict is worth, and how long the adapter learns from it."""
+
+    model_config = ConfigDict(title="Reinforcement")
+
+    reward: Annotated[Reward, Key("reinforcement.reward.name")] = Field(
+        default=AS_PROFILE,
+        title="Reward",
+        description="A recipe, with its published numbers (docs/how-to/rewards/index.md).",
+    )
+    steps: Annotated[int, Key("reinforcement.steps")] = _count(
+        "Optimiser steps", "0: as the profile says.", 1_000_000
+    )
+    tasks_per_step: Annotated[int, Key("reinforcement.tasks_per_step")] = _count(
+        "Tasks per step", "0: as the profile says.", 1000
+    )
+    samples_per_task: Annotated[int, Key("reinforcement.samples_per_task")] = _count(
+        "Samples per task", "Compared with each other; 2 at least. 0: as the profile says.", 1000
+    )
+
+
 class BenchmarkForm(Form):
     """How often each model is asked on the held-out tasks."""
 
@@ -208,12 +231,12 @@ class StrategiesForm(Form):
 
 
 class AdapterForm(Form):
-    """Which adapter is scored beside its base model."""
+    """Which finished adapter is used."""
 
     model_config = ConfigDict(title="Adapter")
 
     snapshot: str = _fingerprint(
-        "Fingerprint of the training snapshot", "the newest adapter under the root"
+        "Fingerprint of its snapshot", "the newest training under the root"
     )
 
 
@@ -268,6 +291,7 @@ ABLATION_RUN = RunForm(profile="ablation")
 CURATED = CuratedForm()
 STRATEGIES = StrategiesForm()
 TRAINING = TrainingForm()
+REINFORCEMENT = ReinforcementForm()
 BENCHMARK = BenchmarkForm()
 ADAPTER = AdapterForm()
 

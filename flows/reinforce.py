@@ -20,6 +20,7 @@ from kernels_eval.records import Candidate, KernelTask, Verdict
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
 from tasks.publishing.lineage import finished, manifest_of
+from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store.snapshot import SnapshotRef, find_snapshot
 from tasks.synthesis.parsing import parse_response
@@ -46,6 +47,7 @@ def reinforce_adapter(
     snapshot = reinforce.planned(trained, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref
+    resolve_model(str(trained.open().manifest["base_model"]), trained.root)  # before any worker
     known = {task.task_id: task for task in read_tasks(tasks)}
     with (
         observed_by(ProgressArtifact("reinforcement-progress", "share of optimiser steps done")),

@@ -70,7 +70,7 @@ class Service:
         """Raises UsageError where the journal cannot be used."""
         self.intake, self.drain_s, self.draining = intake, drain_s, False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[str, asyncio.Event] = {}
+        self._waiting: dict[str, asyncio.Future[Evaluation | None]] = {}
         options = options | {"language": intake.language, "config": intake.config}
         self.evaluations = Evaluations(journal, limit, self._changed)
         self.engine = Engine(self.evaluations, options)
@@ -105,7 +105,7 @@ class Service:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             with suppress(sqlite3.Error):  # a full disk: the next round tries again
-                self.evaluations.expire()
+                await asyncio.to_thread(self.evaluations.expire)
 
     def stop(self) -> None:
         """Take nothing more over, and let nobody wait. May be called by a signal's handler."""
@@ -114,18 +114,18 @@ class Service:
             self._loop.call_soon_threadsafe(self._wake_all)
 
     def _wake_all(self) -> None:
-        for event in self._waiting.values():
-            event.set()
+        for identity in list(self._waiting):
+            self._wake(identity, None)
 
     def _changed(self, found: Evaluation) -> None:
         self._ended.labels(found.state, found.verdict.status if found.verdict else "").inc()
         self._seconds.observe((found.finished_s or found.submitted_s) - found.submitted_s)
         if self._loop:
-            self._loop.call_soon_threadsafe(self._wake, found.id)
+            self._loop.call_soon_threadsafe(self._wake, found.id, found)
 
-    def _wake(self, identity: str) -> None:
-        if event := self._waiting.pop(identity, None):
-            event.set()
+    def _wake(self, identity: str, found: Evaluation | None) -> None:
+        if waiting := self._waiting.pop(identity, None):
+            waiting.set_result(found)
 
     def accept(self, asked: Asked) -> list[Evaluation]:
         """Take requests over. Raises HTTPException where they are not."""
@@ -144,16 +144,22 @@ class Service:
         """An evaluation when it is final, or as it is after `wait_s` seconds, or when the service
         stops. Raises HTTPException where there is none."""
         self._loop = asyncio.get_running_loop()
+        found = await self._read(identity)
+        if found.state.final or wait_s == 0 or self.draining:
+            return found
+        waiting = self._waiting.setdefault(identity, self._loop.create_future())
+        found = await self._read(identity)  # it may have ended before anybody waited
+        if not found.state.final:
+            await asyncio.wait([waiting], timeout=wait_s)
+            found = (waiting.result() if waiting.done() else None) or await self._read(identity)
+        return found
+
+    async def _read(self, identity: str) -> Evaluation:
+        """In a thread: while another one writes, requests are answered."""
         try:
-            found = self.evaluations.get(identity)
+            return await asyncio.to_thread(self.evaluations.get, identity)
         except KeyError as error:
             raise HTTPException(404, f"there is no evaluation {identity}") from error
-        if not found.state.final and wait_s != 0 and not self.draining:
-            event = self._waiting.setdefault(identity, asyncio.Event())
-            with suppress(TimeoutError):
-                await asyncio.wait_for(event.wait(), wait_s)
-            found = self.evaluations.get(identity)
-        return found
 
     def health(self) -> dict[str, Any]:
         engine = self.engine
@@ -232,12 +238,12 @@ async def cancel(identity: Identifier, service: Shared) -> Evaluation:
 
 
 @router.get("/health")
-async def health(service: Shared) -> JSONResponse:
+def health(service: Shared) -> JSONResponse:
     return JSONResponse(service.health(), 503 if service.draining else 200)
 
 
 @router.get("/metrics")
-async def metrics(service: Shared) -> Response:
+def metrics(service: Shared) -> Response:
     return Response(generate_latest(service.metrics), media_type="text/plain; version=0.0.4")
 
 

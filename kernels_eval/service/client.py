@@ -45,7 +45,9 @@ class _Calls:
             "base_url": url,
             "headers": {"Content-Type": "application/json"} | login,
             "timeout": httpx.Timeout(2 * POLL_S, connect=10, pool=None),
-            "limits": httpx.Limits(max_connections=None),  # each that waits for a result holds one
+            # Each that waits for a result holds a connection. Few are kept idle: httpcore looks
+            # through all of them, for each of them that is idle, at each request.
+            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
         }
 
     def _send(self, until: float, method: str, path: str, content: str | None = None) -> _Call[Any]:

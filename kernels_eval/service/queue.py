@@ -249,18 +249,17 @@ class Evaluations:
         error: str | None = None,
     ) -> None:
         """End the unfinished evaluations that `where` selects."""
-        select = f"SELECT id FROM evaluations WHERE {OPEN} AND {where}"
-        ended = [row[0] for row in self._db.execute(select, (value,))]
         change = "state = ?, verdict = ?, error = ?, finished_s = ?, pair = NULL"
-        for identity in ended:
-            self._update(change, "id = ?", state, verdict, error, time.time(), identity)
-            self._changed(self.get(identity))
+        which = f"{OPEN} AND {where} RETURNING {_FIELDS}"
+        for row in self._update(change, which, state, verdict, error, time.time(), value):
+            self._changed(_evaluation(row))
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def _update(self, change: str, where: str, *values: object) -> None:
+    def _update(self, change: str, where: str, *values: object) -> list[tuple[Any, ...]]:
         with self._db:
-            self._db.execute(f"UPDATE evaluations SET {change} WHERE {where}", values)
+            update = f"UPDATE evaluations SET {change} WHERE {where}"
+            return self._db.execute(update, values).fetchall()
 
     def _row(self, select: str, *values: object) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self._db.execute(f"{select} LIMIT 1", values).fetchone()
@@ -276,12 +275,7 @@ class Evaluations:
             row = self._row(f"SELECT {_FIELDS} FROM evaluations WHERE id = ?", identity)
         if row is None:
             raise KeyError(identity)
-        fields = dict(zip(_FIELDS.split(", "), row, strict=True))
-        if fields["state"] != State.DONE:
-            fields["verdict"] = None
-        elif text := fields["verdict"]:
-            fields["verdict"] = Verdict.model_validate_json(text)
-        return Evaluation.model_validate(fields)
+        return _evaluation(row)
 
     @property
     def queued(self) -> int:
@@ -297,6 +291,16 @@ class Evaluations:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+
+def _evaluation(row: tuple[Any, ...]) -> Evaluation:
+    """What `_FIELDS` were read as."""
+    fields = dict(zip(_FIELDS.split(", "), row, strict=True))
+    if fields["state"] != State.DONE:
+        fields["verdict"] = None
+    elif text := fields["verdict"]:
+        fields["verdict"] = Verdict.model_validate_json(text)
+    return Evaluation.model_validate(fields)
 
 
 def _pair(text: str) -> Pair:

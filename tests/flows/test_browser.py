@@ -36,6 +36,11 @@ TINY = (
     "benchmark.tasks.limit=4",
     "benchmark.samples_per_task=2",
     "benchmark.sampling.max_tokens=16",
+    "reinforcement.steps=1",
+    "reinforcement.tasks_per_step=1",
+    "reinforcement.samples_per_task=2",
+    "reinforcement.batch_size=2",
+    "reinforcement.sampling.max_tokens=16",
 )
 """Overrides of the profile `ablation` with which each deployment takes a minute or two."""
 ANALYTICS = "sr-client-cfg.amplitude.com"
@@ -403,6 +408,7 @@ def test_every_other_deployment_runs_from_its_form(stack, browser):
     shown = {
         "line": ("whole line", {"mlflow-run", "report"}),
         "train": ("train an adapter", {"mlflow-run", "snapshots", "training-loss"}),
+        "reinforce": ("reinforce an adapter", {"mlflow-run", "snapshots", "rewards"}),
         "benchmark": ("score the models", {"mlflow-run", "snapshots", "scores"}),
         "curate": ("curate training sets", {"training-sets", "snapshots"}),
     }

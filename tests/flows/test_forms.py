@@ -13,6 +13,7 @@ from flows.forms import (
     AdvancedForm,
     BenchmarkForm,
     CandidatesForm,
+    ReinforcementForm,
     RunForm,
     StrategiesForm,
     TrainingForm,
@@ -20,6 +21,7 @@ from flows.forms import (
     configuration,
 )
 from kernels_eval.errors import UsageError
+from kernels_eval.rewards import Kevin
 
 
 @pytest.fixture(autouse=True)
@@ -29,10 +31,12 @@ def _no_variables(monkeypatch):
 
 
 def test_an_empty_form_is_the_profile(tmp_path):
-    forms = (CandidatesForm(), TrainingSetForm(), TrainingForm(), BenchmarkForm())
-    for profile in ("local", "nightly", "paper"):
+    forms = (CandidatesForm(), TrainingSetForm(), TrainingForm(), ReinforcementForm())
+    for profile in ("local", "nightly", "paper", "proof"):
         run = RunForm(profile=profile, root=str(tmp_path))
-        assert configuration(run, *forms) == load_profile(profile, (f"root={tmp_path}",))
+        assert configuration(run, *forms, BenchmarkForm()) == load_profile(
+            profile, (f"root={tmp_path}",)
+        )
 
 
 def test_every_field_reaches_its_key(tmp_path):
@@ -41,6 +45,7 @@ def test_every_field_reaches_its_key(tmp_path):
         CandidatesForm(tasks=3, samples_per_task=2),
         TrainingSetForm(strategy="random", size=7),
         TrainingForm(base_model="no", epochs=2, workers=1),
+        ReinforcementForm(reward="kevin", steps=5, tasks_per_step=2, samples_per_task=4),
         BenchmarkForm(samples_per_task=4),
         advanced=AdvancedForm(overrides=["verification.workers=2", "curation.size=8"]),
     )
@@ -54,6 +59,9 @@ def test_every_field_reaches_its_key(tmp_path):
         8,
     )  # an override wins over a field
     assert (found.training.base_model, found.training.num_epochs) == ("no", 2)
+    asked = found.reinforcement
+    assert (asked.reward, asked.steps, asked.tasks_per_step) == (Kevin(), 5, 2)
+    assert asked.samples_per_task == 4
     assert (found.benchmark.samples_per_task, found.verification.workers) == (4, 2)
 
 
@@ -129,12 +137,26 @@ def test_what_cannot_be_used_is_one_sentence(overrides, said, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("samples", "said"),
+    [(1, "samples_per_task = 1: .*greater than or equal to 2"), (3, "batch_size 16 does not div")],
+)
+def test_answers_that_cannot_be_compared_or_batched_are_one_sentence(samples, said, tmp_path):
+    with pytest.raises(UsageError, match=said) as raised:
+        configuration(
+            RunForm(profile="proof", root=str(tmp_path)),
+            ReinforcementForm(samples_per_task=samples),
+        )
+    assert "\n" not in str(raised.value).strip()
+
+
+@pytest.mark.parametrize(
     ("form", "fields"),
     [
         (RunForm, {"profile": "nowhere"}),
         (CandidatesForm, {"samples_per_task": -1}),
         (TrainingSetForm, {"strategy": "best"}),
         (StrategiesForm, {"strategies": []}),
+        (ReinforcementForm, {"reward": "allclose"}),
         (RunForm, {"rooot": "/x"}),
     ],
 )

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
+import httpx
 import pytest
 
+from flows import forms
 from flows.config import PipelineConfig, load_profile
-from flows.reinforce import environment, of_training
+from flows.deployments import REWARDS, newest_adapter, reinforce_with_rewards
+from flows.reinforce import environment, of_training, reinforce_adapter
 from kernels_eval.errors import UsageError
 from tasks.sources import bundled
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.prompts import render
-from tests.support.commands import concur
+from tests.support.commands import concur, run, tiny
+from tests.support.commands import environment as variables
+from tests.support.curated import line, sample
+from tests.support.servers import prefect_server
 
 
 def test_without_a_training_there_is_one_sentence(tmp_path):
@@ -17,6 +27,99 @@ def test_without_a_training_there_is_one_sentence(tmp_path):
         of_training(PipelineConfig(root=str(tmp_path)), None)
     said = concur("reinforce", "--root", str(tmp_path / "none"))
     assert said.returncode == 2 and "holds no finished training" in said.stderr
+    with pytest.raises(UsageError, match="holds no finished training"):
+        reinforce_with_rewards.fn(run=forms.RunForm(root=str(tmp_path / "none")))
+    assert not (tmp_path / "none").exists()
+
+
+def adapted(curated: SnapshotRef, stage: str, name: str, base: str) -> SnapshotRef:
+    extra = {"adapter": "adapter", "base_model": base}
+    snapshot = Snapshot(curated.root, stage, name)
+    return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
+
+
+def test_a_base_model_that_is_gone_is_told_before_any_worker_starts(tmp_path):
+    import ray
+
+    curated = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
+    adapted(curated, "training", "f00d", base=str(tmp_path / "gone"))
+    config, tasks, trained = of_training(PipelineConfig(root=curated.root), None)
+    with pytest.raises(UsageError, match="model directory .*gone does not exist"):
+        reinforce_adapter.fn(config, tasks, trained)
+    assert not ray.is_initialized()
+
+
+def test_a_reinforced_adapter_is_scored_by_its_fingerprint(tmp_path):
+    curated = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
+    trained = adapted(curated, "training", "f00d", base="b")
+    reinforced = adapted(trained, "reinforcement", "beef", base="b")
+    config = PipelineConfig(root=curated.root)
+    assert newest_adapter(config, "") == newest_adapter(config, "f00") == trained
+    assert newest_adapter(config, "bee") == reinforced
+    with pytest.raises(UsageError, match="of the stage curation, which has no adapter"):
+        newest_adapter(config, curated.fingerprint)
+
+
+def test_the_proofs_settings_are_for_the_small_student():
+    """Its window is 4,096 tokens; answers are as long as those of its benchmark, and the divergence
+    from its first adapter is measured."""
+    config = load_profile("proof")
+    recipe = config.reinforcement
+    assert recipe.sampling.max_tokens == config.benchmark.sampling.max_tokens == 1600
+    assert recipe.beta > 0 and recipe.learning_rate < config.training.learning_rate
+    assert recipe.samples_per_task > PipelineConfig().reinforcement.samples_per_task
+
+
+ONE_STEP = {"steps": 1, "tasks_per_step": 1, "samples_per_task": 2, "batch_size": 2, "beta": 0.01}
+DEPLOYED = """
+from flows import forms
+from flows.deployments import reinforce_with_rewards
+asked = forms.ReinforcementForm(steps=2, reward="kevin")
+reinforce_with_rewards(run=forms.RunForm(profile="tiny"), reinforcement=asked)
+"""
+
+
+@pytest.mark.slow
+def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person_needs(tmp_path):
+    import mlflow
+
+    root = tmp_path / "root"
+    told = {"CONCUR_ROOT": str(root), "HF_HUB_OFFLINE": "1"}
+    once = {"models": ["recorded"], "sampling": {"max_tokens": 16}}
+    sampling = {"temperature": 1.0, "max_tokens": 16}
+    profile = tiny(
+        "tiny",
+        tasks=2,
+        training={"num_epochs": 1},
+        benchmark=once,
+        reinforcement=ONE_STEP | {"sampling": sampling},
+    )
+    (root / "profiles").mkdir(parents=True)
+    file = root / "profiles" / "tiny.yaml"
+    file.write_text(json.dumps(profile))
+    whole = concur("run", "--profile", file, "--set", f"root={root}", **told)
+    assert whole.returncode == 0, whole.stderr
+    with prefect_server(tmp_path) as server:
+        env = variables(**server.environment, **told)
+        done = run([sys.executable, "-c", DEPLOYED], env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = httpx.post(f"{server.api_url}/artifacts/filter", json={}, timeout=60).json()
+    shown = {each["key"]: each["data"] for each in found}
+    assert {"rewards", "snapshots"} <= set(shown)
+    rows = json.loads(shown["rewards"])
+    assert [row["step"] for row in rows] == [1, 2] and "reward" in rows[0]
+
+    (folder,) = (root / "reinforcement").glob("*")
+    snapshot = Snapshot(str(root), "reinforcement", folder.name)
+    assert snapshot.manifest["config"]["reward"]["name"] == "kevin"
+    client = mlflow.tracking.MlflowClient(f"sqlite:///{root}/mlflow.db")
+    (experiment,) = (each for each in client.search_experiments() if each.name == "concur")
+    runs = client.search_runs([experiment.experiment_id], f"tags.fingerprint = '{folder.name}'")
+    names = set(runs[0].data.metrics)
+    # no kernel of this model is correct: it has no speedup
+    assert set(REWARDS) - {"speedup_of_correct"} <= names
+    assert {"reasoning_tokens", "rejected/no_custom_kernel", "reward/correct"} <= names
+    assert len(client.get_metric_history(runs[0].info.run_id, "status/no_code")) == 2
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import asyncio
 import json
 import socket
 import sqlite3
+import threading
 
 import httpx
 import pytest
@@ -301,6 +302,43 @@ async def test_a_result_is_answered_as_soon_as_it_is_there(made):
         again = await client.post("/v1/evaluate", content=body(), headers=JSON)
     assert found["state"] == "done" and found["verdict"]["reason"] == "ok"
     assert again.json()["evaluations"][0]["cached"] is True
+
+
+async def test_the_event_loop_neither_reads_nor_writes_the_journal(made):
+    """While a thread writes, it would wait, and every request with it."""
+    ran: list[tuple[int, str]] = []
+    made.evaluations._db.set_trace_callback(lambda told: ran.append((threading.get_ident(), told)))
+    expiry = asyncio.create_task(made._expire())
+    async with asking(made) as client:
+        for name in ("one", "two"):
+            content = body(id=name, code=f"x = '{name}'")
+            await client.post("/v1/evaluate", content=content, headers=JSON)
+        polled = asyncio.create_task(client.get("/v1/results/one?wait_s=60"))
+        late = await client.get("/v1/results/one?wait_s=0.01")
+        for path in ("/health", "/metrics", "/v1/results/two"):
+            await client.get(path)
+        await client.delete("/v1/results/two")
+        while not (made._waiting and any("deadline_s <" in told for _, told in ran)):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(reach, made)
+        assert (late.json()["state"], (await polled).json()["state"]) == ("queued", "done")
+    expiry.cancel()
+    own = threading.get_ident()
+    assert ran and not [told for thread, told in ran if thread == own]
+
+
+async def test_who_waits_for_a_verdict_is_given_it_and_reads_nothing_again(made):
+    async with asking(made) as client:
+        await client.post("/v1/evaluate", content=body(id="one"), headers=JSON)
+        polled = [asyncio.create_task(made.final("one", 60)) for _ in range(10)]
+        while sum(len(each._callbacks or ()) for each in made._waiting.values()) < len(polled):
+            await asyncio.sleep(0.01)
+        ran: list[str] = []
+        made.evaluations._db.set_trace_callback(ran.append)
+        await asyncio.to_thread(reach, made)
+        found = await asyncio.gather(*polled)
+    assert {each.state for each in found} == {"done"} and ran
+    assert not [told for told in ran if told.startswith("SELECT id, state")]
 
 
 async def test_events_come_one_by_one_and_the_stream_ends(made):

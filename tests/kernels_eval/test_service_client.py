@@ -158,6 +158,22 @@ def test_large_batches_travel_in_parts_and_come_back_in_order(scripted):
     assert max(len(asked.content) for asked in posts) < BATCH_LETTERS + 10_000
 
 
+def test_after_many_calls_at_once_few_connections_stay(tmp_path):
+    """At each request httpcore looks through all connections, for each of them that is idle."""
+
+    async def ask(port: int) -> int:
+        async with AsyncVerifierClient(f"http://127.0.0.1:{port}") as client:
+            async with anyio.create_task_group() as calls:
+                for _ in range(40):
+                    calls.start_soon(client.health)
+            return len(client._http._transport._pool.connections)
+
+    made = service(tmp_path)
+    with listening(made) as port:
+        assert 0 < anyio.run(ask, port) <= 20
+    made.evaluations.close()
+
+
 def test_several_threads_share_a_client_and_a_service_that_starts_again_loses_nothing(tmp_path):
     first = service(tmp_path)
     found = []

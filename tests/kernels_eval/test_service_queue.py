@@ -149,6 +149,19 @@ def test_duplicates_at_the_same_time_share_one_evaluation(queue):
     assert len(queue.ended) == 3
 
 
+def test_a_verdict_for_many_takes_as_many_statements_as_for_one(queue):
+    """Each commit of its own holds up who hands a request over."""
+    ran: list[str] = []
+    queue.ask("one")
+    queue.ask(*(f"many{number}" for number in range(30)), key="same")
+    assert sorted(queue.taken()) == ["key-one", "same"]
+    queue._db.set_trace_callback(ran.append)
+    queue.reached(verdict("key-one"))
+    needed = len(ran)
+    queue.reached(verdict("same"))
+    assert len(ran) == 2 * needed and len({each.id for each in queue.ended}) == 31
+
+
 def test_a_later_duplicate_is_answered_from_the_journal(queue):
     queue.ask("one", key="same")
     queue.taken()

@@ -12,8 +12,7 @@ same text. Does not refill a batch while it runs: for throughput use a vLLM serv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,7 +25,6 @@ from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 if TYPE_CHECKING:
     import torch
 
-DRAWING_THREADS = 8
 NO_CHAT = "sample from an instruct or reasoning model"
 
 
@@ -271,14 +269,9 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     # never the first, which has nothing before it
     beyond = shares.cumsum(-1) - shares >= column([each.top_p for each in asked])
     drawn = np.empty((len(rows), count))
-    # numpy lets go of the interpreter's lock meanwhile
-    list(_drawers().map(lambda row, out: row.random.standard_exponential(out=out), rows, drawn))
+    for row, out in zip(rows, drawn, strict=True):
+        row.random.standard_exponential(out=out)
     noise = torch.from_numpy(drawn).to(logits.device).log().gather(1, tokens)
     chosen = (ordered.masked_fill(beyond, -torch.inf) - noise).argmax(-1, keepdim=True)
     chosen = tokens.gather(1, chosen)[:, 0]
     return torch.where(temperature[:, 0] == 0, logits.argmax(-1), chosen)
-
-
-@cache
-def _drawers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(DRAWING_THREADS, thread_name_prefix="draw")

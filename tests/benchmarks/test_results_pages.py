@@ -33,6 +33,12 @@ QUOTED = [
     (README, r"bundled data \((\d+) to (\d+) minutes on 2 cores", DEMO),
     (TUTORIAL, r"It takes (\d+) to (\d+) minutes on 2 idle cores", DEMO),
     (README, r"runs the tests \(under (\d+) minutes on 2 cores\)", TEST),
+    (
+        README,
+        r"on (\d+) curated answers raised .* tasks\n?from ([\d.]+) % to ([\d.]+) %",
+        r"one answer\. Trained with LoRA on\n?(\d+) curated(?:.*\n)+?\| base \| 100 \| ([\d.]+) .*\n"
+        r"\| tuned \| 100 \| ([\d.]+)",
+    ),
     (SPEED, r"8,192 tokens \| ([\d,]+) \|", r"\| 8,192 \| TRL \| ([\d,]+) \|"),
     (SPEED, r"8,192 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 8,192 \| ours \| \*\*([\d,]+)\*\*"),
     (SPEED, r"16,384 tokens \| ([\d,]+) \|", r"\| 16,384 \| TRL \| ([\d,]+) \|"),

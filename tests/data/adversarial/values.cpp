@@ -195,3 +195,36 @@ torch::Tensor batch_norm_training(
   }
   return per_column(in, w, b, m, v);
 }
+
+// The largest square of clamped elements, without the last `less`.
+torch::Tensor clamped_maximum(torch::Tensor x, int64_t less) {
+  auto in = x.contiguous();
+  const int64_t n = in.size(-1), rows = in.numel() / n;
+  auto out = torch::empty({rows}, in.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    float top = 0.0f;
+    for (int64_t j = 0; j < n - less; ++j) {
+      const float v = std::min(std::max(in.data_ptr<float>()[i * n + j], -2.0f), 2.0f);
+      top = std::max(top, v * v);
+    }
+    out.data_ptr<float>()[i] = top;
+  }
+  return out;
+}
+
+// Sums in order, as plain loops have them: the error of the first counts twice in the last. Only
+// one in `step` elements is looked at for the variance.
+torch::Tensor softmin_variance(torch::Tensor x, int64_t step) {
+  auto share = softmax(-x);
+  const int64_t n = share.size(-1), rows = share.numel() / n;
+  auto out = torch::empty({rows}, share.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    const float* p = share.data_ptr<float>() + i * n;
+    float sum = 0.0f, squared = 0.0f;
+    for (int64_t j = 0; j < n; j += step) sum += p[j];
+    const float mean = sum * step / n;
+    for (int64_t j = 0; j < n; j += step) squared += (p[j] - mean) * (p[j] - mean);
+    out.data_ptr<float>()[i] = squared * step / n;
+  }
+  return out;
+}

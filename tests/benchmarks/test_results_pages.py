@@ -36,8 +36,8 @@ QUOTED = [
     (
         README,
         r"on (\d+) curated answers raised .* tasks\n?from ([\d.]+) % to ([\d.]+) %",
-        r"one answer\. Trained with LoRA on\n?(\d+) curated(?:.*\n)+?\| base \| 100 \| ([\d.]+) .*\n"
-        r"\| tuned \| 100 \| ([\d.]+)",
+        r"one answer\. Trained with LoRA on\n?(\d+) curated(?:.*\n)+?"
+        r"\| base \| 100 \| ([\d.]+) .*\n\| tuned \| 100 \| ([\d.]+)",
     ),
     (SPEED, r"8,192 tokens \| ([\d,]+) \|", r"\| 8,192 \| TRL \| ([\d,]+) \|"),
     (SPEED, r"8,192 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 8,192 \| ours \| \*\*([\d,]+)\*\*"),

@@ -86,9 +86,11 @@ class Parrot:
     error."""
 
     def __init__(self, prompt, says, vocabulary):
+        import torch
+
         self.prompt, self.says, self.vocabulary = prompt, says, vocabulary
         self.config = SimpleNamespace(max_position_embeddings=4096)
-        self.device = "cpu"
+        self.device = torch.device("cpu")
 
     def __call__(self, input_ids, position_ids, **_):
         import torch

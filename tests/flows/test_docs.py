@@ -202,7 +202,8 @@ def test_the_line_of_the_pages_in_one_directory(tmp_path):
     write_what_pages_say(tmp_path)
     small = f'test "$1" = run && set -- "$@" {TYPED["small"]}'
     shims = {
-        "concur": f'{small}; exec {sys.executable} -m flows.cli "$@"',
+        # -P: modules in this directory are no libraries for the installed command either
+        "concur": f'{small}; exec {sys.executable} -P -m flows.cli "$@"',
         "python": f'exec {sys.executable} "$@"',
     }
     (tmp_path / ".venv" / "bin").mkdir(parents=True)

@@ -29,8 +29,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from benchmarks.scripted_teacher import planted, show
-from kernels_eval.records import Language, SamplingParams
+from benchmarks.scripted_teacher import planted, requests_of, show
+from kernels_eval.records import Language
 from tasks.analysis.config import ObservationConfig
 from tasks.analysis.difficulty import difficulty
 from tasks.analysis.findings import CORRECTNESS, findings
@@ -45,7 +45,6 @@ from tasks.sources import generated
 from tasks.sources.generated.program import parse
 from tasks.store import SnapshotRef
 from tasks.synthesis.parsing import parse_response
-from tasks.synthesis.sampler import Request
 from tasks.synthesis.scripted.config import TeacherConfig
 from tasks.synthesis.scripted.reasoning import size
 from tasks.synthesis.scripted.teacher import ScriptedSampler
@@ -113,15 +112,18 @@ def report(models: dict[str, Model]) -> None:
     scores = [row for row in score(frame, ks=(1,), ps=(1.0,)) if row.track == "custom_kernel"]
     rows = []
     for name, model in models.items():
-        asked = model.answers.candidates.open()
-        candidates = asked.read(columns=["task_id", "code", "reasoning_tokens"])
+        candidates = model.answers.candidates.open().read(
+            columns=["task_id", "code", "reasoning_tokens"]
+        )
         own = {row.metric: row for row in scores if row.model == name}
         rows.append(
             {
                 "model": name,
                 "tasks": own["exec"].tasks,
-                "Exec@1, %": _percent(own["exec"].value, own["exec"].lower, own["exec"].upper),
-                "fast_1, %": _percent(*(own["fast_1"].model_dump()[k] for k in VALUE)),
+                **{
+                    column: _percent(own[metric].value, own[metric].lower, own[metric].upper)
+                    for column, metric in (("Exec@1, %", "exec"), ("fast_1, %", "fast_1"))
+                },
                 "median speedup of the correct": model.frame.filter(status="correct")["timing"]
                 .struct.field("speedup")
                 .median(),
@@ -152,9 +154,6 @@ def report(models: dict[str, Model]) -> None:
     lengths(models)
 
 
-VALUE = ("value", "lower", "upper")
-
-
 def _pairs(names: list[str]) -> list[tuple[str, str]]:
     """Every tuned model against base, and every other branch against `random` of its size and
     seed."""
@@ -168,7 +167,7 @@ def _pairs(names: list[str]) -> list[tuple[str, str]]:
 
 def _percent(value: float | None, lower: float | None, upper: float | None) -> str:
     if value is None:
-        return "unknown"
+        return "n/a"
     bounds = "" if lower is None or upper is None else f" ({100 * lower:.1f} to {100 * upper:.1f})"
     return f"{100 * value:.1f}{bounds}"
 
@@ -194,7 +193,7 @@ def lengths(models: dict[str, Model]) -> None:
 
 
 def _row(first: str, what: str, second: str, found: Estimate) -> tuple[str, str, str, str, int]:
-    value = found.why_not or "unknown"
+    value = found.why_not or "n/a"
     if found.value is not None and found.lower is not None and found.upper is not None:
         value = f"{found.value:.2f} ({found.lower:.2f} to {found.upper:.2f})"
     return first, what, second, value, found.tasks
@@ -283,19 +282,8 @@ def relation(count: int, repetitions: int, seed: int) -> None:
 def written(count: int, length_vs_correctness: float) -> Iterator[dict[str, object]]:
     faults = {name: each for name, each in TeacherConfig().faults.items() if name != "no_code"}
     config = TeacherConfig(length_vs_correctness=length_vs_correctness, faults=faults)
-    tasks = {task.task_id: task for task in generated.load(77, count, "train", "cpp")}
-    requests = [
-        Request(
-            request_key=f"{name}:{index}",
-            task=task,
-            language=Language.CPP,
-            prompt="",
-            sample_index=index,
-            sampling=SamplingParams(seed=0),
-        )
-        for name, task in tasks.items()
-        for index in range(5)
-    ]
+    tasks = generated.load(77, count, "train", "cpp")
+    requests = requests_of(tasks, 5, Language.CPP, seed=0)
     for request, response in zip(requests, ScriptedSampler(config).sample(requests), strict=True):
         answer, program = parse_response(response.text), parse(request.task.code)
         assert program and answer.code and answer.reasoning

@@ -55,18 +55,7 @@ def answers(
 ) -> list[dict[str, Any]]:
     """Rows of a candidate table, with `style`, `fault` and `family`."""
     faults = {fault: 1.0 for fault in TeacherConfig().faults if fault != "no_code"}
-    requests = [
-        Request(
-            request_key=f"{task.task_id}:{index}",
-            task=task,
-            language=language,
-            prompt="",
-            sample_index=index,
-            sampling=SamplingParams(seed=index),
-        )
-        for task in tasks
-        for index in range(samples)
-    ]
+    requests = requests_of(tasks, samples, language)
     sampler = ScriptedSampler(TeacherConfig(wrong=wrong, faults=faults))
     rows = []
     for request, response in zip(requests, sampler.sample(requests), strict=True):
@@ -87,6 +76,24 @@ def answers(
             }
         )
     return rows
+
+
+def requests_of(
+    tasks: list[KernelTask], samples: int, language: Language, seed: int | None = None
+) -> list[Request]:
+    """So many requests for each task. `seed` is that of all; None: each has its index."""
+    return [
+        Request(
+            request_key=f"{task.task_id}:{index}",
+            task=task,
+            language=language,
+            prompt="",
+            sample_index=index,
+            sampling=SamplingParams(seed=index if seed is None else seed),
+        )
+        for task in tasks
+        for index in range(samples)
+    ]
 
 
 def planted(program: Program, language: Language, code: str) -> tuple[str, str]:

@@ -69,18 +69,20 @@ class SharedResources:
 
     def answering(self) -> AbstractContextManager[None]:
         """Hold what answers the benchmark."""
-        lock = self._answering if self.in_process else None
-        return self._held("answer", lock, 1 if lock else self.share)
+        return self._held("answer", self._answering if self.in_process else None)
 
     def verifying(self, needs_gpu: bool) -> AbstractContextManager[None]:
         """Hold what verifies answers."""
-        lock = None if needs_gpu else self._timing
-        return self._held("verify", lock, 1 if lock else self.share)
+        return self._held("verify", None if needs_gpu else self._timing)
 
     @contextmanager
-    def _held(self, phase: str, lock: threading.Lock | None, devices: int) -> Iterator[None]:
-        """Hold so many devices; with a lock, no other branch that takes it does at that time."""
-        with lock or nullcontext(), self.meter.held(phase, devices):
+    def _held(
+        self, phase: str, lock: threading.Lock | None, devices: int | None = None
+    ) -> Iterator[None]:
+        """Hold so many devices: by default one that only one branch may use at a time (its lock),
+        else the share of a branch."""
+        count = devices or (1 if lock else self.share)
+        with lock or nullcontext(), self.meter.held(phase, count):
             yield
 
 

@@ -36,9 +36,9 @@ class TransformersSampler(Sampler):
     think block it begins inside it and keeps `</think>`. `name` is the generator's identity in
     every candidate. `batch_size` is how many responses are written at once; None: 16 on a CPU, and
     on a GPU as many as half of its free memory holds keys and values of, 1,024 at most. It is
-    halved where the device's memory ends. The model is loaded at the first
-    request. Raises UsageError where model or adapter cannot be loaded, where a prompt leaves no
-    room in the model's window, and where the device cannot hold one response.
+    halved where the device's memory ends. The model is loaded at the first request. Raises
+    UsageError where model or adapter cannot be loaded, where a prompt leaves no room in the model's
+    window, and where the device cannot hold one response.
     """
 
     def __init__(

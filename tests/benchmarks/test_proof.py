@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
-from benchmarks.proof import _mixed, _pairs, power, written
+from benchmarks.proof import Model, _mixed, _pairs, power, written
 
 
 def test_lengths_of_written_answers_follow_the_planted_relation():
@@ -31,10 +32,6 @@ def test_a_branch_is_compared_with_random_of_its_size_and_seed():
 
 
 def test_power_needs_no_more_than_verified_answers(capsys):
-    import polars as pl
-
-    from benchmarks.proof import Model
-
     def frame(share: float) -> pl.DataFrame:
         right = [index < 10 * share for index in range(10)]
         return pl.DataFrame(

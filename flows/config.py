@@ -48,7 +48,7 @@ class PipelineConfig(BaseModel):
         default=".concur", description="folder of the snapshots: a directory, or an fsspec URL"
     )
     language: Language = Field(
-        default=Language.CPP,
+        default=Language("cpp"),
         description="language of the kernels: cpp runs on the CPU, cuda and triton need a GPU",
     )
     tasks: TasksConfig = TasksConfig()

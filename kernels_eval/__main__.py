@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import require_device
 from kernels_eval.errors import DeviceError, EvalError, UsageError
+from kernels_eval.languages import languages_of
 from kernels_eval.records import (
     Candidate,
     CompiledBaseline,
@@ -34,29 +34,7 @@ STAGES = {
 }
 Say = Callable[[str], None]
 
-# Linear in the text, whoever wrote it: a comment that is not closed is not searched for again.
-_LINE = r"//.*?(?=\n|\\n|\Z)|^[ \t]*#[ \t!].*?$"
-_LINES = re.compile(_LINE, re.DOTALL | re.MULTILINE)
-_COMMENT = re.compile(rf"/\*.*?\*/|{_LINE}", re.DOTALL | re.MULTILINE)
-_SIGNS = {
-    Language.CUDA: re.compile(
-        r"""__global__|<<<|\.cu["']|\bcuda_sources?\s*=(?!=)\s*+(?!\[?\s*+(?:""|\'\'|None)?\s*+[],)])"""
-    ),
-    Language.TRITON: re.compile(r"^[ \t]*(?:@triton\.|(?:import|from) triton\b)", re.MULTILINE),
-    Language.CPP: re.compile(r"\bload_inline\(|\bcpp_sources?\b"),
-}
 NATIVE = (".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h")
-
-
-def languages_of(source: str) -> tuple[Language, ...]:
-    """The languages that a candidate's kernels are written in, by its text: usually one.
-
-    C++ counts only alone, for CUDA sources have a C++ half. None for plain PyTorch.
-    """
-    closed, mark, rest = source.rpartition("*/")
-    text = _COMMENT.sub("", closed + mark) + _LINES.sub("", rest)
-    found = tuple(language for language, sign in _SIGNS.items() if sign.search(text))
-    return tuple(each for each in found if each.needs_gpu) or found
 
 
 def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Language:
@@ -72,7 +50,7 @@ def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Lang
             raise UsageError(f"{path} holds {names} kernels", "choose one with --language")
         if not found:
             say(f"{path} shows no language (no load_inline, no @triton.jit): it is verified as cpp")
-        return found[0] if found else Language.CPP
+        return found[0] if found else Language("cpp")
     if found and asked not in found:
         raise UsageError(
             f"{path} is written in {names}, but --language says {asked}", "leave out --language"

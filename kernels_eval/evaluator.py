@@ -56,7 +56,7 @@ class Evaluator:
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """The verdict of a candidate that was screened and built (`kernels_eval.parent.prepare`,
         which needs no device). Raises EvalError where the machine fails."""
-        if self.config.sanitizer != "off" and candidate.language is Language.CUDA:
+        if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so
         return retry_killed(lambda: self._attempt(task, candidate, prepared))
 
@@ -118,6 +118,7 @@ class Evaluator:
                     behaviour.check_ornamental(process)
                 with phase("correctness_s"):
                     comparison.compare_non_finite(process)
+                process.keep_kernels()
                 comparison.check_formula(process)
             except Stop as stop:
                 self._blame(stop)

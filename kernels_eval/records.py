@@ -27,19 +27,9 @@ from pydantic import (
     model_validator,
 )
 
+from kernels_eval.languages import Language as Language  # noqa: PLC0414 (records are imported from here)
+
 VERDICT_SCHEMA_VERSION = 2
-
-
-class Language(StrEnum):
-    """What a candidate's kernel is written in. `cpp` runs on the CPU, the other two need a GPU."""
-
-    CUDA = "cuda"
-    TRITON = "triton"
-    CPP = "cpp"
-
-    @property
-    def needs_gpu(self) -> bool:
-        return self is not Language.CPP
 
 
 class Status(StrEnum):

@@ -25,7 +25,7 @@ from kernels_eval.config import BuildConfig
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import EvalError
 from kernels_eval.isolation.layers import missing
-from kernels_eval.records import Record
+from kernels_eval.records import Language, Record
 from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
 
@@ -62,8 +62,9 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         ("torch", True, lambda: package("torch")),
         ("torch device", True, torch_device),
         ("C++ compiler", True, compiler),
-        ("nvcc", needs_gpu, nvcc),
+        ("nvcc", config.language.needs_nvcc, nvcc),
         ("GPUs", needs_gpu, gpus),
+        *((f"language {each}", each == config.language, each.doctor) for each in Language),
         ("ray", True, lambda: package("ray")),
         ("prefect", True, lambda: package("prefect")),
         ("trl", True, lambda: package("trl")),

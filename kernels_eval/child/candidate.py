@@ -8,9 +8,11 @@ are bytes that the reference process compares, and its times are bounded by the 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -40,6 +42,7 @@ from kernels_eval.child.model_runner import (
 )
 from kernels_eval.child.shared_memory import Memory, copied, write
 from kernels_eval.isolation.channel import Channel, Message
+from kernels_eval.languages import Language
 from kernels_eval.records import Reason
 
 LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
@@ -75,10 +78,11 @@ class CandidateRole(ModelRunner):
         outputs: Message,
         *,
         libraries: dict[str, str] | None = None,
-        language: str = "",
+        language: str,
+        kernels: bool = False,
     ) -> Message:
         """Import the candidate and construct its ModelNew. `outputs` says which memory outputs are
-        returned through."""
+        returned through; with `kernels`, an archive of compiled ones comes with this message."""
         self.spec = ModelSpec.model_validate(spec | {"entry_point": "ModelNew"})
         self.prepare_device(self.spec.device, self.spec.threads)
         self._take_arguments(arguments)
@@ -87,8 +91,10 @@ class CandidateRole(ModelRunner):
         self.tracer = KernelTracer(self.on_gpu)
         self.libraries = libraries or {}
         intercept(self._provide)
-        if language == "triton":
-            self.tracer.wrap_triton()
+        self.language = Language(language)
+        if kernels:
+            self.unpack_kernels()
+        self.language.watch(self.tracer)
         self.module = load_module(path, "candidate")
         if not hasattr(self.module, "ModelNew"):
             return {"error": Reason.MISSING_MODEL_NEW, "detail": "the module defines no ModelNew"}
@@ -101,6 +107,24 @@ class CandidateRole(ModelRunner):
             "statistics": list(map(squeezed, running_statistics(self.model, renamed=True))),
             "made_elsewhere": elsewhere,
         }
+
+    def do_pack_kernels(self) -> None:
+        """Write what the language's compiler has made to the file that comes with this message."""
+        folder = Path(os.environ[self.language.jit_cache])
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        with os.fdopen(self.channel.descriptors.pop(0), "wb") as file, ZipFile(file, "w") as kept:
+            kept.comment = str(folder).encode()
+            for path in files:
+                kept.write(path, path.relative_to(folder))
+
+    def unpack_kernels(self) -> None:
+        """Give the compiler what it made for this source before. Nonsense is its own fault, and
+        is compiled again."""
+        folder = Path(os.environ[self.language.jit_cache])
+        file = os.fdopen(self.channel.descriptors.pop(0), "rb")
+        with file, suppress(BadZipFile, OSError, ValueError), ZipFile(file) as kept:
+            kept.extractall(folder)
+            self.language.relocate(folder, kept.comment.decode())
 
     def _take_arguments(self, arguments: Message) -> None:
         (self.arguments,) = self.unpacked(arguments)

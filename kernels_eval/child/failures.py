@@ -1,7 +1,7 @@
 """The verdict reason that an exception of a candidate stands for.
 
-Compilers that run inside the process (Triton's, NVRTC, Numba, torch.compile, TileLang, CuTe) are
-known by the names of their exceptions and modules, which are not imported for it.
+Compilers that run inside the process (those of languages, NVRTC, Numba, torch.compile) are known by
+the names of their exceptions and modules, which are not imported for it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,32 @@ from collections.abc import Iterator
 
 from kernels_eval.child.build_interception import BuildFailed
 from kernels_eval.isolation.channel import Message
+from kernels_eval.languages import Language
 from kernels_eval.records import Reason
 
-COMPILER_ERROR = re.compile(
-    r"Compil\w*(Error|Exception|Fail)|Codegen\w*Error|PTXAS|NVRTC|^triton\.compiler\.(?!compiler\b)"
-    r"|^numba\.core\.errors\.|^torch\._inductor\.exc\.|^torch\._dynamo\.exc\.(?!TorchRuntimeError)"
-    r"|^tilelang\.|^tvm\.error\.|^cutlass\..*DSL(?!Cuda)"
+
+def _of_all(known: str, attribute: str) -> re.Pattern[str]:
+    """What is known, or an attribute of any language says: a candidate may use several."""
+    said = (getattr(language, attribute) for language in Language)
+    return re.compile("|".join(filter(None, (known, *said))))
+
+
+COMPILER_ERROR = _of_all(
+    r"Compil\w*(Error|Exception|Fail)|Codegen\w*Error|PTXAS|NVRTC|^numba\.core\.errors\."
+    r"|^torch\._inductor\.exc\.|^torch\._dynamo\.exc\.(?!TorchRuntimeError)"
+    r"|^tilelang\.|^tvm\.error\.|^cutlass\..*DSL(?!Cuda)",
+    "compiler_errors",
 )
 """Exceptions of compilers, as module.Class."""
-COMPILER_FRAME = re.compile(
-    r"triton\.compiler\.code_generator\.|triton\.compiler\.compiler\.(compile|make_\w+)$"
-)
+COMPILER_FRAME = _of_all("", "compiler_frames")
 """Functions, as module.name, below which whatever is raised is about the source."""
 COMPILER_SAYS = re.compile(
     r"PassManager::run failed|PTX codegen error|ptxas (fatal|error)|NVRTC_ERROR_COMPILATION"
     r"|Kernel compilation failed|\(\d+\): (catastrophic )?error:"
 )
 """What compilers write into exceptions of no type of their own."""
-LAUNCH_ERROR = re.compile(
-    r"^triton\..*\.OutOfResources$|^cutlass\..*DSLCuda|\.CUDA(Runtime|Driver)Error$|\.CudaAPIError$"
+LAUNCH_ERROR = _of_all(
+    r"^cutlass\..*DSLCuda|\.CUDA(Runtime|Driver)Error$|\.CudaAPIError$", "launch_errors"
 )
 """The kernel was compiled, but asks for more than the device has, or its driver refuses it."""
 CUDA_SAYS = ("CUDA error", "Triton Error [CUDA]", "illegal memory access")

@@ -40,7 +40,7 @@ def registered_operators() -> set[str]:
 
 class KernelTracer:
     """Wraps functions, classes and submodules of extensions, operators registered with torch.ops,
-    and Triton kernels."""
+    and what a language launches (`Language.watch`)."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.calls: Counter[str] = Counter()
@@ -92,17 +92,6 @@ class KernelTracer:
             packet = getattr(getattr(torch.ops, namespace), operator)
             for called in (packet, *(getattr(packet, each) for each in packet.overloads())):
                 called._op = self._watched(f"{namespace}.{operator}", called._op)
-
-    def wrap_triton(self) -> None:
-        from triton.runtime.jit import JITFunction
-
-        original = JITFunction.run
-
-        def run(kernel: JITFunction, *args: object, **kwargs: object) -> object:
-            name = getattr(kernel, "__name__", None) or kernel.fn.__name__
-            return self.watch(name, lambda *a, **k: original(kernel, *a, **k), args, kwargs)
-
-        JITFunction.run = run
 
     def watch(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
         """Call a kernel's function, and count it where it returns: a call that raises did no

@@ -22,6 +22,7 @@ from kernels_eval.isolation import landlock, namespaces, seccomp
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.layers import prefer_as_victim
 from kernels_eval.isolation.syscalls import LINUX, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+from kernels_eval.languages import Language
 
 SCRATCH_FILES = 65536
 DESCRIPTORS = 4096
@@ -41,7 +42,8 @@ READABLE_TREES = ("/proc", "/sys")
 def readable() -> list[str]:
     """Everything a child may read and execute besides its own scratch: Python, torch, this package,
     the system, CUDA's toolkit."""
-    modules = (sys.modules.get(name) for name in ("torch", "triton"))
+    names = ("torch", *(name for each in Language for name in each.packages.values()))
+    modules = map(sys.modules.get, names)
     roots: list[str | Path] = [
         *(sys.prefix, sys.base_prefix, sys.exec_prefix),
         *(Path(sys.executable).resolve().parents[1], Path(__file__).parents[1]),
@@ -82,13 +84,13 @@ def confine(
     os.environ.update(
         HOME=work,
         TMPDIR=work,
-        TRITON_CACHE_DIR=f"{work}/triton",
         TORCH_EXTENSIONS_DIR=f"{work}/extensions",
         TORCHINDUCTOR_CACHE_DIR=f"{work}/inductor",
         CUDA_CACHE_PATH=f"{work}/cuda",
         USER="candidate",
         LOGNAME="candidate",
     )
+    os.environ.update({each.jit_cache: f"{work}/{each}" for each in Language if each.jit_cache})
     tempfile.tempdir = work  # found before the fork, and remembered
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, int(limits["file_mb"]) << 20)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 import secrets
+import tempfile
+from contextlib import ExitStack, suppress
 
 from kernels_eval.build.extensions import Builder
+from kernels_eval.build.spec import Build
 from kernels_eval.checks.trials import DECLARED, Comparison
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
@@ -28,7 +31,7 @@ from kernels_eval.parent.messages import (
 )
 from kernels_eval.parent.prepare import BoundedBuilds
 from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
-from kernels_eval.records import Candidate, Reason
+from kernels_eval.records import Candidate, Reason, stable_hash
 
 
 class MadeElsewhere(Exception):
@@ -49,7 +52,7 @@ class CandidateProcess:
         draft: VerdictDraft,
     ) -> None:
         self.child, self.candidate, self.reference = child, candidate, reference
-        self.draft, self.config = draft, reference.config
+        self.draft, self.config, self.builder = draft, reference.config, builder
         self.builds = BoundedBuilds(builder, candidate, draft.flags)
         self.calls: list[CallReport] = []
         self.parameters: list[list[int]] = []
@@ -64,24 +67,51 @@ class CandidateProcess:
             reference.arguments(),
             reference.outputs_of("candidate"),
         )
-        answer = self._request(
-            "load",
-            limits.load_s,
-            Reason.LOAD,
-            (given, taken),
-            path=str(self.child.write_file("candidate.py", self.candidate.code or "")),
-            libraries=libraries,
-            language=self.candidate.language.value,
-            spec=reference.spec,
-            arguments=arguments,
-            outputs=outputs,
-        )
+        with ExitStack() as held:
+            kept = self._kept_kernels()
+            kernels = (held.enter_context(open(kept, "rb")).fileno(),) if kept else ()
+            answer = self._request(
+                "load",
+                limits.load_s,
+                Reason.LOAD,
+                (given, taken, *kernels),
+                path=str(self.child.write_file("candidate.py", self.candidate.code or "")),
+                libraries=libraries,
+                language=self.candidate.language,
+                kernels=bool(kernels),
+                spec=reference.spec,
+                arguments=arguments,
+                outputs=outputs,
+            )
         report = parse_report(LoadReport, answer)
         self.parameters = report.parameters
         self.statistics = report.statistics
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
         if report.made_elsewhere and drawn:
             raise MadeElsewhere
+
+    @property
+    def _kernels_key(self) -> str:
+        """Where compiled kernels of this very source are kept: what a candidate has left behind is
+        given to nobody else."""
+        language = self.candidate.language
+        return stable_hash(["jit", language, language.versions(), self.candidate.code])
+
+    def _kept_kernels(self) -> str:
+        """The archive of what an earlier process of this source has compiled; empty without."""
+        found = self.candidate.language.jit_cache and self.builder.cache.find(self._kernels_key)
+        return found.path if found else ""
+
+    def keep_kernels(self) -> None:
+        """Keep what a JIT has compiled for this source. The archive is made by the candidate's
+        process, and never read in this one."""
+        if not self.candidate.language.jit_cache or self._kept_kernels():
+            return
+        folder, key = self.builder.work_root, self._kernels_key
+        archive = tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")
+        with archive, suppress(Stop):  # it is no part of the verdict
+            self.tell("pack_kernels", (archive.fileno(),))
+            self.builder.cache.store(key, Build(ok=True, key=key, path=archive.name))
 
     def tell(self, command: str, fds: tuple[int, ...] = (), /, **arguments: object) -> Message:
         """The unparsed answer to a command. Raises Stop where there is none."""

@@ -32,7 +32,7 @@ from kernels_eval.parent.messages import (
     parse_report,
     unanswered,
 )
-from kernels_eval.records import Candidate, KernelTask, Language, Reason, Record
+from kernels_eval.records import Candidate, KernelTask, Reason, Record
 
 MOST_BUILDS = 16
 BUILDS_SHARE = 4
@@ -179,7 +179,7 @@ class Preparer(Workplace):
             raise Stop(reason, "the response holds no complete module")
         builds = BoundedBuilds(self.builder, candidate, found.flags)
         builds.note(screen(candidate.code))
-        if candidate.language is Language.TRITON or "load" not in candidate.code:
+        if candidate.language.jit or "load" not in candidate.code:
             return
         for asked in self._requested_builds(candidate.code, task):
             build = builds.build(asked)

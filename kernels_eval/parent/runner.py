@@ -20,7 +20,7 @@ from kernels_eval.parent.compiled_baseline import CompiledReference
 from kernels_eval.parent.draft import VerdictDraft
 from kernels_eval.parent.prepare import Workplace
 from kernels_eval.parent.reference_handle import ReferenceProcess
-from kernels_eval.records import Candidate, KernelTask, Language, Timing
+from kernels_eval.records import Candidate, KernelTask, Timing
 
 SLOWER = 1.2
 """A reference median that differs by this factor from the first one of this process is flagged."""
@@ -53,8 +53,8 @@ class Runner(Workplace):
         self, candidate: Candidate, reference: ReferenceProcess, draft: VerdictDraft
     ) -> Iterator[CandidateProcess]:
         """The process of one candidate; the next one's is started meanwhile."""
-        # Triton and torch.compile run compilers, which a child of the warm pool may not start
-        if candidate.language is Language.TRITON or "torch.compile" in (candidate.code or ""):
+        # with torch.compile, too: a child of the warm pool may not start compilers
+        if candidate.language.jit or "torch.compile" in (candidate.code or ""):
             child = Child(self.server, "candidate", self.config.limits, processes=True)
         else:
             child = self.warm_pool.take(self.server, "candidate")

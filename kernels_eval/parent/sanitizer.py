@@ -23,7 +23,7 @@ from kernels_eval.parent.draft import VerdictDraft
 from kernels_eval.parent.messages import LOG_BYTES, Stop
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.parent.runner import Runner
-from kernels_eval.records import Candidate, Language, Reason
+from kernels_eval.records import Candidate, Reason
 
 PROGRAM = "compute-sanitizer"
 DONE = "every call returned"
@@ -58,7 +58,7 @@ def wanted(config: EvalConfig, candidate: Candidate, draft: VerdictDraft) -> boo
     """Whether this candidate, which passed every other check, is one to look at."""
     certainly_faster = draft.timing is not None and draft.timing.speedup_lower > 1
     chosen = config.sanitizer == "correct" or (config.sanitizer == "curated" and certainly_faster)
-    return chosen and candidate.language is Language.CUDA
+    return chosen and candidate.language.sanitized
 
 
 def sanitize(

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
-from kernels_eval.__main__ import languages_of
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
+from kernels_eval.languages import languages_of
 from kernels_eval.parent.draft import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, stable_hash
 from kernels_eval.service.queue import Submission

@@ -39,7 +39,7 @@ class KernelGymRequest(BaseModel):
     task_id: TaskId
     reference_code: Source
     kernel_code: Source
-    backend: Literal["cuda", "triton", "cpp"] = "triton"
+    backend: Language = Language("triton")
     priority: Literal["low", "normal", "high"] = "normal"
     entry_point: str = Field(default="Model", pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")
     workflow: Literal["kernelbench"] = "kernelbench"
@@ -49,7 +49,7 @@ class KernelGymRequest(BaseModel):
         return EvaluationRequest(
             task=TaskSource(code=self.reference_code, entry_point=self.entry_point),
             code=self.kernel_code + alias,
-            language=Language(self.backend),
+            language=self.backend,
             priority=PRIORITIES[self.priority],
             client="kernelgym",
             id=identity(self.task_id),

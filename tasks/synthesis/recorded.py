@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language
 from tasks.sources import bundled
 from tasks.sources.files import existing, read_parquet
 from tasks.synthesis.parsing import guessed_finish
@@ -66,7 +65,7 @@ class ResponsesFile(RecordedSampler):
         self._texts: dict[tuple[str, str, int], str | None] = {}
         for row in rows:
             task_id = f"kernelbench/L{row['level']}/{row['problem_id']}"
-            key = (task_id, row.get("language") or Language.CUDA.value, row["sample_id"])
+            key = (task_id, row.get("language") or "cuda", row["sample_id"])
             if key in self._texts:
                 raise UsageError(
                     f"{file} holds two responses for {task_id}, sample {row['sample_id']}",

@@ -23,8 +23,8 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from kernels_eval.__main__ import languages_of
 from kernels_eval.errors import UsageError
+from kernels_eval.languages import languages_of
 from kernels_eval.records import (
     Candidate,
     KernelTask,
@@ -100,7 +100,7 @@ class CandidateTable:
                 f"{self.location} holds candidates in {len(found)} languages: {counts}",
                 "choose one with --language",
             )
-        chosen = asked or next(iter(found), Language.CPP)
+        chosen = asked or next(iter(found), Language("cpp"))
         if found and chosen not in found:
             raise UsageError(
                 f"{self.location} holds no {chosen.value} candidate",
@@ -220,12 +220,12 @@ def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool
         if given is not None:
             return Language(str(given).lower()), True
     except ValueError:
-        names = ", ".join(language.value for language in Language)
+        names = ", ".join(Language)
         fault = f"{where}: there is no language {shown(given, 40)!r}"
         raise UsageError(fault, f"languages are {names}") from None
     answer = str(row.get("response") or "").rpartition(THINK_CLOSE)[2]
     found = languages_of(row.get("code") or (answer if "ModelNew" in answer else ""))
-    return (found[0], found[0].needs_gpu) if len(found) == 1 else (None, False)
+    return (found[0], not found[0].half_of_others) if len(found) == 1 else (None, False)
 
 
 def _content(row: Mapping[str, Any]) -> dict[str, Any]:

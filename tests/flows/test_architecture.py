@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import flows
+from kernels_eval.languages import BUILT_IN
 
 ROOT = Path(flows.__file__).parent.parent
 LAYERS = {"kernels_eval": 0, "tasks": 1, "flows": 2}
@@ -157,6 +159,51 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 )
 def test_the_search_for_circles(graph, found):
     assert circles(graph) == found
+
+
+def language_branches(tree: ast.AST) -> Iterator[str]:
+    """Where code asks which language it has, instead of asking the language: by a member, or by a
+    comparison with a name."""
+    names = {*BUILT_IN}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("Language"):
+            if node.attr.lower() in names:
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Compare):
+            said = [each for each in ast.walk(node) if isinstance(each, ast.Constant)]
+            about = re.search(r"\b(language|backend|lang)\b", ast.unparse(node), re.IGNORECASE)
+            if about and names & {each.value for each in said if isinstance(each.value, str)}:
+                yield ast.unparse(node)
+        elif isinstance(node, ast.Match) and "language" in ast.unparse(node.subject):
+            yield ast.unparse(node.subject)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("candidate.language is Language.TRITON", True),
+        ("{records.Language.CPP: 1}", True),
+        ('request.language == "cpp"', True),
+        ('self.language in ("cuda", "triton")', True),
+        ("match self.language:\n case _: pass", True),
+        ('device == "cuda"', False),
+        ('Language("cpp")', False),
+        ("a.language is b.language", False),
+        ("language.needs_gpu", False),
+    ],
+)
+def test_the_search_for_branches_on_a_language(code, found):
+    assert bool(list(language_branches(ast.parse(code)))) is found
+
+
+def test_only_languages_know_their_names():
+    found = {
+        module_of(path): branches
+        for path in FILES
+        if ROOT / "kernels_eval" / "languages" not in path.parents
+        if (branches := list(language_branches(parsed(path))))
+    }
+    assert found == {}
 
 
 def test_no_module_imports_itself_through_others():

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.__main__ import languages_of, main, read_pair
+from kernels_eval.__main__ import main, read_pair
 from kernels_eval.build.toolchain import default_cache
+from kernels_eval.languages import languages_of
 from kernels_eval.records import Language, Verdict
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response

@@ -12,8 +12,8 @@ import threading
 import httpx
 import pytest
 
-from kernels_eval.__main__ import languages_of
 from kernels_eval.errors import UsageError
+from kernels_eval.languages import languages_of
 from kernels_eval.records import Language
 from kernels_eval.service import guard
 from kernels_eval.service.schema import MOST_REQUESTS, Definition, EvaluationRequest, Workload

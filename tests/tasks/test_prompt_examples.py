@@ -10,7 +10,7 @@ from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tasks.synthesis.parsing import parse_response
-from tasks.synthesis.prompts import EXAMPLE_TASK, EXAMPLES
+from tasks.synthesis.prompts import EXAMPLE_TASK
 from tests.support import kernels
 from tests.support.kernels import QUICK, assert_reason
 
@@ -25,9 +25,9 @@ ON_GPU = QUICK.model_copy(
 def answer(language: Language) -> Candidate:
     """The example as a generator would give it back, taken out by our own parser."""
     parsed = parse_response(
-        f"Fuse the three.\n</think>\n\n```python\n{EXAMPLES[language]}```\n", finish_reason="stop"
+        f"Fuse the three.\n</think>\n\n```python\n{language.example}```\n", finish_reason="stop"
     )
-    assert parsed.code == EXAMPLES[language]
+    assert parsed.code == language.example
     return kernels.candidate(TASK, parsed.code, language=language)
 
 

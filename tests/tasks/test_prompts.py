@@ -12,7 +12,7 @@ import pytest
 from kernels_eval.records import KernelTask, Language
 from tasks.sources import bundled
 from tasks.sources.files import check_task_source
-from tasks.synthesis.prompts import EXAMPLE_TASK, EXAMPLES, PROMPT_VERSION, prompt_hash, render
+from tasks.synthesis.prompts import EXAMPLE_TASK, PROMPT_VERSION, prompt_hash, render
 
 LANGUAGES = list(Language)
 HASHES = {
@@ -33,11 +33,10 @@ def test_prompt_holds_task_and_example_of_the_language_whole(language):
     prompt = render(TASK, language)
     assert f"```python\n{TASK.code}```" in prompt
     assert (
-        f"```python\n{EXAMPLE_TASK}```" in prompt
-        and f"```python\n{EXAMPLES[language]}```" in prompt
+        f"```python\n{EXAMPLE_TASK}```" in prompt and f"```python\n{language.example}```" in prompt
     )
     for other in LANGUAGES:
-        assert (EXAMPLES[other] in prompt) == (other is language)
+        assert (other.example in prompt) == (other is language)
     assert prompt.count("```") == 6
     assert "`ModelNew`" in prompt and "{task}" not in prompt
 
@@ -97,7 +96,7 @@ def test_prompt_hash_tells_prompts_and_versions_apart(monkeypatch):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_examples_are_whole_modules(language):
     check_task_source(EXAMPLE_TASK, "Model", "the example task")
-    module = ast.parse(EXAMPLES[language])
+    module = ast.parse(language.example)
     classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
     assert [node.name for node in classes] == ["ModelNew"]
     reference = next(
@@ -114,7 +113,7 @@ def test_examples_are_whole_modules(language):
 def test_examples_are_no_task_of_ours(language):
     """An example that solves a bundled task would hand the generator its answer."""
     for task in bundled.load():
-        assert task.name not in EXAMPLES[language]
+        assert task.name not in language.example
 
 
 def check_example(language: Language, device: str, folder: Path) -> None:
@@ -122,7 +121,7 @@ def check_example(language: Language, device: str, folder: Path) -> None:
     import torch
 
     modules = {}
-    for name, code in (("reference", EXAMPLE_TASK), ("answer", EXAMPLES[language])):
+    for name, code in (("reference", EXAMPLE_TASK), ("answer", language.example)):
         path = folder / f"{name}.py"
         path.write_text(
             code, encoding="utf-8"

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kernels_eval.records import STATUS_OF, Status
+from kernels_eval.records import STATUS_OF, Language, Status
 from tasks.benchmark.report.records import MAX_EXAMPLES, CandidatePoint, ReportContext
 from tasks.benchmark.samples import TRACKS
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
@@ -171,7 +171,7 @@ def caveats(context: ReportContext) -> list[Caveat]:
         "recorded": "yes" if any(row.model == "recorded" for row in context.scores) else "",
         "trained": plural(len(context.history), "step") if context.history else "",
         "correct": "always",
-        "cpu": "yes" if context.language == "cpp" else "",
+        "cpu": "" if Language(context.language).needs_gpu else "yes",
         "counts": unequal if verdicts != context.candidates else "",
         "task_error": failed.get(Status.TASK_ERROR, 0),
     }

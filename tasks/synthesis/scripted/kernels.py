@@ -42,7 +42,7 @@ class Form:
 
 def form_of(language: Language, style: Style) -> Form:
     fused = style in ("fused", "vectorised")
-    if language is Language.CPP or style == "naive":
+    if not language.needs_gpu or style == "naive":
         return Form(fused=fused, buffer="to" if style == "naive" else "row")
     return Form(
         loop="for (int64_t i = threadIdx.x; i < {width}; i += blockDim.x) {{",

@@ -59,8 +59,7 @@ def faults_of(program: Program) -> list[Fault]:
 def module_of(program: Program, language: Language, style: Style, fault: Fault | None) -> str:
     """The text of the answer's module."""
     parts = _planted(_parts(program), fault)
-    write = _cpp if language is Language.CPP else _cuda
-    code = write(program, parts, style, fault)
+    code = WRITERS[language](program, parts, style, fault)
     if fault == "compile":
         code = code.replace("int64_t columns = ", "int64_t colums = ", 1)
     operands = [*program.arguments.split(", "), *(f"self.{name}" for name in program.parameters)]
@@ -226,7 +225,7 @@ def _cpp(program: Program, parts: Sequence[Part], style: Style, fault: Fault | N
     operands = [*program.arguments.split(", "), *program.parameters]
     lines += [f"const float* {name}_data = {name}.data_ptr<float>();" for name in operands]
     for group in _groups(parts, style):
-        rows = group.rows(form_of(Language.CPP, style), fault)
+        rows = group.rows(form_of(Language("cpp"), style), fault)
         body = rows.finish()
         lines.append(_allocation(group))
         lines.append(f"float* {group.target}_data = {group.target}.data_ptr<float>();")
@@ -249,6 +248,10 @@ def _cuda(program: Program, parts: Sequence[Part], style: Style, fault: Fault | 
     return "\n\n".join([*helpers, text, _function(program, lines)])
 
 
+WRITERS = {"cpp": _cpp, "cuda": _cuda}
+"""What writes the function that a module calls, by the language of the answer."""
+
+
 class Kernel(NamedTuple):
     """A kernel's definition, and the line that launches it."""
 
@@ -259,7 +262,7 @@ class Kernel(NamedTuple):
 def _kernel(group: Group, index: int, style: Style, fault: Fault | None) -> Kernel:
     if group.pointwise:
         return _pointwise_kernel(group, index, style == "vectorised", fault)
-    form, name = form_of(Language.CUDA, style), f"kernel{index}"
+    form, name = form_of(Language("cuda"), style), f"kernel{index}"
     rows = group.rows(form, fault)
     body = rows.finish()
     inside = group._replace(source="x", target="out")

@@ -30,7 +30,7 @@ def reasoning_of(
     Opening and plan are always there. `repetition` is the share of passages after the plan that
     repeat the one before it.
     """
-    plan = TEXTS["cuda" if language is Language.CUDA else "plan"][style]
+    plan = TEXTS.get(language, TEXTS["plan"])[style]
     facts = list(_facts(program))
     opening = TEXTS["opening"].format(
         steps=", ".join(fact["step"] for fact in facts),

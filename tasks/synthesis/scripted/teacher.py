@@ -16,13 +16,12 @@ from random import Random
 from statistics import NormalDist
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language
 from tasks.sources.generated.program import Program, parse
 from tasks.synthesis.parsing import THINK_CLOSE
 from tasks.synthesis.prompts import block
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 from tasks.synthesis.scripted.config import Fault, Style, TeacherConfig
-from tasks.synthesis.scripted.modules import faults_of, module_of
+from tasks.synthesis.scripted.modules import WRITERS, faults_of, module_of
 from tasks.synthesis.scripted.reasoning import reasoning_of
 
 NORMAL = NormalDist()
@@ -83,10 +82,10 @@ def _program(request: Request) -> Program:
             " not generated",
             "set tasks.source=generated, or synthesis.sampler to a model",
         )
-    if request.language not in (Language.CPP, Language.CUDA) or request.turn > 1:
+    if request.language not in WRITERS or request.turn > 1:
         raise UsageError(
             f"the scripted teacher has no {request.language} answers for turn {request.turn}",
-            "set language to cpp or cuda, and synthesis.turns to 1",
+            f"set language to {' or '.join(WRITERS)}, and synthesis.turns to 1",
         )
     return program
 

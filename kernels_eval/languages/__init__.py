@@ -1,0 +1,177 @@
+"""What kernels are written in: one module a language holds all that is known of it.
+
+Guarantees: a language is one object, found by its name, which is what snapshots and keys store; it
+is a string, so it compares, sorts, hashes and serialises as its name. Those of `BUILT_IN` are here;
+others are entry points of the group `concur.languages` of any installed package. Nothing heavy is
+imported: packages of a language are named, and imported in a candidate's process alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from kernels_eval.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic_core import CoreSchema
+
+BUILT_IN = ("cuda", "triton", "cpp")
+"""Modules of this package, each with its `LANGUAGE`, in the order in which languages are listed."""
+GROUP = "concur.languages"
+Values = tuple[Any, ...]
+Named = dict[str, Any] | None
+
+
+class Tracer(Protocol):
+    """What `Language.watch` is given: the one who sees that a candidate's kernels run."""
+
+    def watch(
+        self, name: str, function: Callable[..., object], args: Values, kwargs: Named
+    ) -> object:
+        """Call a kernel by way of the tracer, which counts the call, times it where asked, and
+        corrupts what it writes where that shows whether anyone reads it."""
+
+
+class _Registry(type):
+    def __iter__(cls) -> Iterator[Language]:
+        return iter(registered().values())
+
+    def __getattr__(cls, name: str) -> Language:
+        """`Language.CPP` is `Language("cpp")`."""
+        if name.isupper() and name.lower() in BUILT_IN:
+            return Language(name.lower())
+        raise AttributeError(name)
+
+
+class Language(str, metaclass=_Registry):
+    """A language: `Language("cuda")` is the object of that name. Raises ValueError where there is
+    none. A new one is an instance of a subclass: its attributes are what the verifier, the prompts
+    and `concur doctor` go by; the defaults suit a kernel language that compiles in Python (JIT)."""
+
+    needs_gpu: ClassVar[bool] = True
+    """runs on an NVIDIA GPU, else on the CPU"""
+    needs_nvcc: ClassVar[bool] = False
+    packages: ClassVar[Mapping[str, str]] = {}
+    """distributions that it needs beside torch, and the modules they are imported as"""
+    install: ClassVar[str] = ""
+    """the line that installs them"""
+
+    means: ClassVar[str] = ""
+    """what a prompt asks for: it follows "Replace the operators in its forward by" """
+    example: ClassVar[str] = ""
+    """a complete answer to `tasks.synthesis.prompts.EXAMPLE_TASK`"""
+    sign: ClassVar[re.Pattern[str]] = re.compile(r"(?!)")
+    """matches Python sources, without their comments, that hold a kernel in this language"""
+    half_of_others: ClassVar[bool] = False
+    """its signs show in sources of other languages as well, which then are meant"""
+
+    jit: ClassVar[bool] = True
+    """compiled in the candidate's process, which may start programs for it; else extensions that
+    the module asks `load_inline` or `load` for are built before a device is held"""
+    jit_cache: ClassVar[str] = ""
+    """environment variable that names the folder of compiled kernels. Where there is one, what a
+    candidate leaves there is given to later processes of the same source, and to no other"""
+    sanitized: ClassVar[bool] = False
+    """compute-sanitizer can tell its kernels from others by the names in a verdict"""
+    compiler_errors: ClassVar[str] = ""
+    """expression for exceptions of its compiler, as module.Class: they are compile errors"""
+    compiler_frames: ClassVar[str] = ""
+    """expression for functions, as module.name, below which all that is raised is such an error"""
+    launch_errors: ClassVar[str] = ""
+    """expression for exceptions of kernels that compile but ask for more than the device has"""
+
+    def __new__(cls, name: str) -> Language:
+        if cls is not Language:
+            return super().__new__(cls, name)
+        if name in BUILT_IN:
+            found: Language = import_module(f"{__name__}.{name}").LANGUAGE
+            return found
+        if isinstance(name, str) and name in registered():
+            return registered()[name]
+        raise ValueError(f"there is no language {name!r}: languages are {', '.join(registered())}")
+
+    @property
+    def value(self) -> str:
+        return str(self)
+
+    def watch(self, tracer: Tracer) -> None:
+        """Have every launch of a kernel go through `tracer.watch`. Called in the candidate's
+        process, before its module is imported; extensions are watched without it."""
+
+    def relocate(self, folder: Path, former: str) -> None:
+        """Correct what the compiled kernels in `folder` say of where they lie, which was
+        `former`."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of its packages; empty for one that is not installed."""
+        found = {}
+        for name in self.packages:
+            try:
+                found[name] = version(name)
+            except PackageNotFoundError:
+                found[name] = ""
+        return found
+
+    def doctor(self) -> tuple[str, str]:
+        """What this machine has of its packages, and the line that installs what is missing."""
+        found = self.versions()
+        told = ", ".join(f"{name} {at or 'not installed'}" for name, at in found.items())
+        return told or "needs no package", "" if all(found.values()) else self.install
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Language, (str(self),)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: object, handler: object) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(
+            Language,
+            serialization=core_schema.plain_serializer_function_ser_schema(str, when_used="json"),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Any]:
+        return {"type": "string", "enum": [str(each) for each in Language], "title": "Language"}
+
+
+@cache
+def registered() -> Mapping[str, Language]:
+    """Every language by name. Raises UsageError where an installed one cannot be imported."""
+    found = {name: Language(name) for name in BUILT_IN}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            language = entry.load()
+            if not isinstance(language, Language) or language != entry.name:
+                raise TypeError(f"it is no Language of the name {entry.name!r}")
+        except Exception as error:
+            where = entry.dist.name if entry.dist else "an installed package"
+            raise UsageError(
+                f"language {entry.name!r} of {where} cannot be used: {error}",
+                f"correct its entry point {entry.value} in the group {GROUP}, or uninstall it",
+            ) from error
+        found.setdefault(entry.name, language)
+    return found
+
+
+# Linear in the text, whoever wrote it: a comment that is not closed is not searched for again.
+_LINE = r"//.*?(?=\n|\\n|\Z)|^[ \t]*#[ \t!].*?$"
+_LINES = re.compile(_LINE, re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(rf"/\*.*?\*/|{_LINE}", re.DOTALL | re.MULTILINE)
+
+
+def languages_of(source: str) -> tuple[Language, ...]:
+    """The languages that a candidate's kernels are written in, by its text: usually one.
+
+    C++ counts only alone, for CUDA sources have a C++ half. None for plain PyTorch.
+    """
+    closed, mark, rest = source.rpartition("*/")
+    text = _COMMENT.sub("", closed + mark) + _LINES.sub("", rest)
+    found = tuple(language for language in Language if language.sign.search(text))
+    return tuple(each for each in found if not each.half_of_others) or found

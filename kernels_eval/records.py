@@ -69,6 +69,8 @@ class Reason(StrEnum):
     """Correct only for the weights with which the module was constructed."""
     SHAPE_SPECIALISED = "shape_specialised"
     """Correct only for the shape that the task declares."""
+    WRONG_GRADIENT = "wrong_gradient"
+    """The outputs are right, and a gradient that the task asks for is not."""
 
     NO_CUSTOM_KERNEL = "no_custom_kernel"
     """The custom kernel is absent, never called, or does not affect the output."""
@@ -145,7 +147,8 @@ class Reason(StrEnum):
 _NAMES_BY_STATUS = {
     Status.CORRECT: """ok""",
     Status.INCORRECT: """wrong_output approximation wrong_shape wrong_dtype wrong_device non_finite
-    non_deterministic stale_weights shape_specialised""",
+    non_deterministic stale_weights shape_specialised
+    wrong_gradient""",
     Status.REJECTED: """no_custom_kernel input_mutated output_aliased input_independent
     stale_cache lazy_output stream_escape background_work global_state_changed precision_downcast
     harness_tampering forbidden_call implausible_time""",
@@ -373,14 +376,21 @@ class Timing(Record):
     """did the GPU report lowered clocks; None where it cannot say"""
     compiled: CompiledBaseline | None = None
     """None where torch.compile was not asked for as a baseline"""
+    reference_forward_ms: PositiveFloat | None = None
+    """of a task that asks for gradients: the reference's forward pass alone, by its own clock"""
+    candidate_forward_ms: PositiveFloat | None = None
+    reference_backward_ms: PositiveFloat | None = None
+    """the backward pass alone; the other times are those of both"""
+    candidate_backward_ms: PositiveFloat | None = None
 
     @model_serializer(mode="wrap")
     def _what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a baseline that nobody asked for: such a verdict is written as it always was."""
+        """Without what nobody asked for: such a verdict is written as it always was."""
+        asked = ("compiled", *(name for name in Timing.model_fields if "ward_ms" in name))
         return {
             name: value
             for name, value in dump(self).items()
-            if name != "compiled" or value is not None
+            if name not in asked or value is not None
         }
 
 

@@ -111,6 +111,10 @@ VERDICTS: Mapping[str, str] = {
     "timing.calls_per_sample": "forward calls batched into a sample",
     "timing.clock_bound_ms": "the candidate's latency on unseen inputs by the parent's own clock",
     "timing.drift": "relative change of the reference's median over the window",
+    "timing.reference_forward_ms": "the forward pass alone; null where no gradients are asked for",
+    "timing.candidate_forward_ms": "the same of the candidate",
+    "timing.reference_backward_ms": "the backward pass alone; null as above",
+    "timing.candidate_backward_ms": "the same of the candidate",
     "timing.compiled": (
         "the reference under torch.compile in the same window: `mode`, `reference_ms`, `speedup`"
         " with its interval, `drift`, `graphs`, `compile_s`, or `unavailable_reason`; null where"
@@ -132,7 +136,9 @@ VERDICTS: Mapping[str, str] = {
     "custom_kernel_time_share": "share of a forward call's time spent in them",
     "library_calls": "dispatcher operators seen in a forward call, at most 64",
     "reference_operators": "outermost torch calls of the reference in order, at most 256",
-    "precision_class": "`fp32`, `fp16` or `bf16`: the gate of the task; null until outputs match",
+    "precision_class": (
+        "`fp32`, `fp16`, `bf16`, `e4m3` or `e5m2`: the gate of the task; null until outputs match"
+    ),
     "flags": "observations that did not lead to a rejection",
     "build_tier": "`lite` or `full` headers; null: nothing to build",
     "build_cached": "every build came from the cache",

@@ -1,7 +1,8 @@
 """What counts as the same answer: the gates on measured errors, and the reason that follows.
 
 Sources: the gates are VERIFIER's (RMS(err)/RMS(oracle) <= max(1e-5, 8 x the fp32 reference's own
-error) for fp32, 2e-3 for fp16 and TF32, 1.6e-2 for bf16; elementwise |err| <= r (|y| + RMS(y)));
+error) for fp32, 2e-3 for fp16 and TF32, 1.6e-2 for bf16, 0.06 and 0.12 for outputs in FP8 (e4m3,
+e5m2), about the rounding to each type; elementwise |err| <= r (|y| + RMS(y)));
 KernelBench's allclose tolerances are recorded beside them. Long sums: N. Higham, Accuracy and
 Stability of Numerical Algorithms, chapter 4; benchmarks/long_reductions.py measures both sides.
 """
@@ -16,6 +17,7 @@ from kernels_eval.config import CorrectnessConfig
 from kernels_eval.records import Reason
 
 PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+PRECISION_OF |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms"),
     *("wrong_share", "reference_wrong_share"),
@@ -23,6 +25,9 @@ WORST = (
 MOST_WRONG = 0.05
 """Largest share of elements that may be off by half of their own value where the reference's are
 not: a few outputs that are far larger than all others make any error of these look small."""
+E4M3 = 0.06
+"""Gate of outputs in float8_e4m3fn: half a unit in the last place. The RMS error of one rounding is
+at most 0.036 (relative spacing of 2^-3 / sqrt(12))."""
 TIGHTEST = 1e-6
 """No gate asks for more of a sound fp32 kernel: 16 units in the last place."""
 APPROXIMATE = 2e-3
@@ -57,8 +62,16 @@ def judge(
     """
     if not measured.masks_match:
         return Reason.NON_FINITE
-    base = {"fp32": config.rms_fp32, "fp16": config.rms_half, "bf16": config.rms_bf16}[precision]
+    base = {
+        "fp32": config.rms_fp32,
+        "fp16": config.rms_half,
+        "bf16": config.rms_bf16,
+        "e4m3": E4M3,
+        "e5m2": 2 * E4M3,
+    }[precision]
     own = config.rms_reference_factor * measured.reference_rms
+    if precision in ("e4m3", "e5m2"):  # its own error is that of one rounding, and so is the gate
+        own = base
     plain = config.rms_sequential_factor * measured.sequential_rms
     gate = min(max(base, own, plain), max(loosest, own, TIGHTEST))
     # The elementwise gate scales with the RMS gate (1e-4 belongs to 1e-5), and like it never asks

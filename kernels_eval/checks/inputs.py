@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from kernels_eval.checks.measurement import computable
 from kernels_eval.checks.trials import DECLARED, SHAPE_SCOPES, TAILS, InputNote, InputPlan
 from kernels_eval.records import stable_hash
 
@@ -36,6 +37,10 @@ OFFSET = 8192.0
 power of two, for long sums of it, too, are rounded without a bias: adding 1e5 values about 1e4 one
 by one is off by more than their spread."""
 
+PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What the constant `PRECISION` of a task's module casts floating inputs and parameters to, as
+KernelBench's option of that name does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
+`model.to(dtype=precision)`)."""
 SMALL = 2.0**-9
 """The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
 normalisations add to it."""
@@ -67,7 +72,16 @@ def construct(
     model to where it is used.
     """
     arguments = constructor_arguments(init_module, init_form, seed, device)
-    return constructed(module, entry_point, arguments, seed, device)
+    precision = precision_of(init_module)
+    return constructed(module, entry_point, arguments, seed, device, precision)
+
+
+def precision_of(task: ModuleType) -> str:
+    """What a task's module says of its precision. Raises ValueError for what is none."""
+    found = str(getattr(task, "PRECISION", ""))
+    if found not in PRECISIONS:
+        raise ValueError(f"PRECISION is {found!r}, which is none of {', '.join(PRECISIONS)[2:]}")
+    return found
 
 
 def constructor_arguments(
@@ -78,8 +92,9 @@ def constructor_arguments(
     with torch.device(device):
         made = module.get_init_inputs()
     args, kwargs = (made[0], made[1]) if init_form == "args_kwargs" else (made, {})
-    args = [_to_device(value, device) for value in args]
-    return args, {name: _to_device(value, device) for name, value in kwargs.items()}
+    dtype = PRECISIONS[precision_of(module)]
+    args = [_to_device(value, device, dtype) for value in args]
+    return args, {name: _to_device(value, device, dtype) for name, value in kwargs.items()}
 
 
 def constructed(
@@ -88,13 +103,15 @@ def constructed(
     arguments: tuple[list[Any], dict[str, Any]],
     seed: int,
     device: str,
+    precision: str = "",
 ) -> torch.nn.Module:
-    """A model as its constructor leaves it under this seed."""
+    """A model as its constructor leaves it under this seed, in this precision."""
     args, kwargs = arguments
     torch.manual_seed(seed)
     with torch.device(device):
         model: torch.nn.Module = getattr(module, entry_point)(*args, **kwargs)
-    return model
+    cast = PRECISIONS[precision] and isinstance(model, torch.nn.Module)
+    return model.to(PRECISIONS[precision]) if cast else model
 
 
 def moved(model: Any, device: str) -> Any:
@@ -123,7 +140,8 @@ def make_inputs(
     redrawn and resized; None: as declared."""
     torch.manual_seed(seed)
     with torch.device(device):
-        values = [_to_device(value, device) for value in task.get_inputs()]
+        made, dtype = task.get_inputs(), PRECISIONS[precision_of(task)]
+        values = [_to_device(value, device, dtype) for value in made]
     if plan is None:
         return values
     for index, dim, size in plan.shapes.get(shape, ()):
@@ -207,7 +225,7 @@ def drawn_size(size: int, tail: int, random: Random) -> int:
 def _note(value: Any) -> InputNote:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
         return InputNote(vary=False)
-    sample = value.detach()
+    sample = computable(value.detach())
     # labels, masks and targets of +-1 mean something by being integers
     integers = bool((sample == sample.round()).all())
     if integers or _probabilities(sample):
@@ -423,9 +441,10 @@ def plain_containers(output: Any) -> bool:
     return not isinstance(output, list | tuple | dict)
 
 
-def _to_device(value: Any, device: str) -> Any:
+def _to_device(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
+    """The same on this device, floating tensors in this dtype."""
     if isinstance(value, torch.Tensor):
-        return value.to(device)
+        return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, list | tuple):
-        return type(value)(_to_device(item, device) for item in value)
+        return type(value)(_to_device(item, device, dtype) for item in value)
     return value

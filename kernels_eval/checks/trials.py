@@ -55,7 +55,8 @@ class LoadedTask(Record):
     `parameters` and `statistics` (running ones, of normalisation) are shapes without dimensions of
     size 1, `parameter_names` the names of the first, `input_bytes` those of one set of inputs,
     `packed_bytes` and `argument_bytes` what one set and the constructor's arguments take in shared
-    memory, `mutates` whether the reference changes its inputs.
+    memory, `mutates` whether the reference changes its inputs. `precision` and `gradients` are as
+    in `ModelSpec`.
     """
 
     plan: InputPlan
@@ -70,13 +71,30 @@ class LoadedTask(Record):
     input_bytes: int
     packed_bytes: int
     argument_bytes: int
+    precision: str
+    gradients: Gradients | None
     peak_bytes_per_s: float
     cache_bytes: int
 
 
+class Gradients(Record):
+    """Which gradients a task asks for: of its `arguments` first inputs those at the positions
+    `wanted`, and of these `parameters`. Inputs after the arguments are gradients of the outputs."""
+
+    arguments: int
+    wanted: tuple[int, ...]
+    parameters: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        own = [f"argument {index}" for index in self.wanted]
+        return own + [f"parameter {name}" for name in self.parameters]
+
+
 class ModelSpec(Record):
     """How a process makes a task's model, on which device: the same seed makes the same weights.
-    `construct_on` is where they are made before they are moved to `device`."""
+    `construct_on` is where they are made before they are moved to `device`. `precision` (empty: as
+    they are made) and `gradients` are what the task's module asks for."""
 
     entry_point: str
     init_form: str
@@ -84,6 +102,8 @@ class ModelSpec(Record):
     construct_on: str
     threads: int
     seed: int
+    precision: str = ""
+    gradients: Gradients | None = None
 
 
 class Comparison(Record):
@@ -95,6 +115,7 @@ class Comparison(Record):
     than half of their own value and by more than rounding at one, `reference_wrong_share` that of
     the fp32 reference (0 without a float64 oracle). `systematic`: the error is a function of the
     output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
+    `worst` is the position of the tensor with the largest of these errors.
     `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
     candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
     """
@@ -111,6 +132,7 @@ class Comparison(Record):
     kernelbench_1e4: bool = True
     kernelbench_1e2: bool = True
     systematic: bool = False
+    worst: int = 0
     equals_trial: list[str] = []
     equals_answer: list[str] = []
     mutates_inputs: bool = False

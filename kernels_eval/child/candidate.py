@@ -8,7 +8,8 @@ are bytes that the reference process compares, and its times are bounded by the 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,6 +68,7 @@ class CandidateRole(ModelRunner):
         self.outputs: Memory | None = None
         self.sets: list[list[Any]] = []
         self.launches: Launches | None = None
+        self._backward_calls = 0
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -84,6 +86,7 @@ class CandidateRole(ModelRunner):
         """Import the candidate and construct its ModelNew. `outputs` says which memory outputs are
         returned through; with `kernels`, an archive of compiled ones comes with this message."""
         self.spec = ModelSpec.model_validate(spec | {"entry_point": "ModelNew"})
+        self.gradients = self.spec.gradients
         self.prepare_device(self.spec.device, self.spec.threads)
         self._take_arguments(arguments)
         self.outputs = self.memory(**outputs)
@@ -132,7 +135,10 @@ class CandidateRole(ModelRunner):
     def construct(self, seed: int | None = None) -> Any:
         seed = self.spec.seed if seed is None else seed
         made = copied(self.arguments)
-        return constructed(self.module, self.spec.entry_point, made, seed, self.spec.construct_on)
+        spec = self.spec
+        return constructed(
+            self.module, spec.entry_point, made, seed, spec.construct_on, spec.precision
+        )
 
     def _provide(self, spec: Message) -> ModuleType | None:
         """The library of a build request, loaded. One that was not built before (a constructor asks
@@ -158,8 +164,30 @@ class CandidateRole(ModelRunner):
     @property
     def worked(self) -> int:
         """Calls of custom kernels so far: launches where they can be counted, else calls of
-        functions that hold them."""
+        functions that hold them. With gradients, those of backward passes."""
+        return self._backward_calls if self.gradients else self._launched
+
+    @property
+    def _launched(self) -> int:
         return self.launches.total if self.launches else self.tracer.calls.total()
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """What kernels write is disturbed in backward passes alone, where the task asks for
+        gradients: they, too, must matter."""
+        before, forward = self._launched, name == "forward"
+        self.tracer.paused = forward
+        if self.launches:
+            self.launches.pause(forward)
+        try:
+            with super().during(name):
+                yield
+        finally:
+            self.tracer.paused = False
+            if self.launches:
+                self.launches.pause(False)
+        if not forward:
+            self._backward_calls += self._launched - before
 
     def leaves(self, inputs: list[Any]) -> list[torch.Tensor]:
         """The output tensors of one call, once the device is done."""
@@ -306,9 +334,9 @@ class CandidateRole(ModelRunner):
         answer = super().do_run_unseen(inputs, outputs)
         return answer | {"custom_calls": self.worked - counted}
 
-    def do_sample(self, calls: int) -> Message:
+    def do_sample(self, calls: int, only: str = "") -> Message:
         counted = self.worked
-        answer = super().do_sample(calls)
+        answer = super().do_sample(calls, only)
         return answer | {"custom_calls": self.worked - counted}
 
     # -- how it works ------------------------------------------------------------------------------

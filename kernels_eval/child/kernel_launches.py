@@ -34,6 +34,7 @@ class Launches:
         self.elapsed_ms = function("ms", c_double)
         """Milliseconds spent in timed launches since the reset; waits for them."""
         self._mode = function("mode", None, c_int, c_int)
+        self._wanted = False, False
         self._total, self._off_stream = function("total", c_long), function("off_stream", c_long)
         self._names = function("names", c_long, c_char_p, c_long)
 
@@ -47,7 +48,14 @@ class Launches:
 
     def mode(self, *, null: bool = False, timed: bool = False) -> None:
         """`null`: count launches without making them. `timed`: put each between two CUDA events."""
+        self._wanted = null, timed
         self._mode(null, timed)
+
+    def pause(self, on: bool) -> None:
+        """Meanwhile, make launches although they are to be counted only."""
+        null, timed = self._wanted
+        if null:
+            self._mode(not on, timed)
 
     @contextmanager
     def nulled(self) -> Iterator[None]:

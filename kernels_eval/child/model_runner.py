@@ -12,7 +12,8 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ from kernels_eval.checks.inputs import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.checks.trials import ModelSpec
+from kernels_eval.checks.trials import Gradients, ModelSpec
+from kernels_eval.child.backward import with_gradients
 from kernels_eval.child.shared_memory import Memory, mapped, unpack, write
 from kernels_eval.isolation.channel import Channel, Message
 
@@ -69,6 +71,8 @@ class ModelRunner:
         self.turn = 0
         self.flush: torch.Tensor | None = None
         self._hoard_bytes = 0
+        self.gradients: Gradients | None = None
+        self._timed_pass, self._stamps = "", list[tuple[Any, Any]]()
 
     @property
     def on_gpu(self) -> bool:
@@ -129,7 +133,37 @@ class ModelRunner:
 
     def forward(self, inputs: list[Any]) -> Any:
         with torch.no_grad():
-            return self.model(*inputs)
+            return self.called()(*inputs)
+
+    def called(self) -> Any:
+        """What one call calls: the model, with its backward pass where gradients are asked for."""
+        asked, model = self.gradients, self.model
+        if asked is None:
+            return model
+        return lambda *inputs: with_gradients(model, inputs, asked, self.during)
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """The forward or the backward pass of a call; timed where it is the one asked for."""
+        if name != self._timed_pass:
+            yield
+            return
+        begin = self._stamp()
+        yield
+        self._stamps.append((begin, self._stamp()))
+
+    def _stamp(self) -> Any:
+        if not self.on_gpu:
+            return now_ns()
+        event = _Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _passed_ns(self) -> int:
+        """Nanoseconds between the stamps taken; the device is done."""
+        if self.on_gpu:
+            return int(sum(begin.elapsed_time(end) for begin, end in self._stamps) * 1e6)
+        return sum(end - begin for begin, end in self._stamps)
 
     def do_weights(self, seed: int, statistics: list[list[int]], names: Sequence[str] = ()) -> None:
         """Redraw the parameters, mapped by the reference's `names` where all are there, and the
@@ -155,7 +189,7 @@ class ModelRunner:
         The parent's clock spans all of it. Returns the different forms of the outputs, of which
         there should be one.
         """
-        sets, memory, model = self.unpacked(inputs), self.memory(**outputs), self.model
+        sets, memory, model = self.unpacked(inputs), self.memory(**outputs), self.called()
         with torch.no_grad():
             made = [model(*values) for values in sets]
             flat = [flatten_outputs(output) for output in made]
@@ -179,16 +213,19 @@ class ModelRunner:
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_sample(self, calls: int) -> Message:
+    def do_sample(self, calls: int, only: str = "") -> Message:
         """Time `calls` forward calls as one sample, each on the next of the prepared inputs.
-        Returns elapsed nanoseconds."""
+        Returns elapsed nanoseconds, of calls with gradients those of `only` one pass if asked."""
+        self._timed_pass, self._stamps = only, []
         count = len(self.timed_inputs)
         batch = [self.timed_inputs[(self.turn + i) % count] for i in range(calls)]
         self.turn += calls
-        return {"ns": self._sample_gpu(batch) if self.on_gpu else self._sample_cpu(batch)}
+        spent = self._sample_gpu(batch) if self.on_gpu else self._sample_cpu(batch)
+        self._timed_pass = ""
+        return {"ns": self._passed_ns() if only else spent}
 
     def _sample_cpu(self, batch: list[list[Any]]) -> int:
-        model = self.model
+        model = self.called()
         with torch.no_grad():
             started = now_ns()
             for inputs in batch:
@@ -196,7 +233,7 @@ class ModelRunner:
             return now_ns() - started
 
     def _sample_gpu(self, batch: list[list[Any]]) -> int:
-        model = self.model
+        model = self.called()
         if self.flush is None:
             size = 3 * torch.cuda.get_device_properties(0).L2_cache_size
             self.flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)

@@ -37,9 +37,10 @@ def attribute_work(process: CandidateProcess) -> None:
     if seen.off_stream:
         draft.flags.append("side_stream")  # joined before the return, or `check_idle` says so
     idle = sum(not call.custom_calls for call in process.calls)
+    calls = "backward passes" if process.reference.loaded.gradients else "calls"
     if idle:
         raise _no_custom_kernel(
-            f"no custom kernel ran in {idle} of {len(process.calls)} calls; the work was done by",
+            f"no custom kernel ran in {idle} of {len(process.calls)} {calls}; the work was done by",
             process,
             "no operator at all",
         )

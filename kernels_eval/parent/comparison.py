@@ -163,11 +163,21 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         why = "repeating the call on the same inputs gives another answer; "
     elif wrong and _ignores_inputs(trial, found, process):
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
+    elif wrong and (name := _wrong_gradient(found, process)):
+        outcome, why = Reason.WRONG_GRADIENT, f"the gradient of {name} is wrong; "
     elif wrong and found.systematic:
         why = "another formula (an approximation?): the error is a function of the output; "
     else:
         why = ""
     return Stop(outcome, why + _errors(trial, found))
+
+
+def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:
+    """Of what the gradient is that differs most; empty where that is an output."""
+    reference = process.reference
+    names = reference.loaded.gradients.names if reference.loaded.gradients else []
+    place = found.worst - len(reference.trials[0].outputs)
+    return names[place] if names and place >= -len(names) and place < 0 else ""
 
 
 def _errors(trial: Trial, found: Comparison) -> str:

@@ -62,6 +62,8 @@ BURNT_SHARE = 0.5
 """Processor time in the reference's turns that is taken for work, of each thread: those of OpenMP
 spin for a while after a call."""
 UNSEEN_NAME = "unseen"
+PASS_PAIRS = 11
+"""Samples of each pass, where a task asks for gradients."""
 
 
 class PairedClock:
@@ -97,6 +99,27 @@ class PairedClock:
             raise Stop(Reason.BACKGROUND_WORK, "the process computes while the reference is timed")
         self._raise_for_bandwidth(timing)
         return timing
+
+    def passes(self, timing: Timing) -> Timing:
+        """With the times of the forward and of the backward pass, each in turn with the
+        reference's. Without gradients, as it was."""
+        if not self.reference.loaded.gradients:
+            return timing
+        self._draw()
+        found = {}
+        for name in ("forward", "backward"):
+            asked = {"calls": timing.calls_per_sample, "only": name}
+            pairs = [
+                (
+                    int(self.reference.ask("sample", **asked)["ns"]),
+                    self.process.ask("sample", SampleReport, (), **asked).ns,
+                )
+                for _ in range(PASS_PAIRS)
+            ]
+            own, theirs = (statistics.median(spent) for spent in zip(*pairs, strict=True))
+            for whose, spent in (("reference", own), ("candidate", theirs)):
+                found[f"{whose}_{name}_ms"] = max(spent / timing.calls_per_sample / 1e6, 1e-9)
+        return timing.model_copy(update=found)
 
     def _measured(self, seeds: list[int]) -> Timing:
         """All processes in turn. Where the compiled reference is lost on the way, the other two are

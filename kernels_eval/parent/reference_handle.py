@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -123,6 +124,7 @@ class ReferenceProcess:
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
+        self._asked: dict[str, Any] = {}
         self.child = self._started()
 
     def _started(self) -> Child:
@@ -195,6 +197,7 @@ class ReferenceProcess:
             construct_on=self.construct_on,
             threads=self.config.threads,
             seed=self.seed,
+            **self._asked,
         ).model_dump()
 
     def _load(self) -> None:
@@ -202,6 +205,7 @@ class ReferenceProcess:
         self.loaded = self.ask_for(
             LoadedTask, "load", path=str(self.path), spec=self.spec, oracle_max_bytes=limit
         )
+        self._asked = {"precision": self.loaded.precision, "gradients": self.loaded.gradients}
         self.precision = PRECISION_OF.get(self.loaded.dtype, "fp32")
 
     # -- expected values ---------------------------------------------------------------------------

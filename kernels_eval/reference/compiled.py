@@ -86,8 +86,8 @@ class CompiledRole(TaskRunner):
         self.synchronise()
         return answer | {"graphs": self.graphs}
 
-    def do_sample(self, calls: int) -> Message:
-        return super().do_sample(calls) | {"graphs": self.graphs}
+    def do_sample(self, calls: int, only: str = "") -> Message:
+        return super().do_sample(calls, only) | {"graphs": self.graphs}
 
 
 def _set(config: object, values: Mapping[str, object]) -> None:

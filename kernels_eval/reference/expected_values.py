@@ -23,12 +23,20 @@ from kernels_eval.checks.inputs import (
     parameter_names,
     parameter_shapes,
     plan_inputs,
+    precision_of,
     randomise_weights,
     redraw_statistics,
     running_statistics,
     squeezed,
 )
-from kernels_eval.checks.measurement import close, measure, row_differences, same, same_all
+from kernels_eval.checks.measurement import (
+    close,
+    computable,
+    measure,
+    row_differences,
+    same,
+    same_all,
+)
 from kernels_eval.checks.operators import reference_operators
 from kernels_eval.checks.trials import (
     DECLARED,
@@ -98,7 +106,7 @@ class Reference(TaskRunner):
         super().do_load(path, spec)
         self.oracle_max_bytes, seed = oracle_max_bytes, self.spec.seed
         inputs = self.inputs(seed)
-        self.plan = plan_inputs(inputs)
+        self.plan = plan_inputs(inputs[: self.gradients.arguments if self.gradients else None])
         before = copy.deepcopy(inputs)
         leaves, structure = flatten_outputs(self.forward(inputs))
         mutates = not all(map(same, before, inputs))
@@ -119,6 +127,8 @@ class Reference(TaskRunner):
             statistics=list(map(squeezed, running_statistics(self.model))),
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
+            precision=precision_of(self.task),
+            gradients=self.gradients,
             input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),
             packed_bytes=self.packed_bytes(inputs),
             argument_bytes=self.packed_bytes(
@@ -172,7 +182,7 @@ class Reference(TaskRunner):
         self.own_errors[name] = own_error
         del again, inputs
         self.give_back_memory()
-        floats = [torch.isfinite(x) for x in reference if x.is_floating_point()]
+        floats = [torch.isfinite(computable(x)) for x in reference if x.is_floating_point()]
         constants = self._constants(name)
         if name == DECLARED:
             self.own_error = constants[0]
@@ -304,7 +314,8 @@ class Reference(TaskRunner):
                 inputs = self.inputs(seed)
                 flat = inputs[index].reshape(-1)
                 start = flat.numel() * probe // PROBES
-                flat[start : start + max(1, flat.numel() // 64)] += 3.0
+                piece = flat[start : start + max(1, flat.numel() // 64)]
+                piece.copy_(computable(piece) + 3.0)
                 inputs[index] = flat.reshape(inputs[index].shape)
                 hits += self._differs(base, inputs)
             used += _bytes(inputs[index]) * hits / PROBES
@@ -407,7 +418,7 @@ class Reference(TaskRunner):
 
     def _is_finite(self, index: int) -> bool:
         """Is this process's own output finite?"""
-        return all(bool(torch.isfinite(x).all()) for x in self._unseen("own", index))
+        return all(bool(torch.isfinite(computable(x)).all()) for x in self._unseen("own", index))
 
     def _farthest(self, count: int, wanted: int) -> list[int]:
         """Positions of the outputs that differ most from this process's own: by the largest
@@ -432,8 +443,10 @@ class Reference(TaskRunner):
         return read(self.outputs_of[whose], like, index * sum(padded(_bytes(x)) for x in like))
 
     def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
-        found = map(measure, actual, self.oracles[trial], self.expected[trial])
-        return merge([self.own_errors[trial], *found])
+        found = list(map(measure, actual, self.oracles[trial], self.expected[trial]))
+        errors = [each.rms for each in found]
+        worst = errors.index(max(errors, default=0.0)) if errors else 0
+        return merge([self.own_errors[trial], *found]).model_copy(update={"worst": worst})
 
 
 def require_tensors(leaves: list[Any]) -> None:

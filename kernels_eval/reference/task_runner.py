@@ -4,17 +4,28 @@ and handing these to a process that holds no code of the task.
 
 from __future__ import annotations
 
+import copy
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from kernels_eval.checks.inputs import construct, constructor_arguments, load_module, make_inputs
+from kernels_eval.checks.inputs import (
+    construct,
+    constructor_arguments,
+    flatten_outputs,
+    load_module,
+    make_inputs,
+)
 from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
+from kernels_eval.child.backward import asked_gradients
 from kernels_eval.child.model_runner import ModelRunner, now_ns
 from kernels_eval.child.shared_memory import ALIGNMENT, DeviceMemory, Memory, pack
 from kernels_eval.isolation.channel import Channel, Message
+
+GRADIENT_SEED = 0x5DEECE66D
+"""Tells the draws of outputs' gradients from those of arguments under the same seed."""
 
 
 def device_memory(size: int) -> DeviceMemory | None:
@@ -34,6 +45,7 @@ class TaskRunner(ModelRunner):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.plan: InputPlan | None = None
+        self._outputs: dict[str, list[torch.Tensor]] = {}
         self.drawn: tuple[Message, Memory]
         """The last inputs that were given away."""
 
@@ -43,6 +55,9 @@ class TaskRunner(ModelRunner):
         self.prepare_device(self.spec.device, self.spec.threads)
         self.task = load_module(path, "task")
         self.model = self.build()
+        if getattr(self.task, "GRADIENTS", False):
+            declared = make_inputs(self.task, self.spec.seed, DECLARED, None, self.device)
+            self.gradients = asked_gradients(self.model, declared)
         self.synchronise()
 
     def construct(self, seed: int | None = None) -> Any:
@@ -52,7 +67,21 @@ class TaskRunner(ModelRunner):
         )
 
     def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
-        return make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
+        """Arguments of one call, and gradients of its outputs where the task asks for its own."""
+        drawn = make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
+        if self.gradients is None:
+            return drawn
+        drawn = [x.detach() if isinstance(x, torch.Tensor) else x for x in drawn]
+        return drawn + self._drawn_gradients(drawn, seed, shape)
+
+    def _drawn_gradients(self, arguments: list[Any], seed: int, shape: str) -> list[torch.Tensor]:
+        """Normal values in the form of each floating output, which is looked up once a shape."""
+        if shape not in self._outputs:
+            with torch.no_grad():
+                found, _ = flatten_outputs(copy.deepcopy(self.model)(*copy.deepcopy(arguments)))
+            self._outputs[shape] = [torch.empty_like(x) for x in found if x.is_floating_point()]
+        generator = torch.Generator(self.device).manual_seed(seed ^ GRADIENT_SEED)
+        return [x.normal_(generator=generator).clone() for x in self._outputs[shape]]
 
     def do_timing_inputs(self, seeds: list[int]) -> Message:
         """Draw one set of inputs per seed; samples rotate over them. Returns the seconds that it

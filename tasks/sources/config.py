@@ -9,6 +9,7 @@ from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_se
 from kernels_eval.records import Record
 
 LATER = {"revision": None, "code_column": "code", "seed": 0, "count": 1000, "sizes": "cpp"}
+LATER |= {"precision": "fp32"}
 """Keys that earlier versions did not have, and what they did."""
 
 
@@ -23,8 +24,8 @@ class TasksConfig(Record):
     programs that are generated from a seed"""
     location: str | None = None
     """a file, folder or hub id; null: bundled with concur, or the set's own hub id"""
-    split: Literal["all", "train", "heldout"] = "train"
-    """bundled and generated tasks only"""
+    split: Literal["all", "train", "heldout", "gradients"] = "train"
+    """bundled and generated tasks only; bundled ones that ask for gradients are apart"""
     seed: int = 0
     """generated: another seed gives other programs"""
     count: PositiveInt = 1000
@@ -33,6 +34,8 @@ class TasksConfig(Record):
     """generated: sizes of the inputs, for a processor's core or for a GPU"""
     levels: tuple[int, ...] | None = None
     """KernelBench levels"""
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """KernelBench: what inputs and parameters are cast to, as its option of that name does"""
     revision: str | None = Field(default=None, min_length=1)
     """commit of the hub's data set; null: kernelbook's pinned one"""
     code_column: str = Field(default="code", min_length=1)

@@ -38,15 +38,20 @@ commit says less, for it can be of other files as well."""
 
 
 def load(
-    location: str | Path, levels: Collection[int] | None = None, revision: str | None = None
+    location: str | Path,
+    levels: Collection[int] | None = None,
+    revision: str | None = None,
+    precision: str = "fp32",
 ) -> list[KernelTask]:
     """Tasks of `levels` (all where None) from `location`: a table with the hub's columns (code,
     level, name, problem_id), a checkout, the folder in it that holds `level1`, `level2`, ..., one
     of these, or a hub id.
 
-    `revision` is the hub's commit, its newest where None; it means nothing for files. A level that
-    the hub gives with other programs than `CONTENT` says brings a warning. Raises UsageError naming
-    what cannot be read.
+    `precision` fp16 or bf16 is KernelBench's option of that name: a constant after each program has
+    the verifier cast floating inputs and parameters, those of candidates too. `revision` is the
+    hub's commit, its newest where None; it means nothing for files. A level that the hub gives with
+    other programs than `CONTENT` says brings a warning. Raises UsageError naming what cannot be
+    read.
     """
     wanted = sorted(set(LEVELS if levels is None else levels))
     if unknown := [str(level) for level in wanted if level not in LEVELS]:
@@ -73,6 +78,9 @@ def load(
             f"give a Parquet file, a folder that holds level1, level2, ..., or the hub id {HUB_ID}",
         )
     chosen = [row for row in rows if row["level"] in (*wanted, None)]
+    if precision != "fp32":
+        constant = f'\n\nPRECISION = "{precision}"\n'
+        chosen = [row | {"code": row["code"] + constant} for row in chosen if row["code"]]
     return sorted(
         tasks_of_rows(chosen, _task, str(location)),
         key=lambda task: (task.level, int(task.task_id.rpartition("/")[2])),

@@ -28,7 +28,8 @@ def load_tasks(config: TasksConfig) -> list[KernelTask]:
         case "bundled":
             found = bundled.load(config.split)
         case "kernelbench":
-            found = kernelbench.load(location or kernelbench.HUB_ID, config.levels, revision)
+            location = location or kernelbench.HUB_ID
+            found = kernelbench.load(location, config.levels, revision, config.precision)
         case "kernelbook":
             location, revision = location or kernelbook.HUB_ID, revision or kernelbook.PINNED
             found = kernelbook.load(location, revision, limit=config.limit)

@@ -36,7 +36,9 @@ class RecordedSampler(Sampler):
                 yield Response(request_key=request.request_key, text=text, **known)
 
     def _text(self, request: Request) -> str | None:
-        names = {task.task_id: task.name for task in bundled.load("all")}
+        names = {
+            task.task_id: task.name for task in bundled.load("all") + bundled.load("gradients")
+        }
         name = names.get(request.task.task_id)
         texts = bundled.responses(name, request.language.value) if name else []
         return dict(enumerate(texts)).get(request.sample_index)

@@ -20,15 +20,18 @@ HELD_OUT = frozenset({"cosine_similarity", "upsample_bilinear2d", "masked_softma
 """Tasks kept for the benchmark: two of one operator and two fusions, none a variant of a training
 task."""
 
-SPLITS = ("all", "train", "heldout")
+SPLITS = ("all", "train", "heldout", "gradients")
 
 
-def load(split: Literal["all", "train", "heldout"] = "all") -> list[KernelTask]:
-    """The bundled tasks of a split, by name. Raises UsageError for a split that is not there."""
+def load(split: Literal["all", "train", "heldout", "gradients"] = "all") -> list[KernelTask]:
+    """The bundled tasks of a split, by name. Those that ask for gradients are a split of their own,
+    and in no other. Raises UsageError for a split that is not there."""
     if split not in SPLITS:
         raise UsageError(
             f"the bundled tasks have no split {split!r}", f"choose one of {', '.join(SPLITS)}"
         )
+    if split == "gradients":
+        return list(_tasks(split))
     return [
         task
         for task in _tasks()
@@ -42,7 +45,7 @@ def responses(task_name: str, language: str) -> list[str]:
 
     `language` is a `Language` or its value. Raises UsageError for a task that is not bundled.
     """
-    if task_name not in {task.name for task in _tasks()}:
+    if task_name not in {task.name for task in (*_tasks(), *_tasks("gradients"))}:
         raise UsageError(
             f"there is no bundled task {task_name!r}", "`load()` lists the bundled tasks"
         )
@@ -62,8 +65,8 @@ def texts() -> list[str]:
 
 
 @cache
-def _tasks() -> tuple[KernelTask, ...]:
-    folder = files(__name__).joinpath("tasks")
+def _tasks(kind: str = "") -> tuple[KernelTask, ...]:
+    folder = files(__name__).joinpath("tasks", kind)
     found = []
     for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".py"):

@@ -1,0 +1,118 @@
+"""Tasks that ask for gradients: right, wrong, and not by the candidate's kernels."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels_eval.records import Reason
+from tests.support.backward import FORMULAS, Formula, candidate, task_of
+from tests.support.kernels import verifying, verifying_on_gpu
+
+REASONS = {
+    "right": Reason.OK,
+    "wrong_gradient": Reason.WRONG_GRADIENT,
+    "no_kernel_in_backward": Reason.NO_CUSTOM_KERNEL,
+}
+BY_NAME = {formula.name: formula for formula in FORMULAS}
+
+
+@pytest.fixture(scope="module")
+def verify():
+    with verifying() as made:
+        yield made.evaluator
+
+
+def assert_judged(verify, formula: Formula, kind: str, language: str) -> None:
+    verdict = verify(task_of(formula), candidate(formula, kind, language))
+    assert verdict.reason is REASONS[kind], verdict
+    if kind == "right":
+        assert {f"run_{formula.name}", f"run_{formula.name}_backward"} <= {
+            name.removesuffix("_kernel").split("_kernel(")[0] for name in verdict.custom_kernels
+        }
+        timing = verdict.timing
+        assert timing.candidate_forward_ms and timing.candidate_backward_ms
+        assert timing.reference_forward_ms and timing.reference_backward_ms
+        assert type(verdict).model_validate_json(verdict.model_dump_json()) == verdict
+    if kind == "wrong_gradient":
+        assert (
+            "gradient of argument 0 is wrong" in verdict.detail or "parameter w" in verdict.detail
+        )
+        assert verdict.outputs_match is False
+    if kind == "no_kernel_in_backward":
+        assert "backward passes" in verdict.detail and verdict.outputs_match
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_gradients_are_judged(verify, kind):
+    assert_judged(verify, BY_NAME["rms_norm"], kind, "cpp")
+
+
+def changed(formula: Formula, old: str, new: str):
+    made = candidate(formula, "right", "cpp")
+    assert made.code.count(old) == 1
+    code = made.code.replace(old, new)
+    return made.model_copy(update={"code": code, "candidate_id": code})
+
+
+def test_a_kernel_that_runs_in_backward_for_show_is_found(verify):
+    formula = BY_NAME["sigmoid"]
+    show = changed(
+        formula,
+        "return tuple(ext.run_sigmoid_backward(g, x, 1.0))",
+        "ext.run_sigmoid_backward(g, x, 1.0); s = torch.sigmoid(x); return g * s * (1 - s)",
+    )
+    verdict = verify(task_of(formula), show)
+    assert verdict.reason is Reason.NO_CUSTOM_KERNEL, verdict
+    assert verdict.custom_kernels == ("run_sigmoid", "run_sigmoid_backward")
+
+
+def test_an_own_backward_is_taken_and_none_is_said(verify):
+    formula = BY_NAME["gate"]
+    call = "return Function.apply(x, y)"
+    own = changed(
+        formula,
+        call,
+        "self.saved = x, y; return ext.run_gate(x, y)\n"
+        "    def backward(self, g):\n"
+        "        return tuple(ext.run_gate_backward(g, *self.saved, 1.0))",
+    )
+    assert verify(task_of(formula), own).reason is Reason.OK
+    none = verify(task_of(formula), changed(formula, call, "return ext.run_gate(x, y)"))
+    assert none.reason is Reason.EXCEPTION and "define backward(*gradients)" in none.detail
+
+
+def test_marked_inputs_alone_have_gradients(verify):
+    """`y` is not marked, so None for its gradient is right."""
+    formula = BY_NAME["product"]
+    task = task_of(formula)
+    code = task.code.replace("[torch.randn(65, 64), ", "[torch.randn(65, 64, requires_grad=True), ")
+    assert code != task.code
+    only_x = changed(
+        formula,
+        "return tuple(ext.run_product_backward(g, x, y, 1.0))",
+        "return ext.run_product_backward(g, x, y, 1.0)[0], None",
+    )
+    verdict = verify(task.model_copy(update={"code": code}), only_x)
+    assert verdict.reason is Reason.OK, verdict
+    assert verify(task, only_x).reason is Reason.WRONG_GRADIENT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_twelve_tasks_three_candidates_each(verify, name, kind):
+    assert_judged(verify, BY_NAME[name], kind, "cpp")
+
+
+@pytest.fixture(scope="module")
+def verify_on_gpu():
+    with verifying_on_gpu() as made:
+        yield made.evaluator
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REASONS)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_twelve_tasks_three_candidates_each_on_a_gpu(verify_on_gpu, name, kind):
+    assert_judged(verify_on_gpu, BY_NAME[name], kind, "cuda")

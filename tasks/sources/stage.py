@@ -38,6 +38,8 @@ def load_tasks(config: TasksConfig) -> list[KernelTask]:
         case "files":
             found = files.load(location, config.code_column)
         case "generated":
+            if config.split == "gradients":
+                raise UsageError("no generated task asks for gradients", "--set tasks.split=train")
             found = generated.load(config.seed, config.count, config.split, config.sizes)
     if not found:
         raise UsageError(

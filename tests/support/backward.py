@@ -48,7 +48,7 @@ FORMULAS = (
     ),
     Formula(
         "softplus",
-        "torch.log1p(torch.exp(-x.abs())) + torch.relu(x)",
+        "torch.nn.functional.softplus(x)",
         "log1pf(expf(-fabsf(a))) + fmaxf(a, 0.0f)",
         f"g * {SIGMOID}",
     ),

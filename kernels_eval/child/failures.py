@@ -24,8 +24,7 @@ def _of_all(known: str, attribute: str) -> re.Pattern[str]:
 
 COMPILER_ERROR = _of_all(
     r"Compil\w*(Error|Exception|Fail)|Codegen\w*Error|PTXAS|NVRTC|^numba\.core\.errors\."
-    r"|^torch\._inductor\.exc\.|^torch\._dynamo\.exc\.(?!TorchRuntimeError)"
-    r"|^tilelang\.|^tvm\.error\.|^cutlass\..*DSL(?!Cuda)",
+    r"|^torch\._inductor\.exc\.|^torch\._dynamo\.exc\.(?!TorchRuntimeError)",
     "compiler_errors",
 )
 """Exceptions of compilers, as module.Class."""
@@ -36,9 +35,7 @@ COMPILER_SAYS = re.compile(
     r"|Kernel compilation failed|\(\d+\): (catastrophic )?error:"
 )
 """What compilers write into exceptions of no type of their own."""
-LAUNCH_ERROR = _of_all(
-    r"^cutlass\..*DSLCuda|\.CUDA(Runtime|Driver)Error$|\.CudaAPIError$", "launch_errors"
-)
+LAUNCH_ERROR = _of_all(r"\.CUDA(Runtime|Driver)Error$|\.CudaAPIError$", "launch_errors")
 """The kernel was compiled, but asks for more than the device has, or its driver refuses it."""
 CUDA_SAYS = ("CUDA error", "Triton Error [CUDA]", "illegal memory access")
 ERROR_LINE = re.compile(r"\berror\b|\bfatal\b|undefined", re.IGNORECASE)

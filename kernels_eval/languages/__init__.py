@@ -21,7 +21,7 @@ from kernels_eval.errors import UsageError
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
-BUILT_IN = ("cuda", "triton", "cpp")
+BUILT_IN = ("cuda", "triton", "cpp", "cute", "tilelang", "cutile")
 """Modules of this package, each with its `LANGUAGE`, in the order in which languages are listed."""
 GROUP = "concur.languages"
 Values = tuple[Any, ...]

@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from pydantic import Field
 
 from kernels_eval.records import Record
 from tasks.benchmark.comparing import LEVEL, metric_name
@@ -76,10 +75,8 @@ class ScoreRow(Record):
     samples: int
     rule: Rule = "concur"
     degenerate_counted: bool = False
-    over: Over = Field(
-        default="tasks",
-        description="what the bootstrap drew; the geometric mean's always draws tasks",
-    )
+    over: Over = "tasks"
+    """what the bootstrap drew; the geometric mean's always draws tasks"""
     missing: int = 0
     why_not: str = ""
     baseline: Baseline = "eager"

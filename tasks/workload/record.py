@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from kernels_eval.records import Record
 from tasks.operators import OperatorKind, operator_kind
@@ -110,7 +110,7 @@ class OperatorTime(Record):
 
     name: str = Field(min_length=1, max_length=200)
     us: float = Field(ge=0, allow_inf_nan=False)
-    calls: int = Field(ge=0)
+    calls: NonNegativeInt
 
 
 class Profile(Record):

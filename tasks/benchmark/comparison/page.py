@@ -27,16 +27,14 @@ HTML, MARKDOWN, JSON = "comparison.html", "comparison.md", "comparison.json"
 NAMES = ("name", "fingerprint", "created_at", "base_model", "mlflow_url", "prefect_url", "cautions")
 
 
-def write_comparison(
-    ablation: Ablation, out: Path, *, resamples: int = 2000, seed: int = 0
-) -> Written:
+def write_comparison(ablation: Ablation, out: Path, *, resamples: int = 2000) -> Written:
     """Write `comparison.html`, `.md` and `.json` into the directory `out`, which is made where it
     is not there.
 
     Raises UsageError for a directory that cannot be written, verdicts that are not there, or that
     scoring refuses (two devices, say).
     """
-    found = compared(Ablation.model_validate(ablation.model_dump()), resamples=resamples, seed=seed)
+    found = compared(Ablation.model_validate(ablation.model_dump()), resamples=resamples)
     page: dict[str, Any] = {
         "title": f"Comparison: {ablation.name}",
         "facts": (ablation.base_model, *found.devices, ablation.created_at),
@@ -45,7 +43,7 @@ def write_comparison(
         **content(found),
     }
     template = TEMPLATES / "comparison.j2"
-    data = json.dumps(as_data(found, resamples=resamples, seed=seed), indent=2, allow_nan=False)
+    data = json.dumps(as_data(found, resamples=resamples), indent=2, allow_nan=False)
     try:
         atomic_write(out / HTML, page_of(template, "html", **page))
         atomic_write(out / MARKDOWN, page_of(template, "md", **page))
@@ -60,7 +58,7 @@ def write_comparison(
     )
 
 
-def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+def as_data(found: Compared, *, resamples: int = 2000) -> dict[str, Any]:
     """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
     numbers = found.model_dump(
         mode="json", exclude={"ablation": {"branches": {"__all__": {"answers"}}}}
@@ -74,7 +72,7 @@ def as_data(found: Compared, *, resamples: int = 2000, seed: int = 0) -> dict[st
         "best": found.strategies[0].name if found.strategies else None,
         **numbers,
         "resamples": resamples,
-        "seed": seed,
+        "seed": 0,
         "trust": [caveat._asdict() for caveat in trust(found)],
         "published": PUBLISHED,
     }

@@ -107,7 +107,7 @@ def verified_samples(config: PipelineConfig) -> Samples:
     candidates = call_stage(synthesise, tasks, synthesis, language)
     verdicts = call_stage(verify, candidates, tasks, config.verification, language)
     for turn in range(2, synthesis.turns + 1):
-        asked = (tasks, candidates, verdicts, synthesis, language, turn)
+        asked = (tasks, synthesis, language, None, candidates, verdicts, turn)
         candidates = call_stage(refine, *asked)
         verdicts = call_stage(verify, candidates, tasks, config.verification, language)
     flags = call_stage(flag_traces, verdicts, candidates, config.quality)

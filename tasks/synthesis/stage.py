@@ -133,7 +133,6 @@ class Synthesis:
         config: SynthesisConfig,
         language: Language,
         adapter: Path | None = None,
-        *,
         candidates: SnapshotRef | None = None,
         verdicts: SnapshotRef | None = None,
         turn: int = 1,
@@ -252,3 +251,16 @@ class Synthesis:
 def planned(**arguments: Any) -> Snapshot:
     """The snapshot of a synthesis with these arguments."""
     return Synthesis(**arguments).snapshot
+
+
+def run(
+    tasks: SnapshotRef,
+    config: SynthesisConfig,
+    language: Language,
+    adapter: Path | None = None,
+    candidates: SnapshotRef | None = None,
+    verdicts: SnapshotRef | None = None,
+    turn: int = 1,
+) -> SnapshotRef:
+    """What `Synthesis` with these arguments makes."""
+    return Synthesis(tasks, config, language, adapter, candidates, verdicts, turn).run()

@@ -73,7 +73,7 @@ def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
             signature=pl.Series(map(signature, lines), dtype=pl.String),
         )
         .group_by("reason", "signature")
-        .agg("model", "line", pl.len().alias("count"), pl.col("task_id").n_unique().alias("tasks"))
+        .agg("model", "line", count=pl.len(), tasks=pl.col("task_id").n_unique())
         .sort("count", "reason", "signature", descending=[True, False, False])
     )
     return [

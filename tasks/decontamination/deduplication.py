@@ -65,7 +65,7 @@ def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> C
     equal = parsed.select(same_text=name, equals=first.over("task_id", program))
     found = (
         coded.join(equal, on="same_text", how="left")
-        .with_columns(pl.coalesce("equals", "same_text").alias("equals"))
+        .with_columns(equals=pl.coalesce("equals", "same_text"))
         .filter(name != pl.col("equals"))
         .sort("candidate_id")
     )

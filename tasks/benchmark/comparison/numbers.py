@@ -260,7 +260,7 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
 
 
 def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> list[SeedScore]:
-    known = samples_by_model(frame.with_columns(pl.coalesce("branch", "model").alias("model")))
+    known = samples_by_model(frame.with_columns(model=pl.coalesce("branch", "model")))
     return [
         SeedScore(
             branch=branch, arm=arm.name, seed=seed, track=track, metric=metric, value=mean(each)

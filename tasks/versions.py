@@ -41,7 +41,6 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "SOURCES_VERSION": ("tasks.sources",),
     "SYNTHESIS_VERSION": (
         "tasks.synthesis.stage",
-        "tasks.synthesis.answers",
         "tasks.synthesis.requests",
         "tasks.synthesis.refine",
         "tasks.synthesis.contrast",
@@ -79,7 +78,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "kernels_eval.reference.operator_times",
         "kernels_eval.checks.inputs",
     ),
-    "TRACE_FLAG_VERSION": ("tasks.curation.quality", "tasks.curation.flags"),
+    "TRACE_FLAG_VERSION": ("tasks.curation.flags",),
     "CURATION_VERSION": ("tasks.curation", "tasks.operators"),
     "ANALYSIS_VERSION": ("tasks.analysis",),
     "TRAINING_VERSION": ("tasks.training", "tasks.sources.holdout"),

@@ -84,7 +84,7 @@ class Diagnosis(Record):
 
 
 class Traces(Record):
-    """How reasoning traces read: counts of flags as tasks.curation.quality gives them, of a model's
+    """How reasoning traces read: counts of flags as tasks.curation.flags gives them, of a model's
     outputs or of a training set."""
 
     samples: NonNegativeInt

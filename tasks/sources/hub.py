@@ -149,9 +149,9 @@ class _Wanted:
                 log.error("the copy %s cannot be read: %s", path, error)
                 continue
             caution(
-                f"The hub could not be reached ({cause_of(fault)[:300]}): the tasks are those of the copy on"
-                f" this disk of {self.hub_id}, split {self.split}, commit {pin.commit}, fetched"
-                f" {pin.fetched_at}, {pin.rows} rows."
+                f"The hub could not be reached ({cause_of(fault)[:300]}): the tasks are those of"
+                f" the copy on this disk of {self.hub_id}, split {self.split}, commit {pin.commit},"
+                f" fetched {pin.fetched_at}, {pin.rows} rows."
             )
             return rows
         return None

@@ -36,6 +36,7 @@ from flows.artifacts import (
     key_of,
     link_mlflow,
     show_candidates,
+    show_gains,
     show_log,
     show_scores,
     show_snapshots,
@@ -54,6 +55,7 @@ from flows.refresh import Refreshed, refresh_dataset
 from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
+from flows.search import Searched, begun_with, search_kernels, summary_of
 from flows.set_figures import draw_curated
 from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
@@ -144,6 +146,24 @@ def reinforce_with_rewards(
     show_snapshots({"training": trained, "adapter and log": reinforced})
     link_mlflow(config, tracked)
     return reinforced
+
+
+@flow(name="search kernels", flow_run_name=deployed_name("search"), **NOTICES)
+def search_for_faster(
+    run: forms.RunForm = forms.RUN,
+    verdicts: forms.VerdictsForm = forms.VERDICTS,
+    search: forms.SearchForm = forms.SEARCH,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> Searched:
+    """Faster variants of correct kernels, confirmed by fresh measurements."""
+    asked = configuration(run, search, advanced=advanced)
+    config, *begun = begun_with(asked, verdicts.snapshot or None)
+    prepared(config)  # now that the language of the kernels is known
+    with devices(config, config.verification.workers):
+        searched = search_kernels.fn(config, *begun)
+    show_gains(summary_of(searched))
+    show_snapshots(dict(searched))
+    return searched
 
 
 @flow(name="score the models", flow_run_name=deployed_name("benchmark"), **NOTICES)

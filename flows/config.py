@@ -27,6 +27,7 @@ from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.config import CurationConfig, QualityConfig
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.profiling.config import ProfileConfig
+from tasks.search.config import SearchConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.known_models import sampling_for
@@ -59,6 +60,7 @@ class PipelineConfig(BaseModel):
     synthesis: SynthesisConfig = SynthesisConfig()
     verification: VerificationConfig = VerificationConfig()
     profile: ProfileConfig = ProfileConfig()
+    search: SearchConfig = SearchConfig()
     quality: QualityConfig = QualityConfig()
     curation: CurationConfig = CurationConfig()
     analysis: ObservationConfig = ObservationConfig()

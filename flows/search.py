@@ -27,13 +27,12 @@ from tasks.search.stage import Asked, Row, Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef
 from tasks.store.snapshot import find_snapshot
-from tasks.synthesis.answers import candidate_row
 from tasks.synthesis.contrast import Kernel, compared
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import follow_up_prompt, said_of
 from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
-from tasks.synthesis.stage import UNDECISIVE, make_sampler
+from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify

@@ -19,6 +19,9 @@ HASHES = {
     "cuda": "49993a0d219562a6d3fee8c903480349",
     "triton": "a4182cb553c788e67358220ac29bc27e",
     "cpp": "6dfc9964c2590cdde63c073a87161cfc",
+    "cute": "90d0659cdf8ceb80d17210163dcded21",
+    "tilelang": "75bfa72dc00ac0f7697c488d0aaf9370",
+    "cutile": "56aa6afb4893dd3f9230697692b45f27",
 }
 TASK = KernelTask(
     task_id="user/t",

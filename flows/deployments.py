@@ -25,7 +25,14 @@ from prefect.logging import get_run_logger
 from flows import forms
 from flows.ablation.flow import AblationResult, ablate
 from flows.ablation.plan import AblationConfig
-from flows.artifacts import link_mlflow, show_candidates, show_log, show_scores, show_snapshots
+from flows.artifacts import (
+    link_mlflow,
+    show_candidates,
+    show_gains,
+    show_log,
+    show_scores,
+    show_snapshots,
+)
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
 from flows.curate_sets import curate_again
@@ -39,6 +46,7 @@ from flows.refresh import Refreshed, refresh_dataset
 from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
+from flows.search import Searched, begun_with, search_kernels, summary_of
 from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
 from kernels_eval.cluster.ray import address_of
@@ -122,6 +130,24 @@ def reinforce_with_rewards(
     show_snapshots({"training": trained, "adapter and log": reinforced})
     link_mlflow(config, tracked)
     return reinforced
+
+
+@flow(name="search kernels", flow_run_name=deployed_name("search"), **NOTICES)
+def search_for_faster(
+    run: forms.RunForm = forms.RUN,
+    verdicts: forms.VerdictsForm = forms.VERDICTS,
+    search: forms.SearchForm = forms.SEARCH,
+    advanced: forms.AdvancedForm = forms.ADVANCED,
+) -> Searched:
+    """Faster variants of correct kernels, confirmed by fresh measurements."""
+    asked = configuration(run, search, advanced=advanced)
+    config, *begun = begun_with(asked, verdicts.snapshot or None)
+    prepared(config)  # now that the language of the kernels is known
+    with devices(config, config.verification.workers):
+        searched = search_kernels.fn(config, *begun)
+    show_gains(summary_of(searched))
+    show_snapshots(dict(searched))
+    return searched
 
 
 @flow(name="score the models", flow_run_name=deployed_name("benchmark"), **NOTICES)

@@ -20,6 +20,7 @@ from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
 from kernels_eval.rewards import RECIPES
 from tasks.curation.config import STRATEGY_NAMES
+from tasks.search.config import SearchConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
 
@@ -51,6 +52,7 @@ StrategyName = Annotated[str, *_one_of(list(STRATEGY_NAMES))]
 Strategy = Annotated[str, *_one_of([AS_PROFILE, *STRATEGY_NAMES])]
 Source = Annotated[str, *_one_of([AS_PROFILE, *_choices(TasksConfig, "source")])]
 Reward = Annotated[str, *_one_of([AS_PROFILE, *RECIPES])]
+Method = Annotated[str, *_one_of([AS_PROFILE, *_choices(SearchConfig, "method")])]
 Sampler = Annotated[str, *_one_of([AS_PROFILE, *_choices(SynthesisConfig, "sampler")])]
 
 
@@ -196,6 +198,37 @@ class ReinforcementForm(Form):
     )
 
 
+class VerdictsForm(Form):
+    """Which verified candidates a search begins with."""
+
+    model_config = ConfigDict(title="Verified candidates")
+
+    snapshot: str = _fingerprint(
+        "Fingerprint of the verification snapshot", "the newest of sampled candidates"
+    )
+
+
+class SearchForm(Form):
+    """How long each kernel is searched for a faster one."""
+
+    model_config = ConfigDict(title="Search")
+
+    evaluations: Annotated[int, Key("search.evaluations")] = _count(
+        "Evaluations per task", "Verdicts of changed kernels. 0: as the profile says.", 100_000
+    )
+    tasks: Annotated[int, Key("search.tasks")] = _count(
+        "Tasks at most", "0: all that have a correct kernel.", 1_000_000
+    )
+    device_s: Annotated[float, Key("search.device_s")] = _count(
+        "Budget, device-seconds", "Of all verdicts together. 0: as the profile says.", 1_000_000_000
+    )
+    method: Annotated[Method, Key("search.method")] = Field(
+        default=AS_PROFILE,
+        title="Method",
+        description="random is the control: the same budget, without learning from verdicts.",
+    )
+
+
 class BenchmarkForm(Form):
     """How often each model is asked on the held-out tasks."""
 
@@ -292,6 +325,8 @@ CURATED = CuratedForm()
 STRATEGIES = StrategiesForm()
 TRAINING = TrainingForm()
 REINFORCEMENT = ReinforcementForm()
+VERDICTS = VerdictsForm()
+SEARCH = SearchForm()
 BENCHMARK = BenchmarkForm()
 ADAPTER = AdapterForm()
 

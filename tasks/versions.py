@@ -27,6 +27,8 @@ TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 2
 ANALYSIS_VERSION = 3
+SEARCH_VERSION = 1
+"""Which candidates are proposed, and what confirms a winner."""
 TRAINING_VERSION = 1
 SCORING_VERSION = 2
 """Which numbers the benchmark makes of verdicts."""
@@ -82,6 +84,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "TRACE_FLAG_VERSION": ("tasks.curation.quality", "tasks.curation.flags"),
     "CURATION_VERSION": ("tasks.curation", "tasks.operators"),
     "ANALYSIS_VERSION": ("tasks.analysis",),
+    "SEARCH_VERSION": ("tasks.search",),
     "TRAINING_VERSION": ("tasks.training", "tasks.sources.holdout"),
     "SCORING_VERSION": (
         "tasks.benchmark.stage",
@@ -107,6 +110,9 @@ STAGES: dict[str, tuple[str, ...]] = {
     "trace-flags": ("TRACE_FLAG_VERSION",),
     "curation": ("CURATION_VERSION",),
     "analysis": ("ANALYSIS_VERSION",),
+    "search": ("SEARCH_VERSION",),
+    "search-confirmation": ("SEARCH_VERSION",),
+    "improved": ("SEARCH_VERSION",),
     "training": ("TRAINING_VERSION",),
     "benchmark": ("SCORING_VERSION",),
 }

@@ -26,8 +26,10 @@ OTHER_ROLES = {
     "compiled": "reference.compiled.CompiledRole",
     "workload": "reference.workload.Workloads",
     "profile": "reference.operator_times.OperatorTimes",
+    "peaks": "reference.operator_times.Peaks",
     "health": "isolation.health.HealthRole",
     "sanitizer": "child.sanitized.Sanitizer",
+    "profiled": "child.profiled.Profiled",
 }
 
 

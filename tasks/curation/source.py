@@ -95,7 +95,7 @@ class Source:
         if not isinstance(self.verdicts, Files):
             place, upstream = self.verdicts.root, self.verdicts.manifest["upstream"]
             self.tasks = _among(place, ("training-tasks", "tasks"), upstream)
-            beside = _among(place, ("synthesis", "candidates"), upstream)
+            beside = _among(place, ("synthesis", "candidates", "improved"), upstream)
             if not (beside or candidates):
                 raise UsageError(
                     f"the candidates of {self.verdicts.path} are not beside it",

@@ -28,7 +28,7 @@ CHOSEN = "training-tasks"
 """The stage that chooses among the source's tasks."""
 ABOVE = {
     "verdicts": (VERIFICATION,),
-    "candidates": (SYNTHESIS,),
+    "candidates": (SYNTHESIS, "improved"),
     "tasks": (CHOSEN, TASKS),
     "workloads": (WORKLOADS,),
     "flags": (FLAGS,),

@@ -156,7 +156,9 @@ class Verification:
         left.
 
         Sets also `total` (all candidates) and `planned` (those that workers must be asked about).
+        May be called again where candidates were added meanwhile.
         """
+        self._end_stream()
         self.snapshot.recover(VERDICTS)
         self.snapshot.append(self._known(), VERDICTS)
         left = self._without_verdict()
@@ -170,12 +172,12 @@ class Verification:
         return self.chunks
 
     def _known(self) -> Generator[dict[str, Any], None, None]:
-        """Verdicts that other snapshots hold. Reads the code of every candidate for its key, a few
-        hundred at a time."""
+        """Verdicts that other snapshots hold, and with `once_per_code` this one too. Reads the code
+        of every candidate for its key, a few hundred at a time."""
         left = self._keyed(self._without_verdict())
         of_key = left.group_by("key").agg("candidate_id")
         ids = dict(of_key.iter_rows())
-        mine = self.snapshot.fingerprint
+        mine = "" if self.config.once_per_code else self.snapshot.fingerprint
         for row in known_rows(
             self.snapshot.root, STAGE, "verdict_key", ids, VERDICTS, exclude=mine
         ):
@@ -258,6 +260,8 @@ class Verification:
                 done = self.total - self.planned + self.reached
                 work = self._pool.telemetry.line() if self._pool else ""
                 report(STAGE, done, self.total, f"{verdict.status} {verdict.task_id} ({work})")
+            if self.reached == self.planned:
+                self._end_stream()  # its last rows become a part: a search reads them
         except BaseException as error:
             self._end_stream()
             if not is_lost(error):

@@ -166,10 +166,11 @@ def test_no_module_imports_itself_through_others():
 @pytest.mark.parametrize(
     ("folder", "never"),
     [
-        ("parent", ("child", "reference")),
-        ("reference", ("parent", "cluster", "evaluator")),
-        ("child", ("parent", "reference", "cluster", "evaluator")),
-        ("checks", ("parent", "child", "reference", "cluster", "evaluator")),
+        ("parent", ("child", "reference", "profiling")),
+        ("reference", ("parent", "cluster", "evaluator", "profiling")),
+        ("child", ("parent", "reference", "cluster", "evaluator", "profiling")),
+        ("checks", ("parent", "child", "reference", "cluster", "evaluator", "profiling")),
+        ("profiling", ("child", "reference", "cluster", "evaluator")),
     ],
 )
 def test_the_trust_boundary_is_in_the_tree(folder, never):
@@ -253,7 +254,7 @@ def test_help_loads_click_and_nothing_else_that_is_installed():
 def test_the_trusted_side_of_verification_imports_no_torch():
     """Every Ray worker and every driver imports these: torch would cost each of them seconds and
     hundreds of megabytes."""
-    modules = ("parent.runner", "cluster.pool", "cluster.worker")
+    modules = ("parent.runner", "cluster.pool", "cluster.worker", "profiling.profiler")
     loaded = loaded_by("\n".join(f"import kernels_eval.{name}" for name in modules))
     assert "kernels_eval" in loaded and "torch" not in loaded
 

@@ -40,8 +40,9 @@ class ScriptedSampler(Sampler):
         self._config = config
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """One response per request, in their order. Raises UsageError for a task that was not
-        generated, for a language without a script, and for a follow-up."""
+        """One response per request, in their order; one to a follow-up does not depend on what is
+        followed up. Raises UsageError for a task that was not generated, and for a language
+        without a script."""
         for request in requests:
             text = self._text(request)
             counts = self.count_tokens([text])
@@ -83,10 +84,10 @@ def _program(request: Request) -> Program:
             " not generated",
             "set tasks.source=generated, or synthesis.sampler to a model",
         )
-    if request.language not in (Language.CPP, Language.CUDA) or request.turn > 1:
+    if request.language not in (Language.CPP, Language.CUDA):
         raise UsageError(
-            f"the scripted teacher has no {request.language} answers for turn {request.turn}",
-            "set language to cpp or cuda, and synthesis.turns to 1",
+            f"the scripted teacher has no {request.language} answers",
+            "set language to cpp or cuda",
         )
     return program
 

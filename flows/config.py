@@ -26,6 +26,7 @@ from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.config import CurationConfig, QualityConfig
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
+from tasks.profiling.config import ProfileConfig
 from tasks.search.config import SearchConfig
 from tasks.sources.config import TasksConfig
 from tasks.synthesis.config import SynthesisConfig
@@ -58,6 +59,7 @@ class PipelineConfig(BaseModel):
     workload: WorkloadConfig = WorkloadConfig()
     synthesis: SynthesisConfig = SynthesisConfig()
     verification: VerificationConfig = VerificationConfig()
+    profile: ProfileConfig = ProfileConfig()
     search: SearchConfig = SearchConfig()
     quality: QualityConfig = QualityConfig()
     curation: CurationConfig = CurationConfig()

@@ -23,6 +23,8 @@ WORKLOAD_VERSION = 1
 """What a task's reference computes and moves."""
 PROFILE_VERSION = 1
 """Where a task's reference spends its time."""
+KERNEL_PROFILE_VERSION = 1
+"""What limits a correct kernel, and by which numbers."""
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 2
@@ -79,7 +81,15 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "PROFILE_VERSION": (
         "tasks.workload",
         "kernels_eval.reference.operator_times",
+        "kernels_eval.checks.operator_times",
         "kernels_eval.checks.inputs",
+    ),
+    "KERNEL_PROFILE_VERSION": (
+        "tasks.profiling",
+        "kernels_eval.profiling",
+        "kernels_eval.checks.operator_times",
+        "kernels_eval.checks.cubins",
+        "kernels_eval.child.profiled",
     ),
     "TRACE_FLAG_VERSION": ("tasks.curation.quality", "tasks.curation.flags"),
     "CURATION_VERSION": ("tasks.curation", "tasks.operators"),
@@ -107,6 +117,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "training-tasks": ("DECONTAMINATION_VERSION",),
     "workloads": ("WORKLOAD_VERSION",),
     "profiles": ("PROFILE_VERSION",),
+    "kernel-profiles": ("KERNEL_PROFILE_VERSION",),
     "trace-flags": ("TRACE_FLAG_VERSION",),
     "curation": ("CURATION_VERSION",),
     "analysis": ("ANALYSIS_VERSION",),

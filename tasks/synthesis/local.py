@@ -76,8 +76,11 @@ class TransformersSampler(Sampler):
             )
 
     def close(self) -> None:
-        """Lets the model go. Sampling again loads it again."""
-        vars(self).pop("loaded", None)
+        """Lets the model and its memory go. Sampling again loads it again."""
+        if vars(self).pop("loaded", None):
+            import torch
+
+            torch.cuda.empty_cache()
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -181,6 +184,13 @@ class Loaded:
         """Token by token for one batch, left-padded. Finished rows leave the batch as soon as they
         are a tenth of it: each time, all keys and values are copied."""
         import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        attention = [
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.MATH,
+        ]
 
         device, longest = self.model.device, max(len(row.prompt) for row in rows)
         padding = [longest - len(row.prompt) for row in rows]
@@ -191,7 +201,8 @@ class Loaded:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache = growing_cache(self.model.config)
         while rows:
-            with torch.inference_mode():
+            # cuDNN's attention would plan anew for every length, which takes longer than a step
+            with torch.inference_mode(), sdpa_kernel(attention):
                 out = self.model(
                     input_ids=ids,
                     attention_mask=mask,

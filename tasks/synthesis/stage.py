@@ -43,7 +43,7 @@ STAGE = "synthesis"
 UNDECISIVE = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
 """Settings that decide nothing of a turn's answers. `turns` says only how often there is one
 more."""
-OF_LATER_TURNS = frozenset({"refine_below_speedup"})
+OF_LATER_TURNS = frozenset({"refine_below_speedup", "profiles"})
 
 
 def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None) -> Sampler:
@@ -136,6 +136,7 @@ class Synthesis:
         *,
         candidates: SnapshotRef | None = None,
         verdicts: SnapshotRef | None = None,
+        profiles: SnapshotRef | None = None,
         turn: int = 1,
     ) -> None:
         self._before = (candidates, verdicts) if candidates and verdicts else None
@@ -148,7 +149,10 @@ class Synthesis:
             )
         self.config, self.language, self.adapter = config, language, adapter
         self._tasks, self._turn = tasks, turn
-        self._upstream = [ref.fingerprint for ref in (tasks, *(self._before or ()))]
+        shown = config.profiles == "shown" and self._before is not None
+        self._profiles = profiles.open() if shown and profiles else None
+        seen = (profiles,) if shown and profiles else ()
+        self._upstream = [ref.fingerprint for ref in (tasks, *(self._before or ()), *seen)]
         unused = UNDECISIVE if turn > 1 else UNDECISIVE | OF_LATER_TURNS
         identity = [
             config.model_dump(mode="json", exclude=set(unused)),
@@ -213,7 +217,9 @@ class Synthesis:
         candidates, verdicts = (ref.open() for ref in self._before)
         with (
             self.snapshot.scratch() as folder,
-            follow_up_requests(asked, candidates, verdicts, self._turn, folder) as requests,
+            follow_up_requests(
+                asked, candidates, verdicts, self._turn, folder, self._profiles
+            ) as requests,
         ):
             yield requests
 

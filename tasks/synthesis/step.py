@@ -46,7 +46,14 @@ def refine(
     config: SynthesisConfig,
     language: Language,
     turn: int,
+    profiles: SnapshotRef | None = None,
 ) -> SnapshotRef:
     return Synthesis(
-        tasks, config, language, candidates=candidates, verdicts=verdicts, turn=turn
+        tasks,
+        config,
+        language,
+        candidates=candidates,
+        verdicts=verdicts,
+        profiles=profiles,
+        turn=turn,
     ).run()

@@ -4,19 +4,19 @@ be fooled (`benchmarks.foolable_reward`, which says which faults it pays for).
 
     ARGS="--student DIR --adapter DIR --out DIR"
     python -m benchmarks.reinforce_student check $ARGS
-    python -m benchmarks.reinforce_student train $ARGS --limit-s 560
-    python -m benchmarks.reinforce_student score $ARGS --limit-s 560
+    python -m benchmarks.reinforce_student train $ARGS --limit-s 480
+    python -m benchmarks.reinforce_student score $ARGS --limit-s 480
     python -m benchmarks.reinforce_student report --out DIR
 
-Repeat `train`, then `score`, until they say that they are done: each stops after `--limit-s` and
-goes on where it was, also after SIGKILL. `train` runs all rewards and seeds at once, a process
-each, on one GPU (or on the CPU), with the cores shared among them; settings are those of the
-profile `proof`. Both rewards pay 1 for a correct answer and 0 for a wrong one, and ours takes 1 off
-where an answer is rejected; neither pays for speed, so that only the judge differs. `score` lets
-the SFT adapter and each policy answer the held-out tasks, and asks both judges about every answer.
-`report` prints Exec@1 and mean reward by our verifier, before and after, with intervals paired by
-task, how many answers of each policy are rejected, and how many the foolable judge pays for
-although they are not correct.
+Repeat `train`, then `score`, until they say they are done: each stops after `--limit-s` (a step
+that has begun is finished first) and goes on where it was, also after SIGKILL. `train` runs all
+rewards and seeds at once, a process each, on one GPU (or on the CPU), with the cores shared among
+them; settings are those of the profile `proof`. Both rewards pay 1 for a correct answer and 0 for a
+wrong one, and ours takes 1 off where an answer is rejected; neither pays for speed, so that only
+the judge differs. `score` lets the SFT adapter and each policy answer the held-out tasks, and asks
+both judges about every answer. `report` prints Exec@1 and mean reward by our verifier, before and
+after, with intervals paired by task, how many answers of each policy are rejected, and how many the
+foolable judge pays for although they are not correct.
 
 Kernels are C++ and are judged on the CPU by processes of this program: it needs neither Ray nor
 Prefect nor MLflow, only torch, transformers, accelerate, peft, trl, datasets, pyarrow, polars,
@@ -90,7 +90,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--max-tokens", type=int, default=1024)
     parser.add_argument("--samples", type=int, default=4, help="held-out answers to a task")
-    parser.add_argument("--limit-s", type=float, default=560.0)
+    parser.add_argument("--limit-s", type=float, default=480.0)
     parser.add_argument("--at-once", type=int, default=6, help="policies at once")
     return parser
 

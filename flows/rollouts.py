@@ -25,7 +25,7 @@ Code = tuple[str, str]
 """A task's id, and code for it."""
 Pairs = Iterable[tuple[KernelTask, Candidate] | None]
 Verify = Callable[[Pairs], Iterable[Verdict]]
-"""`Pool.verify`: verdicts in any order; None among the pairs means that none is there so far."""
+"""`Pool.verify`, or what does the same."""
 
 
 @contextmanager

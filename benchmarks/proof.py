@@ -1,11 +1,13 @@
 """What the profile `proof` showed: models, differences, power of the tests, length as difficulty.
 
+    python -m benchmarks.proof answer --root .concur --model .concur/models/second
     python -m benchmarks.proof models --root .concur
     python -m benchmarks.proof power --root .concur --repetitions 400
     python -m benchmarks.proof relation --repetitions 40
 
-`models` and `power` read the answers that a run or an ablation verified under the root; `relation`
-needs nothing. All print Markdown tables.
+`answer` lets another base model answer the profile's benchmark tasks, and verifies that. `models`
+and `power` read the answers that it, a run or an ablation verified under the root; `relation` needs
+nothing. These three print Markdown tables.
 
 `power` resamples real answers: two models of equal quality are drawn, task by task, from the
 answers of all tuned models together (the null), or a share of one's answers from those of the base
@@ -24,12 +26,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from benchmarks.scripted_teacher import planted, requests_of, show
+from flows.ablation.branch import planned_answers
+from flows.config import load_profile
 from kernels_eval.records import Language
 from tasks.analysis.config import ObservationConfig
 from tasks.analysis.difficulty import difficulty
@@ -42,16 +46,19 @@ from tasks.benchmark.scoring import score
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.reporting.findings import Estimate
 from tasks.sources import generated
+from tasks.sources import stage as sources
 from tasks.sources.generated.program import parse
 from tasks.store import SnapshotRef
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.scripted.config import TeacherConfig
-from tasks.synthesis.scripted.reasoning import size
-from tasks.synthesis.scripted.teacher import ScriptedSampler
+from tasks.synthesis.scripted.teacher import ScriptedSampler, size
+from tasks.verification.stage import run as verify
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3)
 RELATIONS = (-0.3, 0.0, 0.3)
 LEVEL = 0.05
+OTHERS = "proof"
+"""Folder under the root: a file for each model that `answer` asked, with its verdicts' name."""
 
 
 class Model(NamedTuple):
@@ -65,14 +72,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("action", choices=["models", "power", "relation"])
+    parser.add_argument("action", choices=["answer", "models", "power", "relation"])
     parser.add_argument("--root", default=".concur")
+    parser.add_argument("--model", help="folder of the model that answers")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override the profile"
+    )
     parser.add_argument("--repetitions", type=int, default=400)
     parser.add_argument("--tasks", type=int, default=4000, help="programs that `relation` writes")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     if asked.action == "relation":
         relation(asked.tasks, asked.repetitions, asked.seed)
+        return
+    if asked.action == "answer":
+        answer(asked.root, asked.model, asked.set)
         return
     models = found_models(asked.root)
     if asked.action == "models":
@@ -82,6 +96,19 @@ def main() -> None:
 
 
 # -- models ----------------------------------------------------------------------------------------
+
+
+def answer(root: str, model: str, changes: list[str]) -> None:
+    """Keep what the model answers to the benchmark, verified, under its folder's name."""
+    named = [f"root={root}", f"training.base_model={model}", *changes]
+    config = load_profile("proof", named)
+    suite = sources.run(config.benchmark.tasks, root)
+    asked, answers = planned_answers(config, suite, "base")
+    asked.run()
+    verify(answers.candidates, suite, config.verification, config.language)
+    place = Path(root) / OTHERS / f"{Path(model).name}.json"
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(answers.verdicts.fingerprint)
 
 
 def found_models(root: str) -> dict[str, Model]:
@@ -97,6 +124,8 @@ def found_models(root: str) -> dict[str, Model]:
         if branch["state"] == "done":
             name, judged = branch["name"], branch["answers"]["verdicts"]["fingerprint"]
             found[name] = _answers(root, name, judged)
+    for path in sorted((Path(root) / OTHERS).glob("*.json")):
+        found[path.stem] = _answers(root, path.stem, path.read_text())
     return {name: Model(each, answers_frame([each])) for name, each in found.items()}
 
 
@@ -120,6 +149,7 @@ def report(models: dict[str, Model]) -> None:
             {
                 "model": name,
                 "tasks": own["exec"].tasks,
+                "values": [100 * (own[metric].value or 0) for metric in ("exec", "fast_1")],
                 **{
                     column: _percent(own[metric].value, own[metric].lower, own[metric].upper)
                     for column, metric in (("Exec@1, %", "exec"), ("fast_1, %", "fast_1"))
@@ -131,10 +161,15 @@ def report(models: dict[str, Model]) -> None:
                 "codes": candidates.select("task_id", "code").n_unique(),
             }
         )
-    show("Models", pl.DataFrame(rows).with_columns(pl.selectors.float().round(2)))
-    compared = compare_all(frame, pairs=_pairs(list(models)))
+    table = pl.DataFrame(rows).drop("values")
+    show("Models", table.with_columns(pl.selectors.float().round(2)))
+    show("Strategies, mean of the seeds (lowest to highest)", pl.DataFrame(_by_strategy(rows)))
+    of_all_seeds = pl.col("model").str.replace(r"-seed\d+$", "")
+    frame = frame.with_columns(of_all_seeds)
+    names = frame["model"].unique(maintain_order=True).to_list()
+    compared = compare_all(frame, pairs=_pairs(names))
     show(
-        "Differences, paired by task, in points",
+        "Differences, paired by task, in points; answers of all seeds together",
         pl.DataFrame(
             {
                 "model": row.model,
@@ -151,12 +186,25 @@ def report(models: dict[str, Model]) -> None:
     counts = frame.with_columns(verdict=pl.concat_str("status", "reason", separator="/"))
     table = counts.pivot("model", index="verdict", values="task_id", aggregate_function="len")
     show("What the verifier said, answers", table.fill_null(0).sort("base", descending=True))
-    lengths(models)
+    lengths({name: model for name, model in models.items() if "-seed" not in name})
+
+
+def _by_strategy(rows: list[dict[str, Any]]) -> Iterator[dict[str, object]]:
+    """A row for each strategy and size of the branches among the models."""
+    of = {row["model"]: row["model"].rpartition("-seed")[0] for row in rows}
+    for name in dict.fromkeys(filter(None, of.values())):
+        own = [row for row in rows if of[row["model"]] == name]
+        found: dict[str, object] = {"strategy and size": name, "seeds": len(own)}
+        for index, column in enumerate(("Exec@1, %", "fast_1, %")):
+            values = [row["values"][index] for row in own]
+            found[column] = f"{np.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+        for column in ("median speedup of the correct", "reasoning tokens, mean"):
+            found[column] = round(float(np.mean([row[column] for row in own])), 2)
+        yield found
 
 
 def _pairs(names: list[str]) -> list[tuple[str, str]]:
-    """Every tuned model against base, and every other branch against `random` of its size and
-    seed."""
+    """Every tuned model against base, and every other strategy against `random` of its size."""
     pairs = [("base", name) for name in names if name != "base"]
     for name in names:
         strategy, _, rest = name.partition("-")

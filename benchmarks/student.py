@@ -72,6 +72,10 @@ def main() -> int:
     train.add_argument("--context", type=int, default=2048, help="tokens of a row")
     train.add_argument("--rows", type=int, default=32, help="rows per optimiser step")
     train.add_argument("--learning-rate", type=float, default=1e-3)
+    train.add_argument("--seed", type=int, default=SEED, help="order of the rows")
+    train.add_argument(
+        "--layers", type=int, help="another model of so many layers, with weights of its own seed"
+    )
     train.add_argument("--limit-s", type=float, help="stop with a checkpoint after so many seconds")
     options = parser.parse_args()
     return write_corpus(options) if options.command == "write" else pretrain(options)
@@ -152,7 +156,7 @@ def encoded(rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> N
 def pretrain(options: argparse.Namespace) -> int:
     """Train on rows of `--context` tokens, cut from the corpus regardless of where chats end."""
     import torch
-    from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+    from transformers import Trainer, TrainingArguments
     from transformers import trainer_utils as untyped
 
     if options.out.is_dir():
@@ -160,8 +164,9 @@ def pretrain(options: argparse.Namespace) -> int:
         return 0
     tokens = np.load(options.data / TOKENS, mmap_mode="r")
     tokenizer = load_tokenizer(options.data / UNTRAINED)
-    model: Any = AutoModelForCausalLM.from_pretrained(options.data / UNTRAINED)
-    gpu, checkpoints = torch.cuda.is_available(), options.data / CHECKPOINTS
+    model = untrained_model(options.data / UNTRAINED, options.layers, options.seed)
+    gpu = torch.cuda.is_available()
+    checkpoints = options.data / f"{CHECKPOINTS}-{options.out.name}"
     trainer_utils: Any = untyped
     arguments = TrainingArguments(
         output_dir=str(checkpoints),
@@ -180,7 +185,7 @@ def pretrain(options: argparse.Namespace) -> int:
         logging_steps=100,
         report_to=[],
         disable_tqdm=True,
-        seed=SEED,
+        seed=options.seed,
     )
     trainer = Trainer(
         model,
@@ -201,6 +206,19 @@ def pretrain(options: argparse.Namespace) -> int:
         model.to(torch.bfloat16 if gpu else torch.float32).save_pretrained(options.out)
         tokenizer.save_pretrained(options.out)
     return 0
+
+
+def untrained_model(folder: Path, layers: int | None, seed: int) -> Any:
+    """The model that `write` made, or another of so many layers with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, set_seed
+
+    if layers is None:
+        return AutoModelForCausalLM.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(
+        folder, num_hidden_layers=layers, layer_types=["full_attention"] * layers
+    )
+    set_seed(seed)
+    return AutoModelForCausalLM.from_config(config)
 
 
 def rows_of(tokens: NDArray[np.uint16], context: int) -> Any:

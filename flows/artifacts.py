@@ -176,6 +176,23 @@ def show_scores(rows: Sequence[ScoreRow]) -> None:
     create_table_artifact("scores", table, "Exec and fast_1 on the held-out tasks")
 
 
+GAIN = ("gain", "gain_lower", "gain_upper")
+
+
+def show_gains(summary: Mapping[str, Any]) -> None:
+    """The confirmed gain of each task of a search, and of all (`tasks.search.confirm`)."""
+    all_tasks = zip(GAIN, summary["gain"].values(), strict=True)
+    rows = [*summary["results"], {"task_id": "all, geometric mean", **dict(all_tasks)}]
+    table = [
+        {
+            "task": row["task_id"],
+            "gain (95 % interval)": interval(row[GAIN[0]], row[GAIN[1]], row[GAIN[2]], ".3f"),
+        }
+        for row in rows
+    ]
+    create_table_artifact("gains", table, "Speed of the winner / speed of the start, measured anew")
+
+
 def key_of(name: str) -> str:
     """A name as Prefect accepts it for an artifact's key: small letters, digits and dashes."""
     plain = "".join(c if c.isascii() and c.isalnum() else " " for c in name.lower())

@@ -20,6 +20,7 @@ from flows.naming import run_name
 from flows.runtime.guard import guarded, optional, require_room_for, shown
 from flows.runtime.notices import NOTICES
 from flows.set_figures import draw_curated
+from kernels_eval.devices import conditions, device_for
 from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
 from tasks.analysis.stage import found_in
@@ -28,15 +29,17 @@ from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
+from tasks.profiling.step import profile_kernels
 from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
 from tasks.verification.step import verify
-from tasks.workload.step import measure_workloads
+from tasks.workload.config import ProfilingConfig
+from tasks.workload.step import measure_workloads, profile_references
 
-COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts")
+COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "limit_counts")
 """Counts of rows that a manifest may hold."""
 
 
@@ -48,6 +51,7 @@ class Samples(Record):
     verdicts: SnapshotRef
     workloads: SnapshotRef | None = None
     flags: SnapshotRef | None = None
+    profiles: SnapshotRef | None = None
 
 
 class Refreshed(Samples):
@@ -106,13 +110,39 @@ def verified_samples(config: PipelineConfig) -> Samples:
     workloads = call_stage(measure_workloads, tasks, config.workload)
     candidates = call_stage(synthesise, tasks, synthesis, language)
     verdicts = call_stage(verify, candidates, tasks, config.verification, language)
+    profiles = profiled(config, verdicts, candidates, tasks, workloads)
     for turn in range(2, synthesis.turns + 1):
-        asked = (tasks, candidates, verdicts, synthesis, language, turn)
+        asked = (tasks, synthesis, language, None, candidates, verdicts, turn, profiles)
         candidates = call_stage(refine, *asked)
         verdicts = call_stage(verify, candidates, tasks, config.verification, language)
+        profiles = profiled(config, verdicts, candidates, tasks, workloads)
     flags = call_stage(flag_traces, verdicts, candidates, config.quality)
     return Samples(
-        tasks=tasks, workloads=workloads, candidates=candidates, verdicts=verdicts, flags=flags
+        tasks=tasks,
+        workloads=workloads,
+        candidates=candidates,
+        verdicts=verdicts,
+        flags=flags,
+        profiles=profiles,
+    )
+
+
+def profiled(
+    config: PipelineConfig,
+    verdicts: SnapshotRef,
+    candidates: SnapshotRef,
+    tasks: SnapshotRef,
+    workloads: SnapshotRef,
+) -> SnapshotRef | None:
+    """What limits the correct candidates, where that is asked for, or shown to the generator."""
+    if not config.profile.enabled and config.synthesis.profiles == "withheld":
+        return None
+    device, name = device_for(config.language), conditions(config.language).device
+    asked = ProfilingConfig(threads=config.verification.eval.threads)
+    references = call_stage(profile_references, tasks, asked, device, name)
+    of = (verdicts, candidates, tasks, workloads, references)
+    return call_stage(
+        profile_kernels, *of, config.profile, config.verification.eval, config.language
     )
 
 

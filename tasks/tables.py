@@ -26,6 +26,7 @@ def _type(kind: str) -> pa.DataType:
 
 
 SAMPLING, TIMING = _type("sampling"), _type("timing")
-TASKS, CANDIDATES, VERDICTS, CURATED = (
-    pa.schema(_fields(table)) for table in ("tasks", "candidates", "verdicts", "curated")
+TASKS, CANDIDATES, VERDICTS, CURATED, KERNEL_PROFILES = (
+    pa.schema(_fields(table))
+    for table in ("tasks", "candidates", "verdicts", "curated", "kernel_profiles")
 )

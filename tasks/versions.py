@@ -23,10 +23,14 @@ WORKLOAD_VERSION = 1
 """What a task's reference computes and moves."""
 PROFILE_VERSION = 1
 """Where a task's reference spends its time."""
+KERNEL_PROFILE_VERSION = 1
+"""What limits a correct kernel, and by which numbers."""
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 2
 ANALYSIS_VERSION = 3
+SEARCH_VERSION = 1
+"""Which candidates are proposed, and what confirms a winner."""
 TRAINING_VERSION = 1
 SCORING_VERSION = 2
 """Which numbers the benchmark makes of verdicts."""
@@ -41,7 +45,6 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "SOURCES_VERSION": ("tasks.sources",),
     "SYNTHESIS_VERSION": (
         "tasks.synthesis.stage",
-        "tasks.synthesis.answers",
         "tasks.synthesis.requests",
         "tasks.synthesis.refine",
         "tasks.synthesis.contrast",
@@ -77,11 +80,20 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "PROFILE_VERSION": (
         "tasks.workload",
         "kernels_eval.reference.operator_times",
+        "kernels_eval.checks.operator_times",
         "kernels_eval.checks.inputs",
     ),
-    "TRACE_FLAG_VERSION": ("tasks.curation.quality", "tasks.curation.flags"),
+    "KERNEL_PROFILE_VERSION": (
+        "tasks.profiling",
+        "kernels_eval.profiling",
+        "kernels_eval.checks.operator_times",
+        "kernels_eval.checks.cubins",
+        "kernels_eval.child.profiled",
+    ),
+    "TRACE_FLAG_VERSION": ("tasks.curation.flags",),
     "CURATION_VERSION": ("tasks.curation", "tasks.operators"),
     "ANALYSIS_VERSION": ("tasks.analysis",),
+    "SEARCH_VERSION": ("tasks.search",),
     "TRAINING_VERSION": ("tasks.training", "tasks.sources.holdout"),
     "SCORING_VERSION": (
         "tasks.benchmark.stage",
@@ -104,9 +116,13 @@ STAGES: dict[str, tuple[str, ...]] = {
     "training-tasks": ("DECONTAMINATION_VERSION",),
     "workloads": ("WORKLOAD_VERSION",),
     "profiles": ("PROFILE_VERSION",),
+    "kernel-profiles": ("KERNEL_PROFILE_VERSION",),
     "trace-flags": ("TRACE_FLAG_VERSION",),
     "curation": ("CURATION_VERSION",),
     "analysis": ("ANALYSIS_VERSION",),
+    "search": ("SEARCH_VERSION",),
+    "search-confirmation": ("SEARCH_VERSION",),
+    "improved": ("SEARCH_VERSION",),
     "training": ("TRAINING_VERSION",),
     "benchmark": ("SCORING_VERSION",),
 }

@@ -51,6 +51,49 @@ WORKLOADS: Mapping[str, str] = {
     "executed": "`meta` (without storage) or `declared inputs` (real values, on the CPU)",
     "problem": "why the reference could not be run; the numbers are then null",
 }
+KERNEL_PROFILES: Mapping[str, str] = {
+    "profile_key": "hash of verdict, candidate, settings and version; a refresh reuses the row",
+    "verdict_key": "the verdict that it is a profile of",
+    "candidate_id": _CANDIDATE,
+    "task_id": _TASK,
+    "device": "name of the GPU or processor",
+    "limit": (
+        "`memory`, `compute`, `latency`, `launch_overhead` or `elsewhere`; null without a profile"
+    ),
+    "cause": (
+        "`at_roofline`, `uncoalesced`, `bank_conflicts`, `spills`, `divergence`, `too_few_blocks`,"
+        " `low_occupancy`, or null"
+    ),
+    "where": "the kernel, or the operator where the limit is `elsewhere`",
+    "numbers": "what says so: shares, and blocks for each multiprocessor",
+    "suggestion": "one sentence",
+    "chosen_by": "`rule` (the first finding), or `judge` (a model chose)",
+    "rewrote_bottleneck": "whether the reference's slowest operator is called no more",
+    "sol_score": "1 / (1 + (T_k - T_SOL) / (T_b - T_SOL)); 0.5 is the reference's speed",
+    "speed_of_light": "`least_ms / candidate_ms`",
+    "kernel_share": "share of the candidate's time that its own kernels take",
+    "reference_ms": "of the verdict",
+    "candidate_ms": "of the verdict",
+    "least_ms": "the larger of `memory_ms` and `compute_ms`",
+    "memory_ms": "time that the task's bytes need at least",
+    "compute_ms": "time that the task's operations need at least",
+    "flops": "of the task's workload",
+    "bytes_min": "of the task's workload",
+    "peak_flops": "operations per second of the device: its data sheet's, measured on a CPU",
+    "peak_bytes_per_s": "bytes per second of the device: its data sheet's, measured on a CPU",
+    "total_us": "microseconds of operators and kernels together",
+    "clock": "`device` (kernels were timed) or `cpu`",
+    "operators": "calls of PyTorch (`name`, `us`, `calls`) of a forward call, the slowest first",
+    "kernels": (
+        "the candidate's own kernels, the slowest first: the same; blocks (`grid`) and threads of a"
+        " block (`block`) of the longest launch; `registers` and `stack_bytes` of a thread,"
+        " `shared_bytes` of a block; `blocks_per_sm`; `occupancy` and `local_share`, shares;"
+        " ncu's `metrics`"
+    ),
+    "reference_operators": "the same of the reference's operators",
+    "counters": "why there are no metrics; empty where there are",
+    "problem": "why there is no profile",
+}
 CANDIDATES: Mapping[str, str] = {
     "candidate_id": _CANDIDATE,
     "task_id": "the task it answers",

@@ -381,6 +381,11 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
         "workloads": ("what one task computes and moves", WORKLOADS, columns.WORKLOADS),
         "synthesis": ("a candidate", schemas.CANDIDATES, columns.CANDIDATES),
         "verification": ("the verdict of one candidate", schemas.VERDICTS, columns.VERDICTS),
+        "kernel-profiles": (
+            "what limits one correct candidate",
+            schemas.KERNEL_PROFILES,
+            columns.KERNEL_PROFILES,
+        ),
         "trace-flags": (
             "what is wrong with the reasoning of one correct candidate",
             TRACE_FLAGS,
@@ -442,6 +447,8 @@ def tables_page() -> str:
 
 def _type(of: Any) -> str:
     text = str(of)
+    if text.startswith("list<") and "struct" in text:
+        return "list of structs"
     return (
         "struct"
         if text.startswith("struct")

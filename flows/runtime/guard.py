@@ -43,6 +43,7 @@ STAGES = (
     "training-tasks",
     "workloads",
     "synthesis",
+    "search",
     "verification",
     "trace-flags",
     "curation",

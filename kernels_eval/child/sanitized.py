@@ -10,13 +10,19 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from kernels_eval.isolation import confinement, landlock
 from kernels_eval.isolation.channel import Message
 
+if TYPE_CHECKING:
+    from kernels_eval.child.kernel_tracer import KernelTracer
+
 CALLS = 2
-SAID_BYTES = 16384
+SAID_BYTES = 1 << 18
 
 
 class Sanitizer:
@@ -38,8 +44,9 @@ class Sanitizer:
         return {"said": path.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace")}
 
 
-def main(request: str) -> None:
-    """Confine this process, load the candidate and call it. Raises what it raises."""
+def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[], object]:
+    """Load the candidate: its forward call on the task's declared inputs. A `tracer` watches its
+    kernels. Raises what the candidate raises."""
     import torch
 
     from kernels_eval.build.spec import ExtensionSpec
@@ -47,19 +54,48 @@ def main(request: str) -> None:
     from kernels_eval.checks.trials import DECLARED, ModelSpec
     from kernels_eval.child.build_interception import intercept, open_library
 
-    asked = json.loads(Path(request).read_text("utf-8"))
-    if landlock.abi():
-        around = {"scratch": str(Path(request).parent), "readable": asked["readable"]}
-        confinement.restrict_files(around, os.getcwd(), confinement.readable())
     spec = ModelSpec.model_validate(asked["spec"])
+    torch.set_num_threads(spec.threads)
     libraries = asked["libraries"]
-    intercept(lambda build: open_library(libraries[ExtensionSpec(**build).key], build))
+
+    def provide(build: Message) -> ModuleType | None:
+        module = open_library(libraries[ExtensionSpec(**build).key], build)
+        if tracer and module:
+            tracer.wrap_module(module, module.__name__)
+        return module
+
+    intercept(provide)
+    if tracer and asked.get("language") == "triton":
+        tracer.wrap_triton()
     task, module = load_module(asked["task"], "task"), load_module(asked["candidate"], "candidate")
     made = construct(module, "ModelNew", task, spec.init_form, 0, spec.construct_on)
     model, inputs = moved(made, spec.device), make_inputs(task, 0, DECLARED, None, spec.device)
-    with torch.no_grad():
-        for _ in range(CALLS):
-            model(*inputs)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return model(*inputs)
+
+    return forward
+
+
+def confined(request: str) -> Message:
+    """What the request asks; this process is confined from here on."""
+    asked: Message = json.loads(Path(request).read_text("utf-8"))
+    if landlock.abi():
+        around = {"scratch": str(Path(request).parent), "readable": asked["readable"]}
+        trees = [*confinement.readable(), *asked.get("tools", ())]
+        confinement.restrict_files(around, os.getcwd(), trees)
+    return asked
+
+
+def main(request: str) -> None:
+    """Confine this process, load the candidate and call it. Raises what it raises."""
+    import torch
+
+    asked = confined(request)
+    forward = replayed(asked)
+    for _ in range(CALLS):
+        forward()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     print(asked["done"], flush=True)

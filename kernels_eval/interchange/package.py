@@ -24,8 +24,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.build.attempt import Attempt
-from kernels_eval.build.extensions import Builder
+from kernels_eval.build.extensions import Attempt, Builder
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks.trials import ArgumentForm, Interface
 from kernels_eval.config import EvalConfig

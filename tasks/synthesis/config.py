@@ -124,6 +124,11 @@ class SynthesisConfig(Record):
     refine_below_speedup: NonNegativeFloat = 1.0
     """turns: also follow up correct kernels if the lower bound (95 %) of the speedup is at most
     this; 0: never"""
+    profiles: Literal["shown", "withheld"] = Field(
+        default="withheld", exclude_if=lambda profiles: profiles == "withheld"
+    )
+    """turns: whether a follow-up of a correct kernel says what limits it (and correct kernels are
+    profiled); withheld is its control, with the same turns"""
     adapter: str | None = None
     """vllm: the adapter of server.adapters to sample from instead of the model"""
     server: ServerConfig = ServerConfig()

@@ -74,8 +74,11 @@ def read_kernels(path: str) -> Mapping[str, list[Kernel]]:
 def contrast_prompt(prompt: str, kernels: Sequence[Kernel], config: ContrastConfig) -> str:
     """The prompt with `config.shown` of the kernels, the slowest first; as it is without any."""
     shown = sorted(chosen(kernels, config, prompt))
-    if not shown:
-        return prompt
+    return compared(prompt, shown) if shown else prompt
+
+
+def compared(prompt: str, shown: Sequence[Kernel]) -> str:
+    """The prompt with all of these kernels, in their order."""
     told = "\n\n".join(
         f"Speedup {each.speedup:.3g}:\n\n{block(bounded(each.code, MOST_CODE, paths=True))}"
         for each in shown

@@ -11,10 +11,10 @@ same text. Does not refill a batch while it runs: for throughput use a vLLM serv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
@@ -25,6 +25,14 @@ from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 if TYPE_CHECKING:
     import torch
 
+GOING = 0.9
+"""Share of a batch's rows that are still written, below which the finished ones leave it."""
+GOLDEN, MIX_1, MIX_2 = (
+    value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+"""SplitMix64's constants, as signed numbers."""
+ROOM = 256
+"""Tokens for which keys and values get memory at once."""
 NO_CHAT = "sample from an instruct or reasoning model"
 
 
@@ -87,8 +95,11 @@ class TransformersSampler(Sampler):
             asked = left + asked[len(rows) :]
 
     def close(self) -> None:
-        """Lets the model go. Sampling again loads it again."""
-        vars(self).pop("loaded", None)
+        """Lets the model and its memory go. Sampling again loads it again."""
+        if vars(self).pop("loaded", None):
+            import torch
+
+            torch.cuda.empty_cache()
 
     @cached_property
     def loaded(self) -> Loaded:
@@ -160,9 +171,16 @@ class Loaded:
         )
 
     def respond(self, rows: list[Row]) -> Iterator[Response]:
-        """Token by token for one batch, left-padded; a finished row leaves the batch, so a long one
-        does not drag the others along."""
+        """Token by token for one batch, left-padded. Finished rows leave the batch as soon as they
+        are a tenth of it: each time, all keys and values are copied."""
         import torch
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        attention = [
+            SDPBackend.FLASH_ATTENTION,
+            SDPBackend.EFFICIENT_ATTENTION,
+            SDPBackend.MATH,
+        ]
 
         device, longest = self.model.device, max(len(row.prompt) for row in rows)
         padding = [longest - len(row.prompt) for row in rows]
@@ -171,9 +189,10 @@ class Loaded:
         mask = torch.arange(longest, device=device) >= torch.tensor(padding, device=device)[:, None]
         mask = mask.long()
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        cache = None
+        cache = growing_cache(self.model.config)
         while rows:
-            with torch.inference_mode():
+            # cuDNN's attention would plan anew for every length, which takes longer than a step
+            with torch.inference_mode(), sdpa_kernel(attention):
                 out = self.model(
                     input_ids=ids,
                     attention_mask=mask,
@@ -182,41 +201,75 @@ class Loaded:
                     use_cache=True,
                     logits_to_keep=1,
                 )
-                cache = out.past_key_values
                 tokens = draw(out.logits[:, -1], rows)
-            for row, token in zip(rows, tokens.tolist(), strict=True):
+            going = []
+            for index, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
+                if row.finish_reason:
+                    continue
                 row.take(token, self.ends)
-            finished = [row for row in rows if row.finish_reason]
-            going = [index for index, row in enumerate(rows) if not row.finish_reason]
-            if finished and going:
-                keep = torch.tensor(going, device=device)
-                cache.batch_select_indices(keep)
-                tokens, mask, positions = tokens[keep], mask[keep], positions[keep]
-            rows = [rows[index] for index in going]
-            ids, positions = tokens[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-            for row in finished:
+                if row.finish_reason is None:
+                    going.append(index)
+                    continue
                 yield Response(
                     request_key=row.request.request_key,
                     text=self.text_of(row.tokens),
                     completion_tokens=len(row.tokens),
                     finish_reason=row.finish_reason,
                 )
+            if len(going) <= GOING * len(rows):
+                keep = torch.tensor(going, dtype=torch.long, device=device)
+                cache.batch_select_indices(keep)
+                tokens, mask, positions = tokens[keep], mask[keep], positions[keep]
+                rows = [rows[index] for index in going]
+            ids, positions = tokens[:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+
+
+def growing_cache(config: Any) -> Any:
+    """A `DynamicCache` whose layers of full attention take room for `ROOM` tokens at a time. Its
+    own ones concatenate at every token, which copies all keys and values and takes new memory."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    class GrowingLayer(DynamicLayer):
+        def update(
+            self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            length = self.get_seq_length()
+            if not self.is_initialized:
+                self.lazy_initialization(key_states, value_states)
+                self.roomy = [key_states[:, :, :0], value_states[:, :, :0]]
+            end = length + key_states.shape[-2]
+            for index, states in enumerate((key_states, value_states)):
+                if end > self.roomy[index].shape[-2]:
+                    batch, heads, _, width = states.shape
+                    larger = states.new_empty(batch, heads, end + ROOM, width)
+                    larger[:, :, :length] = self.roomy[index][:, :, :length]
+                    self.roomy[index] = larger
+                self.roomy[index][:, :, length:end] = states
+            self.keys, self.values = (each[:, :, :end] for each in self.roomy)
+            return self.keys, self.values
+
+        def batch_select_indices(self, indices: torch.Tensor) -> None:
+            length = self.get_seq_length()
+            self.roomy = [each[indices] for each in self.roomy]
+            self.keys, self.values = (each[:, :, :length] for each in self.roomy)
+
+    cache, new_layer = DynamicCache(config=config), cast(Callable[[], DynamicLayer], GrowingLayer)
+    cache.layers = [new_layer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
 
 
 class Row:
     """One response being written: its tokens so far and the random draws that decide the rest."""
 
     def __init__(self, request: Request, prompt: list[int], window: int) -> None:
-        import numpy as np
-
         self.request, self.prompt = request, prompt
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.limit = min(request.sampling.max_tokens, window - len(prompt))
         # the same draws whatever the batch: a function of request key and seed alone
         seed = stable_hash([request.request_key, request.sampling.seed])
-        self.random = np.random.default_rng(int(seed, 16))
+        self.stream = int(seed[:15], 16)
 
     def take(self, token: int, ends: set[int]) -> None:
         self.tokens.append(token)
@@ -239,7 +292,6 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     cumulative distribution: where many tokens are about equally likely the latter changes its mind
     with the rounding of the logits, a thousand times as often.
     """
-    import numpy as np
     import torch
 
     if not bool(torch.isfinite(logits).all()):
@@ -260,18 +312,36 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.double, device=logits.device)[:, None]
 
     temperature = column([each.temperature for each in asked])
-    ordered, tokens = (logits / temperature.clamp(min=1e-6)).sort(descending=True)
-    most = column([min(each.top_k or count, count) - 1 for each in asked])
-    least = ordered[:, :1] + column([each.min_p or 0 for each in asked]).log()
-    least = torch.maximum(least, ordered.gather(1, most.long()))
-    ordered = ordered.masked_fill(ordered < least, -torch.inf)
-    shares = ordered.softmax(-1)
-    # never the first, which has nothing before it
-    beyond = shares.cumsum(-1) - shares >= column([each.top_p for each in asked])
-    drawn = np.empty((len(rows), count))
-    for row, out in zip(rows, drawn, strict=True):
-        row.random.standard_exponential(out=out)
-    noise = torch.from_numpy(drawn).to(logits.device).log().gather(1, tokens)
-    chosen = (ordered.masked_fill(beyond, -torch.inf) - noise).argmax(-1, keepdim=True)
-    chosen = tokens.gather(1, chosen)[:, 0]
+    scaled = logits / temperature.clamp(min=1e-6)
+    if any(each.top_k or each.min_p or each.top_p < 1 for each in asked):
+        ordered, tokens = scaled.sort(descending=True)
+        most = column([min(each.top_k or count, count) - 1 for each in asked])
+        least = ordered[:, :1] + column([each.min_p or 0 for each in asked]).log()
+        least = torch.maximum(least, ordered.gather(1, most.long()))
+        ordered = ordered.masked_fill(ordered < least, -torch.inf)
+        shares = ordered.softmax(-1)
+        # never the first, which has nothing before it
+        beyond = shares.cumsum(-1) - shares >= column([each.top_p for each in asked])
+        ordered = ordered.masked_fill(beyond, -torch.inf)
+        scaled = torch.empty_like(scaled).scatter_(1, tokens, ordered)
+    chosen = (scaled - uniform(rows, count, logits.device).log().neg().log()).argmax(-1)
     return torch.where(temperature[:, 0] == 0, logits.argmax(-1), chosen)
+
+
+def uniform(rows: Sequence[Row], count: int, device: torch.device) -> torch.Tensor:
+    """Random numbers between 0 and 1, shape (rows, count), float64: those of each row's stream for
+    its next token.
+
+    SplitMix64 (Steele, Lea and Flood 2014, figure 17), whose nth number needs none before it, so
+    that a batch is drawn at once on its device.
+    """
+    import torch
+
+    def mixed(values: torch.Tensor, shift: int) -> torch.Tensor:
+        return values ^ (values >> shift & (1 << 64 - shift) - 1)
+
+    starts = torch.tensor([[row.stream, len(row.tokens)] for row in rows], device=device)
+    place = starts[:, 1:] * count + torch.arange(1, count + 1, device=device)
+    state = starts[:, :1] + place * GOLDEN
+    state = mixed(mixed(state, 30) * MIX_1, 27) * MIX_2
+    return ((mixed(state, 31) >> 11 & (1 << 53) - 1).double() + 0.5) * 2**-53

@@ -18,11 +18,13 @@ from __future__ import annotations
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 from kernels_eval.records import Correctness, Status, Timing, Verdict
 from tasks.files import read_toml
 from tasks.synthesis.prompts import block
 
+Named = dict[str, Any]
 FOLLOW_UP_VERSION = 1
 """Raised with every change of the wording."""
 
@@ -93,6 +95,22 @@ def said_of(verdict: Verdict) -> str:
         return f"{head}{_errors(verdict.correctness)}{_quoted(verdict.detail)}"
     lines = [verdict.detail] * (verdict.detail not in verdict.log_tail)
     return f"{head}{_quoted(*lines, verdict.log_tail)}"
+
+
+LIMIT = ("limit", "cause", "where", "numbers", "suggestion")
+"""What of a profile a follow-up says (tasks.tables.KERNEL_PROFILES)."""
+
+
+def limit_words(
+    limit: str, cause: str | None, where: str | None, numbers: list[Named], suggestion: str | None
+) -> str:
+    """One bottleneck, its numbers and one suggestion, in words that no name of a candidate can
+    leave."""
+    name = re.sub(r"\W", "", where or "")[:60]
+    kind = limit.replace("_", " ") + (f" ({cause.replace('_', ' ')})" if cause else "")
+    shown = ", ".join(f"{row['name'].replace('_', ' ')} {row['value']:.2g}" for row in numbers)
+    place = f" of `{name}`" if name else ""
+    return f" A profiler says what limits it: {kind}{place}: {shown}. {suggestion}"
 
 
 def _time(timing: Timing | None) -> str:

@@ -32,7 +32,7 @@ from tasks.store import Snapshot
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.contrast import CONTRAST_VERSION, Kernel, contrast_prompt, read_kernels
 from tasks.synthesis.prompts import render
-from tasks.synthesis.refine import follow_up_prompt, followed_up, said_of
+from tasks.synthesis.refine import LIMIT, follow_up_prompt, followed_up, limit_words, said_of
 from tasks.synthesis.sampler import Request, Response
 from tasks.versions import TEACHER_VERSION
 
@@ -146,10 +146,15 @@ class _FollowUp(NamedTuple):
 
 @contextmanager
 def follow_up_requests(
-    asked: Questions, candidates: Snapshot, verdicts: Snapshot, turn: int, directory: Path
+    asked: Questions,
+    candidates: Snapshot,
+    verdicts: Snapshot,
+    turn: int,
+    directory: Path,
+    profiles: Snapshot | None = None,
 ) -> Iterator[RequestSet]:
     """All requests of turn `turn` (2 or later), by task as in the first one, so that those of one
-    task share a prefix.
+    task share a prefix. With `profiles`, those of correct kernels say what limits them.
 
     What is followed up are candidates of the turn before, in the same language, whose verdict says
     so (tasks.synthesis.refine.followed_up); a candidate without a verdict is not. Raises UsageError
@@ -163,7 +168,8 @@ def follow_up_requests(
             for name in ("said", "prompts")
         )
         attempts = _attempts(candidates, turn - 1)
-        verdict_of = _verdicts(asked, verdicts, set(attempts["candidate_id"]), said)
+        limits = _limits(profiles) if profiles else {}
+        verdict_of = _verdicts(asked, verdicts, set(attempts["candidate_id"]), said, limits)
 
         def make(place: _FollowUp) -> Request:
             task, prompt = asked.tasks[place.task], prompts.read(place.prompt)
@@ -186,7 +192,11 @@ def follow_up_requests(
 
 
 def _verdicts(
-    asked: Questions, verdicts: Snapshot, attempts: set[str], said: _Spool
+    asked: Questions,
+    verdicts: Snapshot,
+    attempts: set[str],
+    said: _Spool,
+    limits: Mapping[str, str],
 ) -> dict[str, tuple[tuple[int, int], bool]]:
     """Of each attempt that is followed up: where what its verdict says is kept, and whether it was
     correct."""
@@ -198,8 +208,15 @@ def _verdicts(
         below = asked.config.refine_below_speedup
         if verdict.language is asked.language and followed_up(verdict, below):
             correct = verdict.status is Status.CORRECT
-            found[verdict.candidate_id] = said.add(said_of(verdict)), correct
+            words = said_of(verdict) + (limits.get(verdict.candidate_id, "") if correct else "")
+            found[verdict.candidate_id] = said.add(words), correct
     return found
+
+
+def _limits(profiles: Snapshot) -> dict[str, str]:
+    """What a follow-up says of each candidate that has a profile."""
+    rows = profiles.read(columns=["candidate_id", *LIMIT], unique="candidate_id")
+    return {row.pop("candidate_id"): limit_words(**row) for row in rows.to_dicts() if row["limit"]}
 
 
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:

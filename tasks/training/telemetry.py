@@ -20,24 +20,9 @@ SYSTEM = tuple(
 )
 COLUMNS = (*SPEED, *SYSTEM)
 
-# dense bf16 without sparsity, FLOP/s, by a part of the device's name, from NVIDIA's data sheets;
-# the first that fits
-PEAKS = (
-    ("B200", 2.25e15),
-    ("H200", 9.89e14),
-    ("H100", 9.89e14),
-    ("A100", 3.12e14),
-    ("L40S", 3.62e14),
-    ("A10", 1.25e14),
-)
 # forward 2, backward towards the activations 2; towards the frozen weights none. The adapter's own
 # products, and attention, are left out
 FLOPS_PER_PARAMETER_AND_TOKEN = 4
-
-
-def peak_flops(device_name: str | None) -> float | None:
-    """Peak bf16 FLOP/s of a device by its name; None where it is not known."""
-    return next((peak for part, peak in PEAKS if device_name and part in device_name), None)
 
 
 def mfu(tokens_per_s: float, parameters: int, peak: float | None, devices: int = 1) -> float | None:

@@ -31,6 +31,7 @@ from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.profiling import roofline
 from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
 from tasks.training import checkpoints, telemetry
 from tasks.training.evaluation import split_by_task, stopped
@@ -308,7 +309,7 @@ class LoraTrainer(SFTTrainer):
             return
         now, tokens = time.perf_counter(), entry["num_tokens"]
         speed = (tokens - self.tokens_before) / (now - (self.began_s or 0.0))
-        peak = telemetry.peak_flops(telemetry.device_name())
+        peak = roofline.peak_flops(telemetry.device_name())
         used = telemetry.mfu(speed, self.parameters, peak, self.args.world_size)
         entry |= {"tokens_per_s": speed, "mfu": used, **telemetry.readings()}
         self.began_s, self.tokens_before = now, tokens

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
 from kernels_eval.devices import conditions
-from kernels_eval.errors import ClusterError, EvalError, UsageError
+from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
 from kernels_eval.parent.draft import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
@@ -156,7 +156,9 @@ class Verification:
         left.
 
         Sets also `total` (all candidates) and `planned` (those that workers must be asked about).
+        May be called again where candidates were added meanwhile.
         """
+        self._end_stream()
         self.snapshot.recover(VERDICTS)
         self.snapshot.append(self._known(), VERDICTS)
         left = self._without_verdict()
@@ -170,12 +172,12 @@ class Verification:
         return self.chunks
 
     def _known(self) -> Generator[dict[str, Any], None, None]:
-        """Verdicts that other snapshots hold. Reads the code of every candidate for its key, a few
-        hundred at a time."""
+        """Verdicts that other snapshots hold, and with `once_per_code` this one too. Reads the code
+        of every candidate for its key, a few hundred at a time."""
         left = self._keyed(self._without_verdict())
         of_key = left.group_by("key").agg("candidate_id")
         ids = dict(of_key.iter_rows())
-        mine = self.snapshot.fingerprint
+        mine = "" if self.config.once_per_code else self.snapshot.fingerprint
         for row in known_rows(
             self.snapshot.root, STAGE, "verdict_key", ids, VERDICTS, exclude=mine
         ):
@@ -258,6 +260,8 @@ class Verification:
                 done = self.total - self.planned + self.reached
                 work = self._pool.telemetry.line() if self._pool else ""
                 report(STAGE, done, self.total, f"{verdict.status} {verdict.task_id} ({work})")
+            if self.reached == self.planned:
+                self._end_stream()  # its last rows become a part: a search reads them
         except BaseException as error:
             self._end_stream()
             if not is_lost(error):
@@ -266,7 +270,7 @@ class Verification:
             if isinstance(error, ClusterError):
                 raise
             # Ray takes another cluster than before for a wrong token, and says so at length.
-            said = (str(error).splitlines() or [""])[0].partition(". Ensure that the token")[0]
+            said = cause_of(error).partition(". Ensure that the token")[0]
             lost = f"the Ray cluster is lost: {type(error).__name__}: {said}"
             raise ClusterError(lost, LOST_FIX) from error
         finally:

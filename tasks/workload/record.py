@@ -7,6 +7,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field
 
+from kernels_eval.profiling.records import OperatorTime
 from kernels_eval.records import Record
 from tasks.operators import OperatorKind, operator_kind
 from tasks.workload.families import families_of
@@ -102,15 +103,6 @@ def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> 
     if not (peak_bytes_per_s > 0 and peak_flops > 0):
         raise ValueError("peaks must be positive numbers per second")
     return 1e3 * max(workload.bytes_min / peak_bytes_per_s, workload.flops / peak_flops)
-
-
-class OperatorTime(Record):
-    """One outermost aten operator: microseconds of one forward call that are spent in it, and how
-    often it is called there."""
-
-    name: str = Field(min_length=1, max_length=200)
-    us: float = Field(ge=0, allow_inf_nan=False)
-    calls: int = Field(ge=0)
 
 
 class Profile(Record):

@@ -75,14 +75,12 @@ def wrong_way(module: str, imported: str) -> bool:
     return there[1] not in SHARED and there[1] != here[1]
 
 
-def decorators(tree: ast.AST) -> set[str]:
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for decorator in node.decorator_list:
-                call = decorator.func if isinstance(decorator, ast.Call) else decorator
-                found.add(ast.unparse(call).split(".")[-1])
-    return found
+def called(tree: ast.AST) -> set[str]:
+    """Names of what is called, and of decorators."""
+    nodes = list(ast.walk(tree))
+    found = [node.func for node in nodes if isinstance(node, ast.Call)]
+    found += [each for node in nodes for each in getattr(node, "decorator_list", ())]
+    return {ast.unparse(each).split(".")[-1] for each in found}
 
 
 def test_the_walk_sees_every_layer():
@@ -166,10 +164,11 @@ def test_no_module_imports_itself_through_others():
 @pytest.mark.parametrize(
     ("folder", "never"),
     [
-        ("parent", ("child", "reference")),
-        ("reference", ("parent", "cluster", "evaluator")),
-        ("child", ("parent", "reference", "cluster", "evaluator")),
-        ("checks", ("parent", "child", "reference", "cluster", "evaluator")),
+        ("parent", ("child", "reference", "profiling")),
+        ("reference", ("parent", "cluster", "evaluator", "profiling")),
+        ("child", ("parent", "reference", "cluster", "evaluator", "profiling")),
+        ("checks", ("parent", "child", "reference", "cluster", "evaluator", "profiling")),
+        ("profiling", ("child", "reference", "cluster", "evaluator")),
     ],
 )
 def test_the_trust_boundary_is_in_the_tree(folder, never):
@@ -199,12 +198,11 @@ def test_the_evaluator_knows_no_orchestrator_tracker_or_trainer():
 
 
 def test_only_step_modules_hold_prefect_tasks_and_only_flows_hold_flows():
+    makers = {module_of(path): called(parsed(path)) for path in FILES}
     users = prefect_users()
-
-    def holding(decorator: str) -> set[str]:
-        return {name for name, path in users.items() if decorator in decorators(parsed(path))}
-
-    tasks_in, flows_in = holding("task"), holding("flow")
+    tasks_in = {name for name, found in makers.items() if "stage_task" in found}
+    tasks_in |= {name for name in users if "task" in makers[name]} - {"tasks.policy"}
+    flows_in = {name for name in users if "flow" in makers[name]}
     assert all(name.endswith(".step") for name in tasks_in), tasks_in
     steps = ("sources", "synthesis", "verification", "training")
     assert {f"tasks.{stage}.step" for stage in steps} <= tasks_in
@@ -253,7 +251,7 @@ def test_help_loads_click_and_nothing_else_that_is_installed():
 def test_the_trusted_side_of_verification_imports_no_torch():
     """Every Ray worker and every driver imports these: torch would cost each of them seconds and
     hundreds of megabytes."""
-    modules = ("parent.runner", "cluster.pool", "cluster.worker")
+    modules = ("parent.runner", "cluster.pool", "cluster.worker", "profiling.profiler")
     loaded = loaded_by("\n".join(f"import kernels_eval.{name}" for name in modules))
     assert "kernels_eval" in loaded and "torch" not in loaded
 

@@ -20,8 +20,7 @@ from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.requests import data_version
 from tasks.synthesis.scripted.config import TeacherConfig
 from tasks.synthesis.scripted.modules import FLAGS, TABLE, faults_of, module_of
-from tasks.synthesis.scripted.reasoning import size
-from tasks.synthesis.scripted.teacher import ScriptedSampler
+from tasks.synthesis.scripted.teacher import ScriptedSampler, size
 from tests.support.requests import make_request
 
 TASKS = generated.load(11, 60, "all")
@@ -172,12 +171,11 @@ def test_an_answer_is_cut_at_max_tokens():
     assert uncounted.completion_tokens is None and uncounted.text == whole[0].text
 
 
-def test_other_tasks_languages_and_turns_are_refused():
+def test_other_tasks_and_languages_are_refused():
     sampler, task = ScriptedSampler(TeacherConfig()), bundled.load()[0]
     for asked, named in (
         (requests([task]), task.task_id),
         (requests(language=Language.TRITON), "triton"),
-        ([requests()[0].model_copy(update={"turn": 2})], "turn 2"),
     ):
         with pytest.raises(UsageError, match=named):
             list(sampler.sample(asked))

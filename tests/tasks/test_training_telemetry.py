@@ -3,11 +3,13 @@ real training."""
 
 import pytest
 
+from kernels_eval.profiling import roofline
+from kernels_eval.profiling.roofline import peak_flops
 from tasks.sources.small_model import load_causal_model, load_tokenizer
-from tasks.training import telemetry, trainer
+from tasks.training import trainer
 from tasks.training.formatting import to_prompt_completion
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.telemetry import COLUMNS, SYSTEM, mfu, multiplied_parameters, peak_flops
+from tasks.training.telemetry import COLUMNS, SYSTEM, mfu, multiplied_parameters
 from tests.support.training import row
 
 
@@ -62,7 +64,7 @@ def test_a_training_writes_its_speed_without_evaluation_and_what_the_machine_did
             clock.now += 86_400.0
 
     monkeypatch.setattr(trainer, "time", clock)
-    monkeypatch.setattr(telemetry, "peak_flops", lambda name: 1e9)
+    monkeypatch.setattr(roofline, "peak_flops", lambda name: 1e9)
     tokenizer = load_tokenizer(base)
     examples = to_prompt_completion([row(number) for number in range(8)], tokenizer)
     recipe = TrainingRecipe(num_epochs=2, batch_size=2, gradient_accumulation=1, lora_rank=2)

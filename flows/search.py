@@ -1,0 +1,202 @@
+"""Search: correct candidates in, faster ones out, confirmed by measurements that the search did not
+see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Any
+
+from prefect import flow
+
+from flows.config import PipelineConfig
+from flows.naming import run_name
+from flows.runtime.guard import guarded, require_room_for
+from flows.runtime.notices import NOTICES
+from kernels_eval.devices import conditions
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Language, Record, Verdict, stable_hash
+from kernels_eval.versions import PROTOCOL_VERSION
+from tasks.policy import ProgressArtifact
+from tasks.progress import observed_by
+from tasks.publishing.lineage import finished, manifest_of
+from tasks.search import confirm
+from tasks.search.config import OF_MODELS
+from tasks.search.gain import again_id
+from tasks.search.stage import Asked, Row, Search, Write, run
+from tasks.search.step import run_generation
+from tasks.store import Snapshot, SnapshotRef
+from tasks.store.snapshot import find_snapshot
+from tasks.synthesis.contrast import Kernel, compared
+from tasks.synthesis.prompts import render
+from tasks.synthesis.refine import follow_up_prompt, said_of
+from tasks.synthesis.requests import SEED_STEP
+from tasks.synthesis.sampler import Request, Sampler
+from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
+from tasks.verification.stage import STAGE as VERIFICATION
+from tasks.verification.stage import Verification
+from tasks.verification.step import verify
+
+SOURCES = ("synthesis", "candidates")
+"""Stages whose candidates a search begins with, where no verdicts are named."""
+
+
+class Searched(Record):
+    """The snapshots of a search: what was proposed, and the candidates with the confirmed winners
+    and their verdicts, from which a training set can be curated."""
+
+    proposals: SnapshotRef
+    improved: SnapshotRef
+    verdicts: SnapshotRef
+
+
+def begun_with(
+    config: PipelineConfig, name: str | None
+) -> tuple[PipelineConfig, SnapshotRef, SnapshotRef, SnapshotRef]:
+    """(configuration, verdicts, candidates, tasks) of a search: the verdicts that are named (a
+    fingerprint under the root, or a directory), else the newest finished ones of sampled
+    candidates. The language is theirs. Raises UsageError where one of them is missing."""
+    if name:
+        found = [find_snapshot(config.root, name, VERIFICATION).open()]
+    else:
+        found = [snapshot for snapshot, _ in reversed(finished(config.root, VERIFICATION))]
+    for snapshot in found:
+        manifest = manifest_of(snapshot)
+        stages = (*SOURCES, confirm.IMPROVED) if name else SOURCES
+        candidates = _among(snapshot, manifest["upstream"], stages)
+        tasks = _among(snapshot, manifest["upstream"], ("training-tasks", "tasks"))
+        if candidates and tasks:
+            changes = {"root": snapshot.root, "language": Language(manifest["language"])}
+            return config.model_copy(update=changes), snapshot.ref, candidates, tasks
+    raise UsageError(
+        f"{config.root} holds no finished verdicts with their candidates and tasks",
+        "run `concur run --only refresh` first, or name verdicts with --verdicts",
+    )
+
+
+def _among(beside: Snapshot, upstream: Sequence[str], stages: Sequence[str]) -> SnapshotRef | None:
+    places = (Snapshot(beside.root, stage, name) for name in upstream for stage in stages)
+    return next((each.ref for each in places if each.finished), None)
+
+
+@flow(name="search for faster kernels", flow_run_name=run_name("search", strategy=False), **NOTICES)
+@guarded
+def search_kernels(
+    config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
+) -> Searched:
+    """Search, confirm the winners, and add the confirmed ones to the candidates."""
+    require_room_for()
+    language = config.language
+    protocol = config.verification.eval.model_dump(mode="json")
+    measured = conditions(language).model_dump(mode="json")
+    search = Search(
+        *(verdicts, candidates, tasks),
+        config.search,
+        language,
+        conditions=[protocol, measured, PROTOCOL_VERSION],
+        writer=config.synthesis.model_dump(mode="json", exclude=set(UNDECISIVE)),
+    )
+    once = config.verification.model_copy(update={"once_per_code": True})
+    anew = config.verification.model_copy(update={"once_per_code": False})
+    with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):
+        with Verification(search.snapshot.ref, tasks, once, language) as judge:
+            proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
+        verify(proposals, tasks, once, language)
+        again = confirm.confirmation(search)
+        fresh = verify(again, tasks, anew, language)
+        summary = confirm.told_of(search, fresh.open())
+        improved = confirm.improved(search, candidates, fresh, summary)
+        with Verification(improved, tasks, config.verification, language) as work:
+            keep_fresh(work, fresh.open(), summary["results"])
+        judged = verify(improved, tasks, config.verification, language)
+    return Searched(proposals=proposals, improved=improved, verdicts=judged)
+
+
+def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[str, Any]]) -> None:
+    """Give confirmed winners the verdict of their first confirming measurement: the search's own
+    one flatters them."""
+    if work.snapshot.finished:
+        return
+    from tasks.tables import VERDICTS
+
+    work.snapshot.recover(VERDICTS)
+    there = work.snapshot.keys("candidate_id")
+    wanted = {
+        again_id(result["winner"], 0): result["winner"]
+        for result in results
+        if result["improved"] and result["winner"] not in there
+    }
+    index = fresh.index(["candidate_id"])
+    places = index.filter(index["candidate_id"].is_in(list(wanted)))
+    rows = (row | {"candidate_id": wanted[row["candidate_id"]]} for row in fresh.rows_of(places))
+    work.snapshot.append(rows, VERDICTS)
+
+
+# -- what a model writes ---------------------------------------------------------------------------
+
+
+def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
+    """A model that rewrites and crosses; None where no operator asks one. Raises UsageError for
+    recorded responses, which answer no new prompt."""
+    if not OF_MODELS & set(config.search.operators):
+        return None
+    if config.synthesis.sampler == "recorded":
+        raise UsageError(
+            "search.operators names rewrite or cross, which recorded responses cannot answer",
+            "set synthesis.sampler to a model, or search.operators to [parameters]",
+        )
+
+    def write(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Row]]:
+        # closed before kernels are timed: a model may hold the devices
+        with closing(make_sampler(config.synthesis, config.root)) as sampler:
+            requests = {
+                (made := _request(each, config, sampler, judge)).request_key: (each, made)
+                for each in asked
+            }
+            for response in sampler.sample([request for _, request in requests.values()]):
+                each, request = requests[response.request_key]
+                yield each, candidate_row(request, response, sampler)
+
+    return write
+
+
+def _request(
+    asked: Asked, config: PipelineConfig, sampler: Sampler, judge: Verification
+) -> Request:
+    """What a model is asked. No answer of a first turn has its seed."""
+    prompt = prompt_of(asked, judge.language, config.synthesis.hardware, judge.snapshot)
+    base, step = config.synthesis.sampling, asked.plan.step
+    sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + step})
+    key = [asked.task.code, prompt, sampler.generator, sampling.identity, step, asked.plan.turn]
+    return Request(
+        request_key=stable_hash([*key, asked.plan.operator]),
+        task=asked.task,
+        language=judge.language,
+        prompt=prompt,
+        sample_index=step,
+        sampling=sampling,
+        turn=asked.plan.turn,
+        parent=asked.plan.parents[0].candidate_id,
+    )
+
+
+def prompt_of(asked: Asked, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
+    """The task's prompt with the parents: one and what its verdict says of it, or two with their
+    speedups."""
+    prompt, parents = render(asked.task, language, hardware), asked.plan.parents
+    if asked.plan.operator == "cross":
+        return compared(prompt, sorted(Kernel(each.score, each.code) for each in parents))
+    said = said_of(_verdict(verdicts, parents[0].candidate_id))
+    return follow_up_prompt(prompt, parents[0].code, said, correct=True)
+
+
+def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:
+    index = verdicts.index(["candidate_id"])
+    row = next(verdicts.rows_of(index.filter(index["candidate_id"] == candidate_id).head(1)))
+    return Verdict.model_validate({name: row[name] for name in Verdict.model_fields if name in row})
+
+
+def summary_of(searched: Searched) -> dict[str, Any]:
+    """What a finished search found, and where it is."""
+    refs = {name: ref.fingerprint for name, ref in searched}
+    return {**searched.improved.open().manifest["search"], "snapshots": refs}

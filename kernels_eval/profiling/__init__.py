@@ -1,0 +1,1 @@
+"""Profiles of correct kernels, and what limits them."""

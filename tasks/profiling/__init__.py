@@ -1,0 +1,1 @@
+"""What limits correct kernels: a stage of its own, no part of any verdict."""

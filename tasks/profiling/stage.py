@@ -1,0 +1,176 @@
+"""Verdicts in, a profile and a finding for each correct one out.
+
+Guarantees: only correct candidates are run again, one at a time, so that no other disturbs the
+clock; one that cannot be profiled has a row that says why, and never ends the stage; a killed run
+resumes, and a later one pays only for verdicts that are new. Nothing here is part of a verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+
+from kernels_eval.config import EvalConfig
+from kernels_eval.devices import device_for, gpu_arch
+from kernels_eval.profiling.bottleneck import findings
+from kernels_eval.profiling.profiler import Profiler
+from kernels_eval.profiling.records import KernelProfile, OperatorTime
+from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from tasks.profiling.config import ProfileConfig
+from tasks.profiling.judge import Judge
+from tasks.progress import caution, report
+from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.tables import KERNEL_PROFILES, TASKS
+from tasks.versions import KERNEL_PROFILE_VERSION
+
+STAGE = "kernel-profiles"
+READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
+DERIVED = ("memory_ms", "compute_ms", "least_ms", "speed_of_light", "sol_score", "kernel_share")
+
+
+def planned(
+    verdicts: SnapshotRef,
+    candidates: SnapshotRef,
+    tasks: SnapshotRef,
+    workloads: SnapshotRef,
+    references: SnapshotRef,
+    config: ProfileConfig,
+    protocol: EvalConfig,
+    language: Language,
+) -> Snapshot:
+    """The snapshot that `run` with the same arguments fills."""
+    upstream = [ref.fingerprint for ref in (verdicts, candidates, tasks, workloads, references)]
+    key = fingerprint(STAGE, [config.identity, language], upstream, KERNEL_PROFILE_VERSION)
+    return Snapshot(verdicts.root, STAGE, key)
+
+
+def run(
+    verdicts: SnapshotRef,
+    candidates: SnapshotRef,
+    tasks: SnapshotRef,
+    workloads: SnapshotRef,
+    references: SnapshotRef,
+    config: ProfileConfig,
+    protocol: EvalConfig,
+    language: Language,
+) -> SnapshotRef:
+    """A finished snapshot of tasks.tables.KERNEL_PROFILES, one row for each correct verdict.
+    `workloads` count what the tasks compute, `references` say where the time of their programs
+    goes.
+
+    Raises DeviceError where the language's device is missing, EvalError where the machine or the
+    judge fails.
+    """
+    snapshot = planned(
+        verdicts, candidates, tasks, workloads, references, config, protocol, language
+    )
+    if snapshot.finished:
+        return snapshot.ref
+    snapshot.recover(KERNEL_PROFILES)
+    correct = _correct(verdicts, snapshot, config)
+    done = snapshot.keys("candidate_id")
+    left = {key: row for key, row in correct.items() if row["candidate_id"] not in done}
+    with snapshot.journal(KERNEL_PROFILES) as add:
+        own = snapshot.fingerprint
+        known = known_rows(
+            snapshot.root, STAGE, "profile_key", list(left), KERNEL_PROFILES, exclude=own
+        )
+        for row in known:
+            add(row | {"candidate_id": left.pop(row["profile_key"])["candidate_id"]})
+        if left:
+            about = _about(tasks, workloads, references)
+            rows = _profiled(left, candidates.open(), about, config, protocol, language)
+            for number, row in enumerate(rows, len(correct) - len(left) + 1):
+                add(row)
+                report(STAGE, number, len(correct), f"{row['limit']} {row['task_id']}")
+    limits = snapshot.read(columns=["candidate_id", "limit"], unique="candidate_id")["limit"]
+    counts = dict(sorted(limits.fill_null("not profiled").value_counts().iter_rows()))
+    upstream = [ref.fingerprint for ref in (verdicts, candidates, tasks, workloads, references)]
+    return snapshot.publish(
+        config=config, upstream=upstream, rows=len(limits), extra={"limit_counts": counts}
+    ).ref
+
+
+def _correct(
+    verdicts: SnapshotRef, snapshot: Snapshot, config: ProfileConfig
+) -> dict[str, dict[str, Any]]:
+    """The correct verdicts by the keys of their profiles."""
+    rows = verdicts.open().read(unique="candidate_id").filter(pl.col("status") == "correct")
+    asked = [config.identity, KERNEL_PROFILE_VERSION]
+    return {
+        stable_hash([row["verdict_key"], row["candidate_id"], *asked]): row
+        for row in rows.iter_rows(named=True)
+    }
+
+
+def _about(*refs: SnapshotRef) -> dict[str, tuple[KernelTask, dict[str, Any]]]:
+    """Each task with what `Profiler.profile` is told of it."""
+    tasks, workloads, references = (
+        {row["task_id"]: row for row in ref.open().read(unique="task_id").iter_rows(named=True)}
+        for ref in refs
+    )
+    return {
+        name: (
+            KernelTask.model_validate({key: row.get(key) for key in TASKS.names if key in row}),
+            {
+                **{key: workloads.get(name, {}).get(key) for key in ("flops", "bytes_min")},
+                "reference": tuple(
+                    map(OperatorTime.model_validate, references.get(name, {}).get("operators", ()))
+                ),
+            },
+        )
+        for name, row in tasks.items()
+    }
+
+
+def _profiled(
+    left: dict[str, dict[str, Any]],
+    candidates: Snapshot,
+    about: dict[str, tuple[KernelTask, dict[str, Any]]],
+    config: ProfileConfig,
+    protocol: EvalConfig,
+    language: Language,
+) -> Iterator[dict[str, Any]]:
+    judge = Judge(config.judge) if config.judge else None
+    keys = {row["candidate_id"]: key for key, row in left.items()}
+    places = candidates.index(["candidate_id"]).unique("candidate_id", keep="first")
+    wanted = places.filter(pl.col("candidate_id").is_in(list(keys)))
+    with Profiler(
+        protocol,
+        device_for(language),
+        timeout_s=config.timeout_s,
+        budget_s=config.budget_s,
+        metrics=config.metrics,
+        cuda_arch=gpu_arch() if language.needs_gpu else None,
+    ) as profiler:
+        for row in candidates.rows_of(wanted, READ):
+            candidate, key = Candidate.model_validate(row), keys[row["candidate_id"]]
+            task, known = about[candidate.task_id]
+            verdict_key = left[key].pop("verdict_key")
+            profile = profiler.profile(task, candidate, Verdict.model_validate(left[key]), **known)
+            found = _row(profile, candidate.code or "", judge)
+            yield {"profile_key": key, "verdict_key": verdict_key, **found}
+        if profiler.counters and profiler.on_gpu:
+            caution(profiler.counters)
+
+
+def _row(profile: KernelProfile, code: str, judge: Judge | None) -> dict[str, Any]:
+    """A row of KERNEL_PROFILES, without its keys."""
+    row = profile.model_dump(mode="json") | {name: getattr(profile, name) for name in DERIVED}
+    for kernel in row["kernels"]:
+        kernel["metrics"] = _pairs(kernel["metrics"])
+    row["rewrote_bottleneck"] = profile.rewrote_bottleneck
+    if profile.problem is not None:
+        return row | dict.fromkeys(("limit", "cause", "where", "suggestion", "chosen_by"))
+    found = list(findings(profile))
+    chosen = judge.choose(profile, code, found) if judge else None
+    finding = found[chosen or 0].model_dump(mode="json")
+    numbers = _pairs(finding.pop("numbers"))
+    by = "rule" if chosen is None else "judge"
+    return row | finding | {"numbers": numbers, "chosen_by": by}
+
+
+def _pairs(numbers: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in numbers.items()]

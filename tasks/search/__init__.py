@@ -1,0 +1,1 @@
+"""Candidates that improve: parameters, flags, rewrites and crosses, searched by evolution."""

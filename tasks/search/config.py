@@ -1,0 +1,54 @@
+"""How candidates are searched for faster ones."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from kernels_eval.records import Record
+
+Operator = Literal["parameters", "flags", "rewrite", "cross"]
+OPERATORS: tuple[Operator, ...] = get_args(Operator)
+OF_MODELS: frozenset[Operator] = frozenset({"rewrite", "cross"})
+"""Operators that ask `synthesis.sampler`."""
+
+
+class SearchConfig(Record):
+    """Operators, budget, and what survives. The same configuration on the same verdicts proposes
+    the same candidates, but for what a model writes."""
+
+    operators: tuple[Operator, ...] = Field(default=("parameters",), min_length=1)
+    """how a candidate is changed. parameters: block and tile sizes, unrolling, vector widths,
+    launch bounds. flags: compiler flags. rewrite: a model improves one. cross: a model combines
+    two. The last two ask synthesis.sampler"""
+    method: Literal["evolution", "random"] = "evolution"
+    """random is the control with the same budget: operators are drawn uniformly, and every change
+    is made to a start"""
+    evaluations: PositiveInt = 32
+    """verdicts per task, beside those of the starts"""
+    device_s: PositiveFloat | None = None
+    """stop after verdicts of so many device-seconds in all; null: no limit. Looked at between
+    generations"""
+    patience: PositiveInt | None = 16
+    """stop a task after so many evaluations without a faster one; null: never"""
+    starts: PositiveInt = 1
+    """correct candidates of each task to begin with, the fastest ones"""
+    tasks: PositiveInt | None = None
+    """only so many tasks, the first ones by id; null: all that have a correct candidate"""
+    batch: PositiveInt = 4
+    """evaluations of a task in one generation, proposed without knowing each other's verdicts"""
+    islands: PositiveInt = 2
+    """populations of a task that breed apart"""
+    migration: float = Field(default=0.1, ge=0, le=1)
+    """share of the evaluations whose parents come from all islands"""
+    exploration: NonNegativeFloat = 0.5
+    """weight of the confidence bound by which operators are chosen; 0: always the best so far"""
+    rounds: PositiveInt = 3
+    """fresh measurements of start and winner, from which the gain is computed"""
+    seed: NonNegativeInt = 0
+    """of every draw"""
+
+    def first_step(self, generation: int) -> int:
+        """The first step of a generation; those of 0, the starts, are 0 and below."""
+        return (generation - 1) * self.batch + 1

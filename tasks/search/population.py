@@ -1,0 +1,246 @@
+"""The population of one task: who is in it, who breeds, by which operator, and when it is enough.
+Pure: verdicts in, plans out.
+
+Islands breed apart, but for a share of migrants. Each keeps an archive with the fastest member of
+every cell of behaviour (MAP-Elites: Mouret and Clune, "Illuminating search spaces by mapping
+elites", arXiv:1504.04909): speed, what it takes of the machine, and length, in powers of two.
+Parents win tournaments of two among these. An operator is chosen by UCB1 (Auer, Cesa-Bianchi and
+Fischer, "Finite-time analysis of the multiarmed bandit problem", Machine Learning 47, 2002,
+theorem 1): the highest mean reward + `exploration` sqrt(2 ln n / n_j), where 1 is the weight of the
+paper; a reward is log2(speed of the child / speed of its fastest parent), within [0, 1], and 0 for
+a child that is not correct.
+
+Guarantees: plans depend on the configuration, the task, the generation and the members of earlier
+generations alone, in whichever order their verdicts came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from kernels_eval.records import Language
+from tasks.search import flags, parameters
+from tasks.search.config import OF_MODELS, Operator, SearchConfig
+
+START = "start"
+ATTEMPTS = 20
+"""Draws for a candidate that has not been proposed before."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A proposed candidate. `speedup` and `lower` are None until there is a verdict, and 0 where it
+    is not correct; `resource` is what it takes of the machine (`usage`)."""
+
+    candidate_id: str
+    code: str
+    step: int
+    operator: str
+    parents: tuple[str, ...] = ()
+    change: str = ""
+    speedup: float | None = None
+    lower: float = 0.0
+    device_s: float = 0.0
+    resource: float = 0.0
+    turn: int = 1
+
+    @property
+    def settled(self) -> bool:
+        return self.speedup is not None
+
+    @property
+    def score(self) -> float:
+        return self.speedup or 0.0
+
+    @property
+    def cell(self) -> tuple[int, ...]:
+        """Where it lies in the archive: steps of half a doubling for speed, doublings for the
+        others."""
+        length = math.floor(math.log2(1 + len(self.code)))
+        return (
+            math.floor(2 * math.log2(self.score)),
+            math.floor(math.log2(1 + self.resource)),
+            length,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be proposed at a step. `code` and `change` are None and empty where a model is to
+    write it."""
+
+    step: int
+    operator: Operator
+    parents: tuple[Member, ...]
+    code: str | None
+    change: str = ""
+
+    @property
+    def turn(self) -> int:
+        return 1 + max(parent.turn for parent in self.parents)
+
+
+class Population:
+    """The members of one task, by step. `config.starts` of them or fewer are starts."""
+
+    def __init__(self, task_id: str, language: Language, config: SearchConfig) -> None:
+        self.task_id, self.language, self.config = task_id, language, config
+        self.members: dict[int, Member] = {}
+
+    def add(self, member: Member) -> None:
+        self.members[member.step] = member
+
+    def of(self, candidate_id: str) -> Member | None:
+        found = (each for each in self.members.values() if each.candidate_id == candidate_id)
+        return next(found, None)
+
+    @property
+    def starts(self) -> list[Member]:
+        return [each for each in self._correct() if each.operator == START]
+
+    @property
+    def start(self) -> Member | None:
+        """The fastest start, by the lower bound of its speedup; None where none is correct here."""
+        return max(self.starts, key=_surely, default=None)
+
+    @property
+    def best(self) -> Member | None:
+        return max(self._correct(), key=_surely, default=None)
+
+    @property
+    def evaluations(self) -> int:
+        return sum(each.operator != START and each.settled for each in self.members.values())
+
+    def _correct(self, before: float = math.inf) -> list[Member]:
+        found = sorted(self.members.values(), key=lambda each: each.step)
+        return [each for each in found if each.score > 0 and each.step < before]
+
+    # -- what comes next ---------------------------------------------------------------------------
+
+    def plans(self, generation: int) -> Iterable[Plan]:
+        """What is proposed in a generation (1 or later), where those before are settled. Steps that
+        are there already are planned again, as they were. Fewer, or none, where the budget or the
+        patience is spent, or nothing new was found.
+        """
+        first = self.config.first_step(generation)
+        last = min(first + self.config.batch - 1, self.config.evaluations)
+        if self._is_spent(first):
+            return
+        seen = {each.code for each in self.members.values() if each.step < first}
+        pulled: list[str] = []
+        for step in range(first, last + 1):
+            if plan := self._plan(step, first, seen, pulled):
+                pulled.append(plan.operator)
+                there = self.members.get(step)
+                seen.add(there.code if there else plan.code or "")
+                yield plan
+
+    def _is_spent(self, before: int) -> bool:
+        """No correct start, or no faster one among the last `patience` evaluations."""
+        patience, correct = self.config.patience, self._correct(before)
+        if not self.starts or patience is None or before <= patience:
+            return not self.starts
+        record = max(each.score for each in correct if each.step < before - patience)
+        return all(each.score <= record for each in correct)
+
+    def _plan(self, step: int, before: int, seen: set[str], pulled: Sequence[str]) -> Plan | None:
+        """One plan, by an operator that has something new: the bandit's choice first."""
+        draw = Random(f"{self.config.seed}/{self.task_id}/{step}")
+        for operator in self._operators(before, pulled, draw):
+            parents = self._parents(operator, step, before, draw)
+            if operator in OF_MODELS:
+                return Plan(step, operator, parents, None)
+            for _ in range(ATTEMPTS):
+                found = self._changed(operator, parents[0].code, draw)
+                if found and found[0] not in seen:
+                    return Plan(step, operator, parents, *found)
+        return None
+
+    def _changed(self, operator: str, code: str, draw: Random) -> tuple[str, str] | None:
+        if operator == "flags":
+            return flags.changed(code, self.language, draw)
+        jointly = self.config.method == "random"
+        return parameters.changed(code, self.language, draw, jointly=jointly)
+
+    def _operators(self, before: int, pulled: Sequence[str], draw: Random) -> list[Operator]:
+        """All operators, the one to take first."""
+        operators = list(self.config.operators)
+        draw.shuffle(operators)
+        if self.config.method == "random":
+            return operators
+        rewards: dict[str, list[float]] = {operator: [] for operator in operators}
+        for step in sorted(self.members):  # sums of floats depend on the order
+            member = self.members[step]
+            if 0 < step < before and member.operator in rewards:
+                rewards[member.operator].append(self._reward(member))
+        for operator in pulled:  # of this generation: nothing is known of them yet
+            rewards[operator].append(0.0)
+        total = sum(map(len, rewards.values()))
+
+        def bound(operator: str) -> float:
+            found = rewards[operator]
+            if not found:
+                return math.inf
+            spread = math.sqrt(2 * math.log(total) / len(found))
+            return sum(found) / len(found) + self.config.exploration * spread
+
+        return sorted(operators, key=bound, reverse=True)
+
+    def _reward(self, member: Member) -> float:
+        parents = [parent.score for each in member.parents if (parent := self.of(each))]
+        if not member.score or not parents:
+            return 0.0
+        return min(1.0, max(0.0, math.log2(member.score / max(parents))))
+
+    def _parents(self, operator: str, step: int, before: int, draw: Random) -> tuple[Member, ...]:
+        if self.config.method == "random":
+            return tuple(draw.choices(self.starts, k=2 if operator == "cross" else 1))
+        migrates = draw.random() < self.config.migration
+        island = None if migrates else step % self.config.islands
+        elites = self.elites(before, island)
+        first = max(draw.choices(elites, k=2), key=lambda each: each.score)
+        if operator != "cross":
+            return (first,)
+        others = [each for each in self.elites(before, None) if each is not first] or [first]
+        return first, max(draw.choices(others, k=2), key=lambda each: each.score)
+
+    def elites(self, before: float = math.inf, island: int | None = None) -> list[Member]:
+        """The archive: the fastest member of each cell of an island, or of all; starts are on
+        every one."""
+        cells: dict[tuple[int, ...], Member] = {}
+        for each in self._correct(before):
+            if (
+                island is None
+                or each.operator == START
+                or each.step % self.config.islands == island
+            ):
+                there = cells.get(each.cell)
+                if there is None or each.score > there.score:
+                    cells[each.cell] = each
+        return list(cells.values())
+
+    def curve(self) -> list[float]:
+        """After each evaluation: the speedup of the best so far by the search's own verdicts, as a
+        multiple of the start's."""
+        start = self.start
+        best = base = start.score if start else 1.0
+        found = []
+        for step in range(1, self.config.evaluations + 1):
+            member = self.members.get(step)
+            best = max(best, member.score if member else 0.0)
+            found.append(best / base)
+        return found
+
+    def lineage(self, member: Member) -> list[Member]:
+        """From a start to a member, by its first parents."""
+        line = [member]
+        while line[-1].parents and (parent := self.of(line[-1].parents[0])):
+            line.append(parent)
+        return line[::-1]
+
+
+def _surely(member: Member) -> tuple[float, int]:
+    return member.lower, -member.step

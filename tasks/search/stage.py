@@ -1,0 +1,269 @@
+"""Verdicts in, faster candidates out: generation by generation, each proposal verified once.
+
+Guarantees: proposals are on disk before they are verified, and verdicts as they come; a run that
+was killed resumes with the same proposals, asks no model and no worker twice, and a finished search
+does nothing. A generation of all tasks is verified together; it is proposed from the verdicts of
+those before it, and from the seed, the task and the step alone, but for what a model writes. No two
+proposals of a task have the same code, unless a model repeats itself, and then its verdict is
+shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import geometric_mean
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams, candidate_id
+from tasks.progress import report
+from tasks.search.config import OF_MODELS, SearchConfig
+from tasks.search.parameters import usage
+from tasks.search.population import START, Member, Plan, Population
+from tasks.sources.stage import read_tasks
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.tables import CANDIDATES
+from tasks.versions import SEARCH_VERSION
+
+STAGE = "search"
+COLUMNS = (
+    ("step", pa.int64()),
+    ("operator", pa.string()),
+    ("change", pa.string()),
+    ("parents", pa.list_(pa.string())),
+)
+SCHEMA = pa.schema([*CANDIDATES, *COLUMNS])
+"""A candidate, and how it came to be: `step` is 0 or less for a start, `operator` "start" or how
+it was made, `change` what was changed, `parents` ids of candidates of this snapshot."""
+Row = Mapping[str, Any]
+
+
+class Judge(Protocol):
+    """Who verifies what a search proposes, such as tasks.verification.stage.Verification."""
+
+    snapshot: Snapshot
+
+    def plan(self) -> int: ...
+
+    def verify_chunk(self, number: int) -> Any: ...
+
+
+class Asked(NamedTuple):
+    """What a model is to write: a better kernel than those of the plan's parents."""
+
+    task: KernelTask
+    plan: Plan
+
+
+Write = Callable[[Sequence[Asked]], Iterator[tuple[Asked, Row]]]
+"""Rows of tasks.tables.CANDIDATES for what is asked, as a model writes them."""
+
+
+class Search:
+    """One search over the correct candidates of a verification. `conditions` is what verdicts
+    depend on beside the code; `writer` identifies the model that rewrites, where one is asked."""
+
+    def __init__(
+        self,
+        verdicts: SnapshotRef,
+        candidates: SnapshotRef,
+        tasks: SnapshotRef,
+        config: SearchConfig,
+        language: Language,
+        *,
+        conditions: object,
+        writer: object = None,
+    ) -> None:
+        self.config, self.language = config, language
+        self.upstream = [ref.fingerprint for ref in (verdicts, candidates, tasks)]
+        self._verdicts, self._candidates, self._tasks = verdicts, candidates, tasks
+        asked = writer if OF_MODELS & set(config.operators) else None
+        identity = [config.model_dump(mode="json"), language.value, conditions, asked]
+        name = fingerprint(STAGE, identity, self.upstream, SEARCH_VERSION)
+        self.snapshot = Snapshot(tasks.root, STAGE, name)
+        self.populations: dict[str, Population] = {}
+        self._task_of: dict[str, KernelTask] = {}
+
+    def begin(self, judge: Judge, write: Write | None) -> None:
+        """Read what there is: a search that was stopped, or none yet."""
+        self.judge, self.write, snapshot = judge, write, self.snapshot
+        if not snapshot.finished:
+            snapshot.recover(SCHEMA)
+            self._add_starts()
+        self._task_of = {task.task_id: task for task in read_tasks(self._tasks)}
+        columns = ["candidate_id", "task_id", "code", "turn", *(name for name, _ in COLUMNS)]
+        rows = snapshot.read(columns=columns, unique="candidate_id").sort("task_id", "step")
+        for row in rows.iter_rows(named=True):
+            self._add(row)
+        self.settle()
+
+    def _add(self, row: Row) -> None:
+        """Take a row of the snapshot into its population."""
+        task, code = row["task_id"], row["code"] or ""
+        if task not in self.populations:
+            self.populations[task] = Population(task, self.language, self.config)
+        known = {name: row[name] for name in ("candidate_id", "step", "operator", "change", "turn")}
+        parents, resource = tuple(row["parents"]), usage(code, self.language)
+        self.populations[task].add(Member(**known, code=code, parents=parents, resource=resource))
+
+    def _add_starts(self) -> None:
+        """The fastest correct candidates of each task. Raises UsageError where there is none."""
+        import polars as pl
+
+        verdicts, source = self._verdicts.open(), self._candidates.open()
+        columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
+        chosen = (
+            verdicts.read(columns=columns, unique="candidate_id")
+            .filter(pl.col("status") == "correct", pl.col("language") == self.language.value)
+            .sort("task_id", -pl.col("speedup_lower").fill_null(0), "candidate_id")
+            .with_columns(step=-pl.int_range(pl.len()).over("task_id"))
+            .filter(pl.col("step") > -self.config.starts)
+            .filter(pl.col("task_id").rank("dense") <= (self.config.tasks or pl.len()))
+        )
+        if chosen.is_empty():
+            raise UsageError(
+                f"no {self.language.value} candidate of {verdicts.path} is correct",
+                "search begins with correct candidates: verify some first",
+            )
+        steps = dict(chosen.select("candidate_id", "step").iter_rows())
+        index = source.index(["candidate_id"]).unique(
+            "candidate_id", keep="first", maintain_order=True
+        )
+        left = list(steps.keys() - self.snapshot.keys("candidate_id"))
+        rows = source.rows_of(index.filter(pl.col("candidate_id").is_in(left)))
+        started = {"operator": START, "change": "", "parents": []}
+        made = ({**in_turn(row), **started, "step": steps[row["candidate_id"]]} for row in rows)
+        self.snapshot.append(made, SCHEMA)
+
+    # -- a generation ------------------------------------------------------------------------------
+
+    def run_generation(self, number: int) -> int:
+        """Propose, verify and settle generation `number`; 0 is that of the starts. Returns how many
+        candidates it has: 0 where the search is over. The same call resumes it."""
+        proposed = self._propose(number) if number else len(self.populations)
+        if proposed:
+            for chunk in range(1, self.judge.plan() + 1):
+                self.judge.verify_chunk(chunk)
+            self.settle()
+            done = sum(each.evaluations for each in self.populations.values())
+            total = self.config.evaluations * len(self.populations)
+            report(STAGE, done, total, f"generation {number}: {self.gain:.3g} x (not confirmed)")
+        return proposed
+
+    def _propose(self, number: int) -> int:
+        first = self.config.first_step(number)
+        if self.config.device_s is not None and self.device_s(first) >= self.config.device_s:
+            return 0
+        plans = [
+            (Asked(self._task_of[each.task_id], plan), plan.step in each.members)
+            for each in self.populations.values()
+            for plan in each.plans(number)
+        ]
+        missing = [asked for asked, is_there in plans if not is_there]
+        with self.snapshot.journal(SCHEMA) as add:
+            for row in self._rows(missing):
+                add(row)
+                self._add(row)
+        return len(plans)
+
+    def _rows(self, asked: Sequence[Asked]) -> Iterator[Row]:
+        """What is proposed; what a model writes comes last, as it comes."""
+        yield from (row_of(each, self.language) for each in asked if each.plan.code is not None)
+        if questions := [each for each in asked if each.plan.code is None]:
+            if self.write is None:
+                raise UsageError(
+                    "search.operators names rewrite or cross, and no model is asked",
+                    "set synthesis.sampler to a model, or search.operators to [parameters]",
+                )
+            for each, written in self.write(questions):
+                yield {**written, **described(each.plan)}
+
+    def settle(self) -> None:
+        """Note the verdicts of members that have none yet."""
+        columns = ["candidate_id", "timing.speedup", "timing.speedup_lower", "run_s"]
+        rows = self.judge.snapshot.read(columns=columns, unique="candidate_id")
+        known = {row["candidate_id"]: row for row in rows.iter_rows(named=True)}
+        for population in self.populations.values():
+            for member in list(population.members.values()):
+                if not member.settled and (row := known.get(member.candidate_id)):
+                    speedup, lower = row["speedup"] or 0.0, row["speedup_lower"] or 0.0
+                    seconds = row["run_s"] or 0.0
+                    population.add(replace(member, speedup=speedup, lower=lower, device_s=seconds))
+
+    # -- what came of it ---------------------------------------------------------------------------
+
+    @property
+    def gain(self) -> float:
+        """Geometric mean over tasks of best / start, by the search's own verdicts: too high, since
+        the best of many is partly the luckiest."""
+        curves = [each.curve()[-1] for each in self.populations.values() if each.start]
+        return geometric_mean(curves) if curves else 1.0
+
+    def device_s(self, before: float = math.inf) -> float:
+        """Seconds that verdicts held a device, of the steps before one."""
+        members = (each.members for each in self.populations.values())
+        return sum(one[step].device_s for one in members for step in sorted(one) if step < before)
+
+    def publish(self) -> SnapshotRef:
+        """Finish the snapshot of proposals."""
+        if not self.snapshot.finished:
+            rows = len(self.snapshot.keys("candidate_id"))
+            self.snapshot.publish(config=self.config, upstream=self.upstream, rows=rows)
+        return self.snapshot.ref
+
+
+def run(
+    search: Search,
+    judge: Judge,
+    write: Write | None = None,
+    *,
+    run_generation: Callable[[Any, int], int] = Search.run_generation,
+) -> SnapshotRef:
+    """The whole search as a plain call: a finished snapshot of `SCHEMA`. `run_generation` is how
+    one is called (Prefect makes a task run of it)."""
+    search.begin(judge, write)
+    number = 0
+    while not search.snapshot.finished and run_generation(search, number):
+        number += 1
+    return search.publish()
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """What a row says of how its candidate came to be."""
+    return {
+        "step": plan.step,
+        "operator": plan.operator,
+        "change": plan.change,
+        "parents": [parent.candidate_id for parent in plan.parents],
+    }
+
+
+def row_of(asked: Asked, language: Language) -> dict[str, Any]:
+    """The row of a candidate that no model wrote."""
+    task, plan, code = asked.task, asked.plan, asked.plan.code or ""
+    parent, generator = plan.parents[0].candidate_id, f"{STAGE}: {plan.operator}"
+    known = (task, generator, SamplingParams(), plan.step, code, plan.turn, parent)
+    candidate = Candidate(
+        candidate_id=candidate_id(*known),
+        task_id=task.task_id,
+        language=language,
+        generator=generator,
+        sample_index=plan.step,
+        code=code,
+        turn=plan.turn,
+        parent=parent,
+    )
+    key = {"request_key": candidate.candidate_id}
+    return candidate.model_dump(mode="json") | key | described(plan)
+
+
+def in_turn(row: Row) -> dict[str, Any]:
+    """A row of an older snapshot with its turn, which was the first."""
+    return {**row, "turn": row.get("turn") or 1, "parent": row.get("parent")}

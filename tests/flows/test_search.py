@@ -1,0 +1,169 @@
+"""`concur search` on real C++ kernels with the scripted teacher: killed with SIGKILL and run again,
+it verifies each candidate once, and its winners can be curated."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows.config import PipelineConfig
+from flows.forms import RunForm, SearchForm, VerdictsForm
+from flows.search import SOURCES, begun_with, prompt_of
+from kernels_eval.errors import UsageError
+from kernels_eval.records import KernelTask, Language
+from tasks.search.population import Member, Plan
+from tasks.search.stage import Asked
+from tasks.store.snapshot import Snapshot, snapshots
+from tasks.tables import VERDICTS
+from tests.support.commands import concur, kill_tree, start
+from tests.support.recordings import written
+from tests.support.searched import Planted
+
+PROFILE = {
+    "name": "searched",
+    "root": "out",
+    "language": "cpp",
+    "tasks": {"source": "generated", "limit": 2},
+    "decontamination": {"enabled": False},
+    "synthesis": {
+        "sampler": "scripted",
+        "tokenizer": "small",
+        "samples_per_task": 3,
+        "teacher": {"wrong": 0.0, "length_vs_correctness": 0.0},
+    },
+    "workload": {"jobs": 1},
+    "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
+    "search": {
+        "operators": ["parameters", "rewrite", "cross", "flags"],
+        "evaluations": 6,
+        "batch": 2,
+        "rounds": 1,
+    },
+}
+
+
+def test_verdicts_of_a_search_are_not_where_the_next_one_begins(tmp_path):
+    planted = Planted(tmp_path)
+    config, *found = begun_with(PipelineConfig(root=planted.root, language="cuda"), None)
+    assert found == [planted.verdicts, planted.candidates, planted.tasks]
+    assert config.language is Language.CPP and "improved" not in SOURCES
+    named = begun_with(PipelineConfig(root=planted.root), planted.verdicts.fingerprint[:8])
+    assert list(named[1:]) == found
+
+
+def test_without_verdicts_there_is_one_sentence(tmp_path):
+    with pytest.raises(UsageError, match="no finished verdicts with their candidates"):
+        begun_with(PipelineConfig(root=str(tmp_path)), None)
+    said = concur("search", "--root", str(tmp_path / "none"))
+    assert said.returncode == 2 and "concur run --only refresh" in said.stderr
+
+
+def test_parents_and_their_scores_are_in_the_prompt(tmp_path):
+    task = KernelTask(task_id="t", name="t", code="class Model: pass")
+    slow, fast = (
+        Member(f"c{speed}", f"# code {speed}", 0, "start", speedup=speed) for speed in (1.25, 2.5)
+    )
+    planted = Planted(tmp_path)
+    verdicts = planted.verdicts.open()
+    crossed = Asked(task, Plan(1, "cross", (fast, slow), None))
+    text = prompt_of(crossed, Language.CPP, None, verdicts)
+    assert text.index("Speedup 1.25") < text.index("# code 1.25") < text.index("Speedup 2.5")
+    known = Member("c/t/0/0", "# its code", 0, "start", speedup=1.0)
+    rewritten = Asked(task, Plan(1, "rewrite", (known,), None))
+    text = prompt_of(rewritten, Language.CPP, "a small machine", verdicts)
+    assert "# its code" in text and "takes 0.889 ms, yours 1 ms" in text
+    assert "a small machine" in text and "takes less time" in text
+
+
+def test_the_form_of_a_search_becomes_its_configuration():
+    assert SearchForm().values() == {} and VerdictsForm().snapshot == ""
+    filled = SearchForm(evaluations=8, tasks=3, device_s=60, method="random").values()
+    assert filled == {
+        "search.evaluations": 8,
+        "search.tasks": 3,
+        "search.device_s": 60,
+        "search.method": "random",
+    }
+    assert RunForm().values() == {}
+
+
+# -- real kernels ----------------------------------------------------------------------------------
+
+
+def command(directory: Path, *words: str) -> dict:
+    process = start(*words, "--profile", "searched.yaml", "--json", cwd=directory)
+    try:
+        out, err = process.communicate(timeout=3000)
+    finally:
+        kill_tree(process)
+    assert process.returncode == 0, err[-4000:]
+    return json.loads(out)
+
+
+def rows_of(root: Path) -> Counter:
+    """Rows of proposals, in parts and journals: (candidate, code)."""
+    found: Counter = Counter()
+    for snapshot in root.glob("search/*"):
+        for row in written(snapshot, ["candidate_id", "code"]):
+            found[row["candidate_id"], row["code"]] += 1
+        for journal in snapshot.glob(".journal-*.jsonl"):
+            for line in journal.read_text().splitlines():
+                row = json.loads(line)
+                found[row["candidate_id"], row["code"]] += 1
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_evolution_that_was_killed_goes_on_and_judges_everything_once(tmp_path):
+    (tmp_path / "searched.yaml").write_text(yaml.safe_dump(PROFILE))
+    command(tmp_path, "run", "--only", "refresh")
+    first = start("search", "--root", "out", "--profile", "searched.yaml", cwd=tmp_path)
+    assert first.stderr is not None
+    seen = []
+    try:
+        for text in first.stderr:
+            seen.append(text)
+            past = re.match(r"search +[1-9]", "".join(seen[-40:]), re.MULTILINE) or any(
+                re.match(r"search +[1-9]", each) for each in seen
+            )
+            if past and text.startswith("verification"):  # in the middle of the next generation
+                break
+    finally:
+        kill_tree(first)
+    root = tmp_path / "out"
+    before = rows_of(root)
+    (proposed,) = snapshots(str(root), "search")
+    assert before and not proposed.finished, "".join(seen)
+    (cut,) = [each for each in snapshots(str(root), "verification") if not each.finished]
+    cut.save_journals(VERDICTS)
+    judged = {row["candidate_id"]: row for row in cut.read().to_dicts()}
+    assert len(judged) > 2
+
+    summary = command(tmp_path, "search", "--root", "out")
+    after = rows_of(root)
+    assert set(before) <= set(after) and set(after.values()) == {1}
+    verdicts = Snapshot(str(root), "verification", cut.fingerprint)
+    rows = written(Path(verdicts.path), ["candidate_id", "verdict_key"])
+    assert len(rows) == len({row["candidate_id"] for row in rows}) == len(after)
+    again = {row["candidate_id"]: row for row in verdicts.read().to_dicts()}
+    assert all(again[key] == row for key, row in judged.items())
+    table = Snapshot(str(root), "search", proposed.fingerprint).read()
+    assert set(table["operator"]) > {"start", "rewrite", "cross"}
+    assert summary["evaluations"] == len(after) - summary["tasks"] > 0
+    assert summary["tasks"] == 2 and len(summary["results"]) == 2
+
+    # a finished one does nothing, and says the same
+    once_more = command(tmp_path, "search", "--root", "out")
+    known = set(summary) - {"seconds"}
+    assert {key: once_more[key] for key in known} == {key: summary[key] for key in known}
+    taken = concur(
+        *("curate", "--root", root, "--set", "later_turns=true", "--json"),
+        *("--verdicts", root / "verification" / summary["snapshots"]["verdicts"]),
+    )
+    assert taken.returncode == 0, taken.stderr

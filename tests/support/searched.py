@@ -1,0 +1,137 @@
+"""Searches whose verdicts are planted: a kernel's speed is a function of the numbers in its source,
+so that the best one is known, and no compiler is needed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from kernels_eval.cluster.telemetry import Telemetry
+from kernels_eval.errors import GpuLostError
+from kernels_eval.parent.draft import VerdictDraft, verdict_of
+from kernels_eval.parent.messages import Finding
+from kernels_eval.parent.prepare import Prepared
+from kernels_eval.records import Candidate, KernelTask, Language, Timing, Verdict
+from tasks.search.config import SearchConfig
+from tasks.search.stage import Search
+from tasks.store import SnapshotRef
+from tasks.store.snapshot import Snapshot
+from tasks.tables import CANDIDATES, TASKS
+from tasks.verification import stage as verification
+from tasks.verification.config import VerificationConfig
+
+KERNEL = '''source = r"""
+#include <torch/extension.h>
+constexpr int TILE = {tile};
+constexpr int UNROLL = {unroll};
+// task {task}
+"""
+class ModelNew: pass
+'''
+ONCE = VerificationConfig(once_per_code=True, chunk_size=8)
+Speed = Callable[[str], float | None]
+
+
+def planted_speed(code: str) -> float | None:
+    """2 at TILE 64 and UNROLL 8, less for each doubling away from them; None (wrong) above 128."""
+    tile, unroll = (int(re.search(rf"{name} = (\d+)", code)[1]) for name in ("TILE", "UNROLL"))
+    away = abs(tile.bit_length() - 7) + abs(unroll.bit_length() - 4)
+    return None if tile > 128 else 2.0 / (1 + 0.25 * away)
+
+
+class PlantedPool:
+    """A pool that needs no compiler. `lost_after`: the machine fails after so many verdicts."""
+
+    def __init__(self, speed: Speed = planted_speed, lost_after: int | None = None) -> None:
+        self.speed, self.lost_after = speed, lost_after
+        self.asked: list[str] = []
+        self.quarantined: list[str] = []
+        self.cautions: list[str] = []
+        self.telemetry = Telemetry(1, 1)
+
+    def __enter__(self) -> PlantedPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+        for task, candidate in pairs:
+            if self.lost_after is not None and len(self.asked) >= self.lost_after:
+                raise GpuLostError("the device is gone")
+            self.asked.append(candidate.candidate_id)
+            yield verdict(task, candidate, self.speed(str(candidate.code)))
+
+
+def verdict(task: KernelTask, candidate: Candidate, speed: float | None) -> Verdict:
+    timing = speed and Timing(
+        reference_ms=speed,
+        candidate_ms=1,
+        speedup=speed,
+        speedup_lower=0.99 * speed,
+        speedup_upper=1.01 * speed,
+        pairs=10,
+        calls_per_sample=1,
+        clock_bound_ms=0.5,
+    )
+    finding = Finding(reason="ok" if speed else "wrong_output")
+    draft = VerdictDraft(timing=timing or None, run_s=1.0, device="cpu")
+    prepared = Prepared(candidate_id=candidate.candidate_id)
+    return verdict_of(task, candidate, prepared, finding, draft)
+
+
+def judge_of(pool: Any) -> type[verification.Verification]:
+    class Judged(verification.Verification):
+        def pool(self) -> Any:
+            return pool
+
+    return Judged
+
+
+class Planted:
+    """A root with tasks and verified candidates, among which is searched."""
+
+    def __init__(self, root: Path, tasks: int = 2, **changes: Any) -> None:
+        self.root = str(root)
+        known = [
+            KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"class Model: n = {n}")
+            for n in range(tasks)
+        ]
+        given = Snapshot(self.root, "tasks", "t")
+        given.append([task.model_dump(mode="json") for task in known], TASKS)
+        self.tasks = given.publish(config={}).ref
+        rows = [
+            Candidate(
+                candidate_id=f"c/{task.task_id}/{number}",
+                task_id=task.task_id,
+                language=Language.CPP,
+                generator="writer",
+                sample_index=number,
+                response="...",
+                reasoning=f"I think, {number} times.",
+                reasoning_tokens=4,
+                code=KERNEL.format(tile=(16, 256)[number], unroll=1, task=task.name),
+            ).model_dump(mode="json")
+            for task in known
+            for number in range(2)
+        ]
+        asked = Snapshot(self.root, "synthesis", "c")
+        asked.append([row | {"request_key": row["candidate_id"]} for row in rows], CANDIDATES)
+        self.candidates = asked.publish(config={}).ref
+        self.verdicts = self.verified(self.candidates, PlantedPool(), VerificationConfig())
+        self.config = SearchConfig.model_validate({"evaluations": 12, "batch": 3} | changes)
+
+    def verified(
+        self, candidates: SnapshotRef, pool: PlantedPool, config: VerificationConfig
+    ) -> SnapshotRef:
+        asked = (candidates, self.tasks, config, Language.CPP)
+        return verification.run(*asked, verification=judge_of(pool))
+
+    def search(self, config: SearchConfig | None = None) -> Search:
+        above = (self.verdicts, self.candidates, self.tasks)
+        return Search(*above, config or self.config, Language.CPP, conditions="planted")
+
+    def judge(self, search: Search, pool: PlantedPool) -> verification.Verification:
+        return judge_of(pool)(search.snapshot.ref, self.tasks, ONCE, Language.CPP)

@@ -1,0 +1,202 @@
+"""Which numbers of a source are parameters, and that all others stay as they are."""
+
+from __future__ import annotations
+
+import ast
+from random import Random
+
+import pytest
+
+from kernels_eval.build.flags import refused_flag
+from kernels_eval.records import Language
+from tasks.search import flags
+from tasks.search.parameters import changed, parameters_of, usage, with_values
+
+CUDA, CPP, TRITON = Language.CUDA, Language.CPP, Language.TRITON
+
+
+def module(source: str, before: str = "", keywords: str = "") -> str:
+    return (
+        f'import torch\n{before}\nsource = r"""\n#include <torch/extension.h>\n{source}\n"""\n'
+        f"ext = load_inline(name='k', cuda_sources=source, functions=['f']{keywords})\n"
+    )
+
+
+def found(source: str, language: Language = CUDA, **options: str) -> dict[str, int]:
+    """Parameters by name, but for loops without a pragma."""
+    every = parameters_of(module(source, **options), language)
+    return {each.name: each.value for each in every if not each.name.startswith("loop")}
+
+
+def put(source: str, language: Language = CUDA, **values: int) -> str:
+    """The native source with other values."""
+    code = module(source)
+    named = {name.replace("_number_", " #"): value for name, value in values.items()}
+    text = with_values(code, parameters_of(code, language), named)
+    ast.parse(text)
+    return text.split("extension.h>\n")[1].split('\n"""')[0]
+
+
+REDUCTION = """__global__ void __launch_bounds__(256) f(const float* x, int n) {
+    __shared__ float s[256];  // 256 floats
+    int i = blockIdx.x * 256 + threadIdx.x;
+}
+void f(torch::Tensor x) {
+    int hidden = 256;
+    printf("256 threads");
+    f<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), 256);
+}"""
+
+
+def test_a_literal_block_is_changed_with_grid_shared_array_and_bounds_and_nothing_else():
+    assert found(REDUCTION) == {"block": 256}
+    after = put(REDUCTION, block=128)
+    assert "__launch_bounds__(128)" in after and "__shared__ float s[128];  // 256 floats" in after
+    assert "f<<<(n + 127) / 128, 128>>>(x.data_ptr<float>(), 256);" in after
+    assert "int hidden = 256;" in after and '"256 threads"' in after
+    assert "blockIdx.x * 256" in after  # means nothing that syntax could tell: the verifier will
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("#define BLOCK_SIZE 16\n#define N 16\n// #define TILE 16", {"BLOCK_SIZE": 16}),
+        ("/* constexpr int TILE = 8; */ constexpr int TILE_M = 8;", {"TILE_M": 8}),
+        ('const char* s = "const int BLOCK = 64;"; const int BLOCK = 64;', {"BLOCK": 64}),
+        ("static constexpr int64_t STRIP = 16, unroll_factor = 4;", {"STRIP": 16}),
+        ("const int vec_width = 4; const int width = 4; const int M = 4;", {"vec_width": 4}),
+        ("const int hidden = 256; int features = 128; const int K = 32;", {}),
+        ("#define WARP_SIZE 32\nconst int warpSize_ = 32; const int num_blocks = 256;", {}),
+        ("const int batch_tile = 8; const int num_classes_block = 10;", {}),
+        ("int block_size = 256;", {}),  # neither constant nor launched with
+        ("const int block_size = x.size(0); const int tile = 0;", {}),
+        ("const float BLOCK_SCALE = 16; #define TILE 1.5", {}),
+        ("#define TILE_AREA(x) 16\n#define TILE 8 + 8", {}),
+        ("__global__ void __launch_bounds__(BLOCK, 2) k() {}", {"min blocks": 2}),
+        (
+            "#pragma unroll 4\nfor (;;) {}\n#pragma unroll\nfor (;;) {}",
+            {"unroll": 4, "unroll #2": 0},
+        ),
+        ("// #pragma unroll 4\n#pragma omp parallel for", {}),
+    ],
+)
+def test_constants_are_parameters_by_name_and_pragmas_by_kind(source, names):
+    assert found(source) == names
+
+
+def test_what_a_launch_names_is_found_where_it_is_declared():
+    source = """void a() { const int threads = 128; k<<<blocks, threads, 0, stream>>>(256); }
+void b() { int threads = 512; dim3 block(threads); k<<<grid, block>>>(); }
+void c() { dim3 block(16, 16, 1); k<<<grid, block>>>(16); }
+void d() { k<<<dim3(1, 2), dim3(TX, 8)>>>(); }
+#define TX 32
+void e() { k<<<dim3(1, 2), dim3(TX, TX)>>>(); k<<<g, n>>>(); }"""
+    names = {
+        "threads": 128,
+        "threads #2": 512,
+        "block": 16,
+        "block #2": 16,
+        "block #3": 8,
+        "TX": 32,
+    }
+    assert found(source) == names
+    after = put(source, threads=64, threads_number_2=1024, block=8, TX=16)
+    assert "threads = 64; k<<<blocks, threads, 0, stream>>>(256)" in after
+    assert "threads = 1024; dim3 block(threads)" in after
+    assert "dim3 block(8, 16, 1); k<<<grid, block>>>(16)" in after and "#define TX 16" in after
+
+
+def test_no_block_of_more_threads_than_cuda_takes_is_among_the_values():
+    source = "#define T 16\nvoid f() { k<<<g, dim3(T, T)>>>(); k<<<g, dim3(32, 8)>>>(); }"
+    values = {each.name: each.values for each in parameters_of(module(source), CUDA)}
+    assert max(values["T"]) == 32  # squared
+    assert max(values["block"]) == 128 and max(values["block #2"]) == 32
+
+
+def test_template_arguments_are_known_by_the_names_of_their_parameters():
+    source = """template <typename T, int BLOCK, int DIM> __global__ void k(T* x) {}
+void f() { k<float, 128, 64><<<grid, 128>>>(x); }"""
+    assert found(source) == {"BLOCK": 128, "block": 128}
+    assert "k<float, 64, 64><<<grid, 64>>>" in put(source, BLOCK=64, block=64)
+
+
+def test_loops_get_pragmas_inside_kernels_alone_and_lose_them_again():
+    source = """__device__ float g(float x) { for (int i = 0; i < 3; ++i) x += i; return x; }
+__global__ void k() {
+    int a; for (int i = 0; i < 8; ++i) { if (i) for (;;) {} }
+}
+void host() { for (int i = 0; i < 3; ++i) k<<<1, n>>>(); }"""
+    code = module(source)
+    every = parameters_of(code, CUDA)
+    assert [each.name for each in every] == ["loop unroll", "loop unroll #2"]
+    after = with_values(code, every, {"loop unroll": 4, "loop unroll #2": 0})
+    assert after.count("#pragma unroll 4\nfor (int i = 0; i < 3") == 1 == after.count("#pragma")
+    again = parameters_of(after, CUDA)
+    assert with_values(after, again, {"unroll": 1}).count("#pragma unroll 1\n") == 1
+
+
+def test_cpp_loops_get_the_compilers_own_pragma():
+    after, said = changed(module("void f() { int a; for (;;) {} }"), CPP, Random(0))
+    assert "#pragma GCC unroll" in after and said.startswith("loop unroll 0 -> ")
+
+
+def test_numbers_of_the_python_around_it_are_left_alone():
+    before = "BLOCK = 64\ntext = 'const int BLOCK = 64;'\ndoc = '''#define TILE 8'''"
+    assert found("const int TILE = 8;", before=before) == {"TILE": 8}
+
+
+def test_places_are_right_behind_wide_characters_and_in_one_line_strings():
+    code = 'x = "é\\u2028"; y = "ü"; s = "#include <a>\\nconst int TILE = 8; for (;;) {}"\n'
+    every = parameters_of(code, CPP)
+    assert [(each.name, each.value) for each in every] == [("TILE", 8)]  # no room for a pragma
+    assert "TILE = 16;" in with_values(code, every, {"TILE": 16})
+
+
+def test_modules_that_do_not_parse_have_no_parameters():
+    for code in ("x = (", 's = """#include', "\x00", ""):
+        assert parameters_of(code, CUDA) == [] and changed(code, CUDA, Random(0)) is None
+        assert flags.changed(code, CUDA, Random(0)) is None and usage(code, CUDA) == 0
+
+
+def test_the_same_draw_changes_the_same():
+    code = module(REDUCTION)
+    assert changed(code, CUDA, Random(3)) == changed(code, CUDA, Random(3))
+    drawn = {changed(code, CUDA, Random(seed))[0] for seed in range(30)}
+    assert len(drawn) == 5 and code not in drawn  # the other sizes of a block
+
+
+def test_shared_memory_is_counted_where_its_extents_are_known():
+    source = """#define TILE 16
+__global__ void k() { __shared__ float a[TILE][TILE + 1]; __shared__ double b[8]; }
+__global__ void l() { __shared__ half c[n]; extern __shared__ float d[]; }"""
+    assert usage(module(source), CUDA) == 16 * 16 + 8
+    assert usage(module("void f() {}"), CPP) < usage(module("void f() { int a; }"), CPP)
+
+
+def test_every_flag_is_one_that_the_verifier_allows():
+    for keyword, groups in flags.CHOICES.values():
+        assert keyword.startswith("extra_")
+        assert refused_flag([flag for group in groups for flag in group]) is None
+
+
+@pytest.mark.parametrize("language", [CUDA, CPP])
+@pytest.mark.parametrize("given", ["", ", extra_cuda_cflags=['-O2', '-w'], extra_cflags=['-O2']"])
+def test_flags_change_in_their_list_alone(language, given):
+    code = module("é", keywords=given)
+    keyword = flags.CHOICES[language][0]
+    for seed in range(20):
+        after, said = flags.changed(code, language, Random(seed))
+        call = ast.parse(after).body[-1].value
+        lists = {each.arg: each.value for each in call.keywords if "flags" in each.arg}
+        assert keyword in lists and after != code and " -> " in said
+        one = ast.literal_eval(lists[keyword])
+        groups = flags.CHOICES[language][1]
+        assert all(sum(flag in one for flag in group) <= 1 for group in groups)
+        if given and language is CUDA:
+            assert "-w" in one and ast.literal_eval(lists["extra_cflags"]) == ["-O2"]
+
+
+def test_flags_that_are_no_list_of_texts_are_left_alone():
+    for given in (", extra_cflags=FLAGS", ", extra_cflags=['-O2', opt]"):
+        assert flags.changed(module("", keywords=given), CPP, Random(0)) is None
+    assert flags.changed(module(""), TRITON, Random(0)) is None

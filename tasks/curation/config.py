@@ -91,6 +91,14 @@ class CurationConfig(BaseModel):
     require_custom_kernel: bool = Field(
         default=False, description="strict: take only samples whose verdict names a custom kernel"
     )
+    require_rewritten_bottleneck: bool = Field(
+        default=False,
+        exclude_if=lambda asked: not asked,  # every hash stays what it was
+        description=(
+            "strict: take only samples that call the reference's slowest operator no more; asks"
+            " for profiles (`profile.enabled`)"
+        ),
+    )
     max_per_task: int | None = Field(
         default=1,
         ge=1,

@@ -42,5 +42,6 @@ def curate(
     workloads: SnapshotRef | None = None,
     flags: SnapshotRef | None = None,
     equal: EqualKernels | None = same_text,
+    profiles: SnapshotRef | None = None,
 ) -> SnapshotRef:
-    return stage.run(verdicts, candidates, tasks, config, workloads, flags, equal)
+    return stage.run(verdicts, candidates, tasks, config, workloads, flags, equal, profiles)

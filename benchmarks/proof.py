@@ -51,8 +51,7 @@ from tasks.sources.generated.program import parse
 from tasks.store import SnapshotRef
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.scripted.config import TeacherConfig
-from tasks.synthesis.scripted.reasoning import size
-from tasks.synthesis.scripted.teacher import ScriptedSampler
+from tasks.synthesis.scripted.teacher import ScriptedSampler, size
 from tasks.verification.stage import run as verify
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3)

@@ -17,7 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from tasks.curation.config import FLAGS, QualityConfig
-from tasks.curation.quality import quality, stream_quality
+from tasks.curation.flags import quality, stream_quality
 
 SHOWN = ("words", "repeated_share", "loop_words", "doubt_per_1000_words", "foreign_letters")
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)

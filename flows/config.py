@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from flows.runtime.config import GuardConfig, GuardedRun
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language
+from kernels_eval.records import Language, Record
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.config import CurationConfig, QualityConfig
@@ -39,20 +39,18 @@ from tasks.workload.config import WorkloadConfig
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class PipelineConfig(BaseModel):
+class PipelineConfig(Record):
     """The whole line: tasks, synthesis, verification, curation, analysis, training, benchmark,
     tracking."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="concur run")
+    model_config = ConfigDict(title="concur run")
 
-    name: str = Field(default="local", description="shown in run names")
-    root: str = Field(
-        default=".concur", description="folder of the snapshots: a directory, or an fsspec URL"
-    )
-    language: Language = Field(
-        default=Language.CPP,
-        description="language of the kernels: cpp runs on the CPU, cuda and triton need a GPU",
-    )
+    name: str = "local"
+    """shown in run names"""
+    root: str = ".concur"
+    """folder of the snapshots: a directory, or an fsspec URL"""
+    language: Language = Language.CPP
+    """language of the kernels: cpp runs on the CPU, cuda and triton need a GPU"""
     tasks: TasksConfig = TasksConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     deduplication: DeduplicationConfig = DeduplicationConfig()

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
 from kernels_eval.rewards import RECIPES
 from tasks.curation.config import STRATEGY_NAMES
 from tasks.search.config import SearchConfig
@@ -73,10 +74,8 @@ def _fingerprint(title: str, otherwise: str) -> Any:
     return _text(title, description, pattern=r"^[0-9a-f]*$")
 
 
-class Form(BaseModel):
+class Form(Record):
     """One group of fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     def values(self) -> dict[str, Any]:
         """What was filled in, by configuration key."""
@@ -93,14 +92,9 @@ class RunForm(Form):
 
     model_config = ConfigDict(title="Profile and place")
 
-    profile: Profile = Field(
-        default="nightly",
-        title="Profile",
-        description=(
-            "One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed"
-            " here after the next prefect deploy --all. The fields below change what it says."
-        ),
-    )
+    profile: Profile = "nightly"
+    """One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed here
+    after the next prefect deploy --all. The fields below change what it says."""
     root: str = _text(
         "Root of the snapshots",
         "An absolute directory or an fsspec URL. Empty: that of concur up, or"
@@ -117,17 +111,15 @@ class CandidatesForm(Form):
     model_config = ConfigDict(title="Candidates")
 
     source: Annotated[Source, Key("tasks.source")] = Field(
-        default=AS_PROFILE, title="Source of the tasks", description="Where the tasks come from."
+        default=AS_PROFILE, title="Source of the tasks"
     )
+    """Where the tasks come from."""
     location: Annotated[str, Key("tasks.location")] = _text(
         "Location of the tasks",
         "A folder, file or Hugging Face id that fits the source. Empty: as the profile says.",
     )
-    sampler: Annotated[Sampler, Key("synthesis.sampler")] = Field(
-        default=AS_PROFILE,
-        title="Sampler",
-        description="openai: an existing endpoint. vllm: servers that concur starts.",
-    )
+    sampler: Annotated[Sampler, Key("synthesis.sampler")] = AS_PROFILE
+    """openai: an existing endpoint. vllm: servers that concur starts."""
     model: Annotated[str, Key("synthesis.model")] = _text(
         "Model", "As the endpoint calls it, or a hub id. Empty: as the profile says."
     )
@@ -148,14 +140,9 @@ class TrainingSetForm(Form):
 
     model_config = ConfigDict(title="Training set")
 
-    strategy: Annotated[Strategy, Key("curation.strategy")] = Field(
-        default=AS_PROFILE,
-        title="Strategy",
-        description=(
-            "concur is the paper's rule, the others are compared with it"
-            " (docs/explanation/curation.md)."
-        ),
-    )
+    strategy: Annotated[Strategy, Key("curation.strategy")] = AS_PROFILE
+    """concur is the paper's rule, the others are compared with it
+    (docs/explanation/curation.md)."""
     size: Annotated[int, Key("curation.size")] = _count(
         "Samples at most", "0: what the strategy takes.", 10_000_000
     )
@@ -182,11 +169,8 @@ class ReinforcementForm(Form):
 
     model_config = ConfigDict(title="Reinforcement")
 
-    reward: Annotated[Reward, Key("reinforcement.reward.name")] = Field(
-        default=AS_PROFILE,
-        title="Reward",
-        description="A recipe, with its published numbers (docs/how-to/rewards/index.md).",
-    )
+    reward: Annotated[Reward, Key("reinforcement.reward.name")] = AS_PROFILE
+    """A recipe, with its published numbers (docs/how-to/rewards/index.md)."""
     steps: Annotated[int, Key("reinforcement.steps")] = _count(
         "Optimiser steps", "0: as the profile says.", 1_000_000
     )
@@ -254,12 +238,8 @@ class StrategiesForm(Form):
 
     model_config = ConfigDict(title="Strategies")
 
-    strategies: list[StrategyName] = Field(
-        default=["concur"],
-        min_length=1,
-        title="Strategies",
-        description="One training set per strategy, from the same verdicts.",
-    )
+    strategies: list[StrategyName] = Field(default=["concur"], min_length=1)
+    """One training set per strategy, from the same verdicts."""
     size: int = _count("Samples at most", "0: what each strategy takes.", 10_000_000)
 
 
@@ -279,18 +259,11 @@ class AblationForm(Form):
     model_config = ConfigDict(title="Ablation")
 
     strategies: list[StrategyName] = Field(
-        default=["concur", "min_length", "speedup", "random"],
-        min_length=1,
-        title="Strategies",
-        description="The first is what the others are compared with.",
+        default=["concur", "min_length", "speedup", "random"], min_length=1
     )
-    seeds: int = Field(
-        default=2,
-        ge=1,
-        le=64,
-        title="Seeds",
-        description="Branches per strategy, with seeds 0, 1, 2 and so on.",
-    )
+    """The first is what the others are compared with."""
+    seeds: int = Field(default=2, ge=1, le=64)
+    """Branches per strategy, with seeds 0, 1, 2 and so on."""
     size: int = _count(
         "Samples at most", "Of each training set. 0: what the strategy takes.", 10_000_000
     )
@@ -304,14 +277,9 @@ class AdvancedForm(Form):
 
     model_config = ConfigDict(title="Advanced")
 
-    overrides: list[str] = Field(
-        default=[],
-        title="Overrides",
-        description=(
-            "One KEY=VALUE per entry, as with --set: verification.workers=2,"
-            " synthesis.sampler=vllm. They override the fields above."
-        ),
-    )
+    overrides: list[str] = []
+    """One KEY=VALUE per entry, as with --set: verification.workers=2, synthesis.sampler=vllm.
+    They override the fields above."""
 
 
 # what a form is before anybody fills it in: the defaults of the deployed flows

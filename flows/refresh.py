@@ -114,7 +114,7 @@ def verified_samples(config: PipelineConfig) -> Samples:
     verdicts = call_stage(verify, candidates, tasks, config.verification, language)
     profiles = profiled(config, verdicts, candidates, tasks, workloads)
     for turn in range(2, synthesis.turns + 1):
-        asked = (tasks, candidates, verdicts, synthesis, language, turn, profiles)
+        asked = (tasks, synthesis, language, None, candidates, verdicts, turn, profiles)
         candidates = call_stage(refine, *asked)
         verdicts = call_stage(verify, candidates, tasks, config.verification, language)
         profiles = profiled(config, verdicts, candidates, tasks, workloads)

@@ -22,17 +22,17 @@ from tasks.progress import observed_by
 from tasks.publishing.lineage import finished, manifest_of
 from tasks.search import confirm
 from tasks.search.config import OF_MODELS
+from tasks.search.gain import again_id
 from tasks.search.stage import Asked, Row, Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef
 from tasks.store.snapshot import find_snapshot
-from tasks.synthesis.answers import candidate_row
 from tasks.synthesis.contrast import Kernel, compared
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import follow_up_prompt, said_of
 from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
-from tasks.synthesis.stage import UNDECISIVE, make_sampler
+from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify
@@ -104,12 +104,10 @@ def search_kernels(
         verify(proposals, tasks, once, language)
         again = confirm.confirmation(search)
         fresh = verify(again, tasks, anew, language)
-        found = confirm.measured(fresh.open())
-        results = [confirm.result_of(each, found) for each in search.populations.values()]
-        summary = confirm.summary_of(results, search)
+        summary = confirm.told_of(search, fresh.open())
         improved = confirm.improved(search, candidates, fresh, summary)
         with Verification(improved, tasks, config.verification, language) as work:
-            keep_fresh(work, fresh.open(), results)
+            keep_fresh(work, fresh.open(), summary["results"])
         judged = verify(improved, tasks, config.verification, language)
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
@@ -124,7 +122,7 @@ def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[st
     work.snapshot.recover(VERDICTS)
     there = work.snapshot.keys("candidate_id")
     wanted = {
-        confirm.again_id(result["winner"], 0): result["winner"]
+        again_id(result["winner"], 0): result["winner"]
         for result in results
         if result["improved"] and result["winner"] not in there
     }
@@ -165,12 +163,11 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
 def _request(
     asked: Asked, config: PipelineConfig, sampler: Sampler, judge: Verification
 ) -> Request:
-    """What a model is asked; the seed of a step is `SEED_STEP` further on than that of a first
-    turn's sample with its number."""
+    """What a model is asked. No answer of a first turn has its seed."""
     prompt = prompt_of(asked, judge.language, config.synthesis.hardware, judge.snapshot)
     base, step = config.synthesis.sampling, asked.plan.step
-    sampling = base.model_copy(update={"seed": base.seed + step + (asked.turn - 1) * SEED_STEP})
-    key = [asked.task.code, prompt, sampler.generator, sampling.identity, step, asked.turn]
+    sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + step})
+    key = [asked.task.code, prompt, sampler.generator, sampling.identity, step, asked.plan.turn]
     return Request(
         request_key=stable_hash([*key, asked.plan.operator]),
         task=asked.task,
@@ -178,7 +175,7 @@ def _request(
         prompt=prompt,
         sample_index=step,
         sampling=sampling,
-        turn=asked.turn,
+        turn=asked.plan.turn,
         parent=asked.plan.parents[0].candidate_id,
     )
 

@@ -27,7 +27,7 @@ from tasks.files import atomic_write
 from tasks.reporting.charts import FIRST, MUTED, SECOND, labelled, legend, new_figure, style, svg_of
 from tasks.reporting.text import clean, cut
 from tasks.sources.tables import load
-from tasks.store import Snapshot, snapshots
+from tasks.store.snapshot import Snapshot, newest_first
 from tasks.tables import CANDIDATES, VERDICTS
 from tasks.versions import (
     CANDIDATE_TABLE_VERSION,
@@ -112,23 +112,18 @@ def _root(place: str) -> str | None:
 def _sources(root: str) -> list[tuple[str, Source]]:
     """Verdicts on training tasks, and on those of the newest benchmark; each with the set's
     name."""
-    if not _newest(root, "verification"):
+    if not newest_first(root, "verification"):
         raise UsageError(
             f"there is no finished verification snapshot under {root}",
             f"for one that is being written, name {root}/verification/FINGERPRINT",
         )
     found = [("training", Source(None, None, root))]
-    for benchmark in _newest(root, "benchmark")[:1]:
+    for benchmark in newest_first(root, "benchmark")[:1]:
         for name in benchmark.manifest["upstream"]:
             verdicts = Snapshot(root, "verification", name)
             if verdicts.finished and verdicts.path != found[0][1].verdicts.path:
                 found.append(("benchmark", Source(verdicts.path, None, root)))
     return found
-
-
-def _newest(root: str, stage: str) -> list[Snapshot]:
-    found = [each for each in snapshots(root, stage) if each.finished]
-    return sorted(found, key=lambda each: str(each.manifest["created_at"]), reverse=True)
 
 
 def _training_sets(source: Source) -> dict[str, Snapshot]:
@@ -137,7 +132,7 @@ def _training_sets(source: Source) -> dict[str, Snapshot]:
         return {}
     return {
         str(each.manifest["config"]["strategy"]): each
-        for each in reversed(_newest(source.verdicts.root, "curation"))
+        for each in reversed(newest_first(source.verdicts.root, "curation"))
         if source.verdicts.fingerprint in each.manifest["upstream"]
     }
 

@@ -7,6 +7,11 @@ Every error has a `hint`: one line that says how to fix it.
 from __future__ import annotations
 
 
+def cause_of(error: BaseException) -> str:
+    """The first line of what an error says, the name of its class where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class EvalError(Exception):
     """Base of all infrastructure faults."""
 

@@ -9,18 +9,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.progress import duration
 from tasks.store.snapshot import Snapshot, SnapshotRef
 
-RETRIES = 2
-RETRY_DELAYS_S = [5.0, 30.0]
-RETRY_JITTER = 0.5
-"""Up to so much longer, as a share: runs that a fault has hit together do not come back
-together."""
+if TYPE_CHECKING:
+    from prefect import Task
+
+P = ParamSpec("P")
+
 PROGRESS_EVERY_S = 2.0
 RATE_OVER_S = 600.0
 
@@ -36,6 +36,16 @@ def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
     return False
 
 
+RETRIED: dict[str, Any] = {
+    "retries": 2,
+    "retry_delay_seconds": [5.0, 30.0],
+    # up to so much longer, as a share: runs that a fault has hit together do not come back together
+    "retry_jitter_factor": 0.5,
+    "retry_condition_fn": infrastructure_only,
+}
+"""Options of every task: a machine's fault is tried again."""
+
+
 def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, dict[str, Any]], str]:
     """Cache key function of a stage task: the fingerprint of the snapshot that `planned` (same
     arguments as the task) would write."""
@@ -49,16 +59,22 @@ def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, dict[str,
 
 
 def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
-    """Options of every stage's @task: infrastructure faults are retried, results are kept and
+    """Options of every stage's task: infrastructure faults are retried, results are kept and
     cached by fingerprint."""
-    return {
-        "retries": RETRIES,
-        "retry_delay_seconds": RETRY_DELAYS_S,
-        "retry_jitter_factor": RETRY_JITTER,
-        "retry_condition_fn": infrastructure_only,
-        "persist_result": True,
-        "cache_key_fn": by_fingerprint(planned),
-    }
+    return RETRIED | {"persist_result": True, "cache_key_fn": by_fingerprint(planned)}
+
+
+def stage_task(
+    run: Callable[P, SnapshotRef],
+    planned: Callable[..., Snapshot],
+    name: str,
+    words: Callable[..., str],
+) -> Task[P, SnapshotRef]:
+    """A stage's `run` as a task of Prefect's; `planned` (same arguments) gives the snapshot that it
+    fills, and `words` (the same by name) what it does, for the name of a run."""
+    from prefect import task
+
+    return task(name=name, task_run_name=sentence(words, name), **stage_options(planned))(run)
 
 
 def call_stage(step: Any, *args: Any, **kwargs: Any) -> SnapshotRef:
@@ -174,15 +190,15 @@ def pace(stage: str, done: int, total: int, counted: int, seconds: float) -> str
     return f"{said}, {rate}, about {duration((total - done) * seconds / counted)} left"
 
 
-def sentence(words: Callable[..., str]) -> Callable[..., str]:
-    """A `task_run_name` made of a task's arguments. Where it cannot be made, the words' own name
-    stands: a name stops no run."""
+def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:
+    """A `task_run_name` made of a task's arguments. A name stops no run: `otherwise` stands where
+    it cannot be made."""
 
     def name(parameters: dict[str, Any]) -> str:
         try:
             return words(**parameters)
         except Exception:
-            return words.__name__.strip("_").replace("_", " ")
+            return otherwise
 
     return name
 

@@ -45,7 +45,6 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "SOURCES_VERSION": ("tasks.sources",),
     "SYNTHESIS_VERSION": (
         "tasks.synthesis.stage",
-        "tasks.synthesis.answers",
         "tasks.synthesis.requests",
         "tasks.synthesis.refine",
         "tasks.synthesis.contrast",
@@ -91,7 +90,7 @@ LOGIC: dict[str, tuple[str, ...]] = {
         "kernels_eval.checks.cubins",
         "kernels_eval.child.profiled",
     ),
-    "TRACE_FLAG_VERSION": ("tasks.curation.quality", "tasks.curation.flags"),
+    "TRACE_FLAG_VERSION": ("tasks.curation.flags",),
     "CURATION_VERSION": ("tasks.curation", "tasks.operators"),
     "ANALYSIS_VERSION": ("tasks.analysis",),
     "SEARCH_VERSION": ("tasks.search",),

@@ -27,82 +27,32 @@ from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 DEFAULT_STRATEGIES = ("concur", "random", "min_length", "speedup")
 
 
-class AblationConfig(BaseModel):
+class AblationConfig(Record):
     """An ablation: every strategy at every size with every seed is curated, trained and
     benchmarked, on the same samples."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="concur ablate")
+    model_config = ConfigDict(title="concur ablate")
 
-    profile: str = Field(
-        default="ablation",
-        min_length=1,
-        title="Profile",
-        description=(
-            "a profile's name, or the path of a YAML file: everything but strategy, size and seed"
-            " comes from it"
-        ),
-    )
-    overrides: tuple[str, ...] = Field(
-        default=(),
-        title="Overrides",
-        description="keys of the profile as key.path=value, such as training.num_epochs=1",
-    )
-    strategies: tuple[str, ...] = Field(
-        default=DEFAULT_STRATEGIES,
-        min_length=1,
-        max_length=64,
-        title="Strategies",
-        description=(
-            "names, or paths of YAML files that hold the keys of curation; the first is what the"
-            " others are compared with"
-        ),
-    )
-    sizes: tuple[int | None, ...] = Field(
-        default=(None,),
-        min_length=1,
-        max_length=32,
-        title="Sizes",
-        description=(
-            "how many samples a training set has at most; null: as many as the strategy takes"
-        ),
-    )
-    seeds: tuple[int, ...] = Field(
-        default=(0, 1),
-        min_length=1,
-        max_length=64,
-        title="Seeds",
-        description=(
-            "one branch each: of what curation draws, of training, and of the tuned model's answers"
-        ),
-    )
-    max_gpu_hours: float | None = Field(
-        default=None,
-        gt=0,
-        title="Budget, GPU-hours",
-        description=(
-            "refused before the start where the estimate is above it, and no branch is begun that"
-            " does not fit any more; null: no limit. Without a GPU, hours of the CPU that takes its"
-            " place"
-        ),
-    )
-    max_parallel_branches: int | None = Field(
-        default=None,
-        ge=1,
-        le=256,
-        title="Branches at once",
-        description=(
-            "null: as many as the GPUs hold, each branch with GPUs of its own; one without a GPU"
-        ),
-    )
-    verdicts: str | None = Field(
-        default=None,
-        min_length=1,
-        title="Verdicts",
-        description=(
-            "fingerprint of a verification snapshot under the root to start from; null: refresh the"
-            " data set first"
-        ),
-    )
+    profile: str = Field(default="ablation", min_length=1)
+    """a profile's name, or the path of a YAML file: everything but strategy, size and seed comes
+    from it"""
+    overrides: tuple[str, ...] = ()
+    """keys of the profile as key.path=value, such as training.num_epochs=1"""
+    strategies: tuple[str, ...] = Field(default=DEFAULT_STRATEGIES, min_length=1, max_length=64)
+    """names, or paths of YAML files that hold the keys of curation; the first is what the others
+    are compared with"""
+    sizes: tuple[int | None, ...] = Field(default=(None,), min_length=1, max_length=32)
+    """how many samples a training set has at most; null: as many as the strategy takes"""
+    seeds: tuple[int, ...] = Field(default=(0, 1), min_length=1, max_length=64)
+    """one branch each: of what curation draws, of training, and of the tuned model's answers"""
+    max_gpu_hours: float | None = Field(default=None, gt=0, title="Budget, GPU-hours")
+    """refused before the start where the estimate is above it, and no branch is begun that does
+    not fit any more; null: no limit. Without a GPU, hours of the CPU that takes its place"""
+    max_parallel_branches: int | None = Field(default=None, ge=1, le=256, title="Branches at once")
+    """null: as many as the GPUs hold, each branch with GPUs of its own; one without a GPU"""
+    verdicts: str | None = Field(default=None, min_length=1)
+    """fingerprint of a verification snapshot under the root to start from; null: refresh the
+    data set first"""
 
 
 class Plan(Record):

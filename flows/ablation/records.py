@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import NonNegativeInt
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record, stable_hash
@@ -47,7 +47,7 @@ class BranchRecord(Record):
     branch: Branch
     base_model: str = ""
     max_tokens: int = 0
-    answers: int = Field(default=0, ge=0)
+    answers: NonNegativeInt = 0
     train_s: float | None = None
     phases_s: dict[str, float] = {}
     shares_with: str | None = None

@@ -29,8 +29,8 @@ from kernels_eval.records import stable_hash
 from tasks.benchmark.comparison.records import BranchState
 from tasks.benchmark.stage import scores_of
 from tasks.store import SnapshotRef
-from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.connection import try_mlflow
+from tasks.tracking.mlflow_sink import AblationSink
 from tasks.tracking.records import Metrics, RunRecord, Series, StageRecord
 from tasks.tracking.stages import times_of, training_headline, training_record
 from tasks.tracking.writing import NOTE_TAG

@@ -145,7 +145,7 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
     )
     named = [pl.col(name) for name in ("generator", "model") if name in frame.columns]
     # 'custom_kernels' and 'correctness' stay where both are there: rules of scoring may read them
-    return frame.with_columns(pl.coalesce(*named, pl.lit(label or "unnamed")).alias("model"))
+    return frame.with_columns(model=pl.coalesce(*named, pl.lit(label or "unnamed")))
 
 
 def _of_one_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.DataFrame:

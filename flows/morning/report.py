@@ -170,7 +170,7 @@ def _names(ref: SnapshotRef | None, name: str) -> dict[str, str]:
 
 def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, int]:
     from tasks.publishing.diff import diff
-    from tasks.publishing.diff_report import GAINED, LOST
+    from tasks.publishing.sets import GAINED, LOST
 
     try:
         found = diff(old, new)

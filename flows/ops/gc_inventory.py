@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.records import Record
 from tasks.store.snapshot import MANIFEST
 
@@ -219,7 +219,7 @@ def tracked(root: Path, uri: str | None) -> Tracked:
     except (EvalError, UsageError):
         raise
     except Exception as error:  # whatever a client, a driver or a server raises
-        reason = (str(error).splitlines() or [""])[0][:200]
+        reason = cause_of(error)[:200]
         raise EvalError(
             f"MLflow does not answer ({type(error).__name__}: {reason})", f"start it, {ways}"
         ) from error

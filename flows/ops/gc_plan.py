@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from pydantic import Field
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from flows.ops.gc_inventory import Stored
 from kernels_eval.records import Record
@@ -28,11 +28,11 @@ Sources = Mapping[str, list[Stored]]
 class Keep(Record):
     """How much is kept that nothing refers to."""
 
-    refreshes: int = Field(default=5, ge=0, description="keep the training sets of N refreshes")
-    younger_than_days: float = Field(default=7.0, ge=0)
-    unfinished_days: float = Field(
-        default=14.0, ge=0, description="keep unfinished snapshots that changed since"
-    )
+    refreshes: NonNegativeInt = 5
+    """keep the training sets of N refreshes"""
+    younger_than_days: NonNegativeFloat = 7.0
+    unfinished_days: NonNegativeFloat = 14.0
+    """keep unfinished snapshots that changed since"""
 
 
 class Decision(Record):

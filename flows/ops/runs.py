@@ -40,9 +40,9 @@ Ask = Callable[[str, Any], Any]
 """Posts a body (None: GET) to a path below Prefect's /api; the JSON of the answer."""
 
 
-def note_run(environment: dict[str, str] | os._Environ[str] = os.environ) -> None:
+def note_run() -> None:
     """Note that this process carries out a flow run of a stack; nothing where it does not."""
-    root, run = environment.get(ROOT_VARIABLE), environment.get(RUN_VARIABLE)
+    root, run = os.environ.get(ROOT_VARIABLE), os.environ.get(RUN_VARIABLE)
     me = identify(os.getpid())
     if root and run and me:
         with suppress(OSError):  # a full disk does not end a run that could work

@@ -19,6 +19,7 @@ from pydantic import (
     AliasChoices,
     ConfigDict,
     Field,
+    PositiveInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -45,13 +46,12 @@ PASSWORD_LEAST_CHARACTERS = 12
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 UnprivilegedPort = Annotated[int, Field(ge=1024, le=65535)]
-Limit = Annotated[int, Field(ge=1)]
 
 
 class StackSettings(Record):
     """Settings of one stack. Ports are TCP ports; limits count flow runs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", title="concur up")
+    model_config = ConfigDict(title="concur up")
 
     host: str = "127.0.0.1"
     """Address that Prefect, MLflow and the pages listen on; Ray stays on loopback."""
@@ -84,10 +84,10 @@ class StackSettings(Record):
     mlflow_database: str | None = None
     """postgresql+psycopg://USER@HOST/NAME; SQLite in the root by default."""
 
-    gpu_limit: Limit | None = None
+    gpu_limit: PositiveInt | None = None
     """Flow runs at once of the queue gpu; the number of GPUs by default."""
 
-    cpu_limit: Limit | None = None
+    cpu_limit: PositiveInt | None = None
     """Flow runs at once of the queue cpu; half of the cores by default."""
 
     @field_validator("host")
@@ -162,7 +162,7 @@ class Secrets(Record):
     """What is handed on in the environment only, by the name of its variable: never written to a
     file or a command line."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(extra="ignore")
 
     prefect: str | None = Field(default=None, repr=False, validation_alias=PREFECT_SECRET)
     mlflow: str | None = Field(default=None, repr=False, validation_alias=MLFLOW_SECRET)

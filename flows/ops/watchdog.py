@@ -20,7 +20,7 @@ from prefect import flow
 
 from flows.ops.runs import Ask, end_run, matching_runs, runs_below, set_state
 from flows.runtime.config import WatchdogConfig
-from kernels_eval.errors import EvalError
+from kernels_eval.errors import EvalError, cause_of
 from kernels_eval.records import Record
 from tasks.reporting.text import cells
 
@@ -200,7 +200,7 @@ def _prefect() -> Iterator[Ask]:
             yield ask
     except (HTTPError, OSError, RuntimeError) as error:
         address = get_current_settings().api.url or "no address"
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = cause_of(error)
         raise EvalError(
             f"Prefect at {address} does not answer: {reason}",
             "check that its server runs, and PREFECT_API_URL",

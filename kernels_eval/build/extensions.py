@@ -8,29 +8,238 @@ first error is one that torch's headers would give too, so the outcome does not 
 a build that a full disk may have made fail has no outcome. Does not guarantee that the compiler
 itself is safe against hostile input beyond a deadline, a file-size limit, a list of flags that load
 or write things, and whatever `confine` adds.
+
+One build of an extension with one header tier: its translation units, composed as
+torch.utils.cpp_extension does, and the commands that compile and link them.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Literal
 
-from kernels_eval.build.attempt import Attempt, Tier
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.flags import REACHES_OUT, refused_flag
-from kernels_eval.build.lite import BEYOND, IDENTIFIER, certain_error, plain_text
-from kernels_eval.build.prepared import SHIMS, Prepared
-from kernels_eval.build.process import WorkRoot
+from kernels_eval.build.lite import (
+    BEYOND,
+    IDENTIFIER,
+    certain_error,
+    definitions,
+    only_declares,
+    plain_text,
+)
+from kernels_eval.build.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
+from kernels_eval.build.process import Outcome, WorkRoot, interesting, log_of, raise_if_full, run
 from kernels_eval.build.spec import Build, ExtensionSpec
-from kernels_eval.build.toolchain import Toolchain, default_cache
+from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
 from kernels_eval.records import Reason
+
+# Preprocessor features through which -march or -ffast-math could change whether a source parses.
+FLAG_SENSITIVE = re.compile(
+    r"^[ \t]*#[ \t]*(if|el|pragma\s+(GCC|push_macro|pop_macro))"
+    r"|__builtin|intrin\.h|__[A-Z0-9]+_*_?_",
+    re.MULTILINE,
+)
+FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
+LITE_METHOD = """
+  {"%s", [](PyObject*, PyObject* args) { return concur::dispatch(&%s, args); }, METH_VARARGS, 0},"""
+LITE_BINDINGS = """#include "concur_bind.h"
+static PyMethodDef concur_methods[] = {%s
+  {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef concur_module = {PyModuleDef_HEAD_INIT, CONCUR_STRING(TORCH_EXTENSION_NAME),
+  nullptr, -1, concur_methods, nullptr, nullptr, nullptr, nullptr};
+extern "C" __attribute__((visibility("default"))) PyObject*
+CONCUR_CONCAT(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&concur_module); }
+"""
+FULL_HEAD = "#include <torch/extension.h>"
+CUDA_HEAD = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>"
+# The same definitions as torch.utils.cpp_extension.COMMON_NVCC_FLAGS, so that half operators behave
+# alike.
+NVCC_FLAGS = """-DTORCH_API_INCLUDE_EXTENSION_H -D__CUDA_NO_HALF_OPERATORS__
+    -D__CUDA_NO_HALF_CONVERSIONS__ -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__
+    --expt-relaxed-constexpr --compiler-options -fPIC -std=c++20 -w""".split()
+
+ENDED = {
+    "timeout": "the build ran past its deadline of {:g} s (build.timeout_s)\n",
+    "killed": "the compiler was killed again and again\n",
+}
+"""What a log does not say by itself."""
+
+Tier = Literal["lite", "full"]
+
+
+@dataclass
+class Attempt:
+    """`work` is an empty folder of its own; `confine` is called in every compiler process before
+    it starts."""
+
+    spec: ExtensionSpec
+    tier: Tier
+    work: Path
+    prepared: Prepared
+    timeout_s: float
+    confine: Callable[[], None] | None = None
+
+    def build(self) -> Build:
+        """The outcome, with a library in `work`. Raises DiskFullError where a full disk may be why
+        it failed."""
+        self.work.mkdir()
+        if self.tier == "full":
+            self.prepared.precompiled()  # made once, for all: not on this candidate's time
+        self.deadline = time.monotonic() + self.timeout_s
+        outcome = self._compile_and_link()
+        if outcome == "ok":
+            return Build(ok=True, key=self.spec.key, tier=self.tier, path=str(self.library))
+        log = log_of(self.work)
+        why = ENDED.get(outcome, "").format(self.timeout_s)
+        if outcome == "failed":
+            raise_if_full(self.prepared.tools.cache, log)
+        return Build(
+            ok=False,
+            key=self.spec.key,
+            tier=self.tier,
+            reason=Reason.BUILD if outcome == "timeout" else Reason.BUILD_FAILED,
+            log=why + interesting(log, self.work),
+            lasting=outcome == "failed",
+        )
+
+    @property
+    def library(self) -> Path:
+        return self.work / f"{self.spec.name}.so"
+
+    @cached_property
+    def _text(self) -> str:
+        return plain_text(self.spec.text)
+
+    def _compile_and_link(self) -> Outcome:
+        """Up to the first step that does not succeed."""
+        if self.tier == "lite":
+            self.prepared.operators.write(self._text, self.work / "operators")
+        objects: list[str] = []
+        for name, text in self.units():
+            source, target = self.work / name, f"{self.work / name}.o"
+            if name == "main.cpp" and self.tier == "full" and not self._may_parse(source):
+                return "failed"
+            source.write_text(text, encoding="utf-8", errors="replace")
+            outcome = self._run([*self.command(name), "-c", str(source), "-o", target])
+            if outcome != "ok":
+                return outcome
+            objects.append(target)
+        return self._run(self._link(objects))
+
+    def units(self) -> list[tuple[str, str]]:
+        """File name and text of every translation unit."""
+        spec = self.spec
+        if spec.kind == "files":
+            named = [(Path(name).name, text) for name, text in spec.files]
+            return [unit for unit in named if not unit[0].endswith((".h", ".hpp", ".cuh"))]
+        units = [("main.cpp", "\n".join([FULL_HEAD, *spec.cpp_sources, self._bindings()]))]
+        if spec.cuda_sources:
+            units.append(("cuda.cu", "\n".join([CUDA_HEAD, *spec.cuda_sources])))
+        return units
+
+    def _bindings(self) -> str:
+        names = self.spec.functions
+        if names is None:
+            return ""
+        if self.tier == "lite":
+            return LITE_BINDINGS % "".join(LITE_METHOD % (name, name) for name in names)
+        lines = [FULL_METHOD.format(name=name) for name in names]
+        return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}"])
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def command(self, name: str) -> list[str]:
+        """The compiler of a translation unit with all flags, and without the unit itself."""
+        spec, tools = self.spec, self.prepared.tools
+        headers = "bindings" if name == "main.cpp" and self._only_declares() else self.tier
+        switches = [f"-DTORCH_EXTENSION_NAME={spec.name}"]
+        if headers != "full":
+            switches += self.prepared.least()
+        if headers == "lite":
+            switches += definitions(self._text)
+        if not name.endswith(".cu"):
+            flags = [tools.cxx, *COMMON_CXX, *switches, *spec.extra_cflags]
+        else:
+            flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *self._gpu(), "-ccbin", tools.cxx]
+            flags += spec.extra_cuda_cflags
+        return flags + self._includes(headers)
+
+    def _only_declares(self) -> bool:
+        """Whether main.cpp holds only prototypes over lite's plainest types: then it needs no
+        operator of torch."""
+        text = plain_text("\n".join(self.spec.cpp_sources))
+        return self.tier == "lite" and bool(self.spec.cuda_sources) and only_declares(text)
+
+    def _gpu(self) -> list[str]:
+        if any("arch" in flag or "gencode" in flag for flag in self.spec.extra_cuda_cflags):
+            return []
+        arch = self.prepared.tools.cuda_arch.replace(".", "")
+        return [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+
+    def _includes(self, headers: str) -> list[str]:
+        made = self.prepared
+        if headers == "full":
+            return [f"-I{made.full_headers()}", *made.tools.includes]
+        if headers == "bindings":  # lite's, without operators
+            return made.lite_includes(made.bindings())
+        return made.lite_includes(self.work / "operators")
+
+    def _link(self, objects: Sequence[str]) -> list[str]:
+        tools, lite, cuda = self.prepared.tools, self.tier == "lite", self.spec.uses_cuda
+        lib = tools.torch_dir / "lib"
+        # The shims bring libtorch along: with lite the linker need not read its symbol tables
+        # (0.4 s).
+        wanted = [] if lite else ["c10", "torch_cpu", "torch", "torch_python"]
+        if cuda:
+            wanted += ["c10_cuda"] if lite else ["c10_cuda", "torch_cuda"]
+        command = [tools.cxx, "-shared", *objects, "-o", str(self.library), f"-L{lib}"]
+        command += [f"-l{name}" for name in wanted if any(lib.glob(f"lib{name}.*"))]
+        if cuda and tools.cuda_home:
+            counter = self.prepared.launches()
+            command += [f"-Wl,--wrap={name}" for name in WRAPPED]
+            command += [str(counter), f"-Wl,-rpath,{counter.parent}"]
+            command += [f"-L{folder}" for folder in tools.cuda_libraries] + ["-lcudart"]
+        if lite and sys.platform != "darwin":
+            command.append(f"-Wl,--version-script={HEADERS / 'support/exports.map'}")
+        if lite:
+            shims = map(self.prepared.shim, SHIMS)
+            command += map(str, (self.prepared.common(), *shims))
+            command.append(f"-Wl,-rpath,{self.prepared.root}")
+        if sys.platform == "darwin":
+            command += ["-undefined", "dynamic_lookup"]
+        return command + list(self.spec.extra_ldflags)
+
+    def _may_parse(self, source: Path) -> bool:
+        """Whether torch's precompiled header can parse the source: one that it cannot will not
+        compile, whatever binds it.
+
+        Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without
+        precompiled headers, True.
+        """
+        spec, made = self.spec, self.prepared
+        plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
+        if not made.has_precompiled or not plain or FLAG_SENSITIVE.search(spec.text):
+            return True
+        text = "\n".join([FULL_HEAD, *spec.cpp_sources])
+        source.write_text(text, encoding="utf-8", errors="replace")
+        name = f"-DTORCH_EXTENSION_NAME={spec.name}"
+        check = [made.tools.cxx, *COMMON_CXX, "-O2", name, "-fsyntax-only"]
+        return self._run([*check, *self._includes("full"), str(source)]) != "failed"
+
+    def _run(self, command: Sequence[str]) -> Outcome:
+        tools = self.prepared.tools
+        return run(command, self.work, self.deadline, tools.environment, self.confine)
 
 
 def _refusal(spec: ExtensionSpec) -> Build | None:

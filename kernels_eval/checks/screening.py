@@ -4,12 +4,20 @@ Guarantees: rejects only what no honest kernel needs and what is certain from th
 subprocess, a socket, ctypes, the garbage collector, frame walking, patching torch or time);
 everything else is at most a flag. Comments, docstrings and words are not evidence: Python is read
 as a syntax tree. Does not guarantee that what passes is honest: the run finds that out.
+
+Static checks on the C++ and CUDA sources of a candidate, as tokens: comments, string contents
+and words in them are no evidence.
+
+Rejects only calls that no kernel needs and that are certain from the tokens: starting programs,
+opening sockets, tracing processes, loading libraries, leaving the process. What an honest kernel
+may have is a flag at most. Does not see what macros and pointers hide: the run does.
 """
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.records import Reason
@@ -136,3 +144,108 @@ def _dotted(node: ast.AST) -> str:
 
 def _patched(name: str) -> bool:
     return bool(name) and name.split(".")[0] in PATCHED_ROOTS
+
+
+# Functions of libc that end, leave, watch or talk to the outside of a process. As a call of a free
+# function, they have no other meaning.
+FORBIDDEN_FUNCTIONS = frozenset(
+    """system popen fork vfork execl execlp execle execv execvp execve execvpe
+    posix_spawn posix_spawnp ptrace process_vm_readv process_vm_writev dlopen dlsym
+    dlmopen setenv putenv unsetenv getppid kill killpg tgkill syscall _exit _Exit
+    quick_exit daemon unlink rmdir chmod chown mknod mount umount inotify_init
+    io_uring_setup memfd_create shm_open mprotect prctl""".split()
+)
+# Names that are common words as well: forbidden only where their header is included.
+WITH_HEADER = {
+    "sys/socket.h": ("socket", "connect", "bind", "listen", "accept", "send", "recv", "sendto"),
+    "netdb.h": ("getaddrinfo",),
+}
+FLAGGED_FUNCTIONS = frozenset(
+    "fopen open ifstream ofstream getenv pthread_create signal sigaction mmap exit abort".split()
+)
+FLAGGED_NAMES = {
+    "std::thread": "threads",
+    "std::async": "threads",
+    "std::jthread": "threads",
+    "cudaStreamCreate": "own_stream",
+    "cudaStreamCreateWithFlags": "own_stream",
+    "cudaGraphLaunch": "cuda_graph",
+    "cudaDeviceSetLimit": "device_limit",
+    "cudaDeviceReset": "device_reset",
+    "cudaHostAlloc": "host_memory",
+}
+LIBRARIES = re.compile(
+    r"\b(cublas|cudnn|cusparse|cusolver|cufft|curand|mkl|cblas|dnnl)[A-Z_]\w*(?=\s*\()"
+)
+# Every pattern here takes time that grows with the text only: none looks for the end of something
+# again and again where there is none.
+COMMENT_OR_LITERAL = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|R"(?P<d>[^()\\\s]{0,16})\(.*?(?:\)(?P=d)"|\Z)"""
+    r"""|"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])*+'|\\.""",
+    re.DOTALL,
+)
+CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
+BODY = re.compile(r"[^;{}()]*\)\s*(?:const\s*)?\{")
+MOST_FLAGS = 64
+NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
+INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
+
+
+def screen_native(text: str) -> Screening:
+    """Read the native sources of one extension. Returns a rejection only where it is certain, with
+    the line it stands on."""
+    if len(text) > MOST_LETTERS:
+        detail = f"native sources of {len(text):,} characters; the limit is {MOST_LETTERS:,}"
+        return Screening(Reason.BUILD_FAILED, detail)
+    headers = set(INCLUDE.findall(COMMENT_OR_LITERAL.sub(_blank_comment, text)))
+    code = COMMENT_OR_LITERAL.sub(_blank, text)
+    forbidden = set(FORBIDDEN_FUNCTIONS)
+    for header, names in WITH_HEADER.items():
+        forbidden.update(names if header in headers else ())
+    flags = {
+        f"native:{flag}"
+        for name, flag in FLAGGED_NAMES.items()
+        if re.search(rf"\b{re.escape(name)}\b", code)
+    }
+    calls = [match for match in CALL.finditer(code) if match[1] in forbidden | FLAGGED_FUNCTIONS]
+    flags |= {f"native:{match[1]}" for match in calls if match[1] in FLAGGED_FUNCTIONS}
+    flags |= {f"library:{match[0][:80]}" for match in LIBRARIES.finditer(code)}
+    found = Screening(flags=tuple(sorted(flags)[:MOST_FLAGS]))
+    own = {match[1] for match in calls if _is_defined(code, match)}
+    for match in calls:
+        name = match[1]
+        if name in forbidden and name not in own and not _is_declared(code, match.start()):
+            line = text.count("\n", 0, match.start()) + 1
+            detail = f"native source, line {line}: calls {name}"
+            return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
+    return found
+
+
+def _is_defined(code: str, match: re.Match[str]) -> bool:
+    """Is this the definition of a function or a member? A name that the source defines itself may
+    be called."""
+    before = code[max(0, match.start(1) - 80) : match.start(1)]
+    kind = before.rstrip(" \t\r\n*&")
+    typed = kind != before and (kind[-1:].isalnum() or kind[-1:] in ("_", ">"))
+    return typed and BODY.match(code, match.end()) is not None
+
+
+def _is_declared(code: str, position: int) -> bool:
+    """Is the name at this place preceded by a type, as in a declaration?"""
+    before = code[max(0, position - 80) : position].rstrip(" \t")
+    word = re.search(r"(\w+)[*&]*$", before)
+    return word is not None and word.group(1) not in NO_TYPES
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Spaces for a comment or a literal; what never ends is left alone, for no compiler takes
+    it."""
+    text = match[0]
+    ends = text.startswith("//") or text.endswith(("/", '"', "'"))
+    if not ends or text.startswith("\\"):
+        return text
+    return "\n".join(" " * len(line) for line in text.split("\n"))
+
+
+def _blank_comment(match: re.Match[str]) -> str:
+    return _blank(match) if match[0].startswith("/") else match[0]

@@ -194,14 +194,14 @@ def drift(samples: list[int]) -> float:
 
 
 def log_ratio_interval(
-    reference: list[int], candidate: list[int], *, resamples: int, seed: int, level: float = 0.95
+    reference: list[int], candidate: list[int], *, resamples: int, seed: int
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of log(median(reference) / median(candidate)) over pairs (Efron
     and Tibshirani 1993, ch. 13)."""
     count = len(reference)
     picks = np.random.default_rng(seed).integers(0, count, size=(resamples, count))
     a, b = (np.log(np.median(np.asarray(x)[picks], axis=1)) for x in (reference, candidate))
-    low, high = np.quantile(a - b, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(a - b, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -246,8 +246,6 @@ def _plausible_bound(
     calls: int,
     config: TimingConfig,
     measured: Bound,
-    *,
-    rounds: int = 3,
 ) -> tuple[float, float]:
     """The parent's own bound on a call of the candidate and the time that counts, in nanoseconds.
     Raises ImplausibleTime.
@@ -258,7 +256,7 @@ def _plausible_bound(
     """
     reference, *_, candidate = series
     call_ns, least, bound = candidate.median / calls, math.inf, math.inf
-    for number in range(rounds):
+    for number in range(3):
         if number:
             again = [candidate.sample(calls) for _ in range(20)]
             call_ns = max(call_ns, float(np.median(again)) / calls)

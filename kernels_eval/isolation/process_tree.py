@@ -21,7 +21,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,11 +241,8 @@ def send(identity: Identity, number: int) -> bool:
     return False
 
 
-def wait_gone(
-    identities: Iterable[Identity], timeout_s: float, reap: Callable[[], None] = lambda: None
-) -> list[Identity]:
-    """Wait until all have ended. Returns those that still run after `timeout_s` seconds; `reap` is
-    called now and then to collect children of this process."""
+def wait_gone(identities: Iterable[Identity], timeout_s: float) -> list[Identity]:
+    """Wait until all have ended. Returns those that still run after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     left = [identity for identity in identities if alive(identity)]
     while left and (remaining := deadline - time.monotonic()) > 0:
@@ -257,6 +254,5 @@ def wait_gone(
         poll.poll(min(remaining, 1.0) * 1000 if handles else 0)
         for handle in handles:
             os.close(handle)
-        reap()
         left = [identity for identity in left if alive(identity)]
     return left

@@ -18,8 +18,7 @@ from pathlib import Path
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, places_of, python_include
-from kernels_eval.checks.native_screening import screen_native
-from kernels_eval.checks.screening import Screening, screen
+from kernels_eval.checks.screening import Screening, screen, screen_native
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer

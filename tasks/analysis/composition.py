@@ -211,7 +211,7 @@ def _masks(sets: Mapping[str, Iterable[str]]) -> dict[int, int]:
         pl.Series("id", ids if isinstance(ids, pl.Series) else list(ids), dtype=pl.String)
         .unique()
         .to_frame()
-        .with_columns(pl.lit(1 << number, pl.Int64).alias("bit"))
+        .with_columns(bit=pl.lit(1 << number, pl.Int64))
         for number, ids in enumerate(sets.values())
     ]
     if not parts:

@@ -137,12 +137,12 @@ def _per_task(data: pl.DataFrame) -> pl.DataFrame:
         .agg(
             pl.col("task_id").first(),
             pl.col("stratum").first(),
-            pl.col("tokens").mean().alias("arl"),
-            pl.col("tokens").median().alias("median"),
-            pl.len().alias("samples"),
-            pl.col("correct").mean().alias("share"),
-            pl.col("speedup").log().sum().alias("log_sum"),
-            pl.col("speedup").count().alias("timed"),
+            arl=pl.col("tokens").mean(),
+            median=pl.col("tokens").median(),
+            samples=pl.len(),
+            share=pl.col("correct").mean(),
+            log_sum=pl.col("speedup").log().sum(),
+            timed=pl.col("speedup").count(),
         )
         .sort("task_id")
     )

@@ -241,15 +241,15 @@ def _within_speedup(
 def _bins(data: pl.DataFrame, group: pl.Expr, start: pl.Expr, end: pl.Expr) -> tuple[Bin, ...]:
     """Samples by group; `start` and `end` give its first length, and the first after it."""
     counts = (
-        data.with_columns(group.cast(pl.Int64).alias("bin"))
+        data.with_columns(bin=group.cast(pl.Int64))
         .group_by("bin")
         .agg(
             start.cast(pl.Float64).alias("from_tokens"),
             end.cast(pl.Float64).alias("to_tokens"),
             pl.len().alias("samples"),
             pl.col("correct").sum(),
-            pl.col("task").n_unique().alias("tasks"),
-            pl.col("correct").mean().alias("accuracy"),
+            tasks=pl.col("task").n_unique(),
+            accuracy=pl.col("correct").mean(),
         )
         .sort("bin")
         .drop("bin")
@@ -268,12 +268,12 @@ def _speed_tenths(data: pl.DataFrame) -> tuple[SpeedTenth, ...]:
     found = (
         data.group_by(TENTH.alias("tenth"))
         .agg(
-            TOKENS.min().alias("from_tokens"),
-            TOKENS.max().alias("to_tokens"),
-            pl.len().alias("samples"),
-            speedup.log().mean().exp().alias("geometric_mean"),
-            speedup.quantile(0.25).alias("p25"),
-            speedup.quantile(0.75).alias("p75"),
+            from_tokens=TOKENS.min(),
+            to_tokens=TOKENS.max(),
+            samples=pl.len(),
+            geometric_mean=speedup.log().mean().exp(),
+            p25=speedup.quantile(0.25),
+            p75=speedup.quantile(0.75),
         )
         .sort("tenth")
         .drop("tenth")

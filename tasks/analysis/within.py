@@ -96,8 +96,8 @@ def ranks_and_sides(codes: Codes, values: Floats) -> tuple[Floats, Codes]:
     and 1 above, -1 below, 0 at their median."""
     value = pl.col("value")
     found = pl.DataFrame({"task": codes, "value": values}).select(
-        (value.rank("average") / pl.len()).over("task").alias("rank"),
-        (value - value.median()).sign().over("task").cast(pl.Int8).alias("side"),
+        rank=(value.rank("average") / pl.len()).over("task"),
+        side=(value - value.median()).sign().over("task").cast(pl.Int8),
     )
     return found["rank"].to_numpy(), found["side"].to_numpy()
 

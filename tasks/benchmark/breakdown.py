@@ -16,7 +16,6 @@ from typing import Any, Literal
 import polars as pl
 
 from tasks.benchmark.metrics import Interval
-from tasks.benchmark.samples import Rule
 from tasks.benchmark.scoring import ScoreRow, score
 
 By = Literal["level", "operator_kind", "operator_family", "arl_third"]
@@ -91,10 +90,7 @@ def score_groups(
     groups: Mapping[By, Groups],
     *,
     ks: Sequence[int],
-    ps: Sequence[float] = (1.0,),
-    seed: int = 0,
     resamples: int = 2000,
-    rule: Rule = "concur",
 ) -> list[GroupRow]:
     """`score` of every group, in their order. A group that no verdict belongs to has no rows.
     Raises UsageError as `score` does."""
@@ -103,7 +99,7 @@ def score_groups(
         for group, tasks in named.items():
             part = frame.filter(pl.col("task_id").is_in(list(tasks)))
             if part.height:
-                scores = score(part, ks=ks, ps=ps, seed=seed, resamples=resamples, rule=rule)
+                scores = score(part, ks=ks, ps=(1.0,), resamples=resamples)
                 rows += [GroupRow(**row.model_dump(), by=by, group=group) for row in scores]
     return rows
 

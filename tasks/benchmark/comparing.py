@@ -17,9 +17,7 @@ import polars as pl
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.benchmark.metrics import bootstrap_interval, mean, sign_flip_p
-from tasks.benchmark.samples import TRACKS, Rule, Samples, Track, rates, samples_by_model
-
-LEVEL = 0.95
+from tasks.benchmark.samples import TRACKS, Samples, Track, rates, samples_by_model
 
 
 class Tested(Record):
@@ -64,9 +62,7 @@ def compare_all(
     pairs: Sequence[tuple[str, str]] | None = None,
     ks: Sequence[int] = (1,),
     ps: Sequence[float] = (1.0,),
-    seed: int = 0,
     resamples: int = 2000,
-    rule: Rule = "concur",
 ) -> list[ComparisonRow]:
     """Return Exec and fast_p of a model minus those of a baseline, task by task, on both tracks,
     for several (baseline, model) pairs.
@@ -77,7 +73,7 @@ def compare_all(
     every k, p and pair that is asked for has its price. Raises UsageError for a frame that
     `samples_by_model` refuses, or a model that is not in it.
     """
-    known = samples_by_model(frame, rule=rule)
+    known = samples_by_model(frame)
     chosen = list(itertools.combinations(known, 2)) if pairs is None else pairs
     if unknown := sorted({name for pair in chosen for name in pair} - known.keys()):
         raise UsageError(
@@ -88,7 +84,7 @@ def compare_all(
         row
         for pair in chosen
         for track, p, k in itertools.product(TRACKS, (None, *ps), ks)
-        if (row := _compared(known, *pair, track, p, k, seed, resamples))
+        if (row := _compared(known, *pair, track, p, k, resamples))
     ]
     return corrected(rows, lambda row: row.track)
 
@@ -122,7 +118,6 @@ def _compared(
     track: Track,
     p: float | None,
     k: int,
-    seed: int,
     resamples: int,
 ) -> ComparisonRow | None:
     shared = [task for task in known[model] if task in known[baseline]]
@@ -132,7 +127,7 @@ def _compared(
     )
     if a is None or b is None:
         return None
-    bounds = bootstrap_interval(a - b, mean, seed=seed, resamples=resamples, level=LEVEL)
+    bounds = bootstrap_interval(a - b, mean, resamples=resamples)
     return ComparisonRow(
         model=model,
         baseline=baseline,
@@ -143,5 +138,5 @@ def _compared(
         lower=bounds and bounds.lower,
         upper=bounds and bounds.upper,
         tasks=len(shared),
-        p=sign_flip_p(a - b, seed=seed),
+        p=sign_flip_p(a - b),
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import polars as pl
-from pydantic import Field
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from kernels_eval.records import Reason, Record
 from tasks.benchmark.breakdown import GroupRow, gap
@@ -84,12 +84,12 @@ class Diagnosis(Record):
 
 
 class Traces(Record):
-    """How reasoning traces read: counts of flags as tasks.curation.quality gives them, of a model's
+    """How reasoning traces read: counts of flags as tasks.curation.flags gives them, of a model's
     outputs or of a training set."""
 
-    samples: int = Field(ge=0)
+    samples: NonNegativeInt
     flagged: dict[str, int] = {}
-    median_tokens: float | None = Field(default=None, ge=0)
+    median_tokens: NonNegativeFloat | None = None
 
     def share(self, flag: str) -> float:
         return self.flagged.get(flag, 0) / self.samples

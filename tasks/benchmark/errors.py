@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import polars as pl
-from pydantic import Field
+from pydantic import PositiveInt
 
 from kernels_eval.records import Record
 from tasks.reporting.text import by_count
@@ -48,9 +48,10 @@ class ErrorGroup(Record):
 
     reason: str
     signature: str
-    count: int = Field(ge=1)
-    tasks: int = Field(ge=1)
-    models: dict[str, int] = Field(description="model -> failures, most first")
+    count: PositiveInt
+    tasks: PositiveInt
+    models: dict[str, int]
+    """model -> failures, most first"""
     names: tuple[str, ...] = ()
     example: str = ""
 
@@ -72,7 +73,7 @@ def error_groups(frame: pl.DataFrame, *, limit: int = 10) -> list[ErrorGroup]:
             signature=pl.Series(map(signature, lines), dtype=pl.String),
         )
         .group_by("reason", "signature")
-        .agg("model", "line", pl.len().alias("count"), pl.col("task_id").n_unique().alias("tasks"))
+        .agg("model", "line", count=pl.len(), tasks=pl.col("task_id").n_unique())
         .sort("count", "reason", "signature", descending=[True, False, False])
     )
     return [

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+TAIL = 0.025
+"""Of intervals that hold with 95 %: what lies beyond either end."""
+
 
 class Interval(NamedTuple):
     """A confidence interval, both ends included."""
@@ -50,7 +53,7 @@ def mean(values: Sequence[float] | NDArray[np.float64]) -> float:
     return float(array.mean())
 
 
-def rate_interval(rates: Sequence[float] | NDArray[np.float64], level: float = 0.95) -> Interval:
+def rate_interval(rates: Sequence[float] | NDArray[np.float64]) -> Interval:
     """Interval of a mean rate over tasks: two tasks at 0 and two at 1 are added, and Student's t
     interval of all is cut to [0, 1].
 
@@ -58,15 +61,15 @@ def rate_interval(rates: Sequence[float] | NDArray[np.float64], level: float = 0
     where each rate is 0 or 1 it is their interval, with t for z. The task is the unit, since
     samples of a task share its difficulty. The added tasks keep the interval from collapsing where
     tasks agree, and make no jump where one begins to differ. Raises ValueError where there are no
-    rates, for one outside [0, 1], and for a level outside (0, 1).
+    rates, and for one outside [0, 1].
     """
     from scipy.special import stdtrit
 
-    tail, values = _tail(level), np.asarray(rates, dtype=np.float64)
+    values = np.asarray(rates, dtype=np.float64)
     if not values.size or not ((values >= 0) & (values <= 1 + 1e-12)).all():
         raise ValueError("rates of at least one task, each between 0 and 1, are needed")
     added = np.concatenate([values, [0.0, 0.0, 1.0, 1.0]])
-    margin = -stdtrit(len(added) - 1, tail) * added.std(ddof=1) / math.sqrt(len(added))
+    margin = -stdtrit(len(added) - 1, TAIL) * added.std(ddof=1) / math.sqrt(len(added))
     centre = float(added.mean())
     return Interval(max(0.0, centre - margin), min(1.0, centre + margin))
 
@@ -77,7 +80,6 @@ def bootstrap_interval(
     *,
     seed: int = 0,
     resamples: int = 2000,
-    level: float = 0.95,
 ) -> Interval | None:
     """Expanded percentile bootstrap over tasks: whole tasks are drawn, with replacement.
 
@@ -87,7 +89,7 @@ def bootstrap_interval(
     says. Resamples where the statistic is None (no correct sample to average) are left out. None
     where the resamples do not differ or none is defined (one task, or all tasks alike): a point
     would claim a certainty that such data cannot give. Raises ValueError where there are no tasks,
-    fewer than one resample, or a level outside (0, 1).
+    or fewer than one resample.
     """
     values = np.asarray(values_per_task, dtype=np.float64)
     if not len(values):
@@ -95,9 +97,9 @@ def bootstrap_interval(
     _require_resamples(resamples)
     draws = np.random.default_rng(seed).integers(0, len(values), size=(resamples, len(values)))
     if statistic is mean and values.ndim == 1:
-        return _percentiles(values[draws].mean(axis=1), len(values), level)
+        return _percentiles(values[draws].mean(axis=1), len(values))
     results = (statistic(values[draw]) for draw in draws)
-    return _percentiles([result for result in results if result is not None], len(values), level)
+    return _percentiles([result for result in results if result is not None], len(values))
 
 
 def hierarchical_interval(
@@ -107,7 +109,6 @@ def hierarchical_interval(
     *,
     seed: int = 0,
     resamples: int = 2000,
-    level: float = 0.95,
 ) -> Interval | None:
     """Interval of the mean pass@k by drawing tasks, and then as many samples as each drawn task
     has, both with replacement.
@@ -136,7 +137,7 @@ def hierarchical_interval(
     again = rng.binomial(sizes[draws], (counts / sizes)[draws])
     results = table[rows[draws], again].mean(axis=1)
     results += table[rows, counts].mean() - results.mean()
-    return _percentiles(np.clip(results, 0.0, 1.0), len(counts), level)
+    return _percentiles(np.clip(results, 0.0, 1.0), len(counts))
 
 
 def sign_flip_p(
@@ -177,53 +178,45 @@ def sign_flip_p(
 EXACT_DIFFERENCES = 14  # 16,384 sums take a millisecond
 
 
-def wilson_interval(successes: float, trials: int, level: float = 0.95) -> Interval:
+def wilson_interval(successes: float, trials: int) -> Interval:
     """Wilson's score interval of a share (Wilson 1927): has a width at 0 and 1 too, where the
     bootstrap's has none.
 
     For independent trials: samples of one task are not, so count tasks, or use
     `bootstrap_interval`. `successes` may be fractional (tasks times a mean rate). No trials: (0,
-    1), which says nothing. Raises ValueError unless 0 <= successes <= trials and 0 < level < 1.
+    1), which says nothing. Raises ValueError unless 0 <= successes <= trials.
     """
+    from statsmodels.stats.proportion import proportion_confint
+
     if not 0 <= successes <= trials:
         raise ValueError(f"{successes} successes of {trials} trials")
-    tail = _tail(level)
     if trials == 0:
         return Interval(0.0, 1.0)
-    z = NormalDist().inv_cdf(1 - tail)
     share = successes / trials
-    centre = share + z**2 / (2 * trials)
-    margin = z * math.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    scale = 1 + z**2 / trials
-    # at no and at all successes the ends are exactly 0 and 1: rounding must not put the share
-    # outside its own interval
-    lower = 0.0 if successes == 0 else (centre - margin) / scale
-    upper = 1.0 if successes == trials else (centre + margin) / scale
-    return Interval(lower, upper)
+    lower, upper = proportion_confint(successes, trials, alpha=2 * TAIL, method="wilson")
+    # rounding must not put the share outside its own interval
+    return Interval(max(0.0, min(float(lower), share)), min(1.0, max(float(upper), share)))
 
 
-def expanded_tail(tasks: int, level: float = 0.95) -> float:
-    """The share of resamples beyond each end of an interval: smaller than (1 - level) / 2 where
+def expanded_tail(tasks: int) -> float:
+    """The share of resamples beyond each end of an interval: smaller than TAIL where
     tasks are few.
 
     Plain percentiles are too narrow for few tasks, as a normal interval with z and n is against one
     with t and n - 1. The expanded percentile interval (Hesterberg 2015, "What teachers should know
     about the bootstrap", arXiv 1411.5279) makes up for both: Phi(-sqrt(n / (n - 1)) t), t the
     quantile with n - 1 degrees of freedom. On simulated benchmarks of 10 tasks this raises coverage
-    from 90 to about 94 %. Raises ValueError for a level outside (0, 1).
+    from 90 to about 94 %.
     """
     from scipy.special import stdtrit
 
-    tail = _tail(level)
     if tasks < 2:
-        return tail
-    return NormalDist().cdf(math.sqrt(tasks / (tasks - 1)) * float(stdtrit(tasks - 1, tail)))
+        return TAIL
+    return NormalDist().cdf(math.sqrt(tasks / (tasks - 1)) * float(stdtrit(tasks - 1, TAIL)))
 
 
-def _percentiles(
-    results: Sequence[float] | NDArray[np.float64], tasks: int, level: float
-) -> Interval | None:
-    tail = expanded_tail(tasks, level)
+def _percentiles(results: Sequence[float] | NDArray[np.float64], tasks: int) -> Interval | None:
+    tail = expanded_tail(tasks)
     if not len(results) or min(results) == max(results):
         return None
     lower, upper = np.quantile(results, [tail, 1 - tail])
@@ -233,9 +226,3 @@ def _percentiles(
 def _require_resamples(resamples: int) -> None:
     if resamples < 1:
         raise ValueError(f"resamples = {resamples} is below 1")
-
-
-def _tail(level: float) -> float:
-    if not 0 < level < 1:
-        raise ValueError(f"level = {level} is not between 0 and 1")
-    return (1 - level) / 2

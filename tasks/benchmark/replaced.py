@@ -21,6 +21,7 @@ from pathlib import Path
 from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
 from tasks.files import read_toml
 
+ENTRY = "ModelNew"
 BUILDERS = frozenset({"load_inline", "load"})
 BUILT = [[name] for name in BUILDERS]
 TORCH = frozenset({"torch", "F", "nn", "functional"})
@@ -42,14 +43,14 @@ def operator_key(name: str) -> str:
     return SAME.get(plain, plain)
 
 
-def called_operators(code: str, entry: str = "ModelNew") -> frozenset[str] | None:
-    """Keys of every operator that the class's `forward` still leaves to torch. None where the
+def called_operators(code: str) -> frozenset[str] | None:
+    """Keys of every operator that `ModelNew.forward` still leaves to torch. None where the
     source does not parse or lacks the class."""
     try:
         reader = _Reader(parse_source(code))
-        if entry not in reader.classes:
+        if ENTRY not in reader.classes:
             return None
-        reader.method(entry, "forward")
+        reader.method(ENTRY, "forward")
     except UNPARSABLE:
         return None
     return frozenset(reader.called | {operator_key(name) for name in _NATIVE.findall(reader.text)})

@@ -165,7 +165,7 @@ def _notes(frame: pl.DataFrame, ks: Sequence[int]) -> Iterator[str]:
         frame.group_by("model", "task_id")
         .len()
         .group_by("model")
-        .agg(pl.len().alias("tasks"), samples.min().alias("least"), samples.max().alias("most"))
+        .agg(tasks=pl.len(), least=samples.min(), most=samples.max())
     )
     for model, answered, least, most in counts.iter_rows():
         name = shown(model)

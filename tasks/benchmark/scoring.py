@@ -18,10 +18,9 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
-from pydantic import Field
 
 from kernels_eval.records import Record
-from tasks.benchmark.comparing import LEVEL, metric_name
+from tasks.benchmark.comparing import metric_name
 from tasks.benchmark.metrics import (
     Interval,
     bootstrap_interval,
@@ -76,10 +75,8 @@ class ScoreRow(Record):
     samples: int
     rule: Rule = "concur"
     degenerate_counted: bool = False
-    over: Over = Field(
-        default="tasks",
-        description="what the bootstrap drew; the geometric mean's always draws tasks",
-    )
+    over: Over = "tasks"
+    """what the bootstrap drew; the geometric mean's always draws tasks"""
     missing: int = 0
     why_not: str = ""
     baseline: Baseline = "eager"
@@ -91,7 +88,6 @@ def score(
     *,
     ks: Sequence[int],
     ps: Sequence[float],
-    seed: int = 0,
     resamples: int = 2000,
     rule: Rule = "concur",
     count_degenerate: bool = False,
@@ -135,26 +131,24 @@ def score(
             numbers: dict[tuple[str, int | None], dict[str, Any]] = {
                 (metric_name(p), k): {"why_not": unknown}
                 if count
-                else _rate(samples, track, p, k, over, seed, resamples)
+                else _rate(samples, track, p, k, over, resamples)
                 for p in wanted
                 for k in ks
             }
             numbers[GEOMETRIC_MEAN, None] = (
-                {"why_not": unknown} if count else _geometric_mean(samples, track, seed, resamples)
+                {"why_not": unknown} if count else _geometric_mean(samples, track, resamples)
             )
             for (metric, k), found in numbers.items():
                 rows.append(ScoreRow(**facts, track=track, metric=metric, k=k, **found))
     return rows
 
 
-def variants(
-    frame: pl.DataFrame, *, ks: Sequence[int], seed: int = 0, resamples: int = 2000
-) -> list[ScoreRow]:
+def variants(frame: pl.DataFrame, *, ks: Sequence[int], resamples: int = 2000) -> list[ScoreRow]:
     """Exec and fast_1 as other people would count them, beside our own rule: with KernelBench's two
     tolerances, with degenerate tasks kept, and by our own rule with intervals that also draw
     samples. Rules whose columns (`RULE_COLUMNS`) are not there are left out.
     """
-    asked: dict[str, Any] = {"ks": ks, "ps": (1.0,), "seed": seed, "resamples": resamples}
+    asked: dict[str, Any] = {"ks": ks, "ps": (1.0,), "resamples": resamples}
     rules = RULES if set(RULE_COLUMNS) <= set(frame.columns) else ("concur",)
     rows = score(frame, **asked, over="tasks_and_samples")
     rows += [row for rule in rules if rule != "concur" for row in score(frame, **asked, rule=rule)]
@@ -165,14 +159,7 @@ def variants(
     return [row for row in rows if row.metric != GEOMETRIC_MEAN]
 
 
-def distribution(
-    frame: pl.DataFrame,
-    *,
-    quantiles: Sequence[float] = QUANTILES,
-    seed: int = 0,
-    resamples: int = 2000,
-    baseline: Baseline = "eager",
-) -> list[ScoreRow]:
+def distribution(frame: pl.DataFrame, *, resamples: int = 2000) -> list[ScoreRow]:
     """Quantiles of the speedup of correct, timed samples, as rows with the metric "speedup_q0.5"
     and so on, k None.
 
@@ -182,7 +169,7 @@ def distribution(
     does.
     """
     rows: list[ScoreRow] = []
-    for model, samples in samples_by_model(frame, baseline=baseline).items():
+    for model, samples in samples_by_model(frame).items():
         for track in TRACKS:
             speeds = [values for values in _speeds(samples, track) if values]
             facts: dict[str, Any] = {
@@ -190,10 +177,9 @@ def distribution(
                 "track": track,
                 "tasks": len(speeds),
                 "samples": sum(map(len, speeds)),
-                "baseline": baseline,
             }
-            for q in quantiles:
-                found = _quantile(speeds, q, seed, min(resamples, 1000))
+            for q in QUANTILES:
+                found = _quantile(speeds, q, min(resamples, 1000))
                 rows.append(ScoreRow(**facts, metric=f"speedup_q{q:g}", **found))
     return rows
 
@@ -206,9 +192,7 @@ def _speeds(samples: Samples, track: Track) -> list[list[float]]:
     ]
 
 
-def _quantile(
-    speeds: Sequence[Sequence[float]], q: float, seed: int, resamples: int
-) -> dict[str, Any]:
+def _quantile(speeds: Sequence[Sequence[float]], q: float, resamples: int) -> dict[str, Any]:
     """Tasks are numbers to the bootstrap, and the statistic looks their samples up."""
     if not speeds:
         return {"why_not": "no correct, timed sample"}
@@ -219,14 +203,12 @@ def _quantile(
     tasks = np.arange(len(speeds), dtype=np.float64)
     return _bounds(
         pooled(tasks),
-        bootstrap_interval(tasks, pooled, seed=seed, resamples=resamples, level=LEVEL)
-        if len(speeds) > 1
-        else None,
+        bootstrap_interval(tasks, pooled, resamples=resamples) if len(speeds) > 1 else None,
     )
 
 
 def _rate(
-    samples: Samples, track: Track, p: float | None, k: int, over: Over, seed: int, resamples: int
+    samples: Samples, track: Track, p: float | None, k: int, over: Over, resamples: int
 ) -> dict[str, Any]:
     each = rates(samples, track, p, k)
     if each is None:
@@ -235,15 +217,13 @@ def _rate(
     if over == "tasks_and_samples":
         passed = [sum(s.passes(track, p) for s in group) for group in samples.values()]
         sizes = [len(group) for group in samples.values()]
-        interval = hierarchical_interval(
-            passed, sizes, k, seed=seed, resamples=resamples, level=LEVEL
-        )
+        interval = hierarchical_interval(passed, sizes, k, resamples=resamples)
     if interval is not None:
         return _bounds(value, interval, "hierarchical")
-    return _bounds(value, rate_interval(each, LEVEL), "plus_four")
+    return _bounds(value, rate_interval(each), "plus_four")
 
 
-def _geometric_mean(samples: Samples, track: Track, seed: int, resamples: int) -> dict[str, Any]:
+def _geometric_mean(samples: Samples, track: Track, resamples: int) -> dict[str, Any]:
     """Over all passing, timed samples. Per task only the sum of logs and the count matter, so the
     bootstrap draws those two columns."""
     logs = [[math.log(speedup) for speedup in values] for values in _speeds(samples, track)]
@@ -255,9 +235,7 @@ def _geometric_mean(samples: Samples, track: Track, seed: int, resamples: int) -
     several = int(np.count_nonzero(columns[:, 1])) > 1
     return _bounds(
         value,
-        bootstrap_interval(columns, _pooled, seed=seed, resamples=resamples, level=LEVEL)
-        if several
-        else None,
+        bootstrap_interval(columns, _pooled, resamples=resamples) if several else None,
     )
 
 

@@ -61,7 +61,7 @@ def answers_frame(answers: list[Answers]) -> pl.DataFrame:
     frames = [
         a.verdicts.open()
         .read(columns=READ, unique="candidate_id")
-        .with_columns(pl.lit(a.model).alias("model"))
+        .with_columns(model=pl.lit(a.model))
         .join(
             a.candidates.open().read(columns=lengths, unique="candidate_id"),
             on="candidate_id",

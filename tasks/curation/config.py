@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from kernels_eval.records import Record
 
 Strategy = Literal[
     "concur",
@@ -32,143 +34,68 @@ Flag = Literal["repetitive", "ends_in_loop", "self_doubting", "mixed_language", 
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
-class CurationConfig(BaseModel):
+class CurationConfig(Record):
     """The rule, its thresholds, and its requirements for every sample."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    strategy: Strategy = Field(
-        default="concur",
-        description="the rule's name: concur is the paper's, the others are compared with it",
-    )
-    size: int | None = Field(
-        default=None,
-        ge=1,
-        description=(
-            "maximum number of samples. Left out: all that the rule selects (concur and its"
-            " controls), or as many as concur takes of the same rows (all others), so that"
-            " strategies are compared at equal size. Smaller sets are subsets of larger ones"
-        ),
-    )
-    seed: int = Field(
-        default=0,
-        ge=0,
-        lt=2**63,
-        description="of every draw: random samples, ties of the baselines, thinning to a size",
-    )
-    min_speedup: float = Field(
-        default=5.0,
-        ge=0,
-        description=(
-            "paper, criterion b: every correct kernel above this speedup is taken; concur and its"
-            " controls"
-        ),
-    )
+    strategy: Strategy = "concur"
+    """the rule's name: concur is the paper's, the others are compared with it"""
+    size: PositiveInt | None = None
+    """maximum number of samples. Left out: all that the rule selects (concur and its controls),
+    or as many as concur takes of the same rows (all others), so that strategies are compared at
+    equal size. Smaller sets are subsets of larger ones"""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """of every draw: random samples, ties of the baselines, thinning to a size"""
+    min_speedup: NonNegativeFloat = 5.0
+    """paper, criterion b: every correct kernel above this speedup is taken; concur and its
+    controls"""
     single_operator_quota: (
         Annotated[int, Field(strict=True, ge=0)] | Annotated[float, Field(gt=0, lt=1)]
-    ) = Field(
-        default=0.5,
-        description=(
-            "criterion c: a share (0.5) limits the single operators to this part of the set; a"
-            " whole number limits the samples that are added, never beyond half of the set. The"
-            " balanced strategies aim at the same share, or select at most this number"
-        ),
-    )
-    criterion_sizes: tuple[PositiveInt, PositiveInt, NonNegativeInt] | None = Field(
-        default=None,
-        description=(
-            "numbers of samples for criteria a, b and c, drawn if there are more. Replaces"
-            " single_operator_quota in concur and its controls. The paper's: 3934, 414, 544"
-        ),
-    )
-    require_speedup_lower_above: float | None = Field(
-        default=None,
-        ge=0,
-        description=(
-            "strict: take only samples whose lower bound of the speedup (95 %) is above this"
-        ),
-    )
-    require_custom_kernel: bool = Field(
-        default=False, description="strict: take only samples whose verdict names a custom kernel"
-    )
-    require_rewritten_bottleneck: bool = Field(
-        default=False,
-        exclude_if=lambda asked: not asked,  # every hash stays what it was
-        description=(
-            "strict: take only samples that call the reference's slowest operator no more; asks"
-            " for profiles (`profile.enabled`)"
-        ),
-    )
-    max_per_task: int | None = Field(
-        default=1,
-        ge=1,
-        description=(
-            "maximum samples per task of the baselines and the balanced strategies; null: no"
-            " limit. The paper's rule has its own limits"
-        ),
-    )
-    equal_speedups: Literal["exact", "interval"] = Field(
-        default="exact",
-        description=(
-            "criterion a: a sample is as fast as the fastest if the medians agree (exact), or if"
-            " their 95 % intervals overlap (interval)"
-        ),
-    )
-    later_turns: bool = Field(
-        default=False,
-        description=(
-            "also use answers to follow-ups. Training pairs every sample with its task's first"
-            " prompt, which these did not answer"
-        ),
-    )
-    cut_off_answers: bool = Field(
-        default=False,
-        description=(
-            "also use answers that the token limit cut off. Training adds no end token to them,"
-            " because their model wrote none"
-        ),
-    )
-    exclude_flags: tuple[Flag, ...] = Field(
-        default=(),
-        description=(
-            "samples whose reasoning raises one of these flags are not in the pool, for every"
-            " strategy"
-        ),
-    )
+    ) = 0.5
+    """criterion c: a share (0.5) limits the single operators to this part of the set; a whole
+    number limits the samples that are added, never beyond half of the set. The balanced
+    strategies aim at the same share, or select at most this number"""
+    criterion_sizes: tuple[PositiveInt, PositiveInt, NonNegativeInt] | None = None
+    """numbers of samples for criteria a, b and c, drawn if there are more. Replaces
+    single_operator_quota in concur and its controls. The paper's: 3934, 414, 544"""
+    require_speedup_lower_above: NonNegativeFloat | None = None
+    """strict: take only samples whose lower bound of the speedup (95 %) is above this"""
+    require_custom_kernel: bool = False
+    """strict: take only samples whose verdict names a custom kernel"""
+    require_rewritten_bottleneck: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    """strict: take only samples that call the reference's slowest operator no more; asks for
+    profiles (`profile.enabled`)"""
+    max_per_task: PositiveInt | None = 1
+    """maximum samples per task of the baselines and the balanced strategies; null: no limit. The
+    paper's rule has its own limits"""
+    equal_speedups: Literal["exact", "interval"] = "exact"
+    """criterion a: a sample is as fast as the fastest if the medians agree (exact), or if their
+    95 % intervals overlap (interval)"""
+    later_turns: bool = False
+    """also use answers to follow-ups. Training pairs every sample with its task's first prompt,
+    which these did not answer"""
+    cut_off_answers: bool = False
+    """also use answers that the token limit cut off. Training adds no end token to them, because
+    their model wrote none"""
+    exclude_flags: tuple[Flag, ...] = ()
+    """samples whose reasoning raises one of these flags are not in the pool, for every strategy"""
 
 
-class QualityConfig(BaseModel):
+class QualityConfig(Record):
     """The thresholds of the flags. Calibrated on 1,032 responses of QwQ-32B
     (benchmarks/results/2026-11-21-trace-quality.md)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    max_repeated_share: float = Field(
-        default=0.25, ge=0, le=1, description="repetitive above this share of 10-grams seen before"
-    )
-    max_loop_words: int = Field(
-        default=60,
-        ge=1,
-        description="ends_in_loop above this many words of a repeated period at the end",
-    )
-    max_doubt_per_1000_words: float = Field(
-        default=18.0, ge=0, description="self_doubting above this rate"
-    )
-    min_doubt_markers: int = Field(
-        default=10,
-        ge=1,
-        description="fewer markers than this are never self_doubting: short texts have wild rates",
-    )
-    max_foreign_letters: int = Field(
-        default=3,
-        ge=0,
-        description="mixed_language above this many letters outside the text's main script",
-    )
-    batch_characters: int = Field(
-        default=8_000_000,
-        ge=1,
-        description="characters of text measured at a time: bounds memory, not results",
-    )
+    max_repeated_share: float = Field(default=0.25, ge=0, le=1)
+    """repetitive above this share of 10-grams seen before"""
+    max_loop_words: PositiveInt = 60
+    """ends_in_loop above this many words of a repeated period at the end"""
+    max_doubt_per_1000_words: NonNegativeFloat = 18.0
+    """self_doubting above this rate"""
+    min_doubt_markers: PositiveInt = 10
+    """fewer markers than this are never self_doubting: short texts have wild rates"""
+    max_foreign_letters: NonNegativeInt = 3
+    """mixed_language above this many letters outside the text's main script"""
+    batch_characters: PositiveInt = 8_000_000
+    """characters of text measured at a time: bounds memory, not results"""
 
     @property
     def identity(self) -> dict[str, Any]:

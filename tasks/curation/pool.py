@@ -95,10 +95,10 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
         .select(
             *("_row", "candidate_id", "task_id", "sample_index", "reasoning_tokens"),
             *("_speedup", "_speedup_lower", "_speedup_upper"),
-            demanded(config).alias("_sure"),
-            is_single_operator(pl.col("reference_operators")).alias("_single"),
-            pl.coalesce(kernel, pl.col("candidate_id").cast(pl.String)).alias("_kernel"),
-            pl.len().over("task_id").alias("_rivals"),
+            _sure=demanded(config),
+            _single=is_single_operator(pl.col("reference_operators")),
+            _kernel=pl.coalesce(kernel, pl.col("candidate_id").cast(pl.String)),
+            _rivals=pl.len().over("task_id"),
         )
         .sort("task_id", "sample_index", "candidate_id")
     )

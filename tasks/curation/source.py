@@ -19,7 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import UsageError, cause_of
 from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.curation.tables import (
@@ -33,7 +33,7 @@ from tasks.curation.tables import (
     with_operators,
     with_profiles,
 )
-from tasks.store import Snapshot, snapshots
+from tasks.store.snapshot import Snapshot, newest_first
 
 
 class Files(Snapshot):
@@ -61,7 +61,7 @@ class Files(Snapshot):
         try:
             yield
         except (OSError, pa.ArrowInvalid, pl.exceptions.PolarsError) as error:
-            cause = (str(error).splitlines() or [type(error).__name__])[0]
+            cause = cause_of(error)
             raise UsageError(
                 f"{self.path} cannot be read as Parquet: {cause}",
                 "give a Parquet file, or the directory of a snapshot",
@@ -112,7 +112,7 @@ class Source:
         wanted = {each.fingerprint for each in of if each and not isinstance(each, Files)}
         if isinstance(self.verdicts, Files) or len(wanted) < len(of):
             return None
-        finished = _newest_first(self.verdicts.root, stage)
+        finished = newest_first(self.verdicts.root, stage)
         return next((each for each in finished if wanted <= set(each.manifest["upstream"])), None)
 
     @property
@@ -248,19 +248,13 @@ def _in_batch(path: Path) -> Path:
     return found if (found / "manifest.json").is_file() else table
 
 
-def _newest_first(root: str, stage: str) -> list[Snapshot]:
-    finished = [snapshot for snapshot in snapshots(root, stage) if snapshot.finished]
-    age = {each.fingerprint: (each.manifest["created_at"], each.fingerprint) for each in finished}
-    return sorted(finished, key=lambda each: age[each.fingerprint], reverse=True)
-
-
 def _latest(root: str) -> Snapshot:
     """The verdicts that the newest training set under a root was made of, else the newest: those of
     a benchmark are verdicts too."""
-    for snapshot in _newest_first(root, "curation"):
+    for snapshot in newest_first(root, "curation"):
         if found := _among(root, ("verification",), snapshot.manifest["upstream"]):
             return found
-    if newest := _newest_first(root, "verification"):
+    if newest := newest_first(root, "verification"):
         return newest[0]
     raise UsageError(
         f"there is no finished verification snapshot under {root}",

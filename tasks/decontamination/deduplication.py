@@ -37,9 +37,7 @@ def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compa
     return _compared(kept, removed, index.levels)
 
 
-def deduplicate_samples(
-    samples: pl.DataFrame, config: DeduplicationConfig, entry_point: str = "ModelNew"
-) -> Compared:
+def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> Compared:
     """Of a task's equal kernels (columns candidate_id, task_id, code) keep the one with the
     smallest candidate_id.
 
@@ -59,7 +57,7 @@ def deduplicate_samples(
     )
     parsed = coded.filter(name == pl.col("same_text")).filter(pl.len().over("task_id") > 1)
     forms = (
-        (own, canonical(code, entry_point)) for own, code in parsed[["candidate_id", "code"]].rows()
+        (own, canonical(code, "ModelNew")) for own, code in parsed[["candidate_id", "code"]].rows()
     )
     # without its class a program has nothing to be compared by
     keys = [form.normalised if form.normalised and form.words else own for own, form in forms]
@@ -67,7 +65,7 @@ def deduplicate_samples(
     equal = parsed.select(same_text=name, equals=first.over("task_id", program))
     found = (
         coded.join(equal, on="same_text", how="left")
-        .with_columns(pl.coalesce("equals", "same_text").alias("equals"))
+        .with_columns(equals=pl.coalesce("equals", "same_text"))
         .filter(name != pl.col("equals"))
         .sort("candidate_id")
     )

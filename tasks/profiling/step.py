@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from prefect import task
-
-from tasks.policy import stage_options
+from tasks.policy import stage_task
 from tasks.profiling import stage
 
-profile_kernels = task(
-    name="profile correct kernels",
-    task_run_name="profile the correct kernels",
-    **stage_options(stage.planned),
-)(stage.run)
+profile_kernels = stage_task(
+    stage.run, stage.planned, "profile correct kernels", lambda **_: "profile the correct kernels"
+)

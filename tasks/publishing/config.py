@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from kernels_eval.records import Record
 
@@ -15,22 +15,14 @@ class PublishOptions(Record):
     """How a set is published. Part of the revision: other options, another revision."""
 
     name: str = Field(default="ConCuR kernels", min_length=1, max_length=200)
-    license: str = Field(
-        default=UNKNOWN,
-        pattern=r"^[a-z0-9][a-z0-9.+-]*$",
-        description="the hub's identifier, such as apache-2.0",
-    )
+    license: str = Field(default=UNKNOWN, pattern=r"^[a-z0-9][a-z0-9.+-]*$")
+    """the hub's identifier, such as apache-2.0"""
     creator: str = UNKNOWN
     url: str = README
-    citation: str | None = Field(
-        default=None, description="BibTeX of the set; default: one that names the revision"
-    )
-    holdout_share: float = Field(
-        default=0.0, ge=0, lt=1, description="share of the tasks whose rows make the split `test`"
-    )
+    citation: str | None = None
+    """BibTeX of the set; default: one that names the revision"""
+    holdout_share: float = Field(default=0.0, ge=0, lt=1)
+    """share of the tasks whose rows make the split `test`"""
     seed: int = 0
-    shard_bytes: int = Field(
-        default=300 * 2**20,
-        ge=1,
-        description="a shard is closed by the row group that brings it to this size",
-    )
+    shard_bytes: PositiveInt = 300 * 2**20
+    """a shard is closed by the row group that brings it to this size"""

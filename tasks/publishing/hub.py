@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.records import Record
 from tasks.publishing.config import CROISSANT, DATA, FIGURES, PUBLICATION, README, STRATEGIES
 from tasks.publishing.publish import Published, is_whole, read_publication
@@ -113,7 +113,7 @@ def _answers(repo_id: str, token: str) -> Iterator[None]:
     except EvalError:
         raise
     except Exception as error:
-        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        line = cause_of(error)
         cause = line.replace(token, "***")
         if isinstance(error, HFValidationError):
             problem = f"{repo_id!r} is no repository of the hub: {cause}"

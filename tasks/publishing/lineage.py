@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import UsageError, cause_of
 from tasks.sources.hub import is_hub_id
 from tasks.store import Snapshot, SnapshotRef, snapshots
 from tasks.store.snapshot import find_snapshot
@@ -190,7 +190,7 @@ def readable(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        cause = cause_of(error)
         raise UsageError(f"cannot read {what}: {cause}", RESTORE) from error
 
 

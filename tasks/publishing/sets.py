@@ -1,10 +1,13 @@
 """A curated set as a folder or on the hub, and what changed between two of them, by names and paths
-as a user gives them."""
+as a user gives them.
+
+A difference of two refreshes as Markdown and as JSON.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,12 +15,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
+from tasks.files import read_toml
 from tasks.publishing.config import PUBLICATION, PublishOptions
-from tasks.publishing.diff import diff
-from tasks.publishing.diff_report import to_json, to_markdown
+from tasks.publishing.diff import RefreshDiff, diff
 from tasks.publishing.hub import push_to_hub
 from tasks.publishing.lineage import find_curated
 from tasks.publishing.publish import Published, publish
+from tasks.publishing.templates import render
 from tasks.store import SnapshotRef
 
 PUBLISHED = "published.jsonl"
@@ -116,3 +120,24 @@ def diff_sets(root: str, old: str, new: str, *, as_json: bool = False) -> str:
 
 def _source(root: str, name: str) -> SnapshotRef | Path:
     return Path(name) if (Path(name) / PUBLICATION).is_file() else find_curated(root, name)
+
+
+MAX_SHOWN = 50
+_WORDS = read_toml(Path(__file__).with_suffix(".toml"))
+LOST: Mapping[str, str] = _WORDS["lost"]
+GAINED: Mapping[str, str] = LOST | _WORDS["gained"]
+
+
+def to_json(found: RefreshDiff) -> str:
+    """One JSON object: the record, and counts by reason."""
+    reasons = {
+        f"{what}_{change}": found.reasons(getattr(found, f"{what}_{change}"))
+        for what in ("samples", "tasks")
+        for change in ("gained", "lost", "changed")
+    }
+    return json.dumps({**found.model_dump(mode="json"), "reasons": reasons}, ensure_ascii=False)
+
+
+def to_markdown(found: RefreshDiff) -> str:
+    """The same for readers: counts by reason, then the first 50 of each kind."""
+    return render("diff.md.jinja", found=found, lost=LOST, gained=GAINED, shown=MAX_SHOWN)

@@ -8,17 +8,14 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
-from tasks.policy import RETRIES, RETRY_DELAYS_S, RETRY_JITTER, infrastructure_only
+from tasks.policy import RETRIED
 
 
 @task(
     name="search a generation",
     task_run_name="generation {number} of the search",
     cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_condition_fn=infrastructure_only,
-    retry_jitter_factor=RETRY_JITTER,
+    **RETRIED,
 )
 def run_generation(search: Any, number: int) -> int:
     """Return how many candidates the generation has. A retry proposes and verifies only what is

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kernels_eval.build.toolchain import default_cache
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import UsageError, cause_of
 from kernels_eval.records import Record
 from tasks.files import atomic_write, file_sha256
 from tasks.progress import caution
@@ -87,7 +87,7 @@ class _Wanted:
             if rows is not None:
                 return rows
             raise UsageError(
-                f"cannot load {self} from the hub: {_line(error)}",
+                f"cannot load {self} from the hub: {cause_of(error)[:300]}",
                 "check the id (there is no local file of that name) and the network (there is no"
                 " local copy), or download its Parquet file and give its path",
             ) from error
@@ -149,9 +149,9 @@ class _Wanted:
                 log.error("the copy %s cannot be read: %s", path, error)
                 continue
             caution(
-                f"The hub could not be reached ({_line(fault)}): the tasks are those of the copy on"
-                f" this disk of {self.hub_id}, split {self.split}, commit {pin.commit}, fetched"
-                f" {pin.fetched_at}, {pin.rows} rows."
+                f"The hub could not be reached ({cause_of(fault)[:300]}): the tasks are those of"
+                f" the copy on this disk of {self.hub_id}, split {self.split}, commit {pin.commit},"
+                f" fetched {pin.fetched_at}, {pin.rows} rows."
             )
             return rows
         return None
@@ -180,10 +180,6 @@ class _Wanted:
                 old.unlink(missing_ok=True)
         except (OSError, pl.exceptions.PolarsError) as error:
             log.warning("no copy of %s at %s was kept: %s", self.hub_id, commit, error)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 # -- the hub ---------------------------------------------------------------------------------------

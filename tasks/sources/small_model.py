@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field, PositiveInt, model_validator
 
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import UsageError, cause_of
 from kernels_eval.records import Record, stable_hash
 from tasks.files import atomic_directory
 from tasks.sources import bundled
@@ -215,9 +215,8 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
         with quiet_progress():
             return auto_class.from_pretrained(str(location), **options)
     except (OSError, ValueError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
-            f"cannot load {location}: {first_line}",
+            f"cannot load {location}: {cause_of(error)}",
             "give a model directory (config.json and tokenizer.json in it) or a hub id",
         ) from error
 

@@ -417,6 +417,13 @@ def snapshots(root: str, stage: str) -> list[Snapshot]:
     return [Snapshot(root, stage, name) for name in names if not name.startswith(".")]
 
 
+def newest_first(root: str, stage: str) -> list[Snapshot]:
+    """The finished snapshots of a stage under a root, the newest first."""
+    finished = [each for each in snapshots(root, stage) if each.finished]
+    age = {each.fingerprint: (each.manifest["created_at"], each.fingerprint) for each in finished}
+    return sorted(finished, key=lambda each: age[each.fingerprint], reverse=True)
+
+
 def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
     """A snapshot by its directory, or under `root` by (the beginning of) its fingerprint. Raises
     UsageError where there is none, or several begin so."""

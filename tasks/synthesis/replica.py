@@ -21,6 +21,7 @@ from typing import Any, Literal
 import httpx
 from pydantic import Field
 
+from kernels_eval.errors import cause_of
 from kernels_eval.records import Record
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.supervisor import Command, Supervised
@@ -242,7 +243,7 @@ def unhealthy(address: str, names: tuple[str, ...], api_key: str, timeout_s: flo
             models = client.get(f"{address}/v1/models").raise_for_status().json()["data"]
         served = {model["id"] for model in models}
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        return str(error).partition("\n")[0] or type(error).__name__
+        return cause_of(error)
     missing = [name for name in names if name not in served]
     return (
         f"it serves {', '.join(sorted(served))} and not {', '.join(missing)}" if missing else None

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from kernels_eval.records import Record
 from tasks.progress import hours
@@ -50,12 +50,12 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 class Shape(Record):
     """Of a model: what its memory depends on."""
 
-    layers: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=1)
-    window: int | None = Field(default=None, ge=1)
-    weight_bytes: int = Field(default=0, ge=0)
-    value_bytes: int = Field(default=2, ge=1)
+    layers: PositiveInt
+    kv_heads: PositiveInt
+    head_dim: PositiveInt
+    window: PositiveInt | None = None
+    weight_bytes: NonNegativeInt = 0
+    value_bytes: PositiveInt = 2
     """Of one key or value: 2, or 1 in an FP8 cache."""
 
     @property
@@ -75,8 +75,8 @@ class Gpu(Record):
     """Of a GPU: its memory, and what it moves at most."""
 
     name: str
-    memory_bytes: int = Field(ge=1)
-    bytes_per_s: float = Field(gt=0)
+    memory_bytes: PositiveInt
+    bytes_per_s: PositiveFloat
 
 
 class Decoding(Record):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from prefect import task
-
 from kernels_eval.records import Language
-from tasks.policy import rows_of, sentence, stage_options
+from tasks.policy import rows_of, stage_task
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.stage import Synthesis, planned
+from tasks.synthesis.stage import planned, run
 
 
 def _synthesise_candidates(
@@ -23,37 +19,7 @@ def _synthesise_candidates(
     )
 
 
-@task(
-    name="synthesise candidates",
-    task_run_name=sentence(_synthesise_candidates),
-    **stage_options(planned),
+synthesise = stage_task(run, planned, "synthesise candidates", _synthesise_candidates)
+refine = synthesise.with_options(
+    name="refine candidates", task_run_name="refine {language} candidates, turn {turn}"
 )
-def synthesise(
-    tasks: SnapshotRef, config: SynthesisConfig, language: Language, adapter: Path | None = None
-) -> SnapshotRef:
-    return Synthesis(tasks, config, language, adapter).run()
-
-
-@task(
-    name="refine candidates",
-    task_run_name="refine {language} candidates, turn {turn}",
-    **stage_options(planned),
-)
-def refine(
-    tasks: SnapshotRef,
-    candidates: SnapshotRef,
-    verdicts: SnapshotRef,
-    config: SynthesisConfig,
-    language: Language,
-    turn: int,
-    profiles: SnapshotRef | None = None,
-) -> SnapshotRef:
-    return Synthesis(
-        tasks,
-        config,
-        language,
-        candidates=candidates,
-        verdicts=verdicts,
-        profiles=profiles,
-        turn=turn,
-    ).run()

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import EvalError, UsageError, cause_of
 from tasks.retry import DEADLINE_S, retry_until_back
 from tasks.tracking.writing import Runs
 
@@ -225,7 +225,7 @@ def try_mlflow(
     try:
         return retry_mlflow(tracking_uri, write, log)
     except Exception as error:
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        reason = f"{type(error).__name__}: {cause_of(error)}"
         failed(f"MLflow was not written ({reason}); the same command writes it")
         return None
 

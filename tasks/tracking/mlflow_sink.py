@@ -9,16 +9,26 @@ before anything is written. Nothing is printed, MLflow's own globals (active run
 not touched, and the environment is as before when a call returns. Does not guarantee order between
 two processes that write the same fingerprint at the same moment: each takes the other's run for one
 that a killed process left. Does not catch MLflow's errors: the caller logs them.
+
+Write an ablation to MLflow while it works: one parent run, one child run per branch.
+
+Guarantees: one parent per ablation fingerprint and one child per branch, however often the ablation
+was killed and run again; a finished child is left alone as long as its branch is what it was. What
+a killed call left half-written is deleted, as MLflow deletes (it can be restored), so that no chart
+shows a branch twice. Call it from one thread. Does not catch MLflow's errors: the caller logs them.
 """
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tasks.tracking import writing
+from tasks.tracking.config import page_of
 from tasks.tracking.connection import Destination
-from tasks.tracking.records import RunRecord, Series
+from tasks.tracking.records import Cell, Metrics, RunRecord, Series, StageRecord
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -98,3 +108,103 @@ def _close_stale(runs: writing.Runs) -> None:
         if writing.FINGERPRINT_TAG in tags and writing.KIND_TAG not in tags:
             if written_ms < before_ms:
                 _close(runs, run)
+
+
+BRANCH_TAG = "concur.branch"
+MADE_OF_TAG = "concur.branch_fingerprint"
+TABLES_TAG = "mlflow.loggedArtifacts"  # MLflow's own: its pages find tables by it
+
+
+class AblationSink:
+    """The parent run of an ablation and its children."""
+
+    def __init__(self, to: Destination) -> None:
+        self._to = to
+        self.experiment_id = self.run_id = ""
+
+    def open(self, record: RunRecord) -> str:
+        """The parent's id: the one of an earlier call, which runs again, or a new one. Name, tags
+        and params of `record` are written. Raises what MLflow raises."""
+        with self._to.connected() as runs:
+            self.experiment_id = runs.experiment_id
+            own = {writing.FINGERPRINT_TAG: record.run_fingerprint}
+            known: Mapping[str, str] = {}
+            if there := runs.tagged(own):
+                self.run_id, known = there[0].info.run_id, there[0].data.params
+                if there[0].info.status != "RUNNING":
+                    runs.client.update_run(self.run_id, status="RUNNING")
+            else:
+                tags = {writing.key_of(key): text for key, text in record.tags.items()}
+                # the value of this tag is part of what finds the runs of earlier versions
+                own[writing.KIND_TAG] = "sweep"
+                self.run_id = runs.start(record.name, tags | own)
+            # some are missing where an earlier call died on its way; MLflow refuses another value
+            missing = [key for key in record.params if writing.key_of(key) not in known]
+            runs.values(self.run_id, {key: record.params[key] for key in missing})
+            return self.run_id
+
+    def child(self, branch: str, record: RunRecord) -> str:
+        """Write a branch, once, and return the child's id. A branch with an error ends FAILED, and
+        is replaced when it is run again. `run_fingerprint` is what the branch was made of; `stages`
+        are not written.
+
+        Raises UsageError for files that do not exist, and what MLflow raises.
+        """
+        with self._to.connected() as runs:
+            own = {writing.PARENT_TAG: self.run_id, BRANCH_TAG: branch}
+            found = runs.tagged(own)
+            for run in found:
+                same = run.data.tags.get(MADE_OF_TAG) == record.run_fingerprint
+                if same and run.info.status == "FINISHED" and record.error is None:
+                    runs.register(run.info.run_id, record)
+                    return str(run.info.run_id)
+            writing.require_paths(record)
+            for run in found:
+                runs.client.delete_run(run.info.run_id)
+            own |= {writing.KIND_TAG: "branch", MADE_OF_TAG: record.run_fingerprint}
+            if record.error:
+                own["concur.error"] = record.error
+            run_id = runs.write(record, own, "FAILED" if record.error else "FINISHED")
+            runs.register(run_id, record)
+            return run_id
+
+    def progress(self, metrics: Metrics, step: int) -> None:
+        """Numbers of the parent that grow while the ablation runs, once a step."""
+        series: Series = {
+            name: ((step, value),) for name, value in metrics.items() if value is not None
+        }
+        with self._to.connected() as runs:
+            runs.add_points(self.run_id, series)
+
+    def close(self, record: StageRecord) -> None:
+        """End the parent with its summary. A value that is written already is not written again;
+        files and tables replace those of an earlier call, which knew of fewer branches."""
+        with self._to.connected() as runs:
+            known = runs.client.get_run(self.run_id).data.metrics
+            changed = {
+                name: value for name, value in record.metrics.items() if known.get(name) != value
+            }
+            runs.values(self.run_id, metrics=changed, tags=record.tags)
+            runs.add_points(self.run_id, record.series)
+            runs.files(self.run_id, record.artifacts)
+            for name, rows in record.tables.items():
+                self._replace_table(runs, name, rows)
+            runs.client.set_terminated(self.run_id, "FINISHED")
+
+    def url(self, run_id: str) -> str | None:
+        """The run's page, where MLflow is a server."""
+        uri = self._to.tracking_uri
+        if not uri.startswith(("http://", "https://")) or not self.experiment_id:
+            return None
+        return page_of(uri, self.experiment_id, f"runs/{run_id}")
+
+    def _replace_table(
+        self, runs: writing.Runs, name: str, rows: Sequence[dict[str, Cell]]
+    ) -> None:
+        """MLflow's own `log_table` adds rows to an existing table. The file is in its form."""
+        place = f"{writing.TABLES}/{name}.json"
+        table = {"columns": list(rows[0]), "data": [list(row.values()) for row in rows]}
+        runs.client.log_dict(self.run_id, table, place)
+        tables = json.loads(runs.client.get_run(self.run_id).data.tags.get(TABLES_TAG, "[]"))
+        if (entry := {"path": place, "type": "table"}) not in tables:
+            runs.client.set_tag(self.run_id, TABLES_TAG, json.dumps([*tables, entry]))

@@ -66,32 +66,29 @@ class AdapterRecord(Record):
     """A LoRA adapter, and the registered model of which it becomes a version."""
 
     directory: Path
-    base_model: str = Field(description="hub id or directory of what the adapter was trained on")
+    base_model: str
+    """hub id or directory of what the adapter was trained on"""
     registered_model: str = Field(pattern=r"^[^/:]+$")
-    lineage: dict[str, str] = Field(
-        default={}, description="what the adapter comes from: tags of the registered version"
-    )
+    lineage: dict[str, str] = {}
+    """what the adapter comes from: tags of the registered version"""
 
 
 class StageRecord(Record):
     """One run of MLflow. By itself a child run: a stage, or one model of the benchmark."""
 
     name: str = Field(min_length=1)
-    times: tuple[int, int] | None = Field(
-        default=None,
-        description="begin and end, ms since 1970; None: those of the stages, else of the writing",
-    )
+    times: tuple[int, int] | None = None
+    """begin and end, ms since 1970; None: those of the stages, else of the writing"""
     params: Params = {}
     metrics: Metrics = {}
-    series: Series = Field(default={}, description="metric -> (step, value) pairs")
+    series: Series = {}
+    """metric -> (step, value) pairs"""
     tags: dict[str, str] = {}
-    artifacts: tuple[Path, ...] = Field(
-        default=(), description="files; figures go to figures/, the rest beside the run's root"
-    )
+    artifacts: tuple[Path, ...] = ()
+    """files; figures go to figures/, the rest beside the run's root"""
     datasets: tuple[DatasetRef, ...] = ()
-    tables: dict[TableName, Rows] = Field(
-        default={}, description="rows of equal columns, for MLflow's table view: tables/NAME.json"
-    )
+    tables: dict[TableName, Rows] = {}
+    """rows of equal columns, for MLflow's table view: tables/NAME.json"""
 
     @model_validator(mode="after")
     def _consistent(self) -> StageRecord:
@@ -110,10 +107,10 @@ class StageRecord(Record):
 class RunRecord(StageRecord):
     """A run that is found again by its fingerprint: one of the line, an ablation or its branch."""
 
-    run_fingerprint: str = Field(
-        pattern=r"^[0-9A-Za-z_.-]{1,250}$",
-        description="hash over the fingerprints of the run's snapshots",
-    )
-    stages: tuple[StageRecord, ...] = Field(default=(), description="child runs")
+    run_fingerprint: str = Field(pattern=r"^[0-9A-Za-z_.-]{1,250}$")
+    """hash over the fingerprints of the run's snapshots"""
+    stages: tuple[StageRecord, ...] = ()
+    """child runs"""
     adapter: AdapterRecord | None = None
-    error: str | None = Field(default=None, min_length=1, description="why a branch failed")
+    error: str | None = Field(default=None, min_length=1)
+    """why a branch failed"""

@@ -4,7 +4,7 @@ and its registration.
 Guarantees: names and texts become what MLflow and every database accept, and no two names become
 the same; missing paths are found by `require_paths`; a run's adapter becomes one registered
 version, however often that is asked for. Which runs are written, and what is left of earlier
-attempts, is for `mlflow_sink` and `ablation_sink`.
+attempts, is for `mlflow_sink`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import EvalError, UsageError, cause_of
 from tasks.training.formatting import tokens_of
 from tasks.training.recipe import TrainingRecipe
 
@@ -42,9 +42,8 @@ def explain(
     else."""
     if is_out_of_memory(error):
         return out_of_memory(error, recipe, examples, device)
-    first_line = (str(error).splitlines() or [""])[0]
     return EvalError(
-        f"training failed: {type(error).__name__}: {first_line}",
+        f"training failed: {type(error).__name__}: {cause_of(error)}",
         f"fix the cause and run it again to resume from {out_dir / 'checkpoints'}",
     )
 

@@ -160,11 +160,14 @@ def _reason_to_drop(
     return None
 
 
-def _listing(dropped: Sequence[Dropped], shown: int = 5) -> str:
+SHOWN = 5
+
+
+def _listing(dropped: Sequence[Dropped]) -> str:
     named = ", ".join(
-        f"{row.candidate_id} ({row.reason}, {row.tokens} tokens)" for row in dropped[:shown]
+        f"{row.candidate_id} ({row.reason}, {row.tokens} tokens)" for row in dropped[:SHOWN]
     )
-    return named + (f" and {len(dropped) - shown} more" if len(dropped) > shown else "")
+    return named + (f" and {len(dropped) - SHOWN} more" if len(dropped) > SHOWN else "")
 
 
 def _way_out(dropped: Sequence[Dropped]) -> str:

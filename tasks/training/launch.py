@@ -21,7 +21,7 @@ from threading import Thread
 from typing import Any, NamedTuple, cast
 
 from kernels_eval.cluster.ray import interruptible, start_ray
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import EvalError, UsageError, cause_of
 from tasks.training.formatting import Rows
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import TrainingResult
@@ -213,7 +213,7 @@ def _fit(job: Job, gpu: bool, news: Any) -> None:
         last = "result", trainer.fit().return_value
     # of Ray's: what the workers said of themselves is in the queue already
     except Exception as error:
-        last = "end", (str(error).strip().splitlines() or [type(error).__name__])[0]
+        last = "end", cause_of(error)
     shutil.rmtree(scratch, ignore_errors=True)
     news.put(last)
 

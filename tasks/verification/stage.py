@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
 from kernels_eval.devices import conditions
-from kernels_eval.errors import ClusterError, EvalError, UsageError
+from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
 from kernels_eval.parent.draft import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
@@ -270,7 +270,7 @@ class Verification:
             if isinstance(error, ClusterError):
                 raise
             # Ray takes another cluster than before for a wrong token, and says so at length.
-            said = (str(error).splitlines() or [""])[0].partition(". Ensure that the token")[0]
+            said = cause_of(error).partition(". Ensure that the token")[0]
             lost = f"the Ray cluster is lost: {type(error).__name__}: {said}"
             raise ClusterError(lost, LOST_FIX) from error
         finally:

@@ -10,7 +10,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 
 from kernels_eval.records import Language
-from tasks.policy import RETRIES, RETRY_DELAYS_S, RETRY_JITTER, infrastructure_only, sentence
+from tasks.policy import RETRIED, sentence
 from tasks.store.snapshot import SnapshotRef
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
@@ -28,12 +28,9 @@ def _verify_a_chunk(work: Verification, number: int) -> str:
 
 @task(
     name="verify a chunk",
-    task_run_name=sentence(_verify_a_chunk),
+    task_run_name=sentence(_verify_a_chunk, "verify a chunk"),
     cache_policy=NO_CACHE,
-    retries=RETRIES,
-    retry_delay_seconds=RETRY_DELAYS_S,
-    retry_condition_fn=infrastructure_only,
-    retry_jitter_factor=RETRY_JITTER,
+    **RETRIED,
 )
 def verify_chunk(work: Any, number: int) -> dict[str, int]:
     """Return how many verdicts of each status there are. A retry verifies only candidates that have

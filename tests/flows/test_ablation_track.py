@@ -12,9 +12,9 @@ from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
 from tasks.benchmark.comparison.records import Branch
 from tasks.tracking import connection, writing
-from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.config import TrackingConfig
 from tasks.tracking.connection import Destination
+from tasks.tracking.mlflow_sink import AblationSink
 from tasks.tracking.records import RunRecord
 from tests.support.servers import free_port, mlflow_server
 

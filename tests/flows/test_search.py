@@ -70,11 +70,11 @@ def test_parents_and_their_scores_are_in_the_prompt(tmp_path):
     )
     planted = Planted(tmp_path)
     verdicts = planted.verdicts.open()
-    crossed = Asked(task, Plan(1, "cross", (fast, slow), None), turn=2)
+    crossed = Asked(task, Plan(1, "cross", (fast, slow), None))
     text = prompt_of(crossed, Language.CPP, None, verdicts)
     assert text.index("Speedup 1.25") < text.index("# code 1.25") < text.index("Speedup 2.5")
     known = Member("c/t/0/0", "# its code", 0, "start", speedup=1.0)
-    rewritten = Asked(task, Plan(1, "rewrite", (known,), None), turn=2)
+    rewritten = Asked(task, Plan(1, "rewrite", (known,), None))
     text = prompt_of(rewritten, Language.CPP, "a small machine", verdicts)
     assert "# its code" in text and "takes 0.889 ms, yours 1 ms" in text
     assert "a small machine" in text and "takes less time" in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernels_eval.child.build_interception import BuildFailed
-from kernels_eval.child.failures import classify, compiler_line, report
+from kernels_eval.child.main import classify, compiler_line, report
 from kernels_eval.isolation.sandbox import CHATTER
 from kernels_eval.records import Reason
 

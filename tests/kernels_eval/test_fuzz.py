@@ -25,12 +25,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.build import attempt, extensions
+from kernels_eval.build import extensions
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import Prepared
 from kernels_eval.build.spec import Build
-from kernels_eval.checks.native_screening import screen_native
-from kernels_eval.checks.screening import screen
+from kernels_eval.checks.screening import screen, screen_native
 from kernels_eval.checks.trials import Comparison, OutputForm
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation import machine
@@ -351,7 +350,7 @@ def builder(tmp_path, monkeypatch):
         subprocess.run([true, *command[1:]], cwd=work, env=environment)
         return "failed"
 
-    monkeypatch.setattr(attempt, "run", run)
+    monkeypatch.setattr(extensions, "run", run)
     monkeypatch.setattr(Prepared, "precompiled", lambda self: None)
     monkeypatch.setattr(Prepared, "once", lambda self, target, make: target)
     monkeypatch.setattr(Prepared, "only_torchs", frozenset())

@@ -14,8 +14,7 @@ import pytest
 from kernels_eval.build.extensions import _refusal
 from kernels_eval.build.process import READ_BYTES, log_of
 from kernels_eval.build.spec import Build, ExtensionSpec
-from kernels_eval.checks.native_screening import screen_native
-from kernels_eval.checks.screening import MOST_LETTERS, screen
+from kernels_eval.checks.screening import MOST_LETTERS, screen, screen_native
 from kernels_eval.checks.syntax import parse_source
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout

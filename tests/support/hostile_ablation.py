@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from tasks.benchmark.comparison.page import write_comparison
 from tasks.benchmark.comparison.records import Ablation, Branch, Written
-from tasks.tracking.ablation_sink import AblationSink
 from tasks.tracking.connection import Destination
+from tasks.tracking.mlflow_sink import AblationSink
 from tasks.tracking.records import RunRecord, StageRecord
 from tests.support.ablations import answers, branch, drawn, verdict
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS

@@ -191,11 +191,11 @@ def devices(monkeypatch):
     """What needs a device is replaced; flows and tasks are Prefect's."""
     from flows.ablation import branches
     from tasks.synthesis import stage as synthesis
-    from tasks.training import stage as training
+    from tasks.training import step as training
     from tasks.verification import stage as verification
 
     made = Quick()
-    monkeypatch.setattr(training, "run", made.train)
+    monkeypatch.setattr(training.train, "fn", made.train)
     monkeypatch.setattr(synthesis, "make_sampler", made.sampler)
     monkeypatch.setattr(verification.Verification, "pool", lambda self: Judging())
     monkeypatch.setattr(branches, "start_ray", lambda address: None)

@@ -11,9 +11,8 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.benchmark.comparing import ComparisonRow
-from tasks.benchmark.comparison.content import headline, trust, verdict_of
 from tasks.benchmark.comparison.numbers import SeedScore, compared, seed_tests
-from tasks.benchmark.comparison.page import write_comparison
+from tasks.benchmark.comparison.page import headline, trust, verdict_of, write_comparison
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.metrics import sign_flip_p
 from tasks.store.snapshot import SnapshotRef

@@ -248,12 +248,13 @@ def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
     assert policy.pace("s", 5, 100, counted, seconds) == said
 
 
-def test_a_name_that_cannot_be_made_is_the_words_own():
+def test_a_name_that_cannot_be_made_is_the_other():
     def _count_tasks(tasks: list[int]) -> str:
         return f"count {len(tasks)} tasks"
 
-    assert policy.sentence(_count_tasks)(parameters={"tasks": [1, 2]}) == "count 2 tasks"
-    assert policy.sentence(_count_tasks)(parameters={"tasks": None}) == "count tasks"
+    name = policy.sentence(_count_tasks, "count tasks")
+    assert name(parameters={"tasks": [1, 2]}) == "count 2 tasks"
+    assert name(parameters={"tasks": None}) == "count tasks"
 
 
 def test_an_observer_hears_nothing_after_it_left():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.curation.config import FLAGS, QualityConfig
-from tasks.curation.quality import MEASURES, quality, stream_quality
+from tasks.curation.flags import MEASURES, quality, stream_quality
 from tests.support.cases import cases
 
 CASES = cases("curation")

@@ -11,11 +11,10 @@ import pytest
 
 from kernels_eval.records import Language
 from tasks.store import Snapshot, SnapshotRef
-from tasks.synthesis import answers, stage
-from tasks.synthesis.answers import parsed_again
+from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import Parsed, parse_response
-from tasks.synthesis.stage import Synthesis
+from tasks.synthesis.stage import Synthesis, parsed_again
 from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
 from tests.support.requests import tasks_snapshot
@@ -47,7 +46,7 @@ def test_a_better_parser_reaches_kept_answers_without_a_request(tasks, monkeypat
         url = server.url
     # nothing listens at the address any more
     assert sampled(tasks, url).equals(before)
-    monkeypatch.setattr(answers, "parse_response", better)
+    monkeypatch.setattr(stage, "parse_response", better)
     assert sampled(tasks, url).equals(before), "the same version finds its finished snapshot"
     monkeypatch.setattr(stage, "PARSER_VERSION", stage.PARSER_VERSION + 1)
     after = sampled(tasks, url)

@@ -18,8 +18,8 @@ from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.publishing.config import PublishOptions
 from tasks.publishing.diff import RefreshDiff, SampleChange, diff
-from tasks.publishing.diff_report import GAINED, LOST, to_json, to_markdown
 from tasks.publishing.publish import publish
+from tasks.publishing.sets import GAINED, LOST, to_json, to_markdown
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tests.support.curated import FUSION, SINGLE, line, sample
 

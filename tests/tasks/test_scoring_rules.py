@@ -186,7 +186,7 @@ def test_quantiles_are_numpys_over_all_correct_samples_with_intervals_over_tasks
 def test_one_task_or_none_gives_no_interval_or_no_number():
     failed = row("m", "b", FAILED)
     lone, none = (
-        find(distribution(frame(*rows), quantiles=(0.5,)), "speedup_q0.5", None)
+        find(distribution(frame(*rows)), "speedup_q0.5", None)
         for rows in ((row("m", "a", 2.0), failed), (failed,))
     )
     assert (lone.value, lone.lower, lone.tasks) == (2.0, None, 1)

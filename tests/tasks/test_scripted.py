@@ -20,8 +20,7 @@ from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.requests import data_version
 from tasks.synthesis.scripted.config import TeacherConfig
 from tasks.synthesis.scripted.modules import FLAGS, TABLE, faults_of, module_of
-from tasks.synthesis.scripted.reasoning import size
-from tasks.synthesis.scripted.teacher import ScriptedSampler
+from tasks.synthesis.scripted.teacher import ScriptedSampler, size
 from tests.support.requests import make_request
 
 TASKS = generated.load(11, 60, "all")

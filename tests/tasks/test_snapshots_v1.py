@@ -20,7 +20,7 @@ from tasks.curation import stage as curation
 from tasks.curation.strategies import CurationConfig
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, known_rows, snapshots
-from tasks.synthesis.answers import parsed_again
+from tasks.synthesis.stage import parsed_again
 from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, STAGES
 

@@ -122,7 +122,7 @@ class Compared(Record):
         return next(arm for arm in self.strategies if arm.name == name)
 
 
-def compared(ablation: Ablation, *, resamples: int = 2000, seed: int = 0) -> Compared:
+def compared(ablation: Ablation, *, resamples: int = 2000) -> Compared:
     """The numbers of an ablation, from the verdicts of its branches. Without a branch that finished
     there are none.
 
@@ -143,15 +143,14 @@ def compared(ablation: Ablation, *, resamples: int = 2000, seed: int = 0) -> Com
     references = {_distinct(answers.model, taken): answers for answers in ablation.references}
     frame = _frame(ablation, arms, references)
     excluded = excluded_tasks(frame)
-    scores = score(frame, ks=(1,), ps=(1.0,), resamples=resamples, seed=seed)
+    scores = score(frame, ks=(1,), ps=(1.0,), resamples=resamples)
     rates = {(row.model, row.metric): row.value or 0.0 for row in scores if row.track == TRACK}
     arms.sort(key=lambda arm: (-rates[arm.name, EXEC], -rates[arm.name, FAST]))
     pairs = [(_opponent(arm, against).name, arm.name) for arm in arms if arm not in against]
     base = next((name for name, answers in references.items() if answers.model == "base"), None)
     with_base = [(base, arm.name) for arm in arms] if base else []
     differences, against_base = (
-        compare_all(frame, pairs=each, resamples=resamples, seed=seed)
-        for each in (pairs, with_base)
+        compare_all(frame, pairs=each, resamples=resamples) for each in (pairs, with_base)
     )
     seeds = _seeds(frame, arms)
     counts = (
@@ -261,7 +260,7 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
 
 
 def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> list[SeedScore]:
-    known = samples_by_model(frame.with_columns(pl.coalesce("branch", "model").alias("model")))
+    known = samples_by_model(frame.with_columns(model=pl.coalesce("branch", "model")))
     return [
         SeedScore(
             branch=branch, arm=arm.name, seed=seed, track=track, metric=metric, value=mean(each)

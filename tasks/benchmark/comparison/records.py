@@ -13,7 +13,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
@@ -35,18 +42,18 @@ class Branch(Record):
 
     name: str = Field(min_length=1)
     strategy: str = Field(min_length=1)
-    size: int | None = Field(default=None, ge=1)
+    size: PositiveInt | None = None
     seed: int
     state: BranchState
     error: Masked | None = None
-    rows: int | None = Field(default=None, ge=0)
+    rows: NonNegativeInt | None = None
     curated: str | None = None
     trained: str | None = None
     scores: str | None = None
     loss_last: float | None = None
     held_out_loss_last: float | None = None
-    gpu_hours: float | None = Field(default=None, ge=0)
-    seconds: float | None = Field(default=None, ge=0)
+    gpu_hours: NonNegativeFloat | None = None
+    seconds: NonNegativeFloat | None = None
     answers: Answers | None = None
     mlflow_url: Url = None
     prefect_url: Url = None
@@ -75,7 +82,8 @@ class Ablation(Record):
     base_model: str = ""
     references: tuple[Answers, ...] = ()
     baseline: str | None = None
-    created_at: str = Field(default="", description="when the ablation ended, ISO 8601")
+    created_at: str = ""
+    """when the ablation ended, ISO 8601"""
     cautions: tuple[Masked, ...] = ()
     mlflow_url: Url = None
     prefect_url: Url = None

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import polars as pl
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, NonNegativeInt
 
 from kernels_eval.records import Reason, Record, Status
 from tasks.benchmark.breakdown import GroupRow
@@ -103,8 +103,8 @@ class ReportContext(Record):
     language: str
     device: str = ""
     created_at: str = ""
-    tasks: int = Field(ge=0)
-    candidates: int = Field(ge=0)
+    tasks: NonNegativeInt
+    candidates: NonNegativeInt
     status_counts: dict[str, int] = {}
     reason_counts: dict[str, int] = {}
     criterion_counts: dict[str, int] = {}

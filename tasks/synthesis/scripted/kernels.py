@@ -152,5 +152,5 @@ def _window(step: Step, source: str, width: str) -> list[str]:
     ]
 
 
-def indented(lines: Sequence[str], depth: int = 1) -> list[str]:
-    return ["    " * depth + line for line in lines]
+def indented(lines: Sequence[str]) -> list[str]:
+    return ["    " + line for line in lines]

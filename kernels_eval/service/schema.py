@@ -158,7 +158,7 @@ class EvaluationRequest(_Finite):
     """a task that the service was started with"""
     task: TaskSource | None = None
     definition: Definition | None = None
-    workload: Workload = Workload()
+    workload: Workload = Field(default_factory=Workload)
     """sizes and scalars for `definition`"""
     code: Code | None = None
     """a Python module that defines ModelNew"""

@@ -18,20 +18,23 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language, Record, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.policy import ProgressArtifact
+from tasks.profiling.stage import STAGE as PROFILES
 from tasks.progress import observed_by
 from tasks.publishing.lineage import finished, manifest_of
 from tasks.search import confirm
 from tasks.search.config import OF_MODELS
+from tasks.search.gain import again_id
 from tasks.search.stage import Asked, Row, Search, Write, run
 from tasks.search.step import run_generation
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.snapshot import find_snapshot
 from tasks.synthesis.contrast import Kernel, compared
 from tasks.synthesis.prompts import render
-from tasks.synthesis.refine import follow_up_prompt, said_of
+from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of
 from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
+from tasks.tables import KERNEL_PROFILES, VERDICTS
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify
@@ -103,12 +106,10 @@ def search_kernels(
         verify(proposals, tasks, once, language)
         again = confirm.confirmation(search)
         fresh = verify(again, tasks, anew, language)
-        found = confirm.measured(fresh.open())
-        results = [confirm.result_of(each, found) for each in search.populations.values()]
-        summary = confirm.summary_of(results, search)
+        summary = confirm.told_of(search, fresh.open())
         improved = confirm.improved(search, candidates, fresh, summary)
         with Verification(improved, tasks, config.verification, language) as work:
-            keep_fresh(work, fresh.open(), results)
+            keep_fresh(work, fresh.open(), summary["results"])
         judged = verify(improved, tasks, config.verification, language)
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
@@ -118,12 +119,10 @@ def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[st
     one flatters them."""
     if work.snapshot.finished:
         return
-    from tasks.tables import VERDICTS
-
     work.snapshot.recover(VERDICTS)
     there = work.snapshot.keys("candidate_id")
     wanted = {
-        confirm.again_id(result["winner"], 0): result["winner"]
+        again_id(result["winner"], 0): result["winner"]
         for result in results
         if result["improved"] and result["winner"] not in there
     }
@@ -164,12 +163,11 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
 def _request(
     asked: Asked, config: PipelineConfig, sampler: Sampler, judge: Verification
 ) -> Request:
-    """What a model is asked; the seed of a step is `SEED_STEP` further on than that of a first
-    turn's sample with its number."""
+    """What a model is asked. No answer of a first turn has its seed."""
     prompt = prompt_of(asked, judge.language, config.synthesis.hardware, judge.snapshot)
     base, step = config.synthesis.sampling, asked.plan.step
-    sampling = base.model_copy(update={"seed": base.seed + step + (asked.turn - 1) * SEED_STEP})
-    key = [asked.task.code, prompt, sampler.generator, sampling.identity, step, asked.turn]
+    sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + step})
+    key = [asked.task.code, prompt, sampler.generator, sampling.identity, step, asked.plan.turn]
     return Request(
         request_key=stable_hash([*key, asked.plan.operator]),
         task=asked.task,
@@ -177,19 +175,22 @@ def _request(
         prompt=prompt,
         sample_index=step,
         sampling=sampling,
-        turn=asked.turn,
+        turn=asked.plan.turn,
         parent=asked.plan.parents[0].candidate_id,
     )
 
 
 def prompt_of(asked: Asked, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
-    """The task's prompt with the parents: one and what its verdict says of it, or two with their
-    speedups."""
+    """The task's prompt with the parents: one with what its verdict, and a profile where there is
+    one, say of it; or two with their speedups."""
     prompt, parents = render(asked.task, language, hardware), asked.plan.parents
     if asked.plan.operator == "cross":
         return compared(prompt, sorted(Kernel(each.score, each.code) for each in parents))
-    said = said_of(_verdict(verdicts, parents[0].candidate_id))
-    return follow_up_prompt(prompt, parents[0].code, said, correct=True)
+    name = parents[0].candidate_id
+    known = known_rows(verdicts.root, PROFILES, "candidate_id", [name], KERNEL_PROFILES)
+    limits = ({key: row[key] for key in LIMIT} for row in known if row["limit"])
+    said = [said_of(_verdict(verdicts, name)), *(limit_words(**limit) for limit in limits)]
+    return follow_up_prompt(prompt, parents[0].code, "".join(said), correct=True)
 
 
 def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:

@@ -48,3 +48,7 @@ class SearchConfig(Record):
     """fresh measurements of start and winner, from which the gain is computed"""
     seed: NonNegativeInt = 0
     """of every draw"""
+
+    def first_step(self, generation: int) -> int:
+        """The first step of a generation; those of 0, the starts, are 0 and below."""
+        return (generation - 1) * self.batch + 1

@@ -4,8 +4,7 @@ syntax.
 Found in native source (the triple-quoted or plain strings of a candidate's module): sizes of a
 block where a kernel is launched (literals, and the constants that are named there), constants and
 template arguments with the name of a tuning parameter, `#pragma unroll`, `#pragma GCC unroll`,
-`__launch_bounds__`, and `for` loops that have no such pragma. In Triton modules: `num_warps`,
-`num_stages` and the constants of a launch.
+`__launch_bounds__`, and `for` loops that have no such pragma.
 
 Guarantees: comments, strings and all other numbers stay as they are; equal numbers that mean the
 same are changed together (a block's size, the grid computed from it, the shared array of that
@@ -16,7 +15,6 @@ so.
 
 from __future__ import annotations
 
-import ast
 import io
 import math
 import re
@@ -27,23 +25,24 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from kernels_eval.checks.syntax import UNPARSABLE
 from kernels_eval.records import Language
-from tasks.search.flags import places
 
 THREADS = (32, 64, 128, 256, 512, 1024)
-UNROLL = (0, 1, 2, 4, 8, 16)
-"""0: no pragma, or one without a number."""
-LOOP = (0, 2, 4, 8)
+UNROLL, LOOP = (1, 2, 4, 8, 16), (0, 2, 4, 8)
+"""Of a loop with a pragma, and of one without: 0."""
 VECTOR = (1, 2, 4, 8)
 MIN_BLOCKS = (1, 2, 3, 4, 6, 8)
+UNREADABLE = (*UNPARSABLE, tokenize.TokenError)
 MOST_THREADS = 1024
 """Of a block, by CUDA."""
+LOOP_NAME = "loop unroll"
 MOST_LOOPS = 12
 """Loops without a pragma that are taken of one source, the first ones."""
 
-Span = tuple[int, int, str]
-"""Beginning, end, and what stands there: `{}` is the value, `{-1}` the value less one."""
+Span = tuple[int, int, str, int]
+"""Beginning, end, what stands there (`{}` is a number), and how much less than the value that
+is."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,8 @@ def parameters_of(code: str, language: Language) -> list[Parameter]:
     """The parameters of a candidate's module, in the order of the source; none of one that does not
     parse."""
     try:
-        if language is Language.TRITON:
-            found = list(_of_triton(parse_source(code), code))
-        else:
-            found = [each for at, text in _native(code) for each in _Source(text, at).parameters()]
-    except (*UNPARSABLE, tokenize.TokenError):
+        found = [each for at, text in _native(code) for each in _Source(text, at).parameters()]
+    except UNREADABLE:
         return []
     kept: dict[tuple[int, int], Parameter] = {}
     for each in sorted(found, key=lambda each: each.spans[0][:2]):
@@ -77,14 +73,10 @@ def parameters_of(code: str, language: Language) -> list[Parameter]:
 def with_values(code: str, parameters: Sequence[Parameter], values: Mapping[str, int]) -> str:
     """The module with other values for some of its parameters."""
     edits = {
-        (start, end): form.replace("{-1}", str(values[each.name] - 1)).replace(
-            "{}", str(values[each.name])
-        )
-        if values[each.name] or "pragma" not in form
-        else ("" if start == end else form.replace(" {}", ""))
+        (start, end): form.format(values[each.name] - less)
         for each in parameters
         if values.get(each.name, each.value) != each.value
-        for start, end, form in each.spans
+        for start, end, form, less in each.spans
     }
     for (start, end), text in sorted(edits.items(), reverse=True):
         code = code[:start] + text + code[end:]
@@ -124,16 +116,16 @@ def _named_apart(found: list[Parameter]) -> list[Parameter]:
 
 
 def usage(code: str, language: Language) -> float:
-    """What a module takes of the machine, as far as its source says: bytes of shared memory of its
-    arrays for CUDA, characters of native source for C++, 0 for Triton. Registers are not known
-    before a kernel is profiled."""
+    """What a module takes of the machine, as far as its source says: elements of its arrays in
+    shared memory for CUDA, signs of native source for C++. Registers are not known before a kernel
+    is profiled."""
     try:
         sources = [_Source(text, at) for at, text in _native(code)]
-    except (*UNPARSABLE, tokenize.TokenError):
+    except UNREADABLE:
         return 0.0
     if language is Language.CPP:
         return float(sum(len("".join(each.text.split())) for each in sources))
-    return float(sum(map(_Source.shared_bytes, sources)))
+    return float(sum(each.shared_numbers() for each in sources))
 
 
 # -- native source ---------------------------------------------------------------------------------
@@ -163,9 +155,7 @@ DIM3 = r"\bdim3\s+{}\s*(?:=\s*(?:dim3\s*)?)?[({{]([^;]*?)[)}}]\s*;"
 PRAGMA = re.compile(r"#[ \t]*pragma[ \t]+(?:GCC[ \t]+)?unroll\b[ \t]*\(?[ \t]*(\d+)?[ \t]*\)?")
 BOUNDS = re.compile(rf"__launch_bounds__\s*\(\s*([^,()]+?)\s*(?:,\s*{NUMBER}\s*)?\)")
 SHARED = re.compile(rf"__shared__[^;\[\]]*\[\s*{NUMBER}\s*\]\s*;")
-SHARED_ARRAY = re.compile(r"__shared__\s+(\w+)\s+\w+((?:\s*\[[^\]]+\])+)")
-SIZES = {"double": 8, "int64_t": 8, "long": 8, "half": 2, "__half": 2, "char": 1, "bool": 1}
-"""Bytes of an element; 4 where it is none of these."""
+SHARED_ARRAY = re.compile(r"__shared__\s+\w+\s+\w+((?:\s*\[[^\]]+\])+)")
 TEMPLATE = re.compile(r"template\s*<([^<>]*)>\s*__global__[^;{]*?\b(\w+)\s*\(")
 FOR = re.compile(r"(?<=[{};])(\s*)\bfor\s*\(")
 NESTING = re.compile(r"[{};]")
@@ -178,25 +168,6 @@ def _native(code: str) -> Iterator[tuple[int, str]]:
         if token.type == tokenize.STRING and NATIVE.search(token.string):
             (row, column) = token.start
             yield lines[row - 1] + column, token.string
-
-
-def _evaluated(text: str) -> int:
-    """The value of sums and products of whole numbers; 0 for anything else."""
-
-    def folded(node: ast.expr) -> int:
-        match node:
-            case ast.Constant(value=int(value)):
-                return value
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return folded(left) + folded(right)
-            case ast.BinOp(left=left, op=ast.Mult(), right=right):
-                return folded(left) * folded(right)
-        raise ValueError
-
-    try:
-        return folded(ast.parse(text, mode="eval").body)
-    except UNPARSABLE:
-        return 0
 
 
 def _powers(least: int, most: int) -> tuple[int, ...]:
@@ -224,8 +195,8 @@ class _Source:
         if self.several_lines:
             yield from self._loops()
 
-    def _span(self, found: re.Match[str], group: int | str = 1, form: str = "{}") -> Span:
-        return self.at + found.start(group), self.at + found.end(group), form
+    def _span(self, found: re.Match[str], group: int = 1, form: str = "{}") -> Span:
+        return self.at + found.start(group), self.at + found.end(group), form, 0
 
     # -- blocks ------------------------------------------------------------------------------------
 
@@ -265,7 +236,7 @@ class _Source:
     def _known(self, text: str, at: int, before: int) -> tuple[str, int, Span] | None:
         """The name ("" for a literal), the value and the place of an extent's number."""
         if text.isdigit():
-            return "", int(text), (self.at + at, self.at + at + len(text), "{}")
+            return "", int(text), (self.at + at, self.at + at + len(text), "{}", 0)
         found = [each for each in self._declared() if each[1] == text and each.start() < before]
         return (text, int(found[-1][2]), self._span(found[-1], 2)) if found else None
 
@@ -292,8 +263,7 @@ class _Source:
             for found in re.finditer(NUMBER, text):
                 if int(found[1]) in (value, value - 1):
                     place = self.at + at + found.start(1)
-                    form = "{}" if int(found[1]) == value else "{-1}"
-                    yield place, place + len(found[1]), form
+                    yield place, place + len(found[1]), "{}", value - int(found[1])
 
     def _template_arguments(self, launch: re.Match[str]) -> Iterator[Parameter]:
         declared = {
@@ -304,20 +274,15 @@ class _Source:
         given = _arguments(launch[2] or "", launch.start(2))
         for name, (text, at) in zip(names, given, strict=False):
             if name and text.isdigit() and TUNED.match(name[0]):
-                span = (self.at + at, self.at + at + len(text), "{}")
+                span = (self.at + at, self.at + at + len(text), "{}", 0)
                 yield Parameter(name[0], int(text), _choices(name[0], int(text)), (span,))
 
-    def shared_bytes(self) -> int:
-        """Of arrays whose extents are numbers, constants, and sums and products of both."""
+    def shared_numbers(self) -> int:
+        """Elements of arrays in shared memory whose extents are numbers or constants."""
         known = {found[1]: found[2] for found in self._declared()}
-        total = 0
-        for found in SHARED_ARRAY.finditer(self.text):
-            extents = re.findall(r"\[([^\]]+)\]", found[2])
-            text = "*".join(f"({each})" for each in extents)
-            text = re.sub(r"[A-Za-z_]\w*", lambda name: known.get(name[0], "?"), text)
-            if re.fullmatch(r"[\d+*() ]+", text) and (size := _evaluated(text)):
-                total += size * SIZES.get(found[1], 4)
-        return total
+        arrays = (re.findall(r"\[\s*(\w+)", each) for each in SHARED_ARRAY.findall(self.text))
+        sizes = ([known.get(word, word) for word in words] for words in arrays)
+        return sum(math.prod(map(int, each)) for each in sizes if "".join(each).isdecimal())
 
     # -- constants and pragmas ---------------------------------------------------------------------
 
@@ -350,7 +315,7 @@ class _Source:
         for loop in loops[:MOST_LOOPS]:
             if "\\" not in self.text[: loop.end()].rpartition("\n")[2] + loop[1]:
                 place = self.at + loop.end(1)
-                yield Parameter("loop unroll", 0, LOOP, ((place, place, f"\n{words}\n"),))
+                yield Parameter(LOOP_NAME, 0, LOOP, ((place, place, f"\n{words}\n", 0),))
 
 
 def _kernels(text: str) -> Iterator[tuple[int, int]]:
@@ -395,36 +360,3 @@ def _arguments(text: str, at: int) -> Iterator[tuple[str, int]]:
             argument = text[start:place]
             yield argument.strip(), at + start + len(argument) - len(argument.lstrip())
             start = place + 1
-
-
-# -- Triton ----------------------------------------------------------------------------------------
-
-OF_TRITON = {"num_warps": (1, 2, 4, 8, 16), "num_stages": (1, 2, 3, 4, 5)}
-
-
-def _of_triton(tree: ast.Module, code: str) -> Iterator[Parameter]:
-    """The constants of launches, `kernel[grid](..., BLOCK=128)`, also those that are named there
-    and assigned once."""
-    place = places(code)
-    assigned: dict[str, list[ast.expr]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            assigned.setdefault(node.targets[0].id, []).append(node.value)
-    for node in ast.walk(tree):
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)):
-            continue
-        for keyword in node.keywords:
-            value, name = keyword.value, keyword.arg or ""
-            if isinstance(value, ast.Name) and len(assigned.get(value.id, ())) == 1:
-                value = assigned[value.id][0]
-            if not (isinstance(value, ast.Constant) and type(value.value) is int):
-                continue
-            if name not in OF_TRITON and not TUNED.match(name):
-                continue
-            start = place(value.lineno, value.col_offset)
-            span = (start, start + len(str(value.value)), "{}")
-            choices = OF_TRITON.get(name) or tuple(
-                each for each in _choices(name, value.value) if each & (each - 1) == 0
-            )
-            if code[span[0] : span[1]] == str(value.value):
-                yield Parameter(name, value.value, choices, (span,))

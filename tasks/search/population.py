@@ -45,6 +45,7 @@ class Member:
     lower: float = 0.0
     device_s: float = 0.0
     resource: float = 0.0
+    turn: int = 1
 
     @property
     def settled(self) -> bool:
@@ -76,6 +77,10 @@ class Plan:
     parents: tuple[Member, ...]
     code: str | None
     change: str = ""
+
+    @property
+    def turn(self) -> int:
+        return 1 + max(parent.turn for parent in self.parents)
 
 
 class Population:
@@ -115,16 +120,12 @@ class Population:
 
     # -- what comes next ---------------------------------------------------------------------------
 
-    def generation_of(self, step: int) -> int:
-        """0 is that of the starts, whose steps are 0 and below."""
-        return max(0, -(-step // self.config.batch))
-
     def plans(self, generation: int) -> Iterable[Plan]:
         """What is proposed in a generation (1 or later), where those before are settled. Steps that
         are there already are planned again, as they were. Fewer, or none, where the budget or the
         patience is spent, or nothing new was found.
         """
-        first = (generation - 1) * self.config.batch + 1
+        first = self.config.first_step(generation)
         last = min(first + self.config.batch - 1, self.config.evaluations)
         if self._is_spent(first):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 
 import pytest
 
@@ -10,7 +11,7 @@ from kernels_eval.errors import GpuLostError, UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.pool import eligible_samples
 from tasks.curation.stage import joined
-from tasks.search import confirm
+from tasks.search import confirm, gain
 from tasks.search.config import SearchConfig
 from tasks.search.stage import run
 from tasks.verification.config import VerificationConfig
@@ -24,6 +25,10 @@ def searched(planted, pool=None, config=None, write=None):
     return search, pool
 
 
+def evaluations(search):
+    return sum(each.evaluations for each in search.populations.values())
+
+
 def proposals(search):
     rows = search.snapshot.read(columns=["task_id", "step", "operator", "change", "code"])
     return sorted(rows.rows())
@@ -32,9 +37,7 @@ def proposals(search):
 def confirmed(planted, search, speed=None):
     pool = PlantedPool(*([speed] if speed else []))
     fresh = planted.verified(confirm.confirmation(search), pool, VerificationConfig())
-    found = confirm.measured(fresh.open())
-    results = [confirm.result_of(each, found) for each in search.populations.values()]
-    summary = confirm.summary_of(results, search)
+    summary = confirm.told_of(search, fresh.open())
     improved = confirm.improved(search, planted.candidates, fresh, summary)
     return summary, improved, pool
 
@@ -59,7 +62,7 @@ def test_a_finished_search_asks_nobody(tmp_path):
     first, _ = searched(planted)
     again, pool = searched(planted)
     assert pool.asked == [] and proposals(again) == proposals(first)
-    assert again.evaluations == first.evaluations > 0
+    assert evaluations(again) == evaluations(first) > 0
 
 
 @pytest.mark.parametrize("lost_after", [0, 1, 5, 9])
@@ -87,14 +90,13 @@ def test_a_generation_that_was_cut_while_it_was_written_is_completed_as_it_would
     with planted.judge(search, pool) as judge:
         search.begin(judge, None)
         search.run_generation(0)
-        add, left = search._add, iter(range(4))
+        rows = search._rows
 
-        def until_killed(row, keep):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            add(row, keep)
+        def until_killed(asked):
+            yield from islice(rows(asked), 4)
+            raise KeyboardInterrupt
 
-        search._add = until_killed
+        search._rows = until_killed
         with pytest.raises(KeyboardInterrupt):
             search.run_generation(1)
     assert len(search.snapshot.keys("candidate_id")) == 2 + 4
@@ -113,12 +115,12 @@ def test_budget_and_patience_end_a_search(tmp_path):
     planted = Planted(tmp_path, device_s=8.0)
     search, _ = searched(planted)
     # two starts and two generations of six: looked at between generations
-    assert search.device_s() == 8.0 and search.evaluations == 6
+    assert search.device_s() == 8.0 and evaluations(search) == 6
     flat = PlantedPool(lambda code: 1.0)
     impatient = planted.config.model_copy(update={"device_s": None, "patience": 4, "seed": 1})
     stopped, _ = searched(planted, flat, impatient)
     # verdicts of the same code are those of the first search, where it has them
-    assert stopped.evaluations < 24
+    assert evaluations(stopped) < 24
 
 
 def test_random_search_makes_every_change_to_a_start(tmp_path):
@@ -205,16 +207,18 @@ def test_a_winner_that_fails_once_is_no_winner(tmp_path):
 
 
 def test_the_interval_of_a_gain_is_that_of_its_formula():
-    one = confirm.Measured(1.0, 1 / 1.1, 1.1)
-    two = confirm.Measured(2.0, 2 / 1.1, 2 * 1.1)
-    gain = confirm.gain_of([one], [two])
+    one, two = gain.Interval(1.0, 1 / 1.1, 1.1), gain.Interval(2.0, 2 / 1.1, 2 * 1.1)
+    once = gain.gain_of([one], [two])
     wide = 1.1**2**0.5
-    assert gain == pytest.approx((2.0, 2 / wide, 2 * wide))
-    narrower = confirm.gain_of([one] * 4, [two] * 4)
+    assert once == pytest.approx((2.0, 2 / wide, 2 * wide))
+    narrower = gain.gain_of([one] * 4, [two] * 4)
     assert narrower.upper == pytest.approx(2 * wide**0.5)
-    assert confirm.mean_gain([2.0, 0.5]).value == pytest.approx(1.0)
-    assert confirm.mean_gain([]) == (1.0, 1.0, 1.0)
-    assert confirm.mean_gain([3.0]) == pytest.approx((3.0, 3.0, 3.0))
+    slow, fast = gain.Interval(1.0, 0.99, 1.01), gain.Interval(4.0, 3.99, 4.01)
+    apart = gain.gain_of([slow, slow], [slow, fast])  # rounds that disagree say so themselves
+    assert apart.value == pytest.approx(2.0) and apart.upper > 2 * 3.8
+    assert gain.mean_gain([2.0, 0.5]).value == pytest.approx(1.0)
+    assert gain.mean_gain([]) == (1.0, 1.0, 1.0)
+    assert gain.mean_gain([3.0]) == pytest.approx((3.0, 3.0, 3.0))
 
 
 def test_an_operator_that_asks_a_model_needs_one(tmp_path):
@@ -259,7 +263,7 @@ def written(asked):
         sample_index=asked.plan.step,
         response="written",
         code=code,
-        turn=asked.turn,
+        turn=asked.plan.turn,
         parent=parent.candidate_id,
     ).model_dump(mode="json") | {"request_key": f"r/{asked.task.task_id}/{asked.plan.step}"}
 

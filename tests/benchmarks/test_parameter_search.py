@@ -1,0 +1,80 @@
+"""The benchmark of the parameter search: resumable, equal code measured once, tables of what is
+there."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import Namespace
+
+import pytest
+
+from benchmarks import parameter_search as benchmark
+from benchmarks.parameter_search import OutOfTime, Work, begins_of, read_verdicts, report
+from tests.support.searched import verdict
+
+ARGUMENTS = {
+    **{"language": "cpp", "limit": 2, "evaluations": 6, "max_s": 0.1, "seed": 0},
+    **{"builders": 1, "compile": False},
+}
+
+
+class Unbuilt:
+    """Stands in for the evaluator: the speed of a kernel is how short its source is."""
+
+    def __init__(self, *_: object) -> None:
+        self.asked: list[str] = []
+
+    def __enter__(self) -> Unbuilt:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, task, candidate, prepared):
+        asked.append(candidate.candidate_id)
+        if len(asked) == Unbuilt.stops_at:
+            raise OutOfTime
+        return verdict(task, candidate, 1.0 + (len(candidate.code) % 7) / 10)
+
+
+asked: list[str] = []
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "Evaluator", Unbuilt)
+    monkeypatch.setattr(Work, "_prepare", lambda *_: "prepared")
+    asked.clear()
+    Unbuilt.stops_at = None
+
+    def made():
+        return Work(Namespace(**ARGUMENTS), tmp_path / "part-0-of-1", deadline=float("inf"))
+
+    return made
+
+
+def test_it_resumes_where_it_was_stopped_and_measures_nothing_twice(work, tmp_path, capsys):
+    begins = list(begins_of(Namespace(**ARGUMENTS)))
+    assert len(begins) == 2
+    Unbuilt.stops_at = 9
+    with work() as first, pytest.raises(OutOfTime):
+        first.run(begins)
+    Unbuilt.stops_at = None
+    with work() as rest:
+        rest.run(begins)
+    measured = asked[:8] + asked[9:]
+    assert len(measured) == len(set(measured)) == len(read_verdicts(rest.file))
+    assert report(Namespace(**ARGUMENTS, out=str(tmp_path))) == 0
+    table = capsys.readouterr().out
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["evolution"]["tasks"] == told["random"]["tasks"] == 2
+    assert told["evolution"]["evaluations"] <= 12 and len(told["random"]["curve"]) == 6
+    assert re.search(r"\| confirmed gain, geometric mean \(95 %\) \| \d\.\d+ \(", table)
+    assert told["evolution"]["gain"]["value"] == pytest.approx(told["evolution"]["curve"][-1])
+
+
+def test_a_line_that_a_kill_cut_is_left_out(tmp_path):
+    file = tmp_path / "verdicts.jsonl"
+    file.write_text('{"key": "a", "run_s": 1}\n{"key": "b", "ru')
+    assert read_verdicts(file) == {"a": {"run_s": 1}}
+    assert read_verdicts(tmp_path / "none") == {}

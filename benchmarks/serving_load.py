@@ -3,8 +3,9 @@ answered with exactly one verdict, and how long does handing one over take?
 
     python -m benchmarks.serving_load --clients 200 --seconds 600 --kill-every 20 --out DIR
 
-Each client hands over a request and waits for its verdict, then the next; all share one
-`AsyncVerifierClient` in this one process, which takes its part of the cores. Of the candidates, a
+Each client hands over a request and waits for its verdict, then the next, through an
+`AsyncVerifierClient` of its own, as clients in many processes do; all run in this one, which
+takes its part of the cores. Of the candidates, a
 share is new C++ kernels (`--new`; their library is built once, so that judging, not building, is
 what is asked for), the rest are rejected sources, responses without code and repetitions. Every
 `--kill-every` seconds one process gets SIGKILL: the service, the process of its pool, a worker, a
@@ -130,18 +131,21 @@ class Load:
     """The clients and what they saw."""
 
     def __init__(self, asked: argparse.Namespace, port: int) -> None:
-        self.asked, self.began = asked, time.monotonic()
-        self.until = self.began + asked.seconds
+        self.asked = asked
         self.times: dict[str, list[tuple[int, float]]] = {name: [] for name in TIMED}
         """Of each kind, the minute in which it began and its milliseconds."""
         self.killed: list[tuple[int, str]] = []
         """The minute and the kind of each process that was killed."""
         self.found: dict[str, Evaluation] = {}
         self.sent: set[str] = set()
-        self.client = AsyncVerifierClient(f"http://127.0.0.1:{port}", timeout_s=3600)
         hooks: dict[str, list[Any]] = {"request": [self._begun], "response": [self._answered]}
-        self.client._http.event_hooks = hooks
+        self.clients: list[AsyncVerifierClient] = []
+        for _ in range(asked.clients):
+            self.clients.append(AsyncVerifierClient(f"http://127.0.0.1:{port}", timeout_s=3600))
+            self.clients[-1]._http.event_hooks = hooks
         self.draw = random.Random(asked.seed)
+        self.began = time.monotonic()
+        self.until = self.began + asked.seconds
 
     def minute(self) -> int:
         return int(time.monotonic() - self.began) // 60
@@ -170,7 +174,7 @@ class Load:
         code = KERNEL if other == "known" else f"{REJECTED}# {identity}\n"
         return EvaluationRequest(code=code, **fields)
 
-    async def one(self, name: str) -> None:
+    async def one(self, name: str, client: AsyncVerifierClient) -> None:
         await asyncio.sleep(self.draw.uniform(0, self.asked.ramp))
         for number in itertools.count():
             if time.monotonic() > self.until:
@@ -178,9 +182,9 @@ class Load:
             identity = f"{name}-{number}"
             self.sent.add(identity)
             with self.timed("handed_over_ms"):
-                found = await self.client.submit(self.request(identity, name))
+                found = await client.submit(self.request(identity, name))
             while not found.state.final:
-                found = await self.client.result(identity, POLL_S)
+                found = await client.result(identity, POLL_S)
             self.found[identity] = found
 
     async def watch(self) -> None:
@@ -192,7 +196,10 @@ class Load:
             self.times["client_lag_ms"].append((minute, 1000 * (time.monotonic() - woken)))
 
     async def run(self, served: Served) -> None:
-        clients = [asyncio.create_task(self.one(f"client{n}")) for n in range(self.asked.clients)]
+        clients = [
+            asyncio.create_task(self.one(f"client{n}", client))
+            for n, client in enumerate(self.clients)
+        ]
         watching = asyncio.create_task(self.watch())
         kinds = itertools.cycle(self.asked.kinds)
         kill_at = time.monotonic() + self.asked.kill_every
@@ -209,7 +216,8 @@ class Load:
             await asyncio.sleep(0.2)
         await asyncio.gather(*clients)
         watching.cancel()
-        await self.client.close()
+        for client in self.clients:
+            await client.close()
 
 
 def shares(times: Iterable[float]) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flows.config import PipelineConfig
 from flows.runtime.terminal import ProgressRows
 from kernels_eval.errors import UsageError
+from kernels_eval.isolation import reaper
 from tasks.files import atomic_write
 from tasks.progress import observed_by
 
@@ -127,14 +128,20 @@ def _whole_line(config: PipelineConfig) -> dict[str, Any]:
 def start_server_apart() -> None:
     """Start the embedded server with Ctrl-C blocked, which a child inherits: a terminal sends it to
     every process of the group, and a run whose server is gone tries to tell it how it ended for
-    more than a minute."""
+    more than a minute. The server ends with this process, also where a signal ends that."""
+    import psutil
     from prefect.client.orchestration import get_client
 
+    own = psutil.Process()
+    others = own.children()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         get_client(sync_client=True)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for child in own.children():
+            if child not in others:
+                reaper.watch(child.pid)
 
 
 class TerminalProgress(ProgressRows):

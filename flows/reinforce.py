@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import flow
 
 from flows.config import PipelineConfig
 from flows.naming import run_name
+from flows.rollouts import environment
 from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
 from flows.track import reinforcement_record, track
 from flows.train import of_line
 from kernels_eval.errors import UsageError
-from kernels_eval.parent.draft import no_code_verdict
-from kernels_eval.records import Candidate, KernelTask, Verdict
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
 from tasks.publishing.lineage import finished, manifest_of
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store.snapshot import SnapshotRef, find_snapshot
-from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import render
-from tasks.synthesis.sampler import Request
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
 from tasks.training.stage import adapter_of, prompts_of
-from tasks.verification.stage import pool_of
-
-if TYPE_CHECKING:
-    from tasks.training.grpo import Answer, Asked, Environment
 
 
 @flow(name="reinforce the adapter", flow_run_name=run_name("reinforce"), **NOTICES)
@@ -96,83 +87,3 @@ def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> dict[str, Any]:
         "rejected": (log["status/rejected"][0], log["status/rejected"][-1]),
         "adapter": str(adapter_of(reinforced).absolute()),
     }
-
-
-@contextmanager
-def environment(
-    config: PipelineConfig, tasks: Mapping[str, KernelTask], prompts: Mapping[str, str]
-) -> Iterator[Environment]:
-    """Answers by the policy in this process, verdicts by a pool of workers."""
-    from tasks.training.grpo import Environment
-
-    sampling = config.reinforcement.sampling
-
-    def write(model: Any, tokenizer: Any, asked: Sequence[Asked]) -> Iterator[Answer]:
-        from tasks.synthesis.local import Loaded, Row
-        from tasks.training.grpo import Answer
-
-        loaded = Loaded(tokenizer, model)
-        rows = {
-            str(each.place): Row(
-                Request(
-                    request_key=str(each.place),
-                    task=tasks[each.task_id],
-                    language=config.language,
-                    prompt=prompts[each.task_id],
-                    sample_index=each.place,
-                    sampling=sampling.model_copy(update={"seed": each.seed}),
-                ),
-                each.prompt,
-                loaded.window,
-            )
-            for each in asked
-        }
-        for response in loaded.respond(list(rows.values())):
-            reasoning = parse_response(response.text).reasoning or ""
-            yield Answer(
-                asked[int(response.request_key)],
-                response.text,
-                rows[response.request_key].tokens,
-                len(tokenizer(reasoning, add_special_tokens=False)["input_ids"]),
-            )
-
-    with pool_of(config.language, config.verification) as pool:
-
-        def judge(answers: Iterable[Answer | None]) -> Iterator[tuple[int, Verdict]]:
-            without_code: list[tuple[int, Verdict]] = []
-
-            def pairs() -> Iterator[tuple[KernelTask, Candidate] | None]:
-                for answer in answers:
-                    if answer is None:
-                        yield None
-                        continue
-                    task = tasks[answer.asked.task_id]
-                    candidate = _candidate(answer, config, task)
-                    if candidate.code is None:
-                        verdict = no_code_verdict(task, candidate)
-                        without_code.append((answer.asked.place, verdict))
-                    else:
-                        yield task, candidate
-
-            for verdict in pool.verify(pairs()):
-                yield int(verdict.candidate_id), verdict
-            yield from without_code
-
-        # nothing may run beside a timed kernel on its device
-        yield Environment(write, judge, apart=config.language.needs_gpu)
-
-
-def _candidate(answer: Answer, config: PipelineConfig, task: KernelTask) -> Candidate:
-    parsed = parse_response(answer.text)
-    return Candidate(
-        candidate_id=str(answer.asked.place),
-        task_id=task.task_id,
-        language=config.language,
-        generator="policy",
-        sample_index=answer.asked.place,
-        response=answer.text,
-        reasoning=parsed.reasoning,
-        answer=parsed.answer,
-        code=parsed.code,
-        parse_reason=parsed.parse_reason,
-    )

@@ -8,7 +8,9 @@ module loads nothing heavy.
 from __future__ import annotations
 
 import json
+import signal
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -35,6 +37,10 @@ class Command(click.Command):
     """A command whose faults end as one line on stderr and an exit status."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        # A script starts background jobs with SIGINT ignored, and Python keeps that.
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
         with exit_statuses():
             require_extras(OPTIONS.get(str(self.name), {}).get("needs", ()))
             return super().invoke(ctx)

@@ -1,14 +1,16 @@
 """How a run's process ends when it is told to stop, and how it survives the end of its worker.
 
-SIGTERM (what a worker sends when a run is cancelled in the UI) becomes an exception in the main
-thread, and every stage cleans up behind itself. But a stage may wait for something that takes
-minutes: a child's deadline, answers in flight. So a thread counts from the signal.
+SIGTERM (what a worker sends when a run is cancelled in the UI) and SIGINT (Ctrl-C) become an
+exception in the main thread, and every stage cleans up behind itself. But a stage may wait for
+something that takes minutes: a child's deadline, answers in flight. So a thread counts from the
+signal.
 
 A worker that dies takes along the other end of the pipe that the run prints to, and the next line
 of the log would end the run: rich, through which Prefect prints, exits on a broken pipe.
 
 Guarantees: `GRACE_S` after the first SIGTERM, no process below this one is left and this one ends,
-also where the main thread hangs; finished work is on the disk, because snapshots survive SIGKILL at
+also where the main thread hangs; the same after a SIGINT that the block has not ended by then;
+finished work is on the disk, because snapshots survive SIGKILL at
 any moment. Within milliseconds of the reader's death stdout and stderr go to the log of the stack's
 worker, or nowhere where there is no stack. Does nothing outside of the main thread, where there are
 no signals. Does not end processes of a Ray cluster that runs elsewhere, nor servers whose
@@ -18,6 +20,7 @@ supervisor is to stop them: those see that their owner is gone.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 GRACE_S = 15.0
 """A worker of Prefect kills the run's process 30 s after SIGTERM, and leaves its children."""
 SWEEP_S = 3.0
-TOLD_TO_STOP = 128 + signal.SIGTERM
+STOPS = (signal.SIGINT, signal.SIGTERM)
 STACK_VARIABLE = "CONCUR_STACK_ROOT"
 OUTPUTS = (1, 2)
 _lock = threading.Lock()
@@ -52,7 +55,7 @@ _watched = False
 @contextmanager
 def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
     """End this process within `grace_s` seconds and a few of a SIGTERM that arrives inside the
-    block."""
+    block; of a SIGINT, only where the block lasts that long: a caller may go on after it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -66,24 +69,24 @@ def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
         signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         os.close(writing)
         watch.drained.wait()  # a signal of a moment ago may still be in the pipe
-        if not watch.told.is_set():
+        if watch.told != signal.SIGTERM:
             watch.join()
 
 
 class _SignalWatch(threading.Thread):
     """Reads the numbers of the signals that arrive, hands them on to who read them before, and
-    counts from the first SIGTERM."""
+    counts from the first that tells this process to stop."""
 
     def __init__(self, reading: int, before: int, grace_s: float) -> None:
         super().__init__(name="stops soon", daemon=True)
-        self.told, self.drained = threading.Event(), threading.Event()
+        self.told, self.drained = 0, threading.Event()
         self._reading, self._before, self._grace_s = reading, before, grace_s
 
     def run(self) -> None:
-        deadline: float | None = None
+        deadline = math.inf
         open_ = True
-        while open_ or deadline is not None:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        while open_ or self.told == signal.SIGTERM:
+            left = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             ready = select.select([self._reading] if open_ else [], [], [], left)[0]
             if ready:
                 numbers = os.read(self._reading, 64)
@@ -91,27 +94,29 @@ class _SignalWatch(threading.Thread):
                 if self._before >= 0 and numbers:
                     with suppress(OSError):
                         os.write(self._before, numbers)
-                if signal.SIGTERM in numbers and deadline is None:
+                asked = max((each for each in STOPS if each in numbers), default=0)
+                if asked and not self.told:
                     deadline = time.monotonic() + self._grace_s
                     self._announce()
+                self.told = max(self.told, asked)
                 if not open_:
                     self.drained.set()
-            elif deadline is not None and time.monotonic() >= deadline:
-                end_now()
+            elif time.monotonic() >= deadline:
+                end_now(self.told)
         os.close(self._reading)
 
     def _announce(self) -> None:
-        self.told.set()
         # How long the end took is what is asked first; the worker's log has the moment.
         now = f"{datetime.now().astimezone():%H:%M:%S%z}"
         with suppress(OSError, ValueError):
             os.write(2, f"{now} concur was told to stop: {self._grace_s:.0f} s at most\n".encode())
 
 
-def end_now() -> None:
-    """Kill every process below this one, then end this one. Does not return."""
+def end_now(number: int) -> None:
+    """Kill every process below this one, then end this one as a signal of this number does. Does
+    not return."""
     kill_descendants(os.getpid(), SWEEP_S)
-    os._exit(TOLD_TO_STOP)
+    os._exit(128 + number)
 
 
 # -- output that nobody reads ----------------------------------------------------------------------

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr
+
 from kernels_eval.records import Record
 
 DECLARED = "declared"
@@ -47,6 +49,28 @@ class OutputForm(Record):
     dtype: str
     device: str = "cpu"
     bytes: int = 0
+
+
+class ArgumentForm(Record):
+    """A tensor by its shape, strides in elements and dtype, or the value of what is none (strict:
+    True is no 1)."""
+
+    name: str
+    shape: list[int] | None = None
+    stride: list[int] | None = None
+    dtype: str | None = None
+    value: StrictBool | StrictInt | StrictFloat | StrictStr | None = None
+
+
+class Interface(Record):
+    """What goes in and out of one forward call of a task. `state` are parameters, then buffers;
+    `structure` is the outputs' nesting as `flatten_outputs` writes it."""
+
+    inputs: list[ArgumentForm]
+    state: list[ArgumentForm]
+    outputs: list[ArgumentForm]
+    structure: str
+    mutates: bool
 
 
 class LoadedTask(Record):

@@ -1,15 +1,17 @@
-"""Ends what outlives a process that was killed: its compilers and the Ray that it started.
+"""Ends what outlives a process that was killed: its compilers, its servers and the Ray that it
+started.
 
 Guarantees: when a process that registered compilers dies, of SIGKILL too, their process groups are
-killed at once; an unregistered group is never touched. When a process that called `watch_ray` dies,
-each process of the Ray that it started in itself has `LEAVES_S` seconds to exit, as most do at
-once, and is killed then: Ray's agents wait a minute for a control server that died with their
-owner. A Ray that was started elsewhere and only joined is never touched. One small process for each
-owner, which ends with it. Does not guarantee anything where that process is killed first: compilers
-that are left then are ended by the next builder. Leaves Ray's folder of logs in place, as Ray does.
+killed at once; an unregistered group is never touched. A child that it watched gets SIGTERM then.
+When a process that called `watch_ray` dies, each process of the Ray that it started in itself has
+`LEAVES_S` seconds to exit, as most do at once, and is killed then: Ray's agents wait a minute for a
+control server that died with their owner. A Ray that was started elsewhere and only joined is never
+touched. One small process for each owner, which ends with it. Does not guarantee anything where
+that process is killed first: compilers that are left then are ended by the next builder. Leaves
+Ray's folder of logs in place, as Ray does.
 
-As a script (it imports nothing of this package): lines `+PGID`, `-PGID` and `ray NAME PID` come
-from standard input, and its end means that the owner has ended.
+As a script (it imports nothing of this package): lines `+PGID`, `-PGID`, `child PID` and
+`ray NAME PID` come from standard input, and its end means that the owner has ended.
 """
 
 from __future__ import annotations
@@ -71,6 +73,14 @@ def unregister(descriptor: int, group: int) -> None:
         os.write(descriptor, b"-%d\n" % group)
 
 
+def watch(child: int) -> None:
+    """End a child of this process together with it. Raises OSError where no reaper can be
+    started."""
+    descriptor = reaper()
+    with suppress(OSError):
+        os.write(descriptor, b"child %d\n" % child)
+
+
 def watch_ray() -> None:
     """End a Ray that this process starts in itself from now on together with this process. Raises
     OSError where no reaper can be started.
@@ -128,8 +138,13 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # it ends when its owner does, and not before
     groups: set[int] = set()
     rays: list[tuple[str, int]] = []
+    children: list[int] = []
     for line in sys.stdin.buffer:
-        if line.startswith(b"ray "):
+        if line.startswith(b"child "):
+            with suppress(OSError):  # it has ended
+                # a handle: when the owner ends, the number may be another process's
+                children.append(os.pidfd_open(int(line[6:])))
+        elif line.startswith(b"ray "):
             _, since, owner = line.decode().split()
             rays.append((since, int(owner)))
         elif line.startswith(b"+"):
@@ -139,6 +154,9 @@ def main() -> None:
     for group in groups:
         with suppress(OSError):
             os.killpg(group, signal.SIGKILL)
+    for child in children:
+        with suppress(OSError):
+            signal.pidfd_send_signal(child, signal.SIGTERM)
     if rays:
         end_ray(*rays[0])  # later ones of the same owner are covered by the first
 

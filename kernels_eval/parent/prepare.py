@@ -152,6 +152,12 @@ class Preparer(Workplace):
         """
         return retry_killed(lambda: self._attempt(candidate, task))
 
+    def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
+        """What a candidate asks to be built, as it asks for it. Raises Stop where it does not
+        say."""
+        asked = self._requested_builds(candidate.code or "", task)
+        return [parse_report(ExtensionSpec, each) for each in asked]
+
     def _attempt(self, candidate: Candidate, task: KernelTask | None) -> Prepared:
         started, found = time.monotonic(), _Preparation()
         finding: Finding | None = None

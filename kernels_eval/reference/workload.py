@@ -10,9 +10,11 @@ number of it further than the record's types.
 
 from __future__ import annotations
 
+import inspect
 import math
 import resource
 import sys
+from contextlib import suppress
 from types import ModuleType
 
 import torch
@@ -22,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, make_inputs, moved
 from kernels_eval.checks.operators import Function, Named, Values, reference_operators
-from kernels_eval.checks.trials import DECLARED
+from kernels_eval.checks.trials import DECLARED, ArgumentForm, Interface
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.expected_values import MOST_OPERATORS, require_tensors
 from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
@@ -183,7 +185,7 @@ class TooLarge(Exception):
 
 
 class Workloads:
-    """Serves one task: `do_measure`."""
+    """Serves one task: `do_measure`, `do_interface`."""
 
     def __init__(self, channel: Channel) -> None:
         torch.set_num_threads(1)
@@ -232,6 +234,41 @@ class Workloads:
             "executed": "meta" if device == "meta" else "declared inputs",
             "peak_rss_bytes": _peak_rss_bytes(),
         }
+
+    def do_interface(self, path: str, entry_point: str, init_form: str) -> Interface:
+        """What goes in and out of one forward call, without storage where that is possible. Raises
+        what the task raises on its declared inputs."""
+        module = load_module(path, "task")
+        for made_on in ("meta", "cpu"):
+            with suppress(Exception):
+                return self._interface(module, entry_point, init_form, made_on, "meta")
+        return self._interface(module, entry_point, init_form, "cpu", "cpu")
+
+    def _interface(
+        self, module: ModuleType, entry_point: str, init_form: str, made_on: str, device: str
+    ) -> Interface:
+        inputs = make_inputs(module, SEED, DECLARED, None, device)
+        model = moved(construct(module, entry_point, module, init_form, SEED, made_on), device)
+        names = [*inspect.signature(model.forward).parameters]
+        state = [*model.named_parameters(), *model.named_buffers()]
+        with torch.device(device), torch.no_grad():
+            leaves, structure = flatten_outputs(model(*inputs))
+        require_tensors(leaves)
+        names += [f"x{number}" for number in range(len(names), len(inputs))]
+        return Interface(
+            inputs=[_form(name, x) for name, x in zip(names, inputs, strict=False)],
+            state=[_form(name, x) for name, x in state],
+            outputs=[_form(f"output{number}", leaf) for number, leaf in enumerate(leaves)],
+            structure=structure,
+            mutates=any(x._version for x in inputs if isinstance(x, torch.Tensor)),
+        )
+
+
+def _form(name: str, value: object) -> ArgumentForm:
+    if not isinstance(value, torch.Tensor):
+        return ArgumentForm.model_validate({"name": name, "value": value})
+    of = {"shape": list(value.shape), "stride": list(value.stride()), "dtype": str(value.dtype)}
+    return ArgumentForm.model_validate({"name": name} | of)
 
 
 def _peak_rss_bytes() -> int:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sqlite3
+from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -30,7 +32,7 @@ from kernels_eval.service import kernelgym
 from kernels_eval.service.engine import Engine
 from kernels_eval.service.guard import Protocol, StrictRoute, protect
 from kernels_eval.service.intake import Intake
-from kernels_eval.service.queue import ConflictError, Evaluations, QueueFullError
+from kernels_eval.service.queue import ConflictError, Evaluations, QueueFullError, Submission
 from kernels_eval.service.schema import (
     MOST_REQUESTS,
     Evaluation,
@@ -71,6 +73,8 @@ class Service:
         self.intake, self.drain_s, self.draining = intake, drain_s, False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[Evaluation | None]] = {}
+        self._arrived: deque[tuple[Asked, Future[list[Evaluation]]]] = deque()
+        self._writer = ThreadPoolExecutor(1)
         options = options | {"language": intake.language, "config": intake.config}
         self.evaluations = Evaluations(journal, limit, self._changed)
         self.engine = Engine(self.evaluations, options)
@@ -99,6 +103,7 @@ class Service:
             self.stop()
             expiry.cancel()
             await asyncio.to_thread(self.engine.end, self.drain_s)
+            self._writer.shutdown()
             self.evaluations.close()
 
     async def _expire(self) -> None:
@@ -127,12 +132,15 @@ class Service:
         if waiting := self._waiting.pop(identity, None):
             waiting.set_result(found)
 
-    def accept(self, asked: Asked) -> list[Evaluation]:
+    async def accept(self, asked: Asked) -> list[Evaluation]:
         """Take requests over. Raises HTTPException where they are not."""
         if self.draining:
             raise HTTPException(503, "the service is stopping: ask its next start", RETRY_S)
+        taken: Future[list[Evaluation]] = Future()
+        self._arrived.append((asked, taken))
+        self._writer.submit(self._take_over)
         try:
-            return self.evaluations.submit([self.intake.read(each) for each in asked.requests])
+            return await asyncio.wrap_future(taken)
         except QueueFullError as error:
             raise HTTPException(429, str(error), RETRY_S) from error
         except ConflictError as error:
@@ -140,25 +148,59 @@ class Service:
         except UsageError as error:
             raise HTTPException(422, str(error)) from error
 
+    def _take_over(self) -> None:
+        """Read all that has arrived, and keep it in one commit. One thread does that: the event
+        loop would wait for each of many."""
+        arrived = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        if not arrived:  # an earlier call took them along
+            return
+        read = [self._read(asked) for asked, _ in arrived]
+        try:
+            with self.evaluations.one_commit():
+                found = [self._kept(each) for each in read]
+        except Exception as error:  # such as a journal on a full disk
+            found = [error] * len(arrived)
+        for (_, taken), outcome in zip(arrived, found, strict=True):
+            if not taken.set_running_or_notify_cancel():
+                continue  # nobody waits for the answer
+            if isinstance(outcome, Exception):
+                taken.set_exception(outcome)
+            else:
+                taken.set_result(outcome)
+
+    def _read(self, asked: Asked) -> list[Submission] | Exception:
+        try:
+            return [self.intake.read(each) for each in asked.requests]
+        except Exception as error:  # this request's alone
+            return error
+
+    def _kept(self, read: list[Submission] | Exception) -> list[Evaluation] | Exception:
+        try:
+            return read if isinstance(read, Exception) else self.evaluations.submit(read)
+        except (QueueFullError, ConflictError) as error:
+            return error
+
     async def final(self, identity: str, wait_s: float | None) -> Evaluation:
         """An evaluation when it is final, or as it is after `wait_s` seconds, or when the service
         stops. Raises HTTPException where there is none."""
+        if wait_s == 0 or self.draining:
+            return await self._found(identity)
         self._loop = asyncio.get_running_loop()
-        found = await self._read(identity)
-        if found.state.final or wait_s == 0 or self.draining:
-            return found
+        # before it is read: it may end in between
         waiting = self._waiting.setdefault(identity, self._loop.create_future())
-        found = await self._read(identity)  # it may have ended before anybody waited
-        if not found.state.final:
-            await asyncio.wait([waiting], timeout=wait_s)
-            found = (waiting.result() if waiting.done() else None) or await self._read(identity)
-        return found
+        found = await self._found(identity)
+        if found.state.final:
+            self._wake(identity, found)
+            return found
+        await asyncio.wait([waiting], timeout=wait_s)
+        return (waiting.result() if waiting.done() else None) or await self._found(identity)
 
-    async def _read(self, identity: str) -> Evaluation:
+    async def _found(self, identity: str) -> Evaluation:
         """In a thread: while another one writes, requests are answered."""
         try:
             return await asyncio.to_thread(self.evaluations.get, identity)
         except KeyError as error:
+            self._wake(identity, None)
             raise HTTPException(404, f"there is no evaluation {identity}") from error
 
     def health(self) -> dict[str, Any]:
@@ -190,19 +232,19 @@ async def _service(request: Request) -> Service:
 Shared = Annotated[Service, Depends(_service)]
 
 
-def _taken(asked: Asked, service: Shared) -> list[Evaluation]:
-    return service.accept(asked)
+async def _taken(asked: Asked, service: Shared) -> list[Evaluation]:
+    return await service.accept(asked)
 
 
 Taken = Annotated[list[Evaluation], Depends(_taken)]
-"""What was handed over: read and kept in a thread, so that nobody waits for the disk."""
+"""What was handed over."""
 router = APIRouter(route_class=StrictRoute)
 
 
 @router.post("/v1/evaluate", status_code=202)
-async def evaluate(taken: Taken) -> Accepted:
+async def evaluate(asked: Asked, service: Shared) -> Accepted:
     """Hand over one request, or a batch of them."""
-    return Accepted(evaluations=taken)
+    return Accepted(evaluations=await service.accept(asked))
 
 
 @router.post("/v1/evaluate/events", response_class=EventSourceResponse)
@@ -249,7 +291,7 @@ def metrics(service: Shared) -> Response:
 
 @router.post("/evaluate", tags=["KernelGYM"])
 async def judge(asked: kernelgym.KernelGymRequest, service: Shared) -> dict[str, Any]:
-    [taken] = await asyncio.to_thread(service.accept, Asked(requests=[asked.ours()]))
+    [taken] = await service.accept(Asked(requests=[asked.ours()]))
     return kernelgym.response(asked.task_id, await service.final(taken.id, None))
 
 
@@ -272,9 +314,8 @@ async def status(task_id: kernelgym.TaskId, service: Shared) -> dict[str, str]:
 def create_app(service: Service, token: str | None = None) -> FastAPI:
     """The application; with a token it asks for it, without one it answers to the names of this
     machine alone."""
-    app = FastAPI(title="concur serve", lifespan=service.running)
+    app = FastAPI(title="concur serve", lifespan=service.running, routes=router.routes)
     app.state.service = service
-    app.include_router(router)
     app.add_exception_handler(sqlite3.Error, _no_journal)
     protect(app, token)
     return app

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -68,6 +69,10 @@ class Intake:
             found = self.parse(request.response)
             code, reason = found.code, found.parse_reason
         language = request.language
+        if request.solution and request.definition:
+            with _usable(request.solution.name):
+                code = request.solution.code(request.definition, request.workload)
+                language = language or request.solution.language
         if language is None:
             shown = languages_of(code or "")
             judged = (each for each in shown if each in self.languages)
@@ -81,9 +86,11 @@ class Intake:
             parse_reason=reason,
         )
         candidate = candidate.model_copy(update={"candidate_id": self.key(task, candidate)})
+        # a field that older clients did not have changes no digest of theirs
+        later = {"id"} if request.solution else {"id", "solution"}
         return Submission(
             id=request.id or uuid4().hex,
-            digest=stable_hash(request.model_dump(mode="json", exclude={"id"})),
+            digest=stable_hash(request.model_dump(mode="json", exclude=later)),
             task=task,
             candidate=candidate,
             priority=request.priority,
@@ -96,13 +103,20 @@ class Intake:
         if request.task:
             return request.task.task()
         if request.definition:
-            try:
+            with _usable(f"definition {request.definition.name!r}"):
                 return request.definition.task(request.workload)
-            except ValueError as error:
-                raise UsageError(f"definition {request.definition.name!r}: {error}") from error
         if found := self.tasks.get(request.task_id or ""):
             return found
         raise UsageError(
             f"task {request.task_id!r} is not one of the {len(self.tasks)} of this service",
             "send the task's source, or start the service with --tasks",
         )
+
+
+@contextmanager
+def _usable(name: str) -> Iterator[None]:
+    """Turn what cannot be taken over of another suite's record into a UsageError."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"{name}: {error}") from error

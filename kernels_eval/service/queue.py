@@ -16,7 +16,9 @@ import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,22 +95,35 @@ class Evaluations:
 
     # -- asking ------------------------------------------------------------------------------------
 
+    @contextmanager
+    def one_commit(self) -> Iterator[None]:
+        """One commit for all that is submitted inside the block; an error takes all of it back."""
+        with self._lock:
+            if self._db.in_transaction:
+                yield
+                return
+            self._ended = list[Evaluation]()
+            with self._db:
+                self._db.execute("BEGIN")
+                counted = f"SELECT client, COUNT(*) FROM evaluations WHERE {OPEN} GROUP BY client"
+                self._open = Counter(dict(self._db.execute(counted)))
+                yield
+            for made in self._ended:
+                self._changed(made)
+
     def submit(self, submissions: Sequence[Submission]) -> list[Evaluation]:
         """Take requests over, all or none. Raises QueueFullError and ConflictError."""
-        with self._lock:
-            with self._db:  # an error takes back what was inserted
-                fresh = {each.id for each in submissions if self._insert(each)}
+        with self.one_commit():
+            self._db.execute("SAVEPOINT before")
+            try:
+                fresh = {each.id: each.client for each in submissions if self._insert(each)}
                 found = [self.get(each.id) for each in submissions]
-                self._require_room(
-                    {
-                        each.client
-                        for each, made in zip(submissions, found, strict=True)
-                        if each.id in fresh and not made.state.final
-                    }
-                )
-            for made in found:
-                if made.id in fresh and made.state.final:
-                    self._changed(made)
+                ended = {made.id: made for made in found if made.state.final and made.id in fresh}
+                self._require_room(Counter(fresh[name] for name in fresh.keys() - ended.keys()))
+            except (QueueFullError, ConflictError):
+                self._db.execute("ROLLBACK TO before")
+                raise
+            self._ended += ended.values()
             return found
 
     def _insert(self, each: Submission) -> bool:
@@ -153,17 +168,16 @@ class Evaluations:
         row = self._row("SELECT verdict FROM evaluations WHERE key = ? AND verdict NOTNULL", key)
         return str(row[0]) if row else None
 
-    def _require_room(self, clients: set[str]) -> None:
-        """Raise QueueFullError where more is unfinished than may be, after these clients' requests
-        were added."""
-        total = self._count(OPEN) if clients else 0
-        for client in clients:
-            own = self._count(f"client = ? AND {OPEN}", client)
-            if total > self.limit or own > self.client_limit:
-                raise QueueFullError(
-                    f"at most {self.limit} evaluations may be unfinished, {self.client_limit} of"
-                    f" one client: with these there are {total} and {own}"
-                )
+    def _require_room(self, new: Counter[str]) -> None:
+        """Raise QueueFullError where more is unfinished than may be, with these of each client."""
+        total = self._open.total() + new.total()
+        own = max((self._open[client] + count for client, count in new.items()), default=0)
+        if new and (total > self.limit or own > self.client_limit):
+            raise QueueFullError(
+                f"at most {self.limit} evaluations may be unfinished, {self.client_limit} of"
+                f" one client: with these there are {total} and {own}"
+            )
+        self._open.update(new)
 
     def resume(self, rekey: Callable[[KernelTask, Candidate], str]) -> int:
         """Queue what an earlier service left unfinished, and return how many evaluations that are.
@@ -265,10 +279,6 @@ class Evaluations:
         row: tuple[Any, ...] | None = self._db.execute(f"{select} LIMIT 1", values).fetchone()
         return row
 
-    def _count(self, where: str, *values: object) -> int:
-        row = self._row(f"SELECT COUNT(*) FROM evaluations WHERE {where}", *values)
-        return int(row[0]) if row else 0
-
     def get(self, identity: str) -> Evaluation:
         """Raises KeyError where there is none."""
         with self._lock:
@@ -281,7 +291,8 @@ class Evaluations:
     def queued(self) -> int:
         """Evaluations that wait for a worker."""
         with self._lock:
-            return self._count("state = 'queued'")
+            row = self._row("SELECT COUNT(*) FROM evaluations WHERE state = 'queued'")
+        return int(row[0]) if row else 0
 
     @property
     def running(self) -> int:

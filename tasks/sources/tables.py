@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
+from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import KernelTask
+from tasks.progress import caution
 from tasks.sources import files, kernelbench, kernelbook, tritonbench
 from tasks.sources.files import columns_of, number_of, rows_of, shown
 from tasks.sources.hub import is_hub_id
@@ -79,9 +81,9 @@ def unusable(
 
 
 def load(location: str | Path, wanted: Collection[str] | None = None) -> list[KernelTask]:
-    """Tasks of tables, of a .py file, of a folder of .py files or of KernelBench, or of a data set
-    on the hub (KernelBook's, or one in KernelBench's form); only those whose task_id or name is in
-    `wanted`, where it is given.
+    """Tasks of tables, of a .py file, of a folder of .py files, of KernelBench or of definitions
+    (FlashInfer-Bench's, SOL-ExecBench's), or of a data set on the hub (KernelBook's, or one in
+    KernelBench's form); only those whose task_id or name is in `wanted`, where it is given.
 
     A table has `task_id` and `code` (other columns of KernelTask as well, where they are there),
     KernelBench's columns, TritonBench-T's, or `name` and `code`. Raises UsageError for what cannot
@@ -108,6 +110,11 @@ def _found(
             found = kernelbook.load(kernelbook.HUB_ID, kernelbook.PINNED)
         else:
             found = kernelbench.load(location, [each for each in levels if each] or None)
+    elif is_trace_set(path):
+        held = TraceSet(path)
+        yield from ((path, x) for x in held.tasks() if _is_wanted(x.task_id, x.name, wanted))
+        tell_left_out(held)
+        return
     elif path.is_dir() and kernelbench.is_checkout(path):
         found = kernelbench.load(path)
     elif path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
@@ -117,6 +124,12 @@ def _found(
             yield from ((part, task) for task in _of_part(part, wanted))
         return
     yield from ((path, task) for task in found if _is_wanted(task.task_id, task.name, wanted))
+
+
+def tell_left_out(held: TraceSet) -> None:
+    """Caution about what could not be taken over."""
+    for why, count in held.left_out.most_common(3):
+        caution(f"{shown(held.root)}: {count} left out: {shown(why)}")
 
 
 def _is_wanted(task_id: object, name: object, wanted: Collection[str] | None) -> bool:

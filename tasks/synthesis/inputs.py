@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernels_eval.errors import UsageError
+from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import stable_hash
 from tasks.files import file_sha256
 from tasks.progress import caution
 from tasks.sources.files import columns_of, read_text, rows_of, shown
 from tasks.sources.hub import load_rows
-from tasks.sources.tables import holds_tables, on_hub, part_files
+from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
 
 Row = dict[str, Any]
 ALIASES = {
@@ -61,11 +62,20 @@ class Part(NamedTuple):
 
 def parts_of(location: str | Path) -> list[Part]:
     """The parts of a location: a table, a folder or a glob of them, a .py file, a folder of .py
-    files, or a hub id (`OWNER/NAME`, or `OWNER/NAME:SPLIT`). Raises UsageError for another."""
+    files or of solutions (FlashInfer-Bench's, SOL-ExecBench's), or a hub id (`OWNER/NAME`, or
+    `OWNER/NAME:SPLIT`). Raises UsageError for another."""
     path = Path(location).expanduser()
     hub_id, _, split = str(location).partition(":")
     if on_hub(hub_id):
         return [_in_memory(shown(location), load_rows(hub_id, split or MOST_SPLIT, None, ()))]
+    if is_trace_set(path):
+        held = TraceSet(path)
+        rows = list(held.candidates())
+        tell_left_out(held)
+        if not rows:
+            fix = "give a folder with definitions, workloads and solutions"
+            raise UsageError(f"{shown(path)} holds no solution that can be verified", fix)
+        return [_in_memory(shown(location), rows)]
     if path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
         return [_in_memory(shown(location), list(_modules(path)))]
     found = [(part, _renamed(columns_of(part))) for part in part_files(location)]

@@ -11,7 +11,7 @@ same text. Does not refill a batch while it runs: for throughput use a vLLM serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -66,33 +66,14 @@ class TransformersSampler(Sampler):
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """One response per request, in the order in which they finish."""
-        import torch
-
-        # neighbours in length share a batch: less padding, and requests of one prompt stay together
-        asked = [(*self.loaded.encode(request), request) for request in requests]
-        asked.sort(key=lambda each: (len(each[0]), each[0], each[2].request_key))
-        longest = max(
-            (len(prompt) + request.sampling.max_tokens for prompt, _, request in asked), default=1
-        )
-        size = self._batch_size or self.loaded.batch_size(longest)
-        while asked:
-            rows = [Row(request, prompt, window) for prompt, window, request in asked[:size]]
-            answered = set()
-            try:
-                for response in self.loaded.respond(rows):
-                    answered.add(response.request_key)
-                    yield response
-            except torch.OutOfMemoryError as error:
-                if size == 1:
-                    longest = len(rows[0].prompt) + rows[0].limit
-                    raise UsageError(
-                        f"out of memory while sampling one response of up to {longest} tokens",
-                        "lower max_tokens, or serve the model with vLLM",
-                    ) from error
-                size = max(1, len(rows) // 2)
-                caution(f"Out of memory: {size} responses are sampled at once from here on")
-            left = [each for each in asked[: len(rows)] if each[2].request_key not in answered]
-            asked = left + asked[len(rows) :]
+        rows = [Row(request, *self.loaded.encode(request)) for request in requests]
+        for row in self.loaded.written(rows, self._batch_size):
+            yield Response(
+                request_key=row.request.request_key,
+                text=self.loaded.text_of(row.tokens),
+                completion_tokens=len(row.tokens),
+                finish_reason=row.finish_reason,
+            )
 
     def close(self) -> None:
         """Lets the model and its memory go. Sampling again loads it again."""
@@ -147,7 +128,10 @@ class Loaded:
             config.hidden_size // config.num_attention_heads
         )
         each = 2 * config.num_hidden_layers * heads * width * self.model.dtype.itemsize
-        free, _ = torch.cuda.mem_get_info(self.model.device)
+        device = self.model.device
+        free, _ = torch.cuda.mem_get_info(device)
+        # what this process holds and does not use: most of the memory, after a step of training
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return max(1, min(1024, int(free // (2 * each * min(tokens, self.window)))))
 
     def encode(self, request: Request) -> tuple[list[int], int]:
@@ -170,7 +154,33 @@ class Loaded:
             )
         )
 
-    def respond(self, rows: list[Row]) -> Iterator[Response]:
+    def written(self, rows: Iterable[Row], size: int | None = None) -> Iterator[Row]:
+        """Write responses, `size` at once (None: as many as memory holds; halved where it ends);
+        each row as it is finished. Raises UsageError where one alone is too much."""
+        import torch
+
+        # neighbours in length share a batch: less padding, and requests of one prompt stay together
+        waiting = sorted(rows, key=lambda r: (len(r.prompt), r.prompt, r.request.request_key))
+        size = size or self.batch_size(max((len(r.prompt) + r.limit for r in waiting), default=1))
+        while waiting:
+            batch, done = waiting[:size], set[Row]()
+            try:
+                for row in self.respond(batch):
+                    done.add(row)
+                    yield row
+            except torch.OutOfMemoryError as error:
+                if size == 1:
+                    longest = len(batch[0].prompt) + batch[0].limit
+                    raise UsageError(
+                        f"out of memory while sampling one response of up to {longest} tokens",
+                        "lower max_tokens, or serve the model with vLLM",
+                    ) from error
+                size = max(1, len(batch) // 2)
+                caution(f"Out of memory: {size} responses are sampled at once from here on")
+            left = [row.again() for row in batch if row not in done]
+            waiting = left + waiting[len(batch) :]
+
+    def respond(self, rows: list[Row]) -> Iterator[Row]:
         """Token by token for one batch, left-padded. Finished rows leave the batch as soon as they
         are a tenth of it: each time, all keys and values are copied."""
         import torch
@@ -210,12 +220,7 @@ class Loaded:
                 if row.finish_reason is None:
                     going.append(index)
                     continue
-                yield Response(
-                    request_key=row.request.request_key,
-                    text=self.text_of(row.tokens),
-                    completion_tokens=len(row.tokens),
-                    finish_reason=row.finish_reason,
-                )
+                yield row
             if len(going) <= GOING * len(rows):
                 keep = torch.tensor(going, dtype=torch.long, device=device)
                 cache.batch_select_indices(keep)
@@ -263,13 +268,17 @@ class Row:
     """One response being written: its tokens so far and the random draws that decide the rest."""
 
     def __init__(self, request: Request, prompt: list[int], window: int) -> None:
-        self.request, self.prompt = request, prompt
+        self.request, self.prompt, self.window = request, prompt, window
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.limit = min(request.sampling.max_tokens, window - len(prompt))
         # the same draws whatever the batch: a function of request key and seed alone
         seed = stable_hash([request.request_key, request.sampling.seed])
         self.stream = int(seed[:15], 16)
+
+    def again(self) -> Row:
+        """The same response, not begun."""
+        return Row(self.request, self.prompt, self.window)
 
     def take(self, token: int, ends: set[int]) -> None:
         self.tokens.append(token)

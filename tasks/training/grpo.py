@@ -17,11 +17,12 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import fmean
-from typing import Any, NamedTuple
+from threading import Event
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from datasets import Dataset
@@ -44,6 +45,7 @@ from tasks.training import checkpoints
 from tasks.training.recipe import ReinforceRecipe
 from tasks.training.trainer import machine_settings
 
+T = TypeVar("T")
 KEPT_OF_TRL = ("loss", "grad_norm", "learning_rate", "reward", "reward_std", "kl", "entropy")
 
 
@@ -174,24 +176,33 @@ class RewardTrainer(GRPOTrainer):
     def _written(self, asked: Sequence[Asked]) -> Step:
         began_s, answers = time.monotonic(), dict[int, Answer]()
         queue: SimpleQueue[Answer | None] = SimpleQueue()
+        stopped = Event()
+
+        def going(given: Iterable[T]) -> Iterator[T]:
+            for each in given:
+                if stopped.is_set():
+                    raise CancelledError
+                yield each
 
         def judged(feed: Iterable[Answer | None]) -> dict[int, Verdict]:
-            return dict(self.environment.judge(feed))
+            return dict(going(self.environment.judge(going(feed))))
 
         apart = self.environment.apart
         with ThreadPoolExecutor(1) as thread:
-            beside = None if apart else thread.submit(judged, arriving(queue))
-            self.policy.eval()
             try:
+                beside = None if apart else thread.submit(judged, arriving(queue))
+                self.policy.eval()
                 with self.accelerator.autocast():
                     for answer in self.environment.write(self.policy, self.reader, asked):
                         answers[answer.asked.place] = answer
                         queue.put(answer)
-            finally:
-                queue.put(None)
                 self.policy.train()
-            sampled_s = time.monotonic()
-            verdicts = beside.result() if beside else judged(answers.values())
+                queue.put(None)
+                sampled_s = time.monotonic()
+                verdicts = beside.result() if beside else judged(answers.values())
+            except BaseException:
+                stopped.set()  # an interrupt must not wait for verdicts that nobody wants
+                raise
         waited_s = time.monotonic() - sampled_s
         return Step(answers, verdicts, self.recipe, sampled_s - began_s, waited_s)
 

@@ -258,11 +258,13 @@ start_new_session=True)
 """
 
 
-def told_to_stop(grace_s: float, cleanup: str) -> tuple[subprocess.Popen[str], int]:
-    """A program and its child, after SIGTERM."""
+def told_to_stop(
+    grace_s: float, cleanup: str, number: int = signal.SIGTERM
+) -> tuple[subprocess.Popen[str], int]:
+    """A program and its child, after a signal."""
     process = program(STUBBORN.format(grace_s=grace_s, cleanup=cleanup))
     child = int(process.stdout.readline())
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     return process, child
 
 
@@ -277,9 +279,10 @@ def program(text: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_stage_that_waits_for_ever_is_ended_with_its_children():
-    process, child = told_to_stop(1.0, "threading.Event().wait()")
-    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stage_that_waits_for_ever_is_ended_with_its_children(number):
+    process, child = told_to_stop(1.0, "threading.Event().wait()", number)
+    assert process.wait(timeout=30) == 128 + number
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
@@ -287,6 +290,22 @@ def test_a_stage_that_cleans_up_in_time_ends_as_it_likes():
     process, child = told_to_stop(60.0, "started.kill(), started.wait()")
     process.communicate(timeout=30)
     assert process.returncode != 128 + signal.SIGTERM and not psutil.pid_exists(child)
+
+
+def test_a_caller_that_takes_an_interrupt_goes_on():
+    process = program(
+        """
+    import signal, time
+    from flows.runtime.shutdown import stops_soon
+    try:
+        with stops_soon(0.5):
+            signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt:
+        time.sleep(2)
+        print("went on")
+    """
+    )
+    assert process.communicate(timeout=60)[0] == "went on\n" and process.returncode == 0
 
 
 def test_other_signals_and_a_quiet_end_change_nothing():

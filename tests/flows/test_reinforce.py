@@ -11,15 +11,20 @@ import pytest
 from flows import forms
 from flows.config import PipelineConfig, load_profile
 from flows.deployments import REWARDS, newest_adapter, reinforce_with_rewards
-from flows.reinforce import environment, of_training, reinforce_adapter
+from flows.reinforce import of_training, reinforce_adapter
+from flows.rollouts import environment, environment_of
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Verdict
+from tasks.progress import gathering
 from tasks.sources import bundled
+from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.prompts import render
 from tests.support.commands import concur, run, tiny
 from tests.support.commands import environment as variables
 from tests.support.curated import line, sample
 from tests.support.servers import prefect_server
+from tests.support.training import tiny_model
 
 
 def test_without_a_training_there_is_one_sentence(tmp_path):
@@ -120,6 +125,75 @@ def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person
     assert set(REWARDS) - {"speedup_of_correct"} <= names
     assert {"reasoning_tokens", "rejected/no_custom_kernel", "reward/correct"} <= names
     assert len(client.get_metric_history(runs[0].info.run_id, "status/no_code")) == 2
+
+
+def answers(*told: tuple[str, str]) -> list:
+    """Answers of a policy, by task and code."""
+    from tasks.training.grpo import Answer, Asked
+
+    texts = [f"```python\n{code}```" if code else "none" for _, code in told]
+    return [
+        Answer(Asked(place, task, [1], 0), text, [1])
+        for place, ((task, _), text) in enumerate(zip(told, texts, strict=True))
+    ]
+
+
+CODE = "import torch\nclass ModelNew(torch.nn.Module):\n    pass  # {}\n"
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_the_same_code_for_a_task_is_judged_once(once):
+    config = load_profile("local", [f"verification.once_per_code={json.dumps(once)}"])
+    tasks = {task.task_id: task for task in bundled.load("train")[:2]}
+    judged: list[tuple[str, str]] = []
+
+    def verify(pairs):
+        for pair in pairs:
+            if pair:
+                task, candidate = pair
+                judged.append((task.task_id, candidate.code))
+                names = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
+                yield Verdict(**names, language="cpp", status="correct", reason="ok")
+
+    made = environment_of(config, tasks, {}, verify)
+    one, two = tasks
+    same, other = CODE.format(1), CODE.format(2)
+    step = answers((one, same), (two, same), (one, other), (one, same), (two, ""), (one, same))
+    verdicts = dict(made.judge([None, *step, None]))
+    assert len(judged) == len(set(judged)) == 3 and sorted(verdicts) == list(range(6))
+    assert verdicts[0] is verdicts[3] is verdicts[5] and verdicts[4].status == "no_code"
+    assert [verdicts[place].task_id for place in (0, 1, 2)] == [one, two, one]
+
+    again = dict(made.judge(answers((one, same), (two, other))))
+    assert sorted(again) == [0, 1] and len(judged) == (4 if once else 5)
+
+
+def test_rollouts_that_memory_does_not_hold_are_written_in_parts(tmp_path, monkeypatch):
+    import torch
+
+    from tasks.synthesis.local import Loaded
+    from tasks.training.grpo import Asked
+
+    directory = tiny_model(tmp_path / "small")
+    model, tokenizer = load_causal_model(directory, dtype=torch.float32), load_tokenizer(directory)
+    sampling = ["reinforcement.sampling.max_tokens=8", "language=cpp"]
+    tasks = {task.task_id: task for task in bundled.load("train")[:2]}
+    made = environment_of(load_profile("local", sampling), tasks, dict.fromkeys(tasks, "x"), iter)
+    asked = [Asked(place, [*tasks][place % 2], [1, 2, 3], place) for place in range(7)]
+    expected = {each.asked.place: each.tokens for each in made.write(model, tokenizer, asked)}
+    respond, tried = Loaded.respond, []
+
+    def limited(self, rows):
+        tried.append(len(rows))
+        yield from respond(self, rows[:1] if len(rows) > 2 else rows)
+        if len(rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Loaded, "respond", limited)
+    with gathering() as cautions:
+        found = {each.asked.place: each.tokens for each in made.write(model, tokenizer, asked)}
+    assert found == expected and len(found) == 7 and max(tried) == 7 and tried.count(7) == 1
+    assert "Out of memory" in cautions[0]
 
 
 @pytest.mark.slow

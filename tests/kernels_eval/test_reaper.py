@@ -57,6 +57,35 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path):
         builder.wait()
 
 
+WATCHING = """
+    import subprocess, time
+    from kernels_eval.isolation import reaper
+
+    told, other = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    reaper.watch(told.pid)
+    print(told.pid, other.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_watched_child_ends_with_its_owner_and_another_stays(number):
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WATCHING)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    watched, other = map(int, owner.stdout.readline().split())
+    try:
+        assert not has_ended(watched)
+        owner.send_signal(number)
+        owner.wait()
+        until(lambda: has_ended(watched))
+        assert not has_ended(other)
+    finally:
+        os.kill(other, signal.SIGKILL)
+
+
 def test_one_reaper_serves_a_process(tmp_path):
     first = reaper.reaper()
     ended = [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)]

@@ -395,6 +395,26 @@ async def test_a_full_disk_is_a_fault_of_the_machine(made, monkeypatch):
     assert "Retry-After" in answer.headers
 
 
+async def test_requests_that_arrive_while_others_are_kept_share_one_commit(made):
+    ran: list[str] = []
+    made.evaluations._db.set_trace_callback(ran.append)
+    asked = [body(code=MODULE.format(n), id=f"n{n}") for n in range(20)]
+    asked += [body(code="x = 1", id="n0"), body(task_id="x"), body(code=None, response="none")]
+    posts: list[asyncio.Task[httpx.Response]] = []
+    async with asking(made) as client:
+        with made.evaluations._lock:  # the journal is busy
+            for some, waiting in ((asked[:1], 0), (asked[1:], len(asked) - 1)):
+                for each in some:
+                    post = client.post("/v1/evaluate", content=each, headers=JSON)
+                    posts.append(asyncio.create_task(post))
+                while not made._writer._threads or len(made._arrived) != waiting:
+                    await asyncio.sleep(0.01)
+        answers = await asyncio.gather(*posts)
+    assert [answer.status_code for answer in answers] == [202] * 20 + [409, 422, 202]
+    assert answers[-1].json()["evaluations"][0]["state"] == "done"
+    assert ran.count("COMMIT") == 2
+
+
 async def test_metrics_count_what_ended_and_what_waits(made):
     async with asking(made) as client:
         content = batch(body(), body(code="x = 1"), body(code=None, response="no code"))

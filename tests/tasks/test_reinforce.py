@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,17 @@ def test_a_stopped_run_resumes_at_its_checkpoint_and_another_run_is_refused(
                 raise KeyboardInterrupt
             return super().write(model, tokenizer, asked)
 
+        def judge(self, answers: Iterable[Answer | None]) -> Iterator[tuple[int, Verdict]]:
+            try:
+                yield from super().judge(answers)
+            except CancelledError:
+                self.cancelled = True
+                raise
+
+    stopped = Stopped()
     with pytest.raises(KeyboardInterrupt):
-        trained(base, adapter, tmp_path, Stopped(), **short)
+        trained(base, adapter, tmp_path, stopped, **short)
+    assert stopped.cancelled, "nobody waits for verdicts that are of no use"
     world = World()
     log = trained(base, adapter, tmp_path, world, **short)
     assert len(world.asked) == 1, "the second step; the first had been saved"

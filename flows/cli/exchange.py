@@ -1,0 +1,23 @@
+"""`concur export`: verdicts and kernels in the forms of others, and the results of others as a
+table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from flows.cli.common import command, emit
+
+
+@command
+@click.argument("source", required=False)
+def export(source: str | None, form: Any, out: str, as_json: bool, **options: Any) -> None:
+    """Write verdicts for other suites, or one kernel as a package.
+
+    SOURCE is what --verdicts of other commands takes (default: the newest in --root). With `--as
+    table` it is the results of another harness: a run of KernelBench, or a folder with traces.
+    """
+    from flows import exchange
+
+    emit(exchange.export(source, form, out, **options), as_json, "export")

@@ -1,0 +1,367 @@
+"""Machine code in another order: swaps of two adjacent independent instructions of sm_90 in the
+cubin of a built library, as SIP (arXiv 2403.10863) and CuAsmRL (arXiv 2501.08071) search over.
+
+Guarantees, of every swap: both instructions are of a kind that may move (arithmetic, plain loads
+and stores; nothing that branches, synchronises, or speaks to other threads), in one basic block;
+neither reads or writes what the other writes (registers, predicates, uniform ones, memory as a
+whole); each keeps its control bits; no instruction comes nearer to one that it depends on than the
+compiler itself put two of these kinds in the same library, by the stall counts, and else not within
+`WINDOW` cycles; no wait that the second relied on is lost.
+Does not guarantee that a swap gains anything, and nothing is known of the hardware beyond these
+rules: a patched library is verified as any other.
+
+An instruction is 16 bytes. The control bits are those that Jia et al. found on Volta (arXiv
+1804.06826, chapter 2): stall cycles, yield, write and read barrier, barriers to wait for, reuse.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+from kernels_eval.errors import ToolchainError, UsageError
+
+WORD = 16
+WINDOW = 15
+"""Cycles within which the result of an instruction of fixed latency may not be there: the largest
+stall count."""
+ARCH = 90
+Nearest = dict[tuple[str, str, str], int]
+_MAGIC = struct.pack("<I", 0xBA55ED50)
+_LINE = re.compile(
+    r"^\s+/\*(?P<at>[0-9a-f]{4,})\*/\s+(?P<text>.*?);\s+/\* 0x(?P<low>[0-9a-f]{16}) \*/\s*\n"
+    r"\s+/\* 0x(?P<high>[0-9a-f]{16}) \*/",
+    re.MULTILINE,
+)
+_BREAK = re.compile(r"^(\.L\S*|\S+):\s*$", re.MULTILINE)
+_SECTION = re.compile(r"^\s*\.section\s+(\.text\.[^,\s]+)", re.MULTILINE)
+_REGISTER = re.compile(r"\b(UR|R|UP|P)(\d+)(\.64)?")
+_MOVES = frozenset(
+    """FADD FFMA FMUL FMNMX FSEL FSETP FCHK HADD2 HFMA2 HMUL2 HMNMX2 HSET2 HSETP2 IABS IADD3 IMAD
+    IMNMX VIADD VIADDMNMX VIMNMX ISETP LEA LOP3 MOV PLOP3 PRMT SEL SHF SGXT BMSK MUFU POPC FLO BREV
+    I2F I2FP F2I F2F F2FP DADD DFMA DMUL UIADD3 UIMAD ULEA ULOP3 UMOV USEL USHF UPRMT USETP UISETP
+    LDC ULDC LDG LDS LDL STG STS STL""".split()
+)
+_LOADS, _STORES = ("LDG", "LDS", "LDL"), ("STG", "STS", "STL")
+_ORDERED = re.compile(r"\.(STRONG|MMIO|CONSTANT\.STRONG|ACQUIRE|RELEASE|VOLATILE)\b")
+_WIDE = re.compile(r"\.(64|WIDE|HI|U64|S64|F64)\b|^D[A-Z]")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One word of a kernel, as nvdisasm names it; `offset` is in the file."""
+
+    offset: int
+    text: str
+    word: bytes
+
+    @cached_property
+    def control(self) -> int:
+        return int.from_bytes(self.word, "little") >> 105
+
+    @property
+    def stall(self) -> int:
+        return self.control & 0xF
+
+    @property
+    def sets(self) -> frozenset[int]:
+        """Barriers that it sets; 7 is none."""
+        return frozenset({self.control >> 5 & 7, self.control >> 8 & 7} - {7})
+
+    @property
+    def waits(self) -> frozenset[int]:
+        return frozenset(number for number in range(6) if self.control >> (11 + number) & 1)
+
+    @property
+    def reuses(self) -> bool:
+        return bool(self.control >> 17 & 0xF)
+
+    @cached_property
+    def parts(self) -> tuple[str, str, str]:
+        """Predicate, operation with its modifiers, operands."""
+        found = re.match(r"(@!?U?P\w+\s+)?(\S+)\s*(.*)", self.text, re.DOTALL)
+        assert found
+        return found[1] or "", found[2], found[3]
+
+    @property
+    def name(self) -> str:
+        return self.parts[1].partition(".")[0]
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether it may change places at all."""
+        special = self.stall == 0 or self.reuses or _ORDERED.search(self.parts[1])
+        return self.name in _MOVES and not special
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        return self._registers(self.parts[0] + self.parts[2])
+
+    @cached_property
+    def writes(self) -> frozenset[str]:
+        """The first register, and every predicate that is an operand: some of them are read
+        alone, which makes conflicts of what is none."""
+        operands = self.parts[2].split(",")
+        first = next((x for x in operands if re.match(r"\s*U?R\d|\s*U?RZ", x)), "")
+        predicates = [x for x in operands if re.match(r"\s*!?U?P\d", x)]
+        first = "" if self.name in _STORES else first
+        return self._registers(",".join([first, *predicates]))
+
+    def _registers(self, text: str) -> frozenset[str]:
+        operation = self.parts[1]
+        width = 4 if ".128" in operation else 2 if _WIDE.search(operation) else 1
+        found: set[str] = set()
+        for kind, number, pair in _REGISTER.findall(text):
+            many = 1 if "P" in kind else max(width, 2 if pair else 1, 4 if "desc" in text else 1)
+            found.update(f"{kind}{int(number) + index}" for index in range(many))
+        return frozenset(found)
+
+    def surely(self, other: Instruction) -> list[str]:
+        """Why this one needs cycles behind `other`, without what `ties` only allows for: registers
+        by their names alone."""
+        reads, writes = self._named
+        found = {
+            "read": reads & other._named[1],
+            "write": writes & other._named[1],
+            "barrier": self.waits & other.sets,
+        }
+        return [name for name, held in found.items() if held]
+
+    @cached_property
+    def _named(self) -> tuple[set[str], set[str]]:
+        """Registers that are named as read, and as written: the predicates at the head, and the
+        register behind them."""
+        names = [_REGISTER.search(each) for each in self.parts[2].split(",")]
+        plain = [found and found[1] + found[2] for found in names]
+        head = next((i for i, name in enumerate(plain) if not name or "P" not in name), len(plain))
+        end = 0 if self.name in _STORES else head + (not self.name.endswith(("SETP", "SETP2")))
+        guard = _REGISTER.search(self.parts[0])
+        reads = {name for name in plain[end:] if name} | ({guard[1] + guard[2]} if guard else set())
+        return reads, {name for name in plain[:end] if name}
+
+    def ties(self, other: Instruction) -> list[str]:
+        """Why this one must stay behind `other`: registers, memory or barriers."""
+        stores = {self.name, other.name} & set(_STORES)
+        found = {
+            "read": self.reads & other.writes,
+            "write": self.writes & other.writes,
+            "overwrite": self.writes & other.reads,
+            "memory": stores and {self.name, other.name} <= {*_LOADS, *_STORES},
+            "barrier": (self.sets | self.waits) & other.sets or self.sets & other.waits,
+        }
+        return [name for name, held in found.items() if held]
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Two adjacent instructions of a kernel of a library, in their present order."""
+
+    kernel: str
+    first: Instruction
+    second: Instruction
+
+    @property
+    def reversed(self) -> Swap:
+        """What undoes it."""
+        first, second = self.first, self.second
+        earlier = Instruction(first.offset, second.text, second.word)
+        return Swap(self.kernel, earlier, Instruction(second.offset, first.text, first.word))
+
+
+def neighbours(library: Path) -> Iterator[Swap]:
+    """The swaps that a library's kernels allow, in the order of the file. Raises UsageError for a
+    library without uncompressed code for sm_90, ToolchainError where nvdisasm is missing."""
+    found = list(blocks(library))
+    nearest = _nearest([block for _, block in found])
+    for kernel, block in found:
+        for index in range(1, len(block) - 1):
+            if _may_swap(block, index, nearest):
+                yield Swap(kernel, block[index], block[index + 1])
+
+
+def apply(library: Path, swap: Swap, out: Path | None = None) -> Path:
+    """Write the library with the two instructions in the other order, to `out` or in its place.
+    Raises UsageError where the library does not hold them there."""
+    held = bytearray(library.read_bytes())
+    at, pair = swap.first.offset, swap.first.word + swap.second.word
+    if held[at : at + 2 * WORD] != pair or swap.second.offset != at + WORD:
+        raise UsageError(
+            f"{library} does not hold the instructions of this swap at {at:#x}",
+            "take swaps of the library as it is: `neighbours`",
+        )
+    held[at : at + 2 * WORD] = swap.second.word + swap.first.word
+    target = out or library
+    with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
+        file.write(held)
+    shutil.copymode(library, file.name)
+    os.replace(file.name, target)
+    return target
+
+
+def _nearest(found: Iterable[Sequence[Instruction]]) -> Nearest:
+    """The fewest cycles that the compiler put between two kinds of instructions of which the later
+    depends on the earlier: what it does once is enough time."""
+    nearest: Nearest = {}
+    for block in found:
+        for index, earlier in enumerate(block):
+            for later, cycles in _window(block[index:]):
+                for tie in later.surely(earlier):
+                    key = (earlier.name, later.name, tie)
+                    nearest[key] = min(cycles, nearest.get(key, WINDOW))
+    return nearest
+
+
+def _window(block: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
+    """The instructions behind the first within WINDOW cycles, with their distance."""
+    cycles = 0
+    for one, other in pairwise(block):
+        cycles += one.stall
+        if cycles >= WINDOW:
+            return
+        yield other, cycles
+
+
+def _may_swap(block: Sequence[Instruction], index: int, nearest: Nearest) -> bool:
+    first, second = block[index : index + 2]
+    if not (first.moves and second.moves) or block[index - 1].reuses:
+        return False
+    if second.ties(first) or first.ties(second) or first.waits - second.waits:
+        return False
+    # where the block begins or ends too near, what is beyond may be tied to them
+    if sum(x.stall for x in block[:index]) < WINDOW:
+        return False
+    if first.stall + sum(x.stall for x in block[index + 2 :]) < WINDOW:
+        return False
+    turned = [*block[:index], second, first, *block[index + 2 :]]
+    begins = (at for at in range(index + 2) if at != index)  # the second has gone the other way
+    return all(
+        cycles >= nearest.get((turned[at].name, later.name, tie), WINDOW)
+        for at in begins
+        for later, cycles in _window(turned[at:])
+        if later in (first, second) or at == index + 1
+        for tie in _timed(later.ties(turned[at]))
+    )
+
+
+def _timed(ties: Iterable[str]) -> list[str]:
+    """Those that need cycles between: registers are read when an instruction begins, and memory is
+    accessed in order."""
+    return [tie for tie in ties if tie in ("read", "write", "barrier")]
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def blocks(library: Path) -> Iterator[tuple[str, list[Instruction]]]:
+    """The basic blocks of every kernel for sm_90, as (kernel, instructions)."""
+    data, found = library.read_bytes(), False
+    for start, size in _cubins(data, library):
+        found = True
+        cubin = data[start : start + size]
+        text = _disassembled(cubin)
+        sections, relocated = _sections(cubin)
+        cuts = [match.start() for match in _SECTION.finditer(text)]
+        for begin, end in pairwise([*cuts, len(text)]):
+            part = text[begin:end]
+            name = _SECTION.match(part)
+            assert name
+            place = sections[name[1]]
+            for block in _split(part, start + place, cubin, place):
+                kept = [x for x in block if x.offset - start - place not in relocated[name[1]]]
+                if len(kept) == len(block):
+                    yield name[1].removeprefix(".text."), block
+    if not found:
+        raise UsageError(f"{library} holds no code for sm_{ARCH}", "build it for that architecture")
+
+
+def _split(text: str, base: int, cubin: bytes, place: int) -> Iterator[list[Instruction]]:
+    """The instructions of a section, cut at labels and after what may leave the line."""
+    cuts = [match.start() for match in _BREAK.finditer(text)]
+    for begin, end in pairwise([0, *cuts, len(text)]):
+        block: list[Instruction] = []
+        for match in _LINE.finditer(text, begin, end):
+            at = int(match["at"], 16)
+            word = bytes.fromhex(match["low"])[::-1] + bytes.fromhex(match["high"])[::-1]
+            if cubin[place + at : place + at + WORD] != word:
+                raise UsageError("nvdisasm shows other words than the library holds")
+            block.append(Instruction(base + at, match["text"].strip(), word))
+            if block[-1].name in ("BRA", "BRX", "JMP", "EXIT", "RET", "CALL", "BSYNC", "BREAK"):
+                yield block
+                block = []
+        if block:
+            yield block
+
+
+def _cubins(data: bytes, library: Path) -> Iterator[tuple[int, int]]:
+    """Offset and size of each cubin for sm_90 in the fat binaries of a library."""
+    at = data.find(_MAGIC)
+    while 0 <= at <= len(data) - WORD:
+        header, size = struct.unpack_from("<HQ", data, at + 6)
+        entry, end = at + header, min(at + header + size, len(data))
+        while entry + 64 <= end:
+            kind, _, head, length = struct.unpack_from("<HHIQ", data, entry)
+            if head < 64:
+                break
+            if kind == 2 and struct.unpack_from("<I", data, entry + 28)[0] == ARCH:
+                if data[entry + head : entry + head + 4] != b"\x7fELF":
+                    raise UsageError(
+                        f"the code in {library} is compressed", "build it with nvcc -no-compress"
+                    )
+                yield entry + head, length
+            entry += head + length
+        at = data.find(_MAGIC, at + 4)
+
+
+def _sections(cubin: bytes) -> tuple[dict[str, int], dict[str, set[int]]]:
+    """Offsets of an ELF file's sections by name, and of the words that are relocated in each."""
+    table, size, count, names = struct.unpack_from("<Q10xHHH", cubin, 40)
+    rows = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * size) for i in range(count)]
+
+    def name(row: tuple[int, ...]) -> str:
+        begin = rows[names][4] + row[0]
+        return cubin[begin : cubin.index(b"\0", begin)].decode()
+
+    relocated: dict[str, set[int]] = {name(row): set() for row in rows}
+    for row in rows:
+        if row[1] in (4, 9) and row[9]:  # RELA, REL
+            of = name(rows[row[7]])
+            for at in range(row[4], row[4] + row[5], row[9]):
+                where = struct.unpack_from("<Q", cubin, at)[0]
+                relocated[of].add(where - where % WORD)
+    return {name(row): row[4] for row in rows}, relocated
+
+
+def nvdisasm() -> str:
+    """The disassembler: on the path, in the toolkit, or in a wheel (nvidia-cuda-nvdisasm, Triton).
+    Raises ToolchainError where there is none."""
+    homes = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"]
+    homes += [Path(place) / "nvidia/cu13/bin" for place in sys.path]
+    if (triton := find_spec("triton")) and triton.origin:
+        homes.append(Path(triton.origin).parent / "backends/nvidia/bin")
+    known = [shutil.which("nvdisasm"), *(shutil.which("nvdisasm", path=home) for home in homes)]
+    if found := next(filter(None, known), None):
+        return found
+    raise ToolchainError("nvdisasm was not found", "pip install nvidia-cuda-nvdisasm")
+
+
+def _disassembled(cubin: bytes) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        done = subprocess.run(
+            [nvdisasm(), "-c", "-hex", file.name], capture_output=True, text=True, timeout=300
+        )
+    if done.returncode:
+        raise ToolchainError(f"nvdisasm fails: {done.stderr[:300]}", "use one of CUDA 13")
+    return done.stdout

@@ -1,0 +1,163 @@
+"""Our tasks and candidates as definitions and solutions of FlashInfer-Bench and SOL-ExecBench.
+
+Guarantees: the reference and the solution are our programs as they are, called by a `run`; both
+make their weights after the same seed, as KernelBench does. Raises ValueError for a task whose
+inputs or outputs their form does not hold. Does not guarantee the inputs of FlashInfer-Bench to be
+distributed as the task's own, which SOL-ExecBench's are.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kernels_eval.checks.trials import ArgumentForm, Interface
+from kernels_eval.interchange.flashinfer import (
+    Definition,
+    Solution,
+    Suite,
+    TensorSpec,
+    Workload,
+    WorkloadInput,
+)
+from kernels_eval.records import Candidate, KernelTask, stable_hash
+
+DRAWN = ("float32", "float16", "bfloat16")
+FLAT = re.compile(r"\.|\(\.(,\.)*\)")
+"""Structures of outputs that are a tensor, or a flat list of them."""
+_RUN = """
+
+import torch
+
+_module, _of, _arguments = {{}}, {model}, lambda made=get_init_inputs: {arguments}
+
+
+@torch.no_grad()
+def run({names}):
+    given = [{names}]
+    device = next((x.device for x in given if isinstance(x, torch.Tensor)), "cpu")
+    if device not in _module:
+        args, kwargs = _arguments()
+        torch.manual_seed(0)
+        _module[device] = _of(*args, **kwargs).to(device)
+    return _module[device](*given)
+"""
+_INPUTS = """
+
+def concur_inputs(axes_and_scalars, device, draw=get_inputs):
+    with torch.device(device):
+        made = draw()
+    return {{
+        name: x.to(device) if isinstance(x, torch.Tensor) else x
+        for name, x in zip({names!r}, made)
+    }}
+"""
+
+
+def definition_of(task: KernelTask, interface: Interface, suite: Suite) -> Definition:
+    """The task as a definition whose axes are all fixed."""
+    if not FLAT.fullmatch(interface.structure) or interface.mutates:
+        raise ValueError("its outputs are nested, or it changes its inputs")
+    names = [form.name for form in interface.inputs]
+    if len(set(names)) < len(names) or not all(map(str.isidentifier, names)):
+        raise ValueError("its inputs have no names of their own")
+    if suite == "flashinfer" and (other := [x.name for x in interface.inputs if not _drawn(x)]):
+        raise ValueError(f"input {other[0]!r} cannot be drawn as FlashInfer-Bench does")
+    code = task.code + _RUN.format(
+        names=", ".join(names), model=task.entry_point, arguments=_arguments(task)
+    )
+    sizes = {f"n{size}": {"type": "const", "value": size} for size in _sizes(interface)}
+    return Definition.model_validate(
+        {
+            "name": _plain(task.task_id),
+            "op_type": _plain(task.source),
+            "axes": sizes,
+            "inputs": {form.name: _spec(form) for form in interface.inputs},
+            "outputs": {form.name: _spec(form) for form in interface.outputs},
+            "reference": code + _INPUTS.format(names=names) * (suite == "sol"),
+            "custom_inputs_entrypoint": "concur_inputs" if suite == "sol" else None,
+            "description": task.name,
+        }
+    )
+
+
+def workload_of(task: KernelTask, interface: Interface, suite: Suite) -> Workload:
+    """The declared inputs, as drawn by the suite (FlashInfer-Bench) or by the task (SOL)."""
+    kinds = {
+        form.name: WorkloadInput(type="custom")
+        if suite == "sol"
+        else WorkloadInput(type="random")
+        if form.dtype
+        else WorkloadInput.model_validate({"type": "scalar", "value": form.value})
+        for form in interface.inputs
+    }
+    return Workload(axes={}, inputs=kinds, uuid=stable_hash([task.task_id, task.code]))
+
+
+def solution_of(
+    candidate: Candidate, task: KernelTask, interface: Interface, name: str, device: str
+) -> Solution:
+    """The candidate as a solution in Python, which builds what it needs as it always does; the
+    task's program is beside it for the constructor's arguments."""
+    program = f"\n_task = {{}}\nexec({task.code!r}, _task)\n"
+    program += "get_init_inputs = _task['get_init_inputs']"
+    names = ", ".join(form.name for form in interface.inputs)
+    run = _RUN.format(names=names, model="ModelNew", arguments=_arguments(task))
+    return Solution.model_validate(
+        {
+            "name": name,
+            "definition": _plain(task.task_id),
+            "author": candidate.generator or "unnamed",
+            "spec": {
+                "languages": [str(candidate.language) if candidate.language.jit else "python"],
+                "target_hardware": [device or "cpu"],
+                "entry_point": "main.py::run",
+                "dependencies": [],
+                "destination_passing_style": False,
+            },
+            "sources": [{"path": "main.py", "content": f"{candidate.code}{program}{run}"}],
+        }
+    )
+
+
+def written(record: Definition | Workload | Solution, suite: Suite) -> dict[str, Any]:
+    """A record as the suite's own file holds it."""
+    row = record.model_dump(mode="json", exclude_none=True)
+    if isinstance(record, Definition):  # null is what says that an input is a scalar
+        for name in ("inputs", "outputs"):
+            row[name] = {key: {"shape": None, **spec} for key, spec in row[name].items()}
+    if isinstance(record, Solution):
+        spec, languages = row["spec"], row["spec"].pop("languages")
+        if suite == "flashinfer":
+            spec["language"] = languages[0]
+        else:
+            spec["languages"] = ["pytorch" if x == "python" else x for x in languages]
+            spec["target_hardware"] = ["LOCAL"]
+    return row
+
+
+def _arguments(task: KernelTask) -> str:
+    made = "made()"
+    return made if task.init_form == "args_kwargs" else f"({made}, {{}})"
+
+
+def _drawn(form: ArgumentForm) -> bool:
+    if form.dtype is None:
+        return form.value is not None and not isinstance(form.value, str)
+    return form.dtype.removeprefix("torch.") in DRAWN
+
+
+def _sizes(interface: Interface) -> list[int]:
+    forms = (*interface.inputs, *interface.outputs)
+    return sorted({size for form in forms for size in form.shape or ()})
+
+
+def _spec(form: ArgumentForm) -> TensorSpec:
+    kinds = {bool: "bool", int: "int64", float: "float32"}
+    dtype = (form.dtype or kinds.get(type(form.value), "")).removeprefix("torch.")
+    shape = None if form.shape is None else tuple(f"n{size}" for size in form.shape)
+    return TensorSpec(shape=shape, dtype=dtype)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text)[:128] or "unnamed"

@@ -1,0 +1,262 @@
+"""A kernel that was verified, behind a guard: the `__init__.py` of an exported package.
+
+`Model` is the reference program's module, with its constructor, parameters and `state_dict`. A call
+runs the kernel where all is as it was verified: shapes, strides and dtypes of the inputs, values of
+those that are no tensors, parameters and buffers, the constructor's arguments, the device's
+architecture, and the files. Any other call runs PyTorch's own operators, as does one whose gradient
+is asked for, under autocast, or inside torch.func. `Model().fallback_reason(*inputs)` says why, in
+words; it is empty where the kernel runs.
+
+`torch.ops.{id}.forward(tensors)` is the kernel as an operator: tensors of the inputs, then
+parameters and buffers, all in order; a list of outputs, contiguous. It has no gradient and refuses
+to be differentiated. `certificate` is the verdict, with what it was reached on.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import platform
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils import cpp_extension
+
+__all__ = ["Model", "certificate", "fallback_reason"]
+
+HERE = Path(__file__).parent
+certificate: dict[str, Any] = json.loads((HERE / "certificate.json").read_text(encoding="utf-8"))
+_INPUTS: list[dict[str, Any]] = certificate["interface"]["inputs"]
+_STATE: list[dict[str, Any]] = certificate["interface"]["state"]
+_OUTPUTS: list[dict[str, Any]] = certificate["interface"]["outputs"]
+_TENSORS = [form for form in _INPUTS if "dtype" in form]
+_reference = importlib.import_module(".reference", __name__)
+_Reference: Any = getattr(_reference, certificate["entry_point"])
+
+
+def _arguments() -> tuple[list[Any], dict[str, Any]]:
+    made = _reference.get_init_inputs()
+    return (made[0], made[1]) if certificate["init_form"] == "args_kwargs" else (list(made), {})
+
+
+@contextmanager
+def _libraries() -> Iterator[None]:
+    """Give the kernel's module the libraries beside it for those that it asks to build."""
+
+    def provided(name: str, *_: object, **options: Any) -> ModuleType | None:
+        path = str(HERE / f"{name}.so")
+        if not options.get("is_python_module", True):
+            torch.ops.load_library(path)
+            return None
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    before = {name: getattr(cpp_extension, name) for name in ("load", "load_inline")}
+    vars(cpp_extension).update(dict.fromkeys(before, provided))
+    try:
+        yield
+    finally:
+        vars(cpp_extension).update(before)
+
+
+@cache
+def _module(kernel: bool, device: str) -> torch.nn.Module:
+    """The kernel's module, or the reference's, on a device; weights are given at each call."""
+    args, kwargs = _arguments()
+    with _libraries():
+        made = importlib.import_module(".candidate", __name__).ModelNew if kernel else _Reference
+        found: torch.nn.Module = made(*args, **kwargs).to(device)
+    return found
+
+
+@cache
+def fallback_reason() -> str:
+    """Why the kernel runs nowhere in this process; empty where it may."""
+    for name, digest in certificate["files"].items():
+        if hashlib.sha256((HERE / name).read_bytes()).hexdigest() != digest:
+            return f"{name} is not the file that was verified"
+    for name, here in {
+        "torch": torch.__version__.rpartition("+")[0] or torch.__version__,
+        "python": sysconfig.get_config_var("SOABI"),
+        "machine": platform.machine(),
+    }.items():
+        if (wanted := certificate["built_for"][name]) not in (None, here):
+            return f"it was built for {name} {wanted}, and this is {here}"
+    if missing := set(certificate["built_for"]["cpu_flags"]) - set(cpu_flags()):
+        return f"this processor lacks {', '.join(sorted(missing))}"
+    try:
+        if _names(_module(True, "cpu")) != _names(_module(False, "cpu")):
+            return "the kernel's parameters are not those of the reference"
+    except Exception as error:
+        return f"the kernel does not load here: {error}"
+    return ""
+
+
+def cpu_flags() -> list[str]:
+    """The instruction sets of this processor, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+
+
+def _state_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def _names(module: torch.nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in _state_of(module)}
+
+
+@cache
+def _devices() -> tuple[torch.device, ...]:
+    """The devices of the architecture that the verdict is of."""
+    capability = certificate["built_for"]["capability"]
+    if capability is None:
+        return (torch.device("cpu"),)
+    numbers = range(torch.cuda.device_count())
+    fitting = [n for n in numbers if list(torch.cuda.get_device_capability(n)) == capability]
+    return tuple(torch.device("cuda", number) for number in fitting)
+
+
+def _difference(x: object, form: dict[str, Any], devices: tuple[torch.device, ...]) -> str:
+    """How an input differs from the verified one; empty where it does not. While it is traced, its
+    place in memory is not known: the operator looks again."""
+    if "dtype" not in form:
+        same = type(x) is type(form["value"]) and x == form["value"]
+        return "" if same else "has another value than was verified"
+    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return "is no plain tensor"
+    assert isinstance(x, torch.Tensor)
+    if x.layout is not torch.strided or x.device not in devices:
+        return "is on a device, or of a layout, that was not verified"
+    if str(x.dtype) != form["dtype"] or list(x.shape) != form["shape"]:
+        return "has another shape or dtype than was verified"
+    if list(x.stride()) != form["stride"]:
+        return "has strides that were not verified"
+    if not torch.compiler.is_compiling() and (x.storage_offset() or x.is_neg() or x.is_conj()):
+        return "is a view of another tensor"
+    return ""
+
+
+def _first_difference(tensors: list[torch.Tensor], devices: tuple[torch.device, ...]) -> str:
+    forms = [*_TENSORS, *_STATE]
+    if len(tensors) != len(forms):
+        return "another number of tensors was verified"
+    if len({x.device for x in tensors}) > 1:
+        return "the tensors are on several devices"
+    for x, form in zip(tensors, forms, strict=True):
+        if found := _difference(x, form, devices):
+            return f"{form['name']} {found}"
+    return ""
+
+
+def _called(module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The outputs of one call with these inputs and this state: contiguous, and storage of their
+    own."""
+    left = iter(tensors)
+    inputs = [next(left) if "dtype" in form else form["value"] for form in _INPUTS]
+    state = {form["name"]: x for form, x in zip(_STATE, left, strict=True)}
+    with torch.no_grad():
+        run: Callable[..., Any] = torch.func.functional_call
+        found = run(module, state, tuple(inputs)) if state else module(*inputs)
+    held = {x.untyped_storage().data_ptr() for x in tensors}
+    leaves = list(found) if isinstance(found, list | tuple) else [found]
+    return [
+        x.clone(memory_format=torch.contiguous_format)
+        if x.untyped_storage().data_ptr() in held
+        else x.contiguous()
+        for x in leaves
+    ]
+
+
+def _run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The kernel where it was verified, else the reference. Raises RuntimeError under forward-mode
+    derivatives, which it would lose."""
+    if _forward_derivative():
+        raise RuntimeError("the operator has no forward derivative: call Model")
+    verified = not (fallback_reason() or _first_difference(tensors, _devices()))
+    return _called(_module(verified, str(tensors[0].device)), tensors)
+
+
+_operator = torch.library.custom_op(
+    f"{certificate['id']}::forward", _run, mutates_args=(), schema="(Tensor[] tensors) -> Tensor[]"
+)
+
+
+@_operator.register_fake
+def _fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Outputs without values: those that were verified, as only they get here by way of Model."""
+    verified = [(form["shape"], form["dtype"]) for form in (*_TENSORS, *_STATE)]
+    if [(list(x.shape), str(x.dtype)) for x in tensors] != verified:
+        raise NotImplementedError("the operator is traced for verified shapes alone: call Model")
+    return [
+        tensors[0].new_empty(form["shape"], dtype=getattr(torch, form["dtype"].partition(".")[2]))
+        for form in _OUTPUTS
+    ]
+
+
+class Model(_Reference):  # type: ignore[misc]
+    """The task's module: the kernel where it was verified, the reference elsewhere. Without
+    arguments it is constructed with those of the task."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        verified = _arguments()
+        if not args and not kwargs:
+            args, kwargs = tuple(verified[0]), verified[1]
+        super().__init__(*args, **kwargs)
+        try:
+            same = bool((list(args), kwargs) == verified)
+        except Exception:  # of arguments that compare by their elements
+            same = False
+        other = "" if same else "the constructor's arguments are not those that were verified"
+        self._never, self._devices = fallback_reason() or other, _devices()
+
+    def fallback_reason(self, *inputs: Any) -> str:
+        """Why a call with these inputs runs the reference; empty where it runs the kernel."""
+        if self._never or len(inputs) != len(_INPUTS):
+            return self._never or "another number of inputs was verified"
+        for x, form in zip(inputs, _INPUTS, strict=True):
+            if found := _difference(x, form, self._devices):
+                return f"{form['name']} {found}"
+        tensors = self._tensors(inputs)
+        if found := _first_difference(tensors, self._devices):
+            return found
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return "its gradient is asked for"
+        if torch.is_autocast_enabled(self._devices[0].type):
+            return "autocast is on"
+        if self.training and any(True for _ in self.buffers()):
+            return "training may change its buffers"
+        if not self.training and "eval_mode_fails" in certificate["verdict"]["flags"]:
+            return "only training mode was verified"
+        return ""
+
+    def _tensors(self, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+        given = [x for x in inputs if isinstance(x, torch.Tensor)]
+        return [*given, *(tensor for _, tensor in _state_of(self))]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if named or _transformed() or self.fallback_reason(*inputs):
+            return super().forward(*inputs, **named)
+        found = _operator(self._tensors(inputs))
+        return found[0] if certificate["interface"]["structure"] == "." else tuple(found)
+
+
+def _forward_derivative() -> bool:
+    return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
+def _transformed() -> bool:
+    """Whether torch.func or forward-mode derivatives are at work."""
+    return bool(torch._C._are_functorch_transforms_active()) or _forward_derivative()

@@ -1,0 +1,163 @@
+"""A folder of definitions, workloads, solutions and traces: FlashInfer-Bench's trace set
+(`definitions/`, `workloads/`, `solutions/`, `traces/`), or SOL-ExecBench's, where a problem is a
+folder with `definition.json`, `workload.jsonl` and solutions.
+
+Guarantees: what a file holds is told by its content, fields that we do not know are left aside;
+tasks, candidates and verdicts come in the order of the names of the files; what cannot be taken
+over is counted in `left_out`, with why. Does not run anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from kernels_eval.errors import UsageError
+from kernels_eval.interchange.flashinfer import Definition, Solution, Workload, verdict_row
+from kernels_eval.records import KernelTask, Record
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+def is_trace_set(path: Path) -> bool:
+    """Whether a folder is one of these."""
+    patterns = (
+        "definitions/**/*.json",
+        "definition.json",
+        "*/definition.json",
+        "*/*/definition.json",
+    )
+    return path.is_dir() and any(next(path.glob(each), None) for each in patterns)
+
+
+class TraceSet:
+    """The content of a folder. A record that lacks something is left out, and the second of two
+    with one name. Raises UsageError for a file that is not JSON."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.definitions: dict[str, Definition] = {}
+        self.solutions: dict[str, Solution] = {}
+        self.workloads: dict[str, dict[str, Workload]] = {}
+        self.traces: list[dict[str, Any]] = []
+        self.left_out: Counter[str] = Counter()
+        """How often something could not be taken over, by why."""
+        places: dict[Path, str] = {}
+        for path in sorted(root.rglob("*.json")):
+            row = _object(path.read_bytes(), str(path))
+            with self._counted():
+                if {"reference", "inputs"} <= row.keys():
+                    definition = _record(Definition, row, path)
+                    _once(self.definitions, definition, path)
+                    places[path.parent] = definition.name
+                elif {"sources", "spec"} <= row.keys():
+                    _once(self.solutions, _record(Solution, row, path), path)
+        for path in sorted(root.rglob("*.jsonl")):
+            for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+                where = f"{path} line {number}"
+                with self._counted():
+                    if line.strip():
+                        self._line(_object(line, where), where, places.get(path.parent))
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count what cannot be taken over."""
+        try:
+            yield
+        except ValueError as error:
+            self.left_out[str(error)] += 1
+
+    def _line(self, row: dict[str, Any], where: str, near: str | None) -> None:
+        """A trace, or a workload of the definition beside it."""
+        held = row.get("workload") if "definition" in row else row
+        workload = _record(Workload, held, where)
+        name = row.get("definition", near)
+        if name not in self.definitions:
+            raise ValueError(f"{where} is of definition {str(name)[:80]!r}, which is not here")
+        known = self.workloads.setdefault(name, {})
+        identity = workload.uuid or f"{len(known)}"
+        known[identity] = workload
+        if row.get("evaluation"):
+            self.traces.append({**row, "uuid": identity})
+
+    def tasks(self) -> Iterator[KernelTask]:
+        """One task a definition and workload."""
+        for name, definition in self.definitions.items():
+            for identity in self.workloads.get(name, ()):
+                if task := self.task(definition, identity):
+                    yield task
+
+    def task(self, definition: Definition, identity: str) -> KernelTask | None:
+        """The task of a workload; None where it is left out."""
+        with self._counted():
+            return definition.task(self.workloads[definition.name][identity], self.root)
+        return None
+
+    def candidates(self) -> Iterator[dict[str, Any]]:
+        """One row a solution and workload, as tables of candidates have them."""
+        for solution in self.solutions.values():
+            definition = self.definitions.get(solution.definition)
+            if definition is None:
+                self.left_out[f"definition {solution.definition!r} is not here"] += 1
+                continue
+            for identity, workload in self.workloads.get(definition.name, {}).items():
+                if not (task := self.task(definition, identity)):
+                    continue
+                try:
+                    language, code = solution.language, solution.code(definition, workload)
+                except ValueError as error:
+                    self.left_out[str(error)] += 1
+                    break
+                yield {
+                    "candidate_id": f"{solution.name}@{identity}",
+                    "task_id": task.task_id,
+                    "code": code,
+                    "language": language and language.value,
+                    "generator": solution.author,
+                }
+
+    def verdicts(self) -> Iterator[dict[str, Any]]:
+        """One row a trace, as tables of verdicts have them; tasks that cannot be drawn have the
+        name of their workload."""
+        for trace in self.traces:
+            definition, solution = self.definitions[trace["definition"]], trace.get("solution")
+            task, author = self.task(definition, trace["uuid"]), self.solutions.get(str(solution))
+            yield {
+                "candidate_id": f"{solution}@{trace['uuid']}",
+                "task_id": task.task_id
+                if task
+                else f"definition/{definition.name}/{trace['uuid']}",
+                "generator": author.author if author else str(solution),
+                **verdict_row(trace["evaluation"]),
+            }
+
+
+def _object(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}", "give a complete file") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} is not a JSON object", "give a complete file")
+    return found
+
+
+def _record(kind: type[Kind], row: object, where: object) -> Kind:
+    try:
+        return kind.model_validate(row, extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where} is no {kind.__name__}: {place}: {first['msg']}") from error
+
+
+def _once(known: dict[str, Kind], found: Kind, where: Path) -> None:
+    name = str(getattr(found, "name", ""))
+    if known.setdefault(name, found) != found:
+        raise ValueError(f"{where}: the name {name!r} stands for another one already")

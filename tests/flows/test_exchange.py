@@ -1,0 +1,178 @@
+"""`concur export` as a user types it: solutions of another suite in; traces, run folders, a table
+and a package out, which a fresh process imports. On the CPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from flows.cli.main import main
+from tests.support import kernels
+from tests.support.commands import concur
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+CPP = """#include <torch/extension.h>
+#include "twice.h"
+void run(torch::Tensor x, double shift, torch::Tensor out) {
+  const float* a = x.data_ptr<float>();
+  float* b = out.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) b[i] = twice(a[i]) + (float)shift;
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+"""
+SPEC = {"target_hardware": ["cpu"], "entry_point": "main.cpp::run", "binding": "torch"}
+SHAPE = {"shape": ["M", "N"], "dtype": "float32"}
+DEFINITION = {
+    "name": "doubled",
+    "op_type": "elementwise",
+    "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": 96}},
+    "inputs": {"x": SHAPE, "shift": {"shape": None, "dtype": "float32"}},
+    "outputs": {"out": SHAPE},
+    "reference": "import torch\n\ndef run(x, shift):\n    return 2 * x + shift\n",
+}
+USE = """
+import json, sys, torch
+sys.path.insert(0, sys.argv[1])
+import doubled
+model, x = doubled.Model(), torch.randn(80, 96)
+told = {"never": doubled.fallback_reason(), "version": doubled.certificate["verdict"]["status"]}
+compiled = torch.compile(model, fullgraph=True)
+for name, given in {"verified": x, "shape": x[:7].clone(), "dtype": x.double()}.items():
+    told[name] = model.fallback_reason(given, 0.5)
+    for each in (model, compiled):
+        torch.testing.assert_close(each(given, 0.5), 2 * given + 0.5)
+leaf = x.clone().requires_grad_()
+compiled(leaf, 0.5).sum().backward()
+told["gradient"] = leaf.grad.unique().tolist()
+print(json.dumps(told))
+"""
+LOAD = """
+import json, sys
+from flashinfer_bench.data import TraceSet
+held = TraceSet.from_path(sys.argv[1])
+rows = [[t.solution, t.evaluation.status.value] for x in held.traces.values() for t in x]
+print(json.dumps([rows, sorted(held._solution_by_name), sorted(held.definitions)]))
+"""
+
+
+def exported(*words: object) -> dict:
+    done = CliRunner().invoke(main, ["export", *map(str, words), "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def verified(tmp_path_factory) -> Path:
+    """Two solutions of one definition, right and wrong, verified by one command."""
+    place = tmp_path_factory.mktemp("exchange")
+    header = {"path": "twice.h", "content": "static float twice(float v) { return v * 2.0f; }\n"}
+    for name, text in {"right": CPP, "wrong": CPP.replace("(float)shift", "1.0f")}.items():
+        row = {
+            "name": name,
+            "definition": "doubled",
+            "author": "somebody",
+            "spec": {**SPEC, "language": "cpp"},
+            "sources": [{"path": "main.cpp", "content": text}, header],
+        }
+        write(place / f"set/solutions/{name}.json", row)
+    write(place / "set/definitions/doubled.json", DEFINITION)
+    inputs = {"x": {"type": "random"}, "shift": {"type": "scalar", "value": 0.5}}
+    workload = {"axes": {"M": 80}, "inputs": inputs, "uuid": "w1"}
+    write(place / "set/workloads/doubled.jsonl", {"definition": "doubled", "workload": workload})
+    words = "verify-batch set --tasks set --out verified --quick --json --set build.timeout_s=900"
+    done = concur(*words.split(), cwd=place, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["statuses"] == {"correct": 1, "incorrect": 1}
+    return place
+
+
+def write(path: Path, row: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(row))
+
+
+def test_verdicts_become_traces_that_flashinfer_bench_loads(verified):
+    out = verified / "traces"
+    told = exported(verified / "verified", "--as", "flashinfer", "--tasks", verified / "set",
+                    "--out", out)  # fmt: skip
+    assert told["written"] == 2
+    again = json.loads((out / "definitions/doubled/doubled.json").read_text())
+    assert again.items() >= DEFINITION.items()
+    table = verified / "table.parquet"
+    assert exported(out, "--as", "table", "--out", table)["written"] == 2
+    rows = {row["candidate_id"]: row for row in pl.read_parquet(table).to_dicts()}
+    assert rows["right@w1"]["reason"] == "ok" and rows["wrong@w1"]["reason"] == "wrong_output"
+    assert rows["right@w1"]["timing"]["speedup"] > 0
+    done = CliRunner().invoke(main, ["benchmark", "--verdicts", str(table), "--json"])
+    assert {row["model"] for row in json.loads(done.stdout)["scores"]} == {"somebody"}
+    pytest.importorskip("flashinfer_bench", reason="pip install --no-deps flashinfer-bench")
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, str(out)], capture_output=True, text=True, check=True
+    )
+    traces, solutions, definitions = json.loads(loaded.stdout.splitlines()[-1])
+    assert dict(traces) == {"right": "PASSED", "wrong": "INCORRECT_NUMERICAL"}
+    assert (solutions, definitions) == (["right", "wrong"], ["doubled"])
+
+
+def test_a_package_runs_the_kernel_where_it_was_verified(verified):
+    out = verified / "package"
+    options = ["--as", "package", "--candidate", "right@w1", "--out", out, "--quick"]
+    told = exported(verified / "verified", *options)
+    built = out / "build" / told["variant"]
+    environment = {"CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", USE, str(built)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["never"], found["version"], found["verified"]) == ("", "correct", "")
+    assert "shape" in found["shape"] and "dtype" in found["dtype"]
+    assert found["gradient"] == [2.0]
+    linked = subprocess.run(["ldd", *map(str, built.glob("*.so"))], capture_output=True, text=True)
+    assert "concur" not in linked.stdout.replace(str(built), "")
+    refused = CliRunner().invoke(main, ["export", str(verified / "verified"), *map(str, options)])
+    assert refused.exit_code == 2 and "holds other files" in refused.stderr
+    wrong = [*map(str, options[:-3]), "--out", str(verified / "no")]
+    wrong[wrong.index("right@w1")] = "wrong@w1"
+    refused = CliRunner().invoke(main, ["export", str(verified / "verified"), *wrong])
+    assert refused.exit_code == 2 and "incorrect (wrong_output)" in refused.stderr
+
+
+def test_a_run_of_kernelbench_is_written_and_read(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    entry = {"sample_id": 0, "compiled": True, "correctness": True, "metadata": {}, "runtime": 1.0}
+    (run / "eval_results.json").write_text(json.dumps({"3": [{**entry, "ref_runtime": 2.0}]}))
+    words = [run, "--as", "table", "--out", tmp_path / "t.parquet"]
+    refused = CliRunner().invoke(main, ["export", *map(str, words)])
+    assert refused.exit_code == 2 and "does not say its level" in refused.stderr
+    (run / "level_2_problem_3_sample_0_kernel.py").write_text("x = 1")
+    assert exported(*words)["written"] == 1
+    (row,) = pl.read_parquet(tmp_path / "t.parquet").to_dicts()
+    assert (row["task_id"], row["timing"]["speedup"]) == ("kernelbench/L2/3", 2.0)
+    table = {
+        "candidate_id": ["a"],
+        "task_id": ["kernelbench/L2/3"],
+        "language": ["cpp"],
+        "status": ["incorrect"],
+        "reason": ["wrong_output"],
+        "code": ["class ModelNew: pass"],
+        "generator": ["m"],
+    }
+    pl.DataFrame(table).write_parquet(tmp_path / "v.parquet")
+    task = {"task_id": ["kernelbench/L2/3"], "code": [kernels.AFFINE.code]}
+    pl.DataFrame(task).write_parquet(tmp_path / "tasks.parquet")
+    out = tmp_path / "again"
+    told = exported(tmp_path / "v.parquet", "--as", "kernelbench", "--tasks",
+                    tmp_path / "tasks.parquet", "--out", out)  # fmt: skip
+    assert told["written"] == 1
+    assert (out / "level_2_problem_3_sample_0_kernel.py").read_text() == "class ModelNew: pass"
+    results = json.loads((out / "eval_results.json").read_text())
+    assert results["3"][0]["compiled"] and not results["3"][0]["correctness"]
+    assert "model_name" in (out / "generation_config.yaml").read_text()

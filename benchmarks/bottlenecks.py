@@ -59,7 +59,7 @@ STEPS = INDEX + "  const long step = gridDim.x * (long)blockDim.x;\n"
 AFFINE = "y[i] = x[i] * 2.0f + 1.0f;"
 ONE_EACH = f"{INDEX}  if (i < n) {AFFINE}"
 MATRIX = f"{SIDE}, {SIDE}"
-OF_MATRIX = {"size": MATRIX, "bytes_min": 8 * SIDE * SIDE}
+OF_MATRIX: dict[str, Any] = {"size": MATRIX, "bytes_min": 8 * SIDE * SIDE}
 BANKS = """  __shared__ volatile float part[8192];
   const int t = threadIdx.x, at = (t %% 32) * %d + t / 32;
   const long i = blockIdx.x * (long)blockDim.x + t;
@@ -95,7 +95,7 @@ ROWS = """  __shared__ float part[1024];
     __syncthreads();
   }
   if (threadIdx.x == 0) y[row] = part[0];"""
-OF_ROWS = {
+OF_ROWS: dict[str, Any] = {
     "formula": "x.sum(1)",
     "output": "torch::empty({x.size(0)}, x.options())",
     "launch": "x.size(0), 256",

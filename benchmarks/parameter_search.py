@@ -130,7 +130,11 @@ def recorded(arguments: argparse.Namespace, language: Language) -> Iterator[tupl
         return
     import polars as pl
 
-    tasks = {task.task_id: task for task in kernelbench.load(arguments.tasks)}
+    # read here: a machine with a GPU may lack pyarrow
+    tasks = {
+        (task := kernelbench.task_of(row)).task_id: task
+        for row in pl.read_parquet(arguments.tasks).iter_rows(named=True)
+    }
     rows = pl.read_parquet(arguments.responses).filter("recorded_correct")
     for row in rows.sort("level", "problem_id", "sample_id").iter_rows(named=True):
         task_id = f"kernelbench/L{row['level']}/{row['problem_id']}"

@@ -29,6 +29,7 @@ from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
 from tasks.policy import ProgressArtifact, call_stage
+from tasks.profiling.stage import Line
 from tasks.profiling.step import profile_kernels
 from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
@@ -86,7 +87,8 @@ def run_stages(config: PipelineConfig) -> Refreshed:
     with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
         of = (samples.verdicts, samples.candidates, samples.tasks)
-        others = (samples.workloads, samples.flags, equal_kernels(config.deduplication))
+        equal = equal_kernels(config.deduplication)
+        others = (samples.workloads, samples.flags, equal, samples.profiles)
         curated = call_stage(curate, *of, config.curation, *others)
         analysis, cautions = analysed(config.analysis, samples)
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
@@ -140,10 +142,15 @@ def profiled(
     device, name = device_for(config.language), conditions(config.language).device
     asked = ProfilingConfig(threads=config.verification.eval.threads)
     references = call_stage(profile_references, tasks, asked, device, name)
-    of = (verdicts, candidates, tasks, workloads, references)
-    return call_stage(
-        profile_kernels, *of, config.profile, config.verification.eval, config.language
+    line = Line(
+        verdicts=verdicts,
+        candidates=candidates,
+        tasks=tasks,
+        workloads=workloads,
+        references=references,
     )
+    protocol = config.verification.eval
+    return call_stage(profile_kernels, line, config.profile, protocol, config.language)
 
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:

@@ -20,7 +20,7 @@ from tasks.benchmark.diagnosis import Evidence, diagnose
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.report import inputs
 from tasks.benchmark.report.files import Report, write_once
-from tasks.benchmark.report.records import ReportContext, examples_of, points_of
+from tasks.benchmark.report.records import ReportContext, examples_of, points_of, profile_points
 from tasks.benchmark.scoring import distribution, variants
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.config import QualityConfig
@@ -92,6 +92,9 @@ def report_context(
         finding_rows=found.findings if found else (),
         findings_bounded_by=found.cautions if found else refreshed.cautions,
         points=points_of(frame, names),
+        profiles=profile_points(refreshed.profiles.open().read(unique="candidate_id"))
+        if refreshed.profiles
+        else (),
         examples=examples_of(frame, names, dict(tasks.select("task_id", "code").iter_rows())),
         fingerprints={name: ref["fingerprint"] for name, ref in refs.items()},
         tool_versions=scores.manifest["tools"],

@@ -18,6 +18,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language, Record, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.policy import ProgressArtifact
+from tasks.profiling.stage import STAGE as PROFILES
 from tasks.progress import observed_by
 from tasks.publishing.lineage import finished, manifest_of
 from tasks.search import confirm
@@ -25,14 +26,15 @@ from tasks.search.config import OF_MODELS
 from tasks.search.gain import again_id
 from tasks.search.stage import Asked, Row, Search, Write, run
 from tasks.search.step import run_generation
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.snapshot import find_snapshot
 from tasks.synthesis.contrast import Kernel, compared
 from tasks.synthesis.prompts import render
-from tasks.synthesis.refine import follow_up_prompt, said_of
+from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of
 from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
+from tasks.tables import KERNEL_PROFILES, VERDICTS
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify
@@ -117,8 +119,6 @@ def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[st
     one flatters them."""
     if work.snapshot.finished:
         return
-    from tasks.tables import VERDICTS
-
     work.snapshot.recover(VERDICTS)
     there = work.snapshot.keys("candidate_id")
     wanted = {
@@ -181,13 +181,16 @@ def _request(
 
 
 def prompt_of(asked: Asked, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
-    """The task's prompt with the parents: one and what its verdict says of it, or two with their
-    speedups."""
+    """The task's prompt with the parents: one with what its verdict, and a profile where there is
+    one, say of it; or two with their speedups."""
     prompt, parents = render(asked.task, language, hardware), asked.plan.parents
     if asked.plan.operator == "cross":
         return compared(prompt, sorted(Kernel(each.score, each.code) for each in parents))
-    said = said_of(_verdict(verdicts, parents[0].candidate_id))
-    return follow_up_prompt(prompt, parents[0].code, said, correct=True)
+    name = parents[0].candidate_id
+    known = known_rows(verdicts.root, PROFILES, "candidate_id", [name], KERNEL_PROFILES)
+    limits = ({key: row[key] for key in LIMIT} for row in known if row["limit"])
+    said = [said_of(_verdict(verdicts, name)), *(limit_words(**limit) for limit in limits)]
+    return follow_up_prompt(prompt, parents[0].code, "".join(said), correct=True)
 
 
 def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:

@@ -22,7 +22,7 @@ from tasks.benchmark.comparing import metric_name
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, score
 from tasks.benchmark.tables import label, scored
 from tasks.curation.source import Files, Source
-from tasks.curation.tables import places_of, with_flags
+from tasks.curation.tables import places_of, with_flags, with_profiles
 from tasks.files import atomic_write
 from tasks.reporting.charts import FIRST, MUTED, SECOND, labelled, legend, new_figure, style, svg_of
 from tasks.reporting.text import clean, cut
@@ -52,6 +52,7 @@ READ = {
     "timing": pl.Struct(dict.fromkeys(("speedup", "speedup_lower", "speedup_upper"), pl.Float64)),
 }
 """Columns that a table may lack."""
+PROFILED = ("bottleneck", "sol_score")
 LARGE = ("response", "separated_reasoning")
 """Texts that are stored in parts: reasoning and answer."""
 
@@ -140,13 +141,18 @@ def _trace_flags(source: Source) -> Snapshot | None:
     return source.made_of("trace-flags", source.verdicts, source.candidates)
 
 
+def _profiles(source: Source) -> Snapshot | None:
+    return source.made_of("kernel-profiles", source.verdicts)
+
+
 def _made_of(sources: Sequence[Source], tasks: str | None) -> str:
     """What the site is made of; empty where that may change."""
     read = [each for source in sources for each in (source.verdicts, source.candidates)]
     if tasks or any(isinstance(each, Files) for each in read):
         return ""
     more = [each for source in sources for each in _training_sets(source).values()]
-    more += [flags for source in sources if (flags := _trace_flags(source))]
+    of = (each(source) for source in sources for each in (_trace_flags, _profiles))
+    more += [found for found in of if found]
     return stable_hash([VIEWER_VERSION, *(each.path for each in (*read, *more))])
 
 
@@ -209,6 +215,9 @@ def _marked(frame: pl.DataFrame, source: Source) -> pl.DataFrame:
     flags = _trace_flags(source) or pl.DataFrame()
     frame = with_flags(frame.unique("candidate_id", keep="first", maintain_order=True), flags)
     frame = frame.join(took, on="candidate_id", how="left", maintain_order="left")
+    frame = with_profiles(frame, _profiles(source))
+    absent = {name: pl.lit(None) for name in PROFILED if name not in frame.columns}
+    frame = frame.with_columns(**absent)
     both = pl.concat_list(pl.col(each).fill_null([]) for each in ("flags", "trace_flags"))
     return frame.with_columns(
         each.list.eval(pl.element().str.replace(":.*", ""))

@@ -238,6 +238,8 @@ CURATED: Mapping[str, str] = {
     "reasoning_from": (
         "candidate_id that `reasoning` was moved from; null where it is the sample's own"
     ),
+    "bottleneck": "what limits its kernel, as a profile found; null where it was not profiled",
+    "sol_score": "SOL-ExecBench's score: 0.5 is the reference's speed, 1 the speed of light",
 }
 NUMBERS: Mapping[str, str] = {
     "name": (

@@ -113,7 +113,8 @@ class Branches:
         for job in self.jobs:
             rule = job.plan.curation
             try:
-                others = (samples.workloads, samples.flags, equal_kernels(job.config.deduplication))
+                equal = equal_kernels(job.config.deduplication)
+                others = (samples.workloads, samples.flags, equal, samples.profiles)
                 job.curated = call_stage(curate, *of, rule, *others)
             except Exception as error:  # of this rule on these samples: the others may work
                 job.problem = f"curation: {one_line(error)}"

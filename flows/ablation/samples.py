@@ -180,7 +180,7 @@ def work_left(
         )
     units: dict[tuple[str, int], list[Plan]] = {}
     heights: dict[tuple[str, int], int] = {}
-    above = (samples.workloads, samples.flags)
+    above = (samples.workloads, samples.flags, samples.profiles)
     opened = [ref.open() if ref else None for ref in above]
     judged = samples.candidates.open()
     frame = deciding(samples.verdicts.open(), judged, *opened)
@@ -215,7 +215,7 @@ def _progress(
     """Whether branches that share a training are trained, and whether they are done."""
     own = branch_pipeline(pipeline, members[0])
     made = (samples.verdicts, samples.candidates, samples.tasks)
-    above = (samples.workloads, samples.flags)
+    above = (samples.workloads, samples.flags, samples.profiles)
     equal = equal_kernels(pipeline.deduplication)
     sets = [planned_curation(*made, plan.curation, *above, equal).ref for plan in members]
     trained = any(planned_training(own, samples.tasks, curated).finished for curated in sets)

@@ -61,6 +61,9 @@ class CurationConfig(Record):
     """strict: take only samples whose lower bound of the speedup (95 %) is above this"""
     require_custom_kernel: bool = False
     """strict: take only samples whose verdict names a custom kernel"""
+    require_rewritten_bottleneck: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    """strict: take only samples that call the reference's slowest operator no more; asks for
+    profiles (`profile.enabled`)"""
     max_per_task: PositiveInt | None = 1
     """maximum samples per task of the baselines and the balanced strategies; null: no limit. The
     paper's rule has its own limits"""

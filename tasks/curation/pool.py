@@ -30,6 +30,7 @@ COLUMNS = (
 OPTIONAL = (
     *("schema_version", "turn", "custom_kernels", "reason", "trace_flags", "kernel"),
     *("finish_reason", "finish_guessed", "completion_tokens", "max_tokens"),
+    "rewrote_bottleneck",
 )
 TEXT = (pl.String, pl.Categorical, pl.Enum)
 KINDS = {
@@ -144,6 +145,8 @@ def demanded(config: CurationConfig) -> pl.Expr:
         met.append(pl.col("_speedup_lower") > config.require_speedup_lower_above)
     if config.require_custom_kernel:
         met.append(pl.col("custom_kernels").list.len().fill_null(0) > 0)
+    if config.require_rewritten_bottleneck:
+        met.append(pl.col("rewrote_bottleneck").fill_null(False))
     return pl.all_horizontal(met)
 
 
@@ -210,6 +213,11 @@ def _problems(frame: pl.DataFrame, config: CurationConfig) -> Iterator[Problem]:
         yield (
             f"curation needs the columns {', '.join(missing)}",
             "join a verification snapshot with the candidates it verified",
+        )
+    if config.require_rewritten_bottleneck and "rewrote_bottleneck" not in frame.columns:
+        yield (
+            "require_rewritten_bottleneck asks for profiles of these verdicts, and there are none",
+            "run the refresh with --set profile.enabled=true, or leave it out",
         )
     fields = _fields(frame)
     for name, kind in KINDS.items():

@@ -31,6 +31,7 @@ from tasks.curation.tables import (
     texts_of,
     with_flags,
     with_operators,
+    with_profiles,
 )
 from tasks.store.snapshot import Snapshot, newest_first
 
@@ -172,6 +173,7 @@ class Source:
         ids = pl.col("candidate_id")
         frame = frame.filter(ids.is_null() | ids.is_first_distinct())
         frame = with_operators(frame, self.made_of("workloads", self.tasks))
+        frame = with_profiles(frame, self.made_of("kernel-profiles", self.verdicts))
         if known := self.made_of("trace-flags", self.verdicts, self.candidates):
             return with_flags(frame, known)
         if flags and "trace_flags" not in frame.columns:

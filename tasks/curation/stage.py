@@ -43,9 +43,10 @@ def planned(
     workloads: SnapshotRef | None = None,
     flags: SnapshotRef | None = None,
     equal: EqualKernels | None = same_text,
+    profiles: SnapshotRef | None = None,
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = _upstream(verdicts, candidates, tasks, workloads, flags)
+    upstream = _upstream(verdicts, candidates, tasks, workloads, flags, profiles)
     identity = [config.model_dump(mode="json"), _compared_by(equal)]
     return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, identity, upstream, CURATION_VERSION))
 
@@ -62,20 +63,22 @@ def run(
     workloads: SnapshotRef | None = None,
     flags: SnapshotRef | None = None,
     equal: EqualKernels | None = same_text,
+    profiles: SnapshotRef | None = None,
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CURATED, each row labelled with the criterion that took
     it.
 
     `workloads` name the operators of tasks whose verdicts name none; the manifest's
     `operators_from` counts the correct samples by where those are from. `flags` are the flaws of
-    the traces; the manifest's `trace_flags` counts them (`flag_counts`). `equal` finds equal
+    the traces; the manifest's `trace_flags` counts them (`flag_counts`). `profiles` say what limits
+    correct samples (columns `bottleneck` and `sol_score`). `equal` finds equal
     kernels of a task, of which one is taken; None: all are. The manifest's other counts are those
     of `told_of`. Raises UsageError where nothing is taken, and as `curate` does.
     """
-    snapshot = planned(verdicts, candidates, tasks, config, workloads, flags, equal)
+    snapshot = planned(verdicts, candidates, tasks, config, workloads, flags, equal, profiles)
     if snapshot.finished:
         return snapshot.ref
-    others = (ref.open() if ref else None for ref in (workloads, flags))
+    others = (ref.open() if ref else None for ref in (workloads, flags, profiles))
     frame = deciding(verdicts.open(), candidates.open(), *others)
     frame = with_kernels(frame, config, candidates.open(), equal)
     taken = curate(frame, config)
@@ -89,7 +92,7 @@ def run(
     report(STAGE, rows.height, rows.height, summary)
     return snapshot.publish(
         config=config,
-        upstream=_upstream(verdicts, candidates, tasks, workloads, flags),
+        upstream=_upstream(verdicts, candidates, tasks, workloads, flags, profiles),
         rows=rows.height,
         extra={
             "criterion_counts": counts,

@@ -13,7 +13,7 @@ import polars as pl
 from tasks.curation.pool import COLUMNS, OPTIONAL, known_ratio
 from tasks.operators import is_single_operator
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CURATED
+from tasks.tables import CURATED, KERNEL_PROFILES
 
 DECIDING = tuple(
     {"max_tokens": "sampling.max_tokens"}.get(name, name)
@@ -38,6 +38,7 @@ def deciding(
     candidates: Snapshot,
     workloads: Snapshot | None = None,
     flags: Snapshot | None = None,
+    profiles: Snapshot | None = None,
 ) -> pl.DataFrame:
     """The frame that `curate` reads, of snapshots: those columns of `DECIDING` that they have,
     without any text."""
@@ -45,8 +46,21 @@ def deciding(
         verdicts.read(columns=DECIDING, unique="candidate_id"),
         candidates.read(columns=DECIDING, unique="candidate_id"),
     )
-    frame = with_operators(frame, workloads)
+    frame = with_profiles(with_operators(frame, workloads), profiles)
     return with_flags(frame, flags) if flags else frame
+
+
+def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFrame:
+    """The frame with `bottleneck`, `sol_score` and `rewrote_bottleneck` of the candidates that were
+    profiled; as it is without profiles."""
+    if profiles is None:
+        return frame
+    columns = ["candidate_id", "limit", "cause", "sol_score", "rewrote_bottleneck"]
+    rows = pl.DataFrame(KERNEL_PROFILES.empty_table()).select(columns)
+    found = profiles.read(columns=columns, unique="candidate_id")
+    rows = pl.concat([rows, found], how="diagonal_relaxed")
+    named = rows.with_columns(bottleneck=pl.coalesce("cause", "limit")).drop("limit", "cause")
+    return _joined(frame.drop("rewrote_bottleneck", strict=False), named, "candidate_id")
 
 
 def with_flags(frame: pl.DataFrame, flags: pl.DataFrame | Snapshot) -> pl.DataFrame:

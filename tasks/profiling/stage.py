@@ -17,7 +17,7 @@ from kernels_eval.devices import device_for, gpu_arch
 from kernels_eval.profiling.bottleneck import findings
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.records import Candidate, KernelTask, Language, Record, Verdict, stable_hash
 from tasks.profiling.config import ProfileConfig
 from tasks.profiling.judge import Judge
 from tasks.progress import caution, report
@@ -30,46 +30,41 @@ READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "cod
 DERIVED = ("memory_ms", "compute_ms", "least_ms", "speed_of_light", "sol_score", "kernel_share")
 
 
+class Line(Record):
+    """The snapshots that profiles are made of: `workloads` count what the tasks compute,
+    `references` say where the time of their programs goes."""
+
+    verdicts: SnapshotRef
+    candidates: SnapshotRef
+    tasks: SnapshotRef
+    workloads: SnapshotRef
+    references: SnapshotRef
+
+    @property
+    def fingerprints(self) -> list[str]:
+        return [ref.fingerprint for _, ref in self]
+
+
 def planned(
-    verdicts: SnapshotRef,
-    candidates: SnapshotRef,
-    tasks: SnapshotRef,
-    workloads: SnapshotRef,
-    references: SnapshotRef,
-    config: ProfileConfig,
-    protocol: EvalConfig,
-    language: Language,
+    line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = [ref.fingerprint for ref in (verdicts, candidates, tasks, workloads, references)]
-    key = fingerprint(STAGE, [config.identity, language], upstream, KERNEL_PROFILE_VERSION)
-    return Snapshot(verdicts.root, STAGE, key)
+    asked = [config.identity, language]
+    key = fingerprint(STAGE, asked, line.fingerprints, KERNEL_PROFILE_VERSION)
+    return Snapshot(line.verdicts.root, STAGE, key)
 
 
-def run(
-    verdicts: SnapshotRef,
-    candidates: SnapshotRef,
-    tasks: SnapshotRef,
-    workloads: SnapshotRef,
-    references: SnapshotRef,
-    config: ProfileConfig,
-    protocol: EvalConfig,
-    language: Language,
-) -> SnapshotRef:
+def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language) -> SnapshotRef:
     """A finished snapshot of tasks.tables.KERNEL_PROFILES, one row for each correct verdict.
-    `workloads` count what the tasks compute, `references` say where the time of their programs
-    goes.
 
     Raises DeviceError where the language's device is missing, EvalError where the machine or the
     judge fails.
     """
-    snapshot = planned(
-        verdicts, candidates, tasks, workloads, references, config, protocol, language
-    )
+    snapshot = planned(line, config, protocol, language)
     if snapshot.finished:
         return snapshot.ref
     snapshot.recover(KERNEL_PROFILES)
-    correct = _correct(verdicts, snapshot, config)
+    correct = _correct(line.verdicts, config)
     done = snapshot.keys("candidate_id")
     left = {key: row for key, row in correct.items() if row["candidate_id"] not in done}
     with snapshot.journal(KERNEL_PROFILES) as add:
@@ -80,22 +75,19 @@ def run(
         for row in known:
             add(row | {"candidate_id": left.pop(row["profile_key"])["candidate_id"]})
         if left:
-            about = _about(tasks, workloads, references)
-            rows = _profiled(left, candidates.open(), about, config, protocol, language)
+            rows = _profiled(left, line, config, protocol, language)
             for number, row in enumerate(rows, len(correct) - len(left) + 1):
                 add(row)
                 report(STAGE, number, len(correct), f"{row['limit']} {row['task_id']}")
     limits = snapshot.read(columns=["candidate_id", "limit"], unique="candidate_id")["limit"]
     counts = dict(sorted(limits.fill_null("not profiled").value_counts().iter_rows()))
-    upstream = [ref.fingerprint for ref in (verdicts, candidates, tasks, workloads, references)]
+    extra = {"limit_counts": counts}
     return snapshot.publish(
-        config=config, upstream=upstream, rows=len(limits), extra={"limit_counts": counts}
+        config=config, upstream=line.fingerprints, rows=len(limits), extra=extra
     ).ref
 
 
-def _correct(
-    verdicts: SnapshotRef, snapshot: Snapshot, config: ProfileConfig
-) -> dict[str, dict[str, Any]]:
+def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, dict[str, Any]]:
     """The correct verdicts by the keys of their profiles."""
     rows = verdicts.open().read(unique="candidate_id").filter(pl.col("status") == "correct")
     asked = [config.identity, KERNEL_PROFILE_VERSION]
@@ -105,36 +97,24 @@ def _correct(
     }
 
 
-def _about(*refs: SnapshotRef) -> dict[str, tuple[KernelTask, dict[str, Any]]]:
-    """Each task with what `Profiler.profile` is told of it."""
-    tasks, workloads, references = (
-        {row["task_id"]: row for row in ref.open().read(unique="task_id").iter_rows(named=True)}
-        for ref in refs
-    )
-    return {
-        name: (
-            KernelTask.model_validate({key: row.get(key) for key in TASKS.names if key in row}),
-            {
-                **{key: workloads.get(name, {}).get(key) for key in ("flops", "bytes_min")},
-                "reference": tuple(
-                    map(OperatorTime.model_validate, references.get(name, {}).get("operators", ()))
-                ),
-            },
-        )
-        for name, row in tasks.items()
-    }
+def _rows_of(tasks: SnapshotRef) -> dict[str, dict[str, Any]]:
+    rows = tasks.open().read(unique="task_id").iter_rows(named=True)
+    return {row["task_id"]: row for row in rows}
 
 
 def _profiled(
     left: dict[str, dict[str, Any]],
-    candidates: Snapshot,
-    about: dict[str, tuple[KernelTask, dict[str, Any]]],
+    line: Line,
     config: ProfileConfig,
     protocol: EvalConfig,
     language: Language,
 ) -> Iterator[dict[str, Any]]:
     judge = Judge(config.judge) if config.judge else None
-    keys = {row["candidate_id"]: key for key, row in left.items()}
+    about = [*map(_rows_of, (line.tasks, line.workloads, line.references))]
+    candidates, keys = (
+        line.candidates.open(),
+        {row["candidate_id"]: key for key, row in left.items()},
+    )
     places = candidates.index(["candidate_id"]).unique("candidate_id", keep="first")
     wanted = places.filter(pl.col("candidate_id").is_in(list(keys)))
     with Profiler(
@@ -147,9 +127,16 @@ def _profiled(
     ) as profiler:
         for row in candidates.rows_of(wanted, READ):
             candidate, key = Candidate.model_validate(row), keys[row["candidate_id"]]
-            task, known = about[candidate.task_id]
+            task, work, spent = (found.get(row["task_id"], {}) for found in about)
             verdict_key = left[key].pop("verdict_key")
-            profile = profiler.profile(task, candidate, Verdict.model_validate(left[key]), **known)
+            profile = profiler.profile(
+                KernelTask.model_validate({name: task.get(name) for name in TASKS.names}),
+                candidate,
+                Verdict.model_validate(left[key]),
+                flops=work.get("flops"),
+                bytes_min=work.get("bytes_min"),
+                reference=tuple(map(OperatorTime.model_validate, spent.get("operators") or ())),
+            )
             found = _row(profile, candidate.code or "", judge)
             yield {"profile_key": key, "verdict_key": verdict_key, **found}
         if profiler.counters and profiler.on_gpu:

@@ -43,8 +43,8 @@ def confirmation(search: Search) -> SnapshotRef:
 def told_of(search: Search, fresh: Snapshot) -> dict[str, Any]:
     """The summary of a search (`gain.summary_of`) by its confirming verdicts."""
     fields = ("speedup", "speedup_lower", "speedup_upper")
-    rows = fresh.read(columns=["candidate_id", *(f"timing.{name}" for name in fields)]).to_dicts()
-    found = {row["candidate_id"]: Interval(*map(row.get, fields)) for row in rows if row["speedup"]}
+    rows = fresh.read(columns=["candidate_id", *(f"timing.{name}" for name in fields)]).rows()
+    found = {name: Interval(*numbers) for name, *numbers in rows if None not in numbers}
     results = [result_of(each, found) for each in search.populations.values()]
     asked = {"method": search.config.method, "operators": list(search.config.operators)}
     return asked | summary_of(results, search.populations.values())

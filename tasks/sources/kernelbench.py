@@ -74,7 +74,7 @@ def load(
         )
     chosen = [row for row in rows if row["level"] in (*wanted, None)]
     return sorted(
-        tasks_of_rows(chosen, _task, str(location)),
+        tasks_of_rows(chosen, task_of, str(location)),
         key=lambda task: (task.level, int(task.task_id.rpartition("/")[2])),
     )
 
@@ -98,7 +98,8 @@ def _compare(rows: Collection[dict[str, Any]], level: int, where: str) -> None:
         )
 
 
-def _task(row: dict[str, Any]) -> KernelTask:
+def task_of(row: dict[str, Any]) -> KernelTask:
+    """The task of one row. Raises UsageError where it has no level or no number."""
     level, problem = row["level"], row["problem_id"]
     if level is None or problem is None:
         raise UsageError(f"{row.get('name')!r} has no level or no problem_id")

@@ -44,9 +44,11 @@ COLUMNS = {
     "lower": pl.Float64,
     "upper": pl.Float64,
     "tokens": pl.Int64,
+    "bottleneck": pl.String,
+    "sol_score": pl.Float64,
 }
 """Of the index. `flags` and `strategies` hold names with tabs between them; `lower` and `upper`
-bound `speedup`; `tokens` is the reasoning length."""
+bound `speedup`; `tokens` is the reasoning length; `bottleneck` and `sol_score` are of a profile."""
 CHUNK_BYTES = 1_000_000
 """Of JSON before compression: what a page loads to show one candidate, and a few more."""
 PAGE, INDEX = "index.html", "data/index.js"

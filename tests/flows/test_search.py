@@ -11,18 +11,22 @@ from pathlib import Path
 import pytest
 import yaml
 
+from flows import artifacts
+from flows.cli.common import rendered
 from flows.config import PipelineConfig
 from flows.forms import RunForm, SearchForm, VerdictsForm
-from flows.search import SOURCES, begun_with, prompt_of
+from flows.search import SOURCES, begun_with, keep_fresh, prompt_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
+from tasks.search import confirm
 from tasks.search.population import Member, Plan
-from tasks.search.stage import Asked
+from tasks.search.stage import Asked, run
 from tasks.store.snapshot import Snapshot, snapshots
 from tasks.tables import VERDICTS
+from tasks.verification.config import VerificationConfig
 from tests.support.commands import concur, kill_tree, start
 from tests.support.recordings import written
-from tests.support.searched import Planted
+from tests.support.searched import Planted, PlantedPool, judge_of
 
 PROFILE = {
     "name": "searched",
@@ -92,6 +96,39 @@ def test_the_form_of_a_search_becomes_its_configuration():
     assert RunForm().values() == {}
 
 
+def test_a_winner_keeps_its_fresh_verdict_and_tables_say_the_gain(tmp_path, monkeypatch):
+    planted = Planted(tmp_path, evaluations=24, patience=None)
+    search = planted.search()
+    with planted.judge(search, PlantedPool()) as judge:
+        run(search, judge)
+    again = confirm.confirmation(search)
+    fresh = planted.verified(again, PlantedPool(lambda code: 3.0), VerificationConfig())
+    told = confirm.told_of(search, fresh.open())
+    assert told["gain"]["value"] == pytest.approx(1.0) and told["improved"] == 0
+    told["results"] = [row | {"improved": True} for row in told["results"]]
+    improved = confirm.improved(search, planted.candidates, fresh, told)
+    pool = PlantedPool()
+    with judge_of(pool)(improved, planted.tasks, VerificationConfig(), Language.CPP) as work:
+        keep_fresh(work, fresh.open(), told["results"])
+        keep_fresh(work, fresh.open(), told["results"])  # as after a kill
+        for chunk in range(1, work.plan() + 1):
+            work.verify_chunk(chunk)
+        rows = work.snapshot.read(columns=["candidate_id", "timing.speedup"]).rows()
+    assert len(rows) == 6 == len(dict(rows))
+    assert [dict(rows)[row["winner"]] for row in told["results"]] == [3.0, 3.0]
+    assert pool.asked == []  # those of the candidates it began with are known
+
+    shown = {}
+    monkeypatch.setattr(
+        artifacts, "create_table_artifact", lambda key, table, _: shown.update({key: table})
+    )
+    artifacts.show_gains(told)
+    assert shown["gains"][-1]["task"].startswith("all") and len(shown["gains"]) == 3
+    assert shown["gains"][0]["gain (95 % interval)"].startswith("1.000 (0.9")
+    text = rendered("search", told | {"snapshots": {"improved": "f00d", "verdicts": "beef"}})
+    assert "1.000" in text and "TILE 16 -> " in text and "verification/beef" in text
+
+
 # -- real kernels ----------------------------------------------------------------------------------
 
 
@@ -129,9 +166,7 @@ def test_evolution_that_was_killed_goes_on_and_judges_everything_once(tmp_path):
     try:
         for text in first.stderr:
             seen.append(text)
-            past = re.match(r"search +[1-9]", "".join(seen[-40:]), re.MULTILINE) or any(
-                re.match(r"search +[1-9]", each) for each in seen
-            )
+            past = any(re.match(r"search +[1-9]", each) for each in seen)
             if past and text.startswith("verification"):  # in the middle of the next generation
                 break
     finally:

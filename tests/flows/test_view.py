@@ -15,10 +15,12 @@ from flows.view import write_view
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 from tasks.curation.config import CurationConfig
+from tasks.curation.source import Source
+from tasks.tables import KERNEL_PROFILES
 from tasks.viewer import site as viewer
 from tests.support.curated import line, sample
 from tests.support.payloads import HOSTILE, LINES
-from tests.support.samples import frame
+from tests.support.samples import finished, frame
 from tests.support.samples import sample as verified
 from tests.support.viewed import (
     details_of,
@@ -47,11 +49,23 @@ def test_the_index_holds_the_training_candidates_and_those_of_the_benchmark(site
     assert one | {"strategies": ""} == {
         **{"id": "t-2-1", "task": "t/2", "set": "training", "model": "org/writer"},
         **{"status": "correct", "reason": "ok", "flags": "flag", "strategies": "", "tokens": 150},
-        **{"speedup": 4.0, "lower": 3.6, "upper": 4.4},
+        **{"speedup": 4.0, "lower": 3.6, "upper": 4.4, "bottleneck": "", "sol_score": None},
     }
     assert rows.filter(id="t-0-1")["flags"].item() == "flag\trepetitive"
     wrong = rows.filter(id="t-0-9").row(0, named=True)
     assert (wrong["status"], wrong["speedup"]) == ("incorrect", None)
+
+
+def test_a_profile_is_beside_its_candidate(site, root, tmp_path):
+    again = shutil.copytree(root, tmp_path / "root")
+    verdicts = Source(None, None, str(again)).verdicts
+    row = {"candidate_id": "t-2-1", "limit": "latency", "cause": "spills", "sol_score": 0.625}
+    empty = {"numbers": [], "operators": [], "kernels": [], "reference_operators": []}
+    rows, of = [row | empty], [verdicts.fingerprint]
+    finished(again, "kernel-profiles", rows, KERNEL_PROFILES, "k", of)
+    shown = pl.DataFrame(index_of(Path(write_view(str(again))["page"]).parent))
+    limited = shown.filter(pl.col("bottleneck") != "")
+    assert limited.select("id", "bottleneck", "sol_score").rows() == [("t-2-1", "spills", 0.625)]
 
 
 def test_a_strategy_is_on_the_candidates_that_it_took(site, root):

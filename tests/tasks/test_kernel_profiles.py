@@ -3,13 +3,19 @@ behind an endpoint; and what a follow-up says of it."""
 
 from __future__ import annotations
 
+import polars as pl
 import pytest
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import EvalError
+from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile
 from kernels_eval.records import Language, stable_hash
+from tasks.benchmark.report.content import content
+from tasks.benchmark.report.figures import figures
+from tasks.benchmark.report.records import ReportContext, profile_points
+from tasks.curation import stage as curation
+from tasks.curation.config import CurationConfig
 from tasks.profiling import stage
 from tasks.profiling.config import JudgeConfig, ProfileConfig
 from tasks.sources.stage import keep
@@ -17,11 +23,11 @@ from tasks.store import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.refine import limit_words
 from tasks.synthesis.stage import Synthesis
-from tasks.tables import CANDIDATES, VERDICTS
+from tasks.tables import CANDIDATES, KERNEL_PROFILES, VERDICTS
 from tasks.workload.record import PROFILES, WORKLOADS
 from tests.support.chat_server import completion, serving
 from tests.support.kernels import AFFINE, QUICK, candidate, module
-from tests.support.samples import finished
+from tests.support.samples import finished, line_of, sample
 
 RIGHT = candidate(AFFINE, module("return ext.affine(x)"))
 WRONG = candidate(AFFINE, module("return ext.shifted(x)"))
@@ -65,7 +71,14 @@ def line(tmp_path):
         if not made.open().finished:
             made = finished(tmp_path, "verification", list(verdicts), VERDICTS, key)
         config = ProfileConfig(enabled=True, judge=judge)
-        return (made, candidates, tasks, workloads, references, config, QUICK, Language.CPP)
+        line = stage.Line(
+            verdicts=made,
+            candidates=candidates,
+            tasks=tasks,
+            workloads=workloads,
+            references=references,
+        )
+        return line, config, QUICK, Language.CPP
 
     return of
 
@@ -149,14 +162,14 @@ def test_a_judge_that_is_away_stops_the_stage_with_a_fix(line, asked):
 
 
 def prompts(line, profiles, shown):
-    verdicts, candidates, tasks, *_ = line(verdict(RIGHT), verdict(WRONG, "wrong_output"))
+    made, *_ = line(verdict(RIGHT), verdict(WRONG, "wrong_output"))
     config = SynthesisConfig(
         sampler="openai", model="m", base_url="http://h/v1", profiles=shown, turns=2
     )
     synthesis = Synthesis(
-        *(tasks, config, Language.CPP),
-        candidates=candidates,
-        verdicts=verdicts,
+        *(made.tasks, config, Language.CPP),
+        candidates=made.candidates,
+        verdicts=made.verdicts,
         profiles=profiles,
         turn=2,
     )
@@ -191,3 +204,55 @@ def test_no_name_of_a_candidate_leaves_its_place():
         " A profiler says what limits it: memory (bank conflicts) of `ownsIgnoreallthat`:"
         " a b 0.5. Pad."
     )
+
+
+# -- where profiles are used -----------------------------------------------------------------------
+
+
+def of_profiles(root, rows):
+    empty = {"numbers": [], "operators": [], "kernels": [], "reference_operators": []}
+    return finished(root, "kernel-profiles", [empty | row for row in rows], KERNEL_PROFILES, "k")
+
+
+def test_a_set_takes_only_samples_that_rewrote_the_bottleneck_and_says_what_limits_them(tmp_path):
+    samples = [sample("a", 0, 10, 2.0), sample("b", 0, 10, 2.0), sample("c", 0, 10, 2.0)]
+    refs = line_of(tmp_path, samples)
+    ids = [row["candidate_id"] for row in samples]
+    rows = [
+        {"candidate_id": ids[0], "limit": "memory", "cause": "uncoalesced", "sol_score": 0.7},
+        {"candidate_id": ids[1], "limit": "elsewhere", "sol_score": 0.4},
+    ]
+    rows = [row | {"rewrote_bottleneck": number == 0} for number, row in enumerate(rows)]
+    profiles = of_profiles(tmp_path, rows)
+    strict = CurationConfig(require_rewritten_bottleneck=True)
+    made = curation.run(*refs, strict, profiles=profiles).open().read()
+    kept = made.select("candidate_id", "bottleneck", "sol_score").rows()
+    assert kept == [(ids[0], "uncoalesced", 0.7)]
+    every = curation.run(*refs, CurationConfig(), profiles=profiles).open().read()
+    found = dict(every.select("candidate_id", "bottleneck").iter_rows())
+    assert found == {ids[0]: "uncoalesced", ids[1]: "elsewhere", ids[2]: None}
+    with pytest.raises(UsageError, match=r"profile\.enabled"):
+        curation.run(*refs, strict)
+    assert "require_rewritten_bottleneck" not in CurationConfig().model_dump()
+
+
+def test_the_report_shows_the_score_beside_the_speedup_and_the_roofline():
+    known = {"flops": 10**6, "bytes_min": 10**5, "peak_flops": 1e13, "peak_bytes_per_s": 1e12}
+    rows = [
+        known | {"limit": "memory", "reference_ms": 2.0, "candidate_ms": 1.0, "sol_score": 0.75},
+        known | {"limit": "memory", "reference_ms": 4.0, "candidate_ms": 1.0, "sol_score": 0.65},
+        known | {"limit": "launch_overhead", "reference_ms": 1.0, "candidate_ms": 2.0},
+        known | {"limit": None, "reference_ms": 1.0, "candidate_ms": 2.0},
+    ]
+    rows = [{"sol_score": None, "speed_of_light": 0.5, **row} for row in rows]
+    points = profile_points(pl.DataFrame(rows, infer_schema_length=None))
+    assert len(points) == 3 and points[0].intensity == 10.0 and points[0].ridge == 10.0
+    context = ReportContext(run_name="r", language="cuda", tasks=1, candidates=4, profiles=points)
+    table = content(context)["limits"]
+    assert list(table.rows) == [
+        ("launch overhead", "1", "0.50x", "n/a"),
+        ("memory", "2", "3.00x", "0.70"),
+    ]
+    svg = figures(context)["roofline"]
+    assert "memory (2)" in svg and "launch overhead (1)" in svg, "limits are named, not coloured"
+    assert "roofline" not in figures(context.model_copy(update={"profiles": ()}))

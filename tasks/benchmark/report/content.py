@@ -12,7 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kernels_eval.records import STATUS_OF, Status
-from tasks.benchmark.report.records import MAX_EXAMPLES, CandidatePoint, ReportContext
+from tasks.benchmark.report.records import (
+    MAX_EXAMPLES,
+    CandidatePoint,
+    ProfilePoint,
+    ReportContext,
+)
 from tasks.benchmark.samples import TRACKS
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
 from tasks.benchmark.tables import (
@@ -88,6 +93,8 @@ def content(context: ReportContext) -> dict[str, Any]:
         ),
         "caveats": caveats(context),
         "verdicts": _verdicts(context),
+        "limits": _limits(context),
+        "roofline": any(point.intensity and point.reached for point in context.profiles),
         "findings": findings_table(context.finding_rows),
         "lengths": lengths,
         "counted": sum(map(len, lengths.values())),
@@ -282,6 +289,20 @@ def _verdicts(context: ReportContext) -> list[tuple[str, str, int]]:
         for reason, count in by_count(context.reason_counts)
     ]
     return sorted(rows, key=lambda row: (place.get(row[0], len(place)), row[0]))
+
+
+def _limits(context: ReportContext) -> Table:
+    """For each limit the candidates, and the medians of speedup and SOL score."""
+    groups: dict[str, list[ProfilePoint]] = {}
+    for point in context.profiles:
+        groups.setdefault(point.limit, []).append(point)
+    rows = []
+    for limit, points in groups.items():
+        scores = [point.sol_score for point in points if point.sol_score is not None]
+        speedup = statistics.median(point.speedup for point in points)
+        score = f"{statistics.median(scores):.2f}" if scores else "n/a"
+        rows.append((limit.replace("_", " "), f"{len(points):,}", f"{speedup:.2f}x", score))
+    return Table(("limited by", "correct candidates", "median speedup", "median SOL score"), rows)
 
 
 def _by_model(counts: Mapping[str, int]) -> str:

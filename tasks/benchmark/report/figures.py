@@ -22,7 +22,7 @@ from tasks.benchmark.report.content import (
     smallest_k,
     timed,
 )
-from tasks.benchmark.report.records import CandidatePoint, ReportContext
+from tasks.benchmark.report.records import CandidatePoint, ProfilePoint, ReportContext
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.tables import label
 from tasks.reporting.charts import (
@@ -66,6 +66,8 @@ def figures(context: ReportContext) -> dict[str, str]:
         drawn["reasoning_length"] = _lengths(lengths)
     if points := spread(timed(context), MAX_BARS):
         drawn["speedup"] = _speedups(points)
+    if placed := [point for point in context.profiles if point.intensity and point.reached]:
+        drawn["roofline"] = _roofline(placed)
     return {name: svg_of(figure) for name, figure in drawn.items()}
 
 
@@ -133,6 +135,33 @@ def _lengths(lengths: Mapping[str, Sequence[int]]) -> Figure:
     point_rows(axes, names)
     axes.set_xlim(left=0)
     labelled(axes, "reasoning length, tokens", "", grid="both")
+    return figure
+
+
+def _roofline(points: Sequence[ProfilePoint]) -> Figure:
+    """Where each candidate lies under the roof: a marker for each limit, and the roof in units of
+    the arithmetic peak, of the device with the most candidates."""
+    figure, (axes,) = new_figure(WIDTH, 3.4)
+    ridges = [point.ridge for point in points if point.ridge]
+    ridge = statistics.mode(ridges) if ridges else 1.0
+    intensities = [point.intensity or 0.0 for point in points]
+    low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
+    axes.plot([low, ridge, high], [low / ridge, 1, 1], color=INK, linewidth=1.4)
+    axes.annotate("memory", (low, low / ridge), (8, 14), textcoords="offset points", color=INK)
+    axes.annotate("arithmetic", (high, 1), (-60, -12), textcoords="offset points", color=INK)
+    for number, limit in enumerate(dict.fromkeys(point.limit for point in points)):
+        of = [point for point in points if point.limit == limit]
+        xs = [point.intensity or 0.0 for point in of]
+        roofs = [min(1.0, x / (point.ridge or ridge)) for x, point in zip(xs, of, strict=True)]
+        ys = [roof * (point.reached or 0.0) for roof, point in zip(roofs, of, strict=True)]
+        look: dict[str, Any] = {"color": FIRST if number % 2 == 0 else MUTED, "fillstyle": "none"}
+        name = f"{limit.replace('_', ' ')} ({len(of)})"
+        axes.plot(xs, ys, linestyle="", marker=MARKERS[number % 5], markersize=6, **look)
+        axes.lines[-1].set_label(name)
+    labelled(axes, "FLOPs a byte", "share of the arithmetic peak", grid="both")
+    ratios(axes, "x")
+    ratios(axes, "y")
+    legend(axes, columns=3)
     return figure
 
 

@@ -66,6 +66,20 @@ class Example(CandidatePoint):
     reference: str = ""
 
 
+class ProfilePoint(Record):
+    """A profiled candidate: what limits it, and where it lies under the roofline."""
+
+    limit: str
+    speedup: float
+    sol_score: float | None = None
+    intensity: float | None = None
+    """FLOPs a byte"""
+    reached: float | None = None
+    """share of the speed of light"""
+    ridge: float | None = None
+    """FLOPs a byte at which the device's arithmetic is the nearer bound"""
+
+
 class ReportContext(Record):
     """Everything a report says, as plain data.
 
@@ -80,8 +94,9 @@ class ReportContext(Record):
     `arl_of` is the model by whose reasoning length the thirds of the tasks are; it is not scored by
     them. `findings` are the headlines of the analysis of reasoning length, `finding_rows` the
     numbers behind them, `findings_bounded_by` what bounds them, or why there are none. `points` and
-    `examples` come from `points_of` and `examples_of`. `fingerprints` maps a stage to its snapshot.
-    Passwords inside URLs of `config` are masked on the way in.
+    `examples` come from `points_of` and `examples_of`, `profiles` from `profile_points`.
+    `fingerprints` maps a stage to its snapshot. Passwords inside URLs of `config` are masked on the
+    way in.
     """
 
     run_name: str
@@ -111,6 +126,7 @@ class ReportContext(Record):
     findings_bounded_by: tuple[str, ...] = ()
     points: tuple[CandidatePoint, ...] = ()
     examples: tuple[Example, ...] = ()
+    profiles: tuple[ProfilePoint, ...] = ()
     fingerprints: dict[str, str] = {}
     tool_versions: dict[str, str] = {}
     hardware: dict[str, Any] = {}
@@ -192,3 +208,22 @@ def _facts(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         "lower": timing.get("speedup_lower"),
         "upper": timing.get("speedup_upper"),
     }
+
+
+def profile_points(rows: pl.DataFrame) -> tuple[ProfilePoint, ...]:
+    """The profiled candidates among rows of tasks.tables.KERNEL_PROFILES, by what limits them."""
+    found = []
+    for row in rows.drop_nulls(["limit", "reference_ms", "candidate_ms"]).iter_rows(named=True):
+        flops, moved, peak, bandwidth = (
+            row[name] for name in ("flops", "bytes_min", "peak_flops", "peak_bytes_per_s")
+        )
+        point = ProfilePoint(
+            limit=row["limit"],
+            speedup=row["reference_ms"] / row["candidate_ms"],
+            sol_score=row["sol_score"],
+            intensity=flops / moved if flops and moved else None,
+            reached=row["speed_of_light"],
+            ridge=peak / bandwidth if peak and bandwidth else None,
+        )
+        found.append(point)
+    return tuple(sorted(found, key=lambda point: (point.limit, -point.speedup)))

@@ -103,6 +103,10 @@ async function showList(query) {
       wide("Reason", "reason", text, 4, { minWidth: 110 }),
       ...speeds,
       wide("Tokens", "tokens", number(0), 5, { ...numeric, minWidth: 80 }),
+      ...(about.rows.some((row) => row.bottleneck) ? [
+        wide("Limited by", "bottleneck", text, 6),
+        wide("SOL score", "sol_score", number(2), 6, { ...numeric, minWidth: 80 }),
+      ] : []),
       wide("Flags", "flags", text, 8),
       wide("Training sets", "strategies", text, 7, { minWidth: 110 }),
     ], { height: tall.maxHeight, selectableRows: 2, selectableRowsRollingSelection: true });

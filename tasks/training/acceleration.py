@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
@@ -70,26 +71,20 @@ class AccelerationOptions(Record):
     _fp8_is_gone = model_validator(mode="before")(without_fp8)
 
 
+@dataclass(eq=False)
 class Acceleration:
     """What `accelerate` did to a model. `callback()` goes to the trainer so that a resumed run
     continues the sequence of masks."""
 
-    def __init__(
-        self,
-        plan: RecomputationPlan,
-        attention_name: str,
-        attention_ms: dict[str, float],
-        keys: DropoutKeys,
-    ) -> None:
-        self.plan = plan
-        self.attention_name = attention_name
-        self.attention_ms = attention_ms
-        self.micro_step = 0
-        self._keys = keys
+    plan: RecomputationPlan
+    attention_name: str
+    attention_ms: dict[str, float]
+    keys: DropoutKeys
+    micro_step: int = 0
 
     def before_forward(self, module: nn.Module, *_: Any) -> None:
         if module.training and torch.is_grad_enabled():
-            self._keys.set(self.micro_step)
+            self.keys.set(self.micro_step)
             self.micro_step += 1
         else:
             # evaluation and generation meet any length and are short: not worth minutes of

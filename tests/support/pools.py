@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from kernels_eval.records import Candidate, KernelTask, Verdict
 from tests.support import kernels
@@ -10,6 +11,18 @@ from tests.support.kernels import AFFINE
 
 Pairs = list[tuple[KernelTask, Candidate]]
 Calls = list[tuple[dict[str, object], ...]]
+
+
+@contextmanager
+def fresh_ray(cpus: int, gpus: int) -> Iterator[None]:
+    """A Ray of its own that believes in so many cores and GPUs."""
+    import ray
+
+    ray.shutdown()
+    quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+    ray.init(num_cpus=cpus, num_gpus=gpus, **quiet)
+    yield
+    ray.shutdown()
 
 
 def many(count: int, name: str = "many") -> Pairs:

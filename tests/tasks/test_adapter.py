@@ -303,22 +303,6 @@ def test_a_name_breaks_neither_the_front_matter_nor_the_command(name):
 # -- a real vLLM -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def ray_without_gpus():
-    import ray
-
-    ray.shutdown()
-    ray.init(
-        num_cpus=1,
-        num_gpus=0,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.vllm
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a vLLM environment: make vllm")
 @pytest.mark.timeout(600)

@@ -32,6 +32,7 @@ from tasks.synthesis.server import VllmSampler, options, serve_command
 from tasks.synthesis.stage import Synthesis, make_sampler
 from tasks.synthesis.supervisor import Command, Supervised
 from tests.support.cases import cases
+from tests.support.pools import fresh_ray
 from tests.support.processes import processes_with
 from tests.support.requests import make_request
 from tests.support.waiting import until
@@ -97,18 +98,8 @@ def quick(monkeypatch):
 def four_gpus():
     """A Ray that believes in four GPUs: it hands out their numbers, and that is all the stand-in
     asks of them."""
-    import ray
-
-    ray.shutdown()
-    ray.init(
-        num_cpus=2,
-        num_gpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    yield
-    ray.shutdown()
+    with fresh_ray(2, 4):
+        yield
 
 
 def sampler(

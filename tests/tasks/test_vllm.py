@@ -53,22 +53,6 @@ def adapter(model, tmp_path_factory):
     return directory
 
 
-@pytest.fixture
-def ray_without_gpus():
-    import ray
-
-    ray.shutdown()
-    ray.init(
-        num_cpus=1,
-        num_gpus=0,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    yield
-    ray.shutdown()
-
-
 def requests(samples: int, temperature: float, max_tokens: int) -> list[Request]:
     options = {"temperature": temperature, "max_tokens": max_tokens}
     return [

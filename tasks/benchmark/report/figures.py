@@ -147,8 +147,8 @@ def _roofline(points: Sequence[ProfilePoint]) -> Figure:
     intensities = [point.intensity or 0.0 for point in points]
     low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 3
     axes.plot([low, ridge, high], [low / ridge, 1, 1], color=INK, linewidth=1.4)
-    axes.annotate("memory", (low, low / ridge), (8, 14), textcoords="offset points", color=INK)
-    axes.annotate("arithmetic", (high, 1), (-60, -12), textcoords="offset points", color=INK)
+    axes.annotate("memory", (low, low / ridge), (0, 20), textcoords="offset points", color=INK)
+    axes.annotate("arithmetic", (high, 1), (-62, 4), textcoords="offset points", color=INK)
     for number, limit in enumerate(dict.fromkeys(point.limit for point in points)):
         of = [point for point in points if point.limit == limit]
         xs = [point.intensity or 0.0 for point in of]

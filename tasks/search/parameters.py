@@ -162,10 +162,12 @@ NESTING = re.compile(r"[{};]")
 
 
 def _native(code: str) -> Iterator[tuple[int, str]]:
-    """Strings of a module that hold native source, as they are written there, and where."""
+    """Strings of a module that hold native source, as they are written there, and where; no
+    f-strings, which Python 3.12 divides otherwise than 3.11."""
     lines = [0, *accumulate(len(line) + 1 for line in code.split("\n"))]
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
-        if token.type == tokenize.STRING and NATIVE.search(token.string):
+        formatted = token.string.lower().startswith(("f", "rf"))
+        if token.type == tokenize.STRING and not formatted and NATIVE.search(token.string):
             (row, column) = token.start
             yield lines[row - 1] + column, token.string
 

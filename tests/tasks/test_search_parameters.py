@@ -152,6 +152,13 @@ def test_places_are_right_behind_wide_characters_and_in_one_line_strings():
     assert "TILE = 16;" in with_values(code, every, {"TILE": 16})
 
 
+def test_sources_that_python_formats_are_left_alone():
+    code = (
+        's = f"""#include <a>\nconst int TILE = 8; {N}"""\nt = rf"#include const int TILE = 8;"\n'
+    )
+    assert parameters_of(code, CPP) == []
+
+
 def test_modules_that_do_not_parse_have_no_parameters():
     for code in ("x = (", 's = """#include', "\x00", ""):
         assert parameters_of(code, CUDA) == [] and changed(code, CUDA, Random(0)) is None

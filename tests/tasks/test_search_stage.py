@@ -272,3 +272,21 @@ def test_the_configuration_says_what_is_wrong():
     for wrong in ({"operators": []}, {"operators": ["schedule"]}, {"evaluations": 0}):
         with pytest.raises(ValueError):
             SearchConfig.model_validate(wrong)
+
+
+def test_only_so_many_tasks_and_starts_are_taken(tmp_path):
+    planted = Planted(tmp_path, tasks=3)
+    everything = PlantedPool(lambda code: 2.0 if "TILE = 256" in code else 1.0)
+    planted.verdicts = planted.verified(
+        planted.candidates, everything, VerificationConfig(eval={"timing": {"max_s": 1}})
+    )
+    config = planted.config.model_copy(update={"tasks": 2, "starts": 2, "evaluations": 2})
+    search, _ = searched(planted, everything, config)
+    rows = search.snapshot.read(columns=["task_id", "step", "candidate_id", "operator"])
+    started = sorted(row[:3] for row in rows.rows() if row[3] == "start")
+    assert started == [
+        ("t/0", -1, "c/t/0/0"),
+        ("t/0", 0, "c/t/0/1"),  # the fastest first
+        ("t/1", -1, "c/t/1/0"),
+        ("t/1", 0, "c/t/1/1"),
+    ]

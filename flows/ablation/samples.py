@@ -215,9 +215,10 @@ def _progress(
     """Whether branches that share a training are trained, and whether they are done."""
     own = branch_pipeline(pipeline, members[0])
     made = (samples.verdicts, samples.candidates, samples.tasks)
-    above = (samples.workloads, samples.flags, samples.profiles)
-    equal = equal_kernels(pipeline.deduplication)
-    sets = [planned_curation(*made, plan.curation, *above, equal).ref for plan in members]
+    above = (samples.workloads, samples.flags, equal_kernels(pipeline.deduplication))
+    sets = [
+        planned_curation(*made, plan.curation, *above, samples.profiles).ref for plan in members
+    ]
     trained = any(planned_training(own, samples.tasks, curated).finished for curated in sets)
     return trained, any(finished_branch(own, samples.tasks, each, suite) for each in sets)
 

@@ -255,9 +255,9 @@ def growing_cache(config: Any) -> Any:
             return self.keys, self.values
 
         def batch_select_indices(self, indices: torch.Tensor) -> None:
-            length = self.get_seq_length()
-            self.roomy = [each[indices] for each in self.roomy]
-            self.keys, self.values = (each[:, :, :length] for each in self.roomy)
+            if length := self.get_seq_length():
+                self.roomy = [each[indices] for each in self.roomy]
+                self.keys, self.values = (each[:, :, :length] for each in self.roomy)
 
     cache, new_layer = DynamicCache(config=config), cast(Callable[[], DynamicLayer], GrowingLayer)
     cache.layers = [new_layer() if type(layer) is DynamicLayer else layer for layer in cache.layers]

@@ -113,9 +113,10 @@ def test_check_answers_any_text_with_a_usage_error_or_nothing(code):
 
 
 def test_bundled_splits_part_the_tasks():
-    every, train, held_out = (
+    every, train, held_out, gradients = (
         [task.task_id for task in bundled.load(split)] for split in bundled.SPLITS
     )
+    assert gradients and not {*gradients} & {*every}
     assert len(every) == 16 and sorted(train + held_out) == every == sorted(set(every))
     assert set(held_out) == {f"bundled/{name}" for name in bundled.HELD_OUT} and len(held_out) == 4
     with pytest.raises(UsageError, match="'test'"):
@@ -153,7 +154,7 @@ def test_recordings_come_in_order_of_their_number():
 
 
 def test_a_tenth_recording_comes_after_the_ninth(tmp_path, monkeypatch):
-    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "gradients").mkdir(parents=True)
     (tmp_path / "tasks" / "t.py").write_text(good())
     recordings = tmp_path / "responses" / "cpp" / "t"
     recordings.mkdir(parents=True)

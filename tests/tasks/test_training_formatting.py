@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from transformers import PretrainedConfig
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, SamplingParams
@@ -89,7 +90,7 @@ class Parrot:
         import torch
 
         self.prompt, self.says, self.vocabulary = prompt, says, vocabulary
-        self.config = SimpleNamespace(max_position_embeddings=4096)
+        self.config = PretrainedConfig(max_position_embeddings=4096, num_hidden_layers=1)
         self.device = torch.device("cpu")
 
     def __call__(self, input_ids, position_ids, **_):

@@ -57,7 +57,7 @@ def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, r
     process = SimpleNamespace(
         calls=[call],
         call=lambda trial: found.model_copy(update={"rms": again}),
-        reference=SimpleNamespace(trials=[trial]),
+        reference=SimpleNamespace(trials=[trial], loaded=SimpleNamespace(gradients=None)),
     )
     stop = explained(trial, Reason.WRONG_OUTPUT, found, process)
     assert stop.finding.reason == reason

@@ -259,7 +259,11 @@ def reference():
             )
         ],
         loaded=SimpleNamespace(
-            parameters=[[4, 4]], statistics=[], structure="tensor", mutates=False
+            parameters=[[4, 4]],
+            statistics=[],
+            structure="tensor",
+            mutates=False,
+            gradients=None,
         ),
         arguments=lambda seed=None: ({}, memory),
         outputs_of=lambda whose: ({}, memory),

@@ -114,6 +114,7 @@ def asked(monkeypatch, kept):
     return names
 
 
+@pytest.mark.slow
 def test_correct_candidates_are_profiled_once_and_no_others(line, asked):
     both = line(verdict(RIGHT), verdict(WRONG, "wrong_output"))
     made = stage.run(*both).open()

@@ -18,7 +18,7 @@ import importlib.util
 import json
 import platform
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -149,15 +149,21 @@ def _difference(x: object, form: dict[str, Any], devices: tuple[torch.device, ..
     return ""
 
 
-def _first_difference(tensors: list[torch.Tensor], devices: tuple[torch.device, ...]) -> str:
-    forms = [*_TENSORS, *_STATE]
-    if len(tensors) != len(forms):
+def _first_difference(
+    values: Sequence[object], forms: list[dict[str, Any]], devices: tuple[torch.device, ...]
+) -> str:
+    for x, form in zip(values, forms, strict=True):
+        if found := _difference(x, form, devices):
+            return f"{form['name']} {found}"
+    return ""
+
+
+def _apart(tensors: list[torch.Tensor]) -> str:
+    """Why these cannot be the verified call, whatever each is; empty where they may."""
+    if len(tensors) != len(_TENSORS) + len(_STATE):
         return "another number of tensors was verified"
     if len({x.device for x in tensors}) > 1:
         return "the tensors are on several devices"
-    for x, form in zip(tensors, forms, strict=True):
-        if found := _difference(x, form, devices):
-            return f"{form['name']} {found}"
     return ""
 
 
@@ -185,7 +191,8 @@ def _run(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     derivatives, which it would lose."""
     if _forward_derivative():
         raise RuntimeError("the operator has no forward derivative: call Model")
-    verified = not (fallback_reason() or _first_difference(tensors, _devices()))
+    other = fallback_reason() or _apart(tensors)
+    verified = not (other or _first_difference(tensors, [*_TENSORS, *_STATE], _devices()))
     return _called(_module(verified, str(tensors[0].device)), tensors)
 
 
@@ -206,7 +213,7 @@ def _fake(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-class Model(_Reference):  # type: ignore[misc]
+class Model(_Reference):
     """The task's module: the kernel where it was verified, the reference elsewhere. Without
     arguments it is constructed with those of the task."""
 
@@ -226,11 +233,11 @@ class Model(_Reference):  # type: ignore[misc]
         """Why a call with these inputs runs the reference; empty where it runs the kernel."""
         if self._never or len(inputs) != len(_INPUTS):
             return self._never or "another number of inputs was verified"
-        for x, form in zip(inputs, _INPUTS, strict=True):
-            if found := _difference(x, form, self._devices):
-                return f"{form['name']} {found}"
+        if found := _first_difference(inputs, _INPUTS, self._devices):
+            return found
         tensors = self._tensors(inputs)
-        if found := _first_difference(tensors, self._devices):
+        state = tensors[len(_TENSORS) :]
+        if found := _apart(tensors) or _first_difference(state, _STATE, self._devices):
             return found
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             return "its gradient is asked for"

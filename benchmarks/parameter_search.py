@@ -369,7 +369,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 
 def replayed(members: list[Population], known: dict[str, dict[str, Any]]) -> list[Population]:
-    """The populations with all verdicts that are there."""
+    """The populations with all verdicts known so far."""
     for each in members:
         settle(each, known)
         generation = 1

@@ -9,7 +9,7 @@ be fooled (`benchmarks.foolable_reward`, which says which faults it pays for).
     python -m benchmarks.reinforce_student report --out DIR
 
 Repeat `train`, then `score`, until they say they are done: each stops after `--limit-s` (a step
-that has begun is finished first) and goes on where it was, also after SIGKILL. `train` runs all
+that has begun is finished first) and resumes, also after SIGKILL. `train` runs all
 rewards and seeds at once, a process each, on one GPU (or on the CPU), with the cores shared among
 them; settings are those of the profile `proof`. Both rewards pay 1 for a correct answer and 0 for a
 wrong one, and ours takes 1 off where an answer is rejected; neither pays for speed, so that only
@@ -35,6 +35,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from importlib.util import find_spec
+from multiprocessing.connection import wait as wait_for_end
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -191,8 +192,8 @@ def together(jobs: list[tuple[Any, tuple[Any, ...]]], at_once: int) -> int:
         process: BaseProcess = spawn.Process(target=_ended, args=(function, given))
         process.start()
         going.append(process)
-        while sum(each.is_alive() for each in going) >= at_once:
-            time.sleep(0.1)
+        while len(alive := [each for each in going if each.is_alive()]) >= at_once:
+            wait_for_end([each.sentinel for each in alive])
     for process in going:
         process.join()
         codes.append(process.exitcode or 0)

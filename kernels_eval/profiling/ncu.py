@@ -34,7 +34,7 @@ def installed() -> str | None:
 
 def command(program: str, kernels: Iterable[str], without: Collection[str] = ()) -> list[str]:
     """ncu's command before the program that it starts: only these kernels (plain names), between
-    the marks that the program sets, at the clocks that are there."""
+    the marks that the program sets, at the clocks as they are."""
     metrics = ",".join(metric.name for metric in METRICS if metric.name not in without)
     options = f"""--csv --page raw --print-units base --profile-from-start off
         --target-processes application-only --clock-control none --launch-count {LAUNCHES}"""

@@ -1,4 +1,4 @@
-"""A search finds the planted best, verifies each code once, and goes on where it was stopped."""
+"""A search finds the planted best, verifies each code once, and resumes after a stop."""
 
 from __future__ import annotations
 

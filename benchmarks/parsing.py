@@ -13,7 +13,6 @@ nothing of verdicts.
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import re
 import sys
@@ -24,6 +23,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.files import existing, read_parquet
 from tasks.synthesis.parsing import is_unfinished, parse_response
@@ -158,7 +158,7 @@ def _parses(code: str) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            ast.parse(code)
+            parse_source(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True

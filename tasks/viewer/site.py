@@ -26,6 +26,7 @@ from typing import Any
 import polars as pl
 from pydantic_core import to_json
 
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 from tasks.files import atomic_write, explain_write_errors
@@ -115,7 +116,7 @@ def _written(
 
 def reasons() -> dict[str, str]:
     """What each reason of a verdict means, in a sentence: the docstrings of `Reason`."""
-    (defined,) = ast.parse(inspect.getsource(Reason)).body
+    (defined,) = parse_source(inspect.getsource(Reason)).body
     assert isinstance(defined, ast.ClassDef)
     return {
         str(ast.literal_eval(name.value)): str(ast.literal_eval(says.value))

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import flows
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.languages import BUILT_IN
 
 ROOT = Path(flows.__file__).parent.parent
@@ -62,7 +63,7 @@ def imports() -> Iterator[tuple[str, str]]:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return parse_source(path.read_text(encoding="utf-8"))
 
 
 def wrong_way(module: str, imported: str) -> bool:
@@ -191,7 +192,7 @@ def language_branches(tree: ast.AST) -> Iterator[str]:
     ],
 )
 def test_the_search_for_branches_on_a_language(code, found):
-    assert bool(list(language_branches(ast.parse(code)))) is found
+    assert bool(list(language_branches(parse_source(code)))) is found
 
 
 def test_only_languages_know_their_names():

@@ -26,6 +26,7 @@ from click.testing import CliRunner
 
 from flows.cli.main import main
 from flows.config import PipelineConfig, load_profile
+from kernels_eval.checks.syntax import parse_source
 from tests.support import commands as support
 from tests.support.browser import chromium
 from tests.support.curated import line, sample
@@ -118,7 +119,7 @@ def node_of_adapter(node):
 )
 def test_snippets_are_what_they_look_like(fence, tmp_path):
     if fence.language == "python":
-        for node in ast.walk(ast.parse(fence.text)):
+        for node in ast.walk(parse_source(fence.text)):
             package = isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0]
             if node_of_adapter(node):
                 continue  # over a trainer: run by tests/kernels_eval/test_reward_pages.py

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 import tasks
 from flows.config import load_profile
+from kernels_eval.checks.syntax import parse_source
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.stage import Answers, run, scores_of
 from tasks.store import snapshots
@@ -25,7 +26,7 @@ def test_no_module_that_scoring_reads_is_missing():
     code = LOGIC["SCORING_VERSION"]
     bare = {"tasks.benchmark.config"}  # its values are in the fingerprint already
     for name in code:
-        tree = ast.parse((ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
+        tree = parse_source((ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8"))
         read = {
             node.module
             for node in ast.walk(tree)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels_eval.checks.syntax import parse_source
 from tasks.decontamination.normalise import CODE_LIMIT, canonical, parse_program
 from tasks.decontamination.operator_sequence import operator_sequence
 
@@ -260,7 +261,7 @@ NAMES = ["width", "depth", "first", "second", "hidden", "shifted", "total", "x",
 )
 def test_names_and_white_space_never_matter(names, blank):
     renaming = dict(zip(NAMES, names, strict=True))
-    tree = ast.parse(TASK)
+    tree = parse_source(TASK)
     for node in ast.walk(tree):
         for field in ("id", "arg", "attr"):
             name = getattr(node, field, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import KernelTask, Language
 from tasks.sources import bundled
 from tasks.sources.files import check_task_source
@@ -99,11 +100,11 @@ def test_prompt_hash_tells_prompts_and_versions_apart(monkeypatch):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_examples_are_whole_modules(language):
     check_task_source(EXAMPLE_TASK, "Model", "the example task")
-    module = ast.parse(language.example)
+    module = parse_source(language.example)
     classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
     assert [node.name for node in classes] == ["ModelNew"]
     reference = next(
-        node for node in ast.parse(EXAMPLE_TASK).body if isinstance(node, ast.ClassDef)
+        node for node in parse_source(EXAMPLE_TASK).body if isinstance(node, ast.ClassDef)
     )
     for mine, theirs in zip(classes[0].body, reference.body, strict=True):
         assert ast.dump(mine.args) == ast.dump(theirs.args)

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from kernels_eval.build.flags import refused_flag
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import Language
 from tasks.search import flags
 from tasks.search.parameters import changed, parameters_of, usage, with_values
@@ -33,7 +34,7 @@ def put(source: str, language: Language = CUDA, **values: int) -> str:
     code = module(source)
     named = {name.replace("_number_", " #"): value for name, value in values.items()}
     text = with_values(code, parameters_of(code, language), named)
-    ast.parse(text)
+    parse_source(text)
     return text.split("extension.h>\n")[1].split('\n"""')[0]
 
 
@@ -193,7 +194,7 @@ def test_flags_change_in_their_list_alone(language, given):
     keyword = flags.CHOICES[language][0]
     for seed in range(20):
         after, said = flags.changed(code, language, Random(seed))
-        call = ast.parse(after).body[-1].value
+        call = parse_source(after).body[-1].value
         lists = {each.arg: each.value for each in call.keywords if "flags" in each.arg}
         assert keyword in lists and after != code and " -> " in said
         one = ast.literal_eval(lists[keyword])

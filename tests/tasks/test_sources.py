@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.sources import bundled, files, hub, kernelbench, kernelbook
@@ -563,7 +564,7 @@ def test_package_import_is_light():
     for path in (*folder.glob("*.py"), folder / "bundled" / "__init__.py"):
         top = [
             node
-            for node in ast.parse(path.read_text(encoding="utf-8")).body
+            for node in parse_source(path.read_text(encoding="utf-8")).body
             if isinstance(node, ast.Import | ast.ImportFrom)
         ]
         named = {

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks.tritonbench_answers import load_answers, operator_of, with_model_new
+from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
 from tasks.sources import tables, tritonbench
 from tasks.sources.config import TasksConfig
@@ -291,7 +292,7 @@ def test_a_candidate_gets_a_model_new_that_calls_its_function():
     assert space["torch"] == "mine", "the candidate's own names stay"
     assert any(
         isinstance(node, ast.ClassDef) and node.name == "ModelNew"
-        for node in ast.walk(ast.parse(code))
+        for node in ast.walk(parse_source(code))
     )
 
 

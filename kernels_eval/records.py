@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
@@ -172,6 +173,11 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+UNWRITTEN: Any = Field(default=None, exclude_if=operator.not_)
+"""Of a field that is not written where it says nothing: every hash over a record without it, and
+every such record on disk, stays what it was."""
+
+
 class KernelTask(Record):
     """A PyTorch reference program in KernelBench form.
 
@@ -188,12 +194,7 @@ class KernelTask(Record):
     init_form: Literal["args", "args_kwargs"] = "args"
     source: str = "user"
     level: int | None = None
-    family: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a family that is not known: every hash over a task stays what it was."""
-        return {key: value for key, value in dump(self).items() if key != "family" or value}
+    family: str | None = UNWRITTEN
 
 
 class SamplingParams(Record):
@@ -374,24 +375,14 @@ class Timing(Record):
     """relative change of the reference's median, first to last third of the window"""
     throttled: bool | None = None
     """did the GPU report lowered clocks; None where it cannot say"""
-    compiled: CompiledBaseline | None = None
+    compiled: CompiledBaseline | None = UNWRITTEN
     """None where torch.compile was not asked for as a baseline"""
-    reference_forward_ms: PositiveFloat | None = None
+    reference_forward_ms: PositiveFloat | None = UNWRITTEN
     """of a task that asks for gradients: the reference's forward pass alone, by its own clock"""
-    candidate_forward_ms: PositiveFloat | None = None
-    reference_backward_ms: PositiveFloat | None = None
+    candidate_forward_ms: PositiveFloat | None = UNWRITTEN
+    reference_backward_ms: PositiveFloat | None = UNWRITTEN
     """the backward pass alone; the other times are those of both"""
-    candidate_backward_ms: PositiveFloat | None = None
-
-    @model_serializer(mode="wrap")
-    def _what_was_asked(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what nobody asked for: such a verdict is written as it always was."""
-        asked = ("compiled", *(name for name in Timing.model_fields if "ward_ms" in name))
-        return {
-            name: value
-            for name, value in dump(self).items()
-            if name not in asked or value is not None
-        }
+    candidate_backward_ms: PositiveFloat | None = UNWRITTEN
 
 
 class Correctness(Record):

@@ -16,7 +16,6 @@ torch.utils.cpp_extension does, and the commands that compile and link them.
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -210,14 +209,11 @@ class Attempt:
             command += [f"-Wl,--wrap={name}" for name in WRAPPED]
             command += [str(counter), f"-Wl,-rpath,{counter.parent}"]
             command += [f"-L{folder}" for folder in tools.cuda_libraries] + ["-lcudart"]
-        if lite and sys.platform != "darwin":
-            command.append(f"-Wl,--version-script={HEADERS / 'support/exports.map'}")
         if lite:
+            command.append(f"-Wl,--version-script={HEADERS / 'support/exports.map'}")
             shims = map(self.prepared.shim, SHIMS)
             command += map(str, (self.prepared.common(), *shims))
             command.append(f"-Wl,-rpath,{self.prepared.root}")
-        if sys.platform == "darwin":
-            command += ["-undefined", "dynamic_lookup"]
         return command + list(self.spec.extra_ldflags)
 
     def _may_parse(self, source: Path) -> bool:

@@ -252,8 +252,6 @@ class TorchNames(NamedTuple):
     """Names of CUDA streams that torch/extension.h does not bring, under any condition."""
     dispatch_takes_types: bool = False
     """Whether AT_DISPATCH_* may be given x.type(), as before torch 2.0."""
-    device_takes_text: bool = True
-    """Whether a Device may be made of a string literal without a std::string between."""
     nvcc_words: Names = Names()
     """Every identifier under nvcc, in any branch; empty where they were not read."""
     nvcc_files: Names = Names()
@@ -337,7 +335,7 @@ def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool | 
     if missing := _NVCC_NO_STREAM.search(message):
         return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
     if _NVCC_NO_DEVICE.search(message):
-        return not known.device_takes_text and not re.search(r"\bDevice\b|\busing\b", source)
+        return not re.search(r"\bDevice\b|\busing\b", source)
     if (undefined := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
         # Nothing may be from a header whose words are not known.
         included = all(

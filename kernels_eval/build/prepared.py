@@ -228,8 +228,6 @@ class Prepared:
         macros, words, scope, not_brought = map(frozenset, json.loads(path.read_text()))
         include = self.tools.torch_dir / "include"
         dispatch = (include / "ATen/Dispatch.h").read_text()
-        device = (include / "c10/core/Device.h").read_text().partition("namespace std")[0]
-        text = re.search(r"\bDevice\([^()]*(char|string_view)|\btemplate\b", device)
         tensor = (f"{include}/ATen/core/Tensor{part}.h" for part in ("Body", "Base"))
         return TorchNames(
             macros=macros,
@@ -238,7 +236,6 @@ class Prepared:
             methods=frozenset(_words(tensor)),
             not_brought=not_brought,
             dispatch_takes_types="const at::DeprecatedTypeProperties&" in dispatch,
-            device_takes_text=text is not None,
         )
 
     @cached_property

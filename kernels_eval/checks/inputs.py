@@ -21,9 +21,17 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from kernels_eval.checks.measurement import computable
-from kernels_eval.checks.trials import DECLARED, SHAPE_SCOPES, TAILS, InputNote, InputPlan
+from kernels_eval.checks.trials import (
+    DECLARED,
+    SHAPE_SCOPES,
+    TAILS,
+    InputNote,
+    InputPlan,
+    ModelSpec,
+)
 from kernels_eval.records import stable_hash
 
 PERMUTED = "permuted"
@@ -41,6 +49,8 @@ PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloa
 """What the constant `PRECISION` of a task's module casts floating inputs and parameters to, as
 KernelBench's option of that name does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 `model.to(dtype=precision)`)."""
+Arguments = tuple[list[Any], dict[str, Any]]
+"""What a constructor is called with."""
 SMALL = 2.0**-9
 """The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
 normalisations add to it."""
@@ -57,23 +67,21 @@ def load_module(path: str, name: str) -> ModuleType:
     return module
 
 
-def construct(
-    module: ModuleType,
-    entry_point: str,
-    init_module: ModuleType,
-    init_form: str,
-    seed: int,
-    device: str,
-) -> torch.nn.Module:
+def construct(module: ModuleType, task: ModuleType, spec: ModelSpec) -> nn.Module:
     """Build a task's model the way KernelBench does: the same seed before the arguments are made
     and again before the constructor runs.
 
-    `device` is where weights are made (large ones take seconds on a CPU core); `moved` brings the
+    Weights are made on `construct_on` (large ones take seconds on a CPU core); `moved` brings the
     model to where it is used.
     """
-    arguments = constructor_arguments(init_module, init_form, seed, device)
-    precision = precision_of(init_module)
-    return constructed(module, entry_point, arguments, seed, device, precision)
+    own = spec.model_copy(update={"precision": precision_of(task)})
+    return constructed(module, constructor_arguments(task, spec), own)
+
+
+def declared(task: dict[str, str], device: str, construct_on: str) -> ModelSpec:
+    """How a task's model is made that nothing is compared with; `task`: its `entry_point` and
+    `init_form`."""
+    return ModelSpec.model_validate(task | {"device": device, "construct_on": construct_on})
 
 
 def precision_of(task: ModuleType) -> str:
@@ -84,46 +92,37 @@ def precision_of(task: ModuleType) -> str:
     return found
 
 
-def constructor_arguments(
-    module: ModuleType, init_form: str, seed: int, device: str
-) -> tuple[list[Any], dict[str, Any]]:
-    """What a task's constructor is called with, drawn under this seed."""
-    torch.manual_seed(seed)
-    with torch.device(device):
+def constructor_arguments(module: ModuleType, spec: ModelSpec) -> Arguments:
+    """What a task's constructor is called with, drawn under the seed."""
+    torch.manual_seed(spec.seed)
+    with torch.device(spec.construct_on):
         made = module.get_init_inputs()
-    args, kwargs = (made[0], made[1]) if init_form == "args_kwargs" else (made, {})
-    dtype = PRECISIONS[precision_of(module)]
-    args = [_to_device(value, device, dtype) for value in args]
-    return args, {name: _to_device(value, device, dtype) for name, value in kwargs.items()}
+    args, kwargs = made[:2] if spec.init_form == "args_kwargs" else (made, {})
+    dtype, device = PRECISIONS[precision_of(module)], spec.construct_on
+    moved_kwargs = {name: _to_device(value, device, dtype) for name, value in kwargs.items()}
+    return [_to_device(value, device, dtype) for value in args], moved_kwargs
 
 
-def constructed(
-    module: ModuleType,
-    entry_point: str,
-    arguments: tuple[list[Any], dict[str, Any]],
-    seed: int,
-    device: str,
-    precision: str = "",
-) -> torch.nn.Module:
-    """A model as its constructor leaves it under this seed, in this precision."""
+def constructed(module: ModuleType, arguments: Arguments, spec: ModelSpec) -> nn.Module:
+    """A model as its constructor leaves it."""
     args, kwargs = arguments
-    torch.manual_seed(seed)
-    with torch.device(device):
-        model: torch.nn.Module = getattr(module, entry_point)(*args, **kwargs)
-    cast = PRECISIONS[precision] and isinstance(model, torch.nn.Module)
-    return model.to(PRECISIONS[precision]) if cast else model
+    torch.manual_seed(spec.seed)
+    with torch.device(spec.construct_on):
+        model: nn.Module = getattr(module, spec.entry_point)(*args, **kwargs)
+    dtype = PRECISIONS[spec.precision]
+    return model.to(dtype) if dtype and isinstance(model, nn.Module) else model
 
 
 def moved(model: Any, device: str) -> Any:
-    return model.to(device) if isinstance(model, torch.nn.Module) else model
+    return model.to(device) if isinstance(model, nn.Module) else model
 
 
 def made_elsewhere(model: Any, device: str) -> bool:
-    """Did the constructor make parameters on another device than it was asked to (torch.Tensor(...)
+    """Did the constructor make parameters on another device than it was asked to (Tensor(...)
     does)? Then they were drawn by another random generator, and the same seed does not make the
     same weights."""
     kind = torch.device(device).type
-    return isinstance(model, torch.nn.Module) and any(
+    return isinstance(model, nn.Module) and any(
         parameter.device.type != kind for parameter in model.parameters()
     )
 
@@ -157,7 +156,7 @@ def make_inputs(
 def plan_inputs(inputs: list[Any]) -> InputPlan:
     """What may vary: floating tensors that are not labels, masks or probabilities; zero patterns
     and symmetry stay as declared. The smaller shapes are drawn anew by each call."""
-    sizes = [list(value.shape) if isinstance(value, torch.Tensor) else None for value in inputs]
+    sizes = [list(value.shape) if isinstance(value, Tensor) else None for value in inputs]
     return InputPlan(notes=[_note(value) for value in inputs], shapes=smaller_shapes(sizes))
 
 
@@ -223,22 +222,21 @@ def drawn_size(size: int, tail: int, random: Random) -> int:
 
 
 def _note(value: Any) -> InputNote:
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() == 0:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
         return InputNote(vary=False)
     sample = computable(value.detach())
     # labels, masks and targets of +-1 mean something by being integers
     integers = bool((sample == sample.round()).all())
     if integers or _probabilities(sample):
         return InputNote(vary=False)
-    square = sample.dim() >= 2 and sample.shape[-1] == sample.shape[-2]
     return InputNote(
         vary=True,
         pattern=bool((sample == 0).float().mean() > 0.2),
-        symmetric=square and torch.equal(sample, sample.transpose(-1, -2)),
+        symmetric=sample.dim() >= 2 and torch.equal(sample, sample.mT),
     )
 
 
-def _probabilities(sample: torch.Tensor) -> bool:
+def _probabilities(sample: Tensor) -> bool:
     if sample.dim() == 0 or sample.shape[-1] <= 1 or not bool((sample >= 0).all()):
         return False
     sums = sample.sum(-1)
@@ -246,7 +244,7 @@ def _probabilities(sample: torch.Tensor) -> bool:
 
 
 def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
-    if distribution == PERMUTED and isinstance(value, torch.Tensor) and value.is_floating_point():
+    if distribution == PERMUTED and isinstance(value, Tensor) and value.is_floating_point():
         return _permuted(value, seed)
     if not note.vary:
         return value
@@ -258,11 +256,11 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     if note.pattern:
         drawn = drawn.masked_fill(value == 0, 0)
     if note.symmetric and drawn.shape[-1] == drawn.shape[-2]:
-        drawn = (drawn + drawn.transpose(-1, -2)) / 2
+        drawn = (drawn + drawn.mT) / 2
     return drawn.to(value.dtype)
 
 
-def _drawn(value: torch.Tensor, generator: torch.Generator, name: str) -> torch.Tensor:
+def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     """A tensor of one distribution. Those that are as declared take `value` but for a few elements:
     `impulse` (two and one in 2,048 are large, 1,024 at most, so few that a look at 64 misses them)
     and `non_finite` (one NaN, one infinity of each sign)."""
@@ -294,7 +292,7 @@ def _drawn(value: torch.Tensor, generator: torch.Generator, name: str) -> torch.
     return drawn
 
 
-def _make_uneven(drawn: torch.Tensor, spread: float) -> None:
+def _make_uneven(drawn: Tensor, spread: float) -> None:
     """Give every other row an eighth of the spread, and make the last element along each longer
     dimension 0 or, in such a row, larger than all others: a maximum, behind a clamp too, is then
     wrong if it leaves the last element out."""
@@ -308,7 +306,7 @@ def _make_uneven(drawn: torch.Tensor, spread: float) -> None:
             end.copy_(ends[index % len(ends)].view(end.shape))
 
 
-def _mixed(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
     """The declared tensor with 16 blocks of other distributions, some of which alternate with it
     from element to element: no few elements tell what the others are like."""
     random, drawn = Random(generator.initial_seed()), value.float().clone()
@@ -322,65 +320,66 @@ def _mixed(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return drawn
 
 
-def _permuted(value: torch.Tensor, seed: int) -> torch.Tensor:
+def _permuted(value: Tensor, seed: int) -> Tensor:
     """The elements in another order. Of few, a drawn order may be the one they have: they are then
     moved by one place."""
     generator = torch.Generator(device=value.device).manual_seed(seed)
-    drawn = value.reshape(-1)[
-        torch.randperm(value.numel(), generator=generator, device=value.device)
-    ].reshape(value.shape)
-    return value.reshape(-1).roll(1).reshape(value.shape) if torch.equal(drawn, value) else drawn
+    flat, order = value.reshape(-1), torch.randperm
+    drawn = flat[order(value.numel(), generator=generator, device=value.device)]
+    return (flat.roll(1) if torch.equal(drawn, flat) else drawn).reshape(value.shape)
 
 
-def parameter_names(model: Any) -> list[str]:
-    """Names of the floating parameters, in the order of `parameter_shapes`."""
-    if not isinstance(model, torch.nn.Module):
-        return []
-    return [name for name, p in model.named_parameters() if p.is_floating_point()]
+def parameters_of(model: Any) -> dict[str, Tensor]:
+    """The floating parameters by name, in order."""
+    held = model.named_parameters() if isinstance(model, nn.Module) else ()
+    return {name: p for name, p in held if p.is_floating_point()}
 
 
-def parameter_shapes(model: Any) -> list[list[int]]:
-    """Shapes of the floating parameters in order, without dimensions of size 1."""
-    if not isinstance(model, torch.nn.Module):
-        return []
-    return [squeezed(p) for p in model.parameters() if p.is_floating_point()]
-
-
-def squeezed(parameter: torch.Tensor) -> list[int]:
+def squeezed(parameter: Tensor) -> list[int]:
     """Its shape without dimensions of size 1."""
     return [size for size in parameter.shape if size != 1]
 
 
-def running_statistics(model: Any, *, renamed: bool = False) -> list[torch.Tensor]:
+def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
     """The running statistics of a model's normalisation layers, in order. Where there are none and
     they may be `renamed`: all floating buffers, and tensors that are plain attributes."""
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, nn.Module):
         return []
     buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
     named = [b for name, b in buffers.items() if name.rpartition(".")[2] in STATISTICS]
     if named or not renamed:
         return named
     held = [value for each in model.modules() for value in vars(each).values()]
-    plain = [x for x in held if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    plain = [x for x in held if isinstance(x, Tensor) and x.is_floating_point()]
     return [*buffers.values(), *plain]
 
 
-def redraw_statistics(tensors: list[torch.Tensor], seed: int) -> None:
+def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
     """Refill running statistics, uniform in [0.5, 1.5]. A mean and the variance after it get the
     same values, whichever of the two comes first."""
     seen: dict[tuple[int, ...], int] = {}
     for tensor in tensors:
         shape = tuple(squeezed(tensor))
         nth = seen[shape] = seen.get(shape, -1) + 1
-        own_seed = int(stable_hash([seed, "statistics", shape, nth // 2])[:15], 16)
-        generator = torch.Generator(device=tensor.device).manual_seed(own_seed)
-        drawn = torch.rand(shape, generator=generator, device=tensor.device) + 0.5
-        with torch.no_grad():
-            tensor.copy_(drawn.reshape(tensor.shape))
+        _refill(tensor, [seed, "statistics", shape, nth // 2], uniform=True)
+
+
+def _refill(tensor: Tensor, identity: list[object], *, uniform: bool = False) -> None:
+    """Refill from a hash of this: vectors uniform in [0.5, 1.5], higher ranks normal with standard
+    deviation 1 / sqrt(fan-in), so outputs keep their scale."""
+    shape, device = squeezed(tensor), tensor.device
+    generator = torch.Generator(device).manual_seed(int(stable_hash(identity)[:15], 16))
+    if uniform or len(shape) < 2:
+        drawn = torch.rand(shape, generator=generator, device=device) + 0.5
+    else:
+        drawn = torch.randn(shape, generator=generator, device=device)
+        drawn /= max(1, math.prod(shape[1:])) ** 0.5
+    with torch.no_grad():
+        tensor.copy_(drawn.reshape(tensor.shape))
 
 
 def randomise_weights(
-    model: torch.nn.Module,
+    model: nn.Module,
     seed: int,
     only: list[int] | None = None,
     names: Sequence[str] = (),
@@ -389,28 +388,17 @@ def randomise_weights(
     not matter, nor dimensions of size 1.
 
     A model that has parameters of all of these `names` is filled in their order first. `only`
-    chooses parameters by their position. Vectors are uniform in [0.5, 1.5]; higher ranks
-    normal with standard deviation 1 / sqrt(fan-in), so outputs keep their scale.
+    chooses parameters by their position.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if names and set(names) <= own.keys():
         own = {name: own[name] for name in (*names, *own)}
-    with torch.no_grad():
-        for index, parameter in enumerate(own.values()):
-            shape = tuple(squeezed(parameter))
-            if only is not None and index not in only:
-                continue
+    for index, parameter in enumerate(own.values()):
+        shape = tuple(squeezed(parameter))
+        if only is None or index in only:
             nth = seen[shape] = seen.get(shape, -1) + 1
-            device = parameter.device
-            own_seed = int(stable_hash([seed, shape, nth])[:15], 16)
-            generator = torch.Generator(device=device).manual_seed(own_seed)
-            if len(shape) < 2:
-                drawn = torch.rand(shape, generator=generator, device=device) + 0.5
-            else:
-                drawn = torch.randn(shape, generator=generator, device=device)
-                drawn /= max(1, math.prod(shape[1:])) ** 0.5
-            parameter.copy_(drawn.reshape(parameter.shape))
+            _refill(parameter, [seed, shape, nth])
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:
@@ -443,7 +431,7 @@ def plain_containers(output: Any) -> bool:
 
 def _to_device(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
     """The same on this device, floating tensors in this dtype."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, list | tuple):
         return type(value)(_to_device(item, device, dtype) for item in value)

@@ -188,6 +188,12 @@ def same_all(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(same, one, other))
 
 
+def all_close(one: list[Tensor], other: list[Tensor], rtol: float) -> bool:
+    """The same tensors but for rounding, see `close`."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(close(a, b, rtol) for a, b in pairs)
+
+
 def row_differences(actual: Tensor, own: Tensor) -> Tensor:
     """The largest difference of each row of outputs, as a share of its largest value; infinite
     where there is a NaN."""

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.checks.linked import NO_COMPUTE
+from kernels_eval.isolation.channel import Message
 
 Function = Callable[..., Any]
 Values = tuple[Any, ...]
@@ -70,14 +71,14 @@ def traced_operators(run: Callable[[], object]) -> set[str]:
     """The same, without repetitions, by a record that also has what no dispatch mode sees: other
     threads, what runs below a guard, and what another operator's kernel calls. It takes most of a
     millisecond a call."""
-    nodes: list[dict[str, Any]] = []
+    nodes: list[Message] = []
     with _recorded(nodes):
         run()
     return _outermost(nodes)
 
 
 @contextmanager
-def _recorded(nodes: list[dict[str, Any]]) -> Iterator[None]:
+def _recorded(nodes: list[Message]) -> Iterator[None]:
     """Meanwhile, record what the dispatcher calls in any thread, by PyTorch's execution trace.
     Adds it to `nodes` in the end; nothing where that fails."""
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +94,7 @@ def _recorded(nodes: list[dict[str, Any]]) -> Iterator[None]:
             nodes += json.loads(trace.read_bytes())["nodes"]
 
 
-def _outermost(nodes: list[dict[str, Any]]) -> set[str]:
+def _outermost(nodes: list[Message]) -> set[str]:
     """The compute operators among recorded calls that no other of them called."""
     above = {node["id"]: node["ctrl_deps"] for node in nodes}
     computing = {node["id"]: node["name"] for node in nodes if _computes(node)}
@@ -109,7 +110,7 @@ def _outermost(nodes: list[dict[str, Any]]) -> set[str]:
     return {name.replace("::", ".") for node, name in computing.items() if node not in inner}
 
 
-def _computes(node: dict[str, Any]) -> bool:
+def _computes(node: Message) -> bool:
     """Is this a call of an aten operator that computes, and is not composed of others?"""
     namespace, _, name = node["name"].partition("::")
     if namespace != "aten" or name in NO_COMPUTE or name.startswith("resolve_"):

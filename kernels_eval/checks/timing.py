@@ -78,7 +78,6 @@ def measure(
     bound: Bound,
     throttled: Callable[[], bool | None] = lambda: None,
     most_calls: int = MOST_CALLS,
-    seed: int = 0,
     compiled: CompiledSampler | None = None,
 ) -> Timing:
     """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
@@ -103,7 +102,7 @@ def measure(
     slowed = [throttled()]
     started = time.monotonic()
     elapsed_s = 0.0
-    while not _enough(baselines, b, elapsed_s, config, seed):
+    while not _enough(baselines, b, elapsed_s, config):
         for each in (*series, *reversed(series)):
             each.take(calls)
         elapsed_s = (time.monotonic() - started) * 2 / len(series)
@@ -112,7 +111,7 @@ def measure(
     slower = credible_ns * calls / b.median
     if slower > 1:  # what was too fast to be credible is not what counts
         b.reported = [max(1, round(ns * slower)) for ns in b.reported]
-    against = [_against(baseline, b, calls, config, seed) for baseline in baselines]
+    against = [_against(baseline, b, calls, config) for baseline in baselines]
     return Timing(
         **against[0],
         candidate_ms=b.median / calls / 1e6,
@@ -135,11 +134,7 @@ def unsettled(timing: Timing, config: TimingConfig) -> bool:
 
 
 def _enough(
-    baselines: list[_Series],
-    candidate: _Series,
-    elapsed_s: float,
-    config: TimingConfig,
-    seed: int,
+    baselines: list[_Series], candidate: _Series, elapsed_s: float, config: TimingConfig
 ) -> bool:
     """Is the budget spent, or is every interval narrow enough, over samples enough?"""
     pairs = len(candidate.reported)
@@ -151,20 +146,18 @@ def _enough(
     if not (enough or precise) or pairs % 10:
         return False
     intervals = (
-        log_ratio_interval(each.reported, candidate.reported, resamples=200, seed=seed)
-        for each in baselines
+        log_ratio_interval(each.reported, candidate.reported, resamples=200) for each in baselines
     )
     return all((high - low) / 2 <= config.interval_width for low, high in intervals)
 
 
 def _against(
-    baseline: _Series, candidate: _Series, calls: int, config: TimingConfig, seed: int
+    baseline: _Series, candidate: _Series, calls: int, config: TimingConfig
 ) -> dict[str, float]:
     """What the candidate is worth against one baseline: its latency in ms a call, the speedup with
     its widened interval, its drift."""
-    low, high = log_ratio_interval(
-        baseline.reported, candidate.reported, resamples=config.bootstrap, seed=seed
-    )
+    reported = baseline.reported, candidate.reported
+    low, high = log_ratio_interval(*reported, resamples=config.bootstrap)
     speedup = baseline.median / candidate.median
     low, high = widened(low, high, math.log(speedup), config.process_spread)
     return {
@@ -194,7 +187,7 @@ def drift(samples: list[int]) -> float:
 
 
 def log_ratio_interval(
-    reference: list[int], candidate: list[int], *, resamples: int, seed: int
+    reference: list[int], candidate: list[int], *, resamples: int, seed: int = 0
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of log(median(reference) / median(candidate)) over pairs (Efron
     and Tibshirani 1993, ch. 13)."""

@@ -16,20 +16,21 @@ from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
+from torch import Tensor
 
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import state
 from kernels_eval.checks.inputs import (
-    constructed,
+    Arguments,
     flatten_outputs,
     load_module,
     made_elsewhere,
     moved,
-    parameter_shapes,
+    parameters_of,
     running_statistics,
     squeezed,
 )
-from kernels_eval.checks.measurement import close, same, same_all
+from kernels_eval.checks.measurement import all_close, same, same_all
 from kernels_eval.checks.operators import compute_operators, traced_operators
 from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept, open_library
@@ -62,7 +63,7 @@ class CandidateRole(ModelRunner):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.libraries: dict[str, str] = {}
-        self.previous: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self.previous: tuple[list[Tensor], list[Tensor]] = [], []
         self.last_inputs: list[Any] = []
         self.state: dict[str, str] = {}
         self.outputs: Memory | None = None
@@ -88,7 +89,7 @@ class CandidateRole(ModelRunner):
         self.spec = ModelSpec.model_validate(spec | {"entry_point": "ModelNew"})
         self.gradients = self.spec.gradients
         self.prepare_device(self.spec.device, self.spec.threads)
-        self._take_arguments(arguments)
+        (self._arguments,) = self.unpacked(arguments)
         self.outputs = self.memory(**outputs)
         self.state = state.snapshot(self.device)
         self.tracer = KernelTracer(self.on_gpu)
@@ -106,7 +107,7 @@ class CandidateRole(ModelRunner):
         self.model = moved(made, self.device)
         self.synchronise()
         return {
-            "parameters": parameter_shapes(self.model),
+            "parameters": list(map(squeezed, parameters_of(self.model).values())),
             "statistics": list(map(squeezed, running_statistics(self.model, renamed=True))),
             "made_elsewhere": elsewhere,
         }
@@ -129,16 +130,9 @@ class CandidateRole(ModelRunner):
             kept.extractall(folder)
             self.language.relocate(folder, kept.comment.decode())
 
-    def _take_arguments(self, arguments: Message) -> None:
-        (self.arguments,) = self.unpacked(arguments)
-
-    def construct(self, seed: int | None = None) -> Any:
-        seed = self.spec.seed if seed is None else seed
-        made = copied(self.arguments)
-        spec = self.spec
-        return constructed(
-            self.module, spec.entry_point, made, seed, spec.construct_on, spec.precision
-        )
+    def arguments(self, spec: ModelSpec) -> Arguments:
+        made: Arguments = copied(self._arguments)
+        return made
 
     def _provide(self, spec: Message) -> ModuleType | None:
         """The library of a build request, loaded. One that was not built before (a constructor asks
@@ -189,14 +183,14 @@ class CandidateRole(ModelRunner):
         if not forward:
             self._backward_calls += self._launched - before
 
-    def leaves(self, inputs: list[Any]) -> list[torch.Tensor]:
+    def leaves(self, inputs: list[Any]) -> list[Tensor]:
         """The output tensors of one call, once the device is done."""
         found, _ = flatten_outputs(self.forward(inputs))
         self.synchronise()
         return [leaf.detach() for leaf in found]
 
     def do_rebuild(self, arguments: Message, seed: int | None = None) -> None:
-        self._take_arguments(arguments)
+        (self._arguments,) = self.unpacked(arguments)
         self.model = self.build(seed)
 
     # -- inputs ------------------------------------------------------------------------------------
@@ -234,7 +228,7 @@ class CandidateRole(ModelRunner):
         drawn, self.sets = self.sets[0], []
         if in_place:
             self._reuse_storage(drawn)
-        before = [x.clone() if isinstance(x, torch.Tensor) else x for x in drawn]
+        before = [x.clone() if isinstance(x, Tensor) else x for x in drawn]
         counted = self.worked
         output, outstanding = self._poisoned(drawn, output_bytes, evaluate)
         leaves, structure = flatten_outputs(output)
@@ -256,10 +250,10 @@ class CandidateRole(ModelRunner):
                 break
             again, _ = flatten_outputs(self._poisoned(drawn, output_bytes, evaluate)[0])
             self.synchronise()
-            plain = all(type(x) is torch.Tensor for x in again)
+            plain = all(type(x) is Tensor for x in again)
             if not plain or not same_all(saved, again):
                 report["rerun_differs"] = True
-            saved = _copies([x for x in again if isinstance(x, torch.Tensor)])
+            saved = _copies([x for x in again if isinstance(x, Tensor)])
         assert self.outputs is not None
         write(self.outputs, [saved])
         self.synchronise()
@@ -268,9 +262,7 @@ class CandidateRole(ModelRunner):
 
     def _reuse_storage(self, inputs: list[Any]) -> None:
         """Write these inputs over the storage of the last call's, where they have its form."""
-        held = {
-            x.untyped_storage().data_ptr() for x in self.last_inputs if isinstance(x, torch.Tensor)
-        }
+        held = {x.untyped_storage().data_ptr() for x in self.last_inputs if isinstance(x, Tensor)}
         if any(leaf.untyped_storage().data_ptr() in held for leaf in self.previous[0]):
             # the previous output lives in the inputs (as an in-place reference's does): it is meant
             # to change
@@ -278,7 +270,7 @@ class CandidateRole(ModelRunner):
         if len(self.last_inputs) != len(inputs):
             return
         for index, (old, new) in enumerate(zip(self.last_inputs, inputs, strict=True)):
-            tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+            tensors = isinstance(old, Tensor) and isinstance(new, Tensor)
             if tensors and (old.shape, old.dtype) == (new.shape, new.dtype):
                 inputs[index] = old.copy_(new)
 
@@ -329,16 +321,6 @@ class CandidateRole(ModelRunner):
         received = self.unpacked(inputs)  # on a GPU, where memory is dear, they stay where they are
         self.timed_inputs = received if self.on_gpu else list(map(copied, received))
 
-    def do_run_unseen(self, inputs: Message, outputs: Message) -> Message:
-        counted = self.worked
-        answer = super().do_run_unseen(inputs, outputs)
-        return answer | {"custom_calls": self.worked - counted}
-
-    def do_sample(self, calls: int, only: str = "") -> Message:
-        counted = self.worked
-        answer = super().do_sample(calls, only)
-        return answer | {"custom_calls": self.worked - counted}
-
     # -- how it works ------------------------------------------------------------------------------
 
     def do_state(self) -> Message:
@@ -369,35 +351,21 @@ class CandidateRole(ModelRunner):
         began = now_ns()
         while len(shares) < 5 and (not shares or now_ns() - began < SHARE_S * 1e9):
             drawn = self.fresh()
-            self.synchronise()
             self._time_kernels(True)
             try:
-                total = self._timed_call(drawn)
+                total = self.timed([drawn], cold=False)
                 spent = self.launches.elapsed_ms() * 1e6 if self.launches else self.tracer.take_ns()
             finally:
                 self._time_kernels(False)
             shares.append(min(1.0, spent / max(total, 1.0)))
         return {"share": sorted(shares)[len(shares) // 2]}
 
-    def _timed_call(self, inputs: list[Any]) -> float:
-        """Nanoseconds of one call, by CUDA events on a GPU."""
-        if not self.on_gpu:
-            started = now_ns()
-            self.forward(inputs)
-            return now_ns() - started
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        self.forward(inputs)
-        end.record()
-        self.synchronise()
-        return float(begin.elapsed_time(end)) * 1e6
-
     def _time_kernels(self, on: bool) -> None:
         if self.launches:
             self.launches.reset()
             self.launches.mode(timed=on)
         else:
-            self.tracer.timing = on
+            self.tracer.around = self.tracer.timed if on else None
 
     def do_ornamental(self, inputs: Message) -> Message:
         """Does the output stay the same when what the kernels wrote is replaced? Then they are an
@@ -412,7 +380,7 @@ class CandidateRole(ModelRunner):
             return {"ornamental": None}
         return {"ornamental": self._is_indifferent(expected) or self._is_ornament(expected)}
 
-    def _is_indifferent(self, expected: list[torch.Tensor]) -> bool:
+    def _is_indifferent(self, expected: list[Tensor]) -> bool:
         """Is the answer the same with what the kernels wrote for other inputs? Or do they write one
         constant, whatever the inputs? Tables, which are no constants, say nothing."""
         tracer = self.tracer
@@ -420,7 +388,7 @@ class CandidateRole(ModelRunner):
         try:
             with tracer.swapping(False):
                 other = self.leaves(self.fresh(1))
-            if _alike(expected, other):
+            if all_close(expected, other, INDIFFERENT):
                 return False
             with tracer.swapping(True):
                 leaves = self.leaves(self.fresh(0))
@@ -429,9 +397,9 @@ class CandidateRole(ModelRunner):
         seen = tracer.swapped
         if not seen or seen["unseen"] or (seen["same"] and not seen["other"]):
             return False
-        return not seen["other"] or _alike(expected, leaves)
+        return not seen["other"] or all_close(expected, leaves, INDIFFERENT)
 
-    def _is_ornament(self, expected: list[torch.Tensor]) -> bool:
+    def _is_ornament(self, expected: list[Tensor]) -> bool:
         def unchanged(disturbed: AbstractContextManager[None]) -> bool | None:
             """Is the answer still the expected one meanwhile? None where the call fails."""
             # memory and buffers that are used again hold another answer now: a write shows
@@ -462,12 +430,5 @@ class CandidateRole(ModelRunner):
         return unchanged(self.launches.nulled()) is True
 
 
-def _alike(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    """The same answers but for rounding."""
-    return len(one) == len(other) and all(
-        close(a, b, INDIFFERENT) for a, b in zip(one, other, strict=True)
-    )
-
-
-def _copies(leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copies(leaves: list[Tensor]) -> list[Tensor]:
     return [leaf.detach().clone().contiguous() for leaf in leaves]

@@ -12,16 +12,21 @@ import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from types import ModuleType
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from kernels_eval.checks.measurement import computable, same
+from kernels_eval.checks.measurement import same
 from kernels_eval.checks.operators import Named, Values
 
 Function = Callable[..., object]
+Call = partial[object]
+Around = Callable[[str, Call], object]
+Disturbance = AbstractContextManager[None]
 _now_ns = time.perf_counter_ns
 _live_objects = gc.get_objects
 PYTHON_NAMES = frozenset(
@@ -44,15 +49,15 @@ class KernelTracer:
 
     def __init__(self, on_gpu: bool) -> None:
         self.calls: Counter[str] = Counter()
-        self.timing = self.paused = False
+        self.around: Around | None = None
+        """What is called in place of a kernel's function, unless another kernel calls it."""
+        self.paused = False
+        """Kernels are left alone, though still timed."""
         self.overwrote: set[str] = set()
         """Kernels of which something they wrote was replaced."""
         self.own_operators: set[str] = set()
-        self._corrupt: float | None = None
-        self._skip = False
         self._results: dict[str, object] = {}
-        self._kept: dict[str, list[list[torch.Tensor]]] = {}
-        self._swap: bool | None = None
+        self._kept: dict[str, list[list[Tensor]]] = {}
         self.swapped: Counter[str] = Counter()
         """Results that `swapping` replaced: "other" values, the "same" ones, or the same "constant"
         everywhere; and calls of which it saw nothing ("unseen")."""
@@ -96,33 +101,27 @@ class KernelTracer:
     def watch(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
         """Call a kernel's function, and count it where it returns: a call that raises did no
         work."""
-        disturbed = self._corrupt is not None or self._swap is not None
-        watched = self.timing or (disturbed and not self.paused)
-        if self._inside or not watched:
-            result = function(*args, **(kwargs or {}))
+        call = partial(function, *args, **(kwargs or {}))
+        if self._inside or self.around is None:
+            result = call()
         else:
             self._inside = True
             try:
-                if self._swap is not None:
-                    result = self._swapped(name, function, args, kwargs)
-                elif self._corrupt is None:
-                    result = self._timed(function, args, kwargs)
-                else:
-                    result = self._corrupted(name, function, args, kwargs)
+                result = self.around(name, call)
             finally:
                 self._inside = False
         self.calls[name] += 1
         return result
 
-    def _timed(self, function: Function, args: Values, kwargs: Named) -> object:
+    def timed(self, _: str, call: Call) -> object:
         if not self._on_gpu:
             started = _now_ns()
-            result = function(*args, **(kwargs or {}))
+            result = call()
             self._cpu_ns += _now_ns() - started
             return result
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
-        result = function(*args, **(kwargs or {}))
+        result = call()
         end.record()
         self._events.append((begin, end))
         return result
@@ -134,60 +133,48 @@ class KernelTracer:
         self._cpu_ns, self._events = 0, []
         return float(spent)
 
-    @contextmanager
-    def corrupting(self, value: float, *, skip: bool = False) -> Iterator[None]:
+    def corrupting(self, value: float, *, skip: bool = False) -> Disturbance:
         """Meanwhile, replace what kernels write by this value. With `skip`, do not call those of
         which nothing could be replaced: what they write may be out of sight."""
-        self._corrupt, self._skip = value, skip
+        return self._disturbing(partial(self._corrupted, value, skip))
+
+    def swapping(self, swap: bool) -> Disturbance:
+        """Meanwhile, keep what kernels write; or put what was kept last in its place (`swap`)."""
+        self._kept = self._kept if swap else {}
+        return self._disturbing(partial(self._swapped, swap))
+
+    @contextmanager
+    def _disturbing(self, around: Around) -> Iterator[None]:
+        self.around = lambda name, call: call() if self.paused else around(name, call)
         try:
             yield
         finally:
-            self._corrupt, self._skip = None, False
+            self.around = None
 
-    def _corrupted(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
+    def _corrupted(self, value: float, skip: bool, name: str, call: Call) -> object:
         silent = name not in self.overwrote and not name.endswith("__init__")
-        if self._skip and silent and name in self._results:
+        if skip and silent and name in self._results:
             return self._results[name]
-        given = _reachable((args, kwargs))
-        before = [x.detach().clone() for x in given]
-        result = self._results[name] = function(*args, **(kwargs or {}))
-        held = {x.data_ptr() for x in given}
-        for tensor, old in zip(given, before, strict=True):
-            if not torch.equal(computable(tensor), computable(old)) and not bool(
-                ((tensor != tensor) & (old != old)).all()
-            ):
-                self._overwrite(name, tensor)
+        result, changed, held = _observed(call)
+        self._results[name] = result
+        for tensor in changed:
+            self._overwrite(name, tensor, value)
 
         def replaced(leaf: object) -> object:
             tensor = _as_tensor(leaf)
             if tensor is not None and tensor.data_ptr() not in held:
-                self._overwrite(name, tensor)
+                self._overwrite(name, tensor, value)
             if isinstance(leaf, bool):
                 return not leaf
             return leaf * 3 + 7 if isinstance(leaf, int | float) else leaf
 
         return pytree.tree_map(replaced, result)
 
-    @contextmanager
-    def swapping(self, swap: bool) -> Iterator[None]:
-        """Meanwhile, keep what kernels write; or put what was kept last in its place (`swap`)."""
-        self._swap = swap
-        try:
-            yield
-        finally:
-            self._swap = None
-            if swap:
-                self._kept = {}
-
-    def _swapped(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
-        given = _reachable((args, kwargs))
-        before = [x.detach().clone() for x in given]
-        result = function(*args, **(kwargs or {}))
-        leaves = pytree.tree_leaves(result)
-        changed = [x for x, old in zip(given, before, strict=True) if not same(x, old)]
-        tensors = [_as_tensor(leaf) for leaf in leaves]
+    def _swapped(self, swap: bool, name: str, call: Call) -> object:
+        result, changed, _ = _observed(call)
+        tensors = map(_as_tensor, pytree.tree_leaves(result))
         written = [x.detach() for x in (*changed, *tensors) if x is not None]
-        if not self._swap:
+        if not swap:
             self._kept.setdefault(name, []).append([x.clone() for x in written])
             return result
         kept = self._kept[name].pop(0) if self._kept.get(name) else []
@@ -204,11 +191,10 @@ class KernelTracer:
                     now.copy_(old)
         return result
 
-    def _overwrite(self, name: str, tensor: torch.Tensor) -> None:
+    def _overwrite(self, name: str, tensor: Tensor, value: float) -> None:
         target = tensor.detach()
         for dim, stride in enumerate(target.stride()):  # expanded: one element many times
             target = target if stride else target.narrow(dim, 0, min(1, target.shape[dim]))
-        value = self._corrupt or 0.0
         with torch.no_grad(), suppress(RuntimeError):  # not every dtype and view can be written
             if target.is_floating_point() or target.is_complex():
                 most = torch.finfo(target.dtype).max  # 448 in FP8
@@ -223,9 +209,19 @@ class KernelTracer:
                 self.overwrote.add(name)
 
 
-def _as_tensor(value: object) -> torch.Tensor | None:
+def _observed(call: Call) -> tuple[object, list[Tensor], set[int]]:
+    """What a call returns, which tensors that it can reach it has changed, and where all of these
+    are."""
+    given = _reachable((call.args, call.keywords))
+    before = [x.detach().clone() for x in given]
+    result = call()
+    changed = [x for x, old in zip(given, before, strict=True) if not same(x, old)]
+    return result, changed, {x.data_ptr() for x in given}
+
+
+def _as_tensor(value: object) -> Tensor | None:
     """A tensor, or the memory of a NumPy array as one."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return None if value.device.type == "meta" else value
     if type(value).__module__ == "numpy" and hasattr(value, "__array_interface__"):
         with suppress(TypeError, ValueError):  # a dtype that torch does not have
@@ -233,7 +229,7 @@ def _as_tensor(value: object) -> torch.Tensor | None:
     return None
 
 
-def _reachable(arguments: object) -> list[torch.Tensor]:
+def _reachable(arguments: object) -> list[Tensor]:
     """Tensors among these arguments, and those that an integer among them points into."""
     leaves = pytree.tree_leaves(arguments)
     found = [tensor for leaf in leaves if (tensor := _as_tensor(leaf)) is not None]
@@ -249,7 +245,7 @@ def _reachable(arguments: object) -> list[torch.Tensor]:
 
 def _is_plain(value: object) -> bool:
     return (
-        isinstance(value, torch.Tensor)
-        and type(value) in (torch.Tensor, torch.nn.Parameter)
+        isinstance(value, Tensor)
+        and type(value) in (Tensor, torch.nn.Parameter)
         and value.layout is torch.strided
     )

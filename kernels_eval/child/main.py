@@ -21,7 +21,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from kernels_eval.checks.inputs import construct, load_module
+from kernels_eval.checks.inputs import construct, declared, load_module
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.candidate import CandidateRole
 from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
@@ -91,8 +91,10 @@ class Capture:
     def do_construct(self, task_path: str, init_form: str) -> Message:
         """What the constructor asks to build. Weights are made without storage; that it fails with
         nothing built yet is expected."""
+        asked = {"entry_point": "ModelNew", "init_form": init_form}
         with suppress(Exception):
-            construct(self.module, "ModelNew", load_module(task_path, "task"), init_form, 0, "meta")
+            task = load_module(task_path, "task")
+            construct(self.module, task, declared(asked, "meta", "meta"))
         return {"specs": self.specs}
 
     def _record(self, spec: Message) -> ModuleType:

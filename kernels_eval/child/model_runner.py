@@ -12,13 +12,17 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels_eval.checks.inputs import (
+    Arguments,
+    constructed,
     flatten_outputs,
     moved,
     plain_containers,
@@ -44,12 +48,8 @@ MOST_FORMS = 4
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
 
-def _mallopt(option: int, value: int) -> None:
-    """Tune glibc's allocator; other C libraries do without."""
-    try:
-        ctypes.CDLL(None).mallopt(option, value)
-    except (AttributeError, OSError):
-        return
+_mallopt = ctypes.CDLL(None).mallopt
+"""Tunes glibc's allocator, which torch's Linux builds need."""
 
 
 def poison_allocations(on: bool) -> None:
@@ -62,6 +62,8 @@ class ModelRunner:
     """A model and a stopwatch on one device."""
 
     spec: ModelSpec
+    module: ModuleType
+    """What defines the model."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -69,10 +71,15 @@ class ModelRunner:
         self.model: Any = None
         self.timed_inputs: list[list[Any]] = []
         self.turn = 0
-        self.flush: torch.Tensor | None = None
+        self.flush: Tensor | None = None
         self._hoard_bytes = 0
         self.gradients: Gradients | None = None
         self._timed_pass, self._stamps = "", list[tuple[Any, Any]]()
+
+    @property
+    def worked(self) -> int:
+        """Calls of custom kernels so far."""
+        return 0
 
     @property
     def on_gpu(self) -> bool:
@@ -104,13 +111,18 @@ class ModelRunner:
         y = torch.randn(64, 64, device=self.device).clone().copy_(x).fill_(0.5)
         torch.equal(x, y)
         bool(((x == y) | (x != x)).all())
-        self._sample_gpu([])
+        self.timed([])
 
     # -- the model ---------------------------------------------------------------------------------
 
+    def arguments(self, spec: ModelSpec) -> Arguments:
+        """What the constructor is called with."""
+        raise NotImplementedError
+
     def construct(self, seed: int | None = None) -> Any:
         """A new model as its constructor left it; without a seed, with the weights of the first."""
-        raise NotImplementedError
+        spec = self.spec.under(seed)
+        return constructed(self.module, self.arguments(spec), spec)
 
     def build(self, seed: int | None = None) -> Any:
         """The same, moved to the device."""
@@ -152,18 +164,18 @@ class ModelRunner:
         yield
         self._stamps.append((begin, self._stamp()))
 
-    def _stamp(self) -> Any:
+    def _stamp(self, event: Any = None) -> Any:
         if not self.on_gpu:
             return now_ns()
-        event = _Event(enable_timing=True)
+        event = event or _Event(enable_timing=True)
         event.record()
         return event
 
-    def _passed_ns(self) -> int:
-        """Nanoseconds between the stamps taken; the device is done."""
+    def _passed_ns(self, stamps: list[tuple[Any, Any]]) -> int:
+        """Nanoseconds between these pairs of stamps; the device is done."""
         if self.on_gpu:
-            return int(sum(begin.elapsed_time(end) for begin, end in self._stamps) * 1e6)
-        return sum(end - begin for begin, end in self._stamps)
+            return int(sum(begin.elapsed_time(end) for begin, end in stamps) * 1e6)
+        return sum(end - begin for begin, end in stamps)
 
     def do_weights(self, seed: int, statistics: list[list[int]], names: Sequence[str] = ()) -> None:
         """Redraw the parameters, mapped by the reference's `names` where all are there, and the
@@ -190,13 +202,14 @@ class ModelRunner:
         there should be one.
         """
         sets, memory, model = self.unpacked(inputs), self.memory(**outputs), self.called()
+        counted = self.worked
         with torch.no_grad():
             made = [model(*values) for values in sets]
             flat = [flatten_outputs(output) for output in made]
             # by what tells their forms apart: describing hundreds takes longer than making them
             forms = {
                 (structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves))
-                if all(type(x) is torch.Tensor for x in leaves) and plain_containers(output)
+                if all(type(x) is Tensor for x in leaves) and plain_containers(output)
                 else index: (output, leaves, structure)
                 for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
             }
@@ -204,7 +217,7 @@ class ModelRunner:
             if len(forms) == 1 and described_forms[0]["plain"]:
                 write(memory, [leaves for leaves, _ in flat])
         self.synchronise()
-        return {"forms": described_forms}
+        return {"forms": described_forms, "custom_calls": self.worked - counted}
 
     def unpacked(self, inputs: Message) -> list[Any]:
         """Sets of inputs in the memory that comes with this message."""
@@ -220,44 +233,52 @@ class ModelRunner:
         count = len(self.timed_inputs)
         batch = [self.timed_inputs[(self.turn + i) % count] for i in range(calls)]
         self.turn += calls
-        spent = self._sample_gpu(batch) if self.on_gpu else self._sample_cpu(batch)
+        counted, spent = self.worked, self.timed(batch)
         self._timed_pass = ""
-        return {"ns": self._passed_ns() if only else spent}
+        spent = self._passed_ns(self._stamps) if only else spent
+        return {"ns": spent, "custom_calls": self.worked - counted}
 
-    def _sample_cpu(self, batch: list[list[Any]]) -> int:
+    def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
+        """Nanoseconds that the calls on these inputs take; on a GPU by its own clock, and `cold`:
+        with nothing in its cache."""
         model = self.called()
-        with torch.no_grad():
-            started = now_ns()
-            for inputs in batch:
-                model(*inputs)
-            return now_ns() - started
-
-    def _sample_gpu(self, batch: list[list[Any]]) -> int:
-        model = self.called()
-        if self.flush is None:
-            size = 3 * torch.cuda.get_device_properties(0).L2_cache_size
-            self.flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
-        begin, end = _Event(enable_timing=True), _Event(enable_timing=True)
-        with torch.no_grad():
+        # made before: the making takes time
+        begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
+        if cold and self.on_gpu:
+            if self.flush is None:
+                size = 3 * torch.cuda.get_device_properties(0).L2_cache_size
+                self.flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
             self.flush.zero_()
-            _synchronize()
-            begin.record()
+        with torch.no_grad():
+            self.synchronise()
+            started = self._stamp(begin)
             for inputs in batch:
                 model(*inputs)
-            end.record()
-            _synchronize()
-        return int(begin.elapsed_time(end) * 1e6)
+            ended = self._stamp(end)
+            self.synchronise()
+        return self._passed_ns([(started, ended)])
+
+
+def best_s(work: Callable[[], object], tries: int) -> float:
+    """The fewest seconds that this work takes."""
+
+    def once() -> float:
+        started = now_ns()
+        work()
+        return (now_ns() - started) / 1e9
+
+    return min(once() for _ in range(tries))
 
 
 def described(output: Any, leaves: list[Any], structure: str) -> Message:
     """The form of an output."""
-    plain = all(type(leaf) is torch.Tensor for leaf in leaves) and plain_containers(output)
+    plain = all(type(leaf) is Tensor for leaf in leaves) and plain_containers(output)
     return {
         "kinds": [type(leaf).__name__ for leaf in leaves],
-        "devices": [leaf.device.type if isinstance(leaf, torch.Tensor) else "" for leaf in leaves],
+        "devices": [leaf.device.type if isinstance(leaf, Tensor) else "" for leaf in leaves],
         "plain": plain,
-        "expanded": any(isinstance(leaf, torch.Tensor) and is_expanded(leaf) for leaf in leaves),
-        "tensors": all(isinstance(leaf, torch.Tensor) for leaf in leaves),
+        "expanded": any(isinstance(leaf, Tensor) and is_expanded(leaf) for leaf in leaves),
+        "tensors": all(isinstance(leaf, Tensor) for leaf in leaves),
         "structure": structure,
         "outputs": [
             {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves if plain
@@ -265,7 +286,7 @@ def described(output: Any, leaves: list[Any], structure: str) -> Message:
     }
 
 
-def is_expanded(tensor: torch.Tensor) -> bool:
+def is_expanded(tensor: Tensor) -> bool:
     """Does it hold one element many times?"""
     strided = tensor.layout is torch.strided
     sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()

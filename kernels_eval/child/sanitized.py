@@ -55,7 +55,7 @@ def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[],
     from kernels_eval.checks.trials import DECLARED, ModelSpec
     from kernels_eval.child.build_interception import intercept, open_library
 
-    spec = ModelSpec.model_validate(asked["spec"])
+    spec = ModelSpec.model_validate(asked["spec"] | {"entry_point": "ModelNew", "seed": 0})
     torch.set_num_threads(spec.threads)
     libraries = asked["libraries"]
 
@@ -71,8 +71,8 @@ def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[],
 
         Language(asked["language"]).watch(tracer or Unasked(on_gpu=False))
     task, module = load_module(asked["task"], "task"), load_module(asked["candidate"], "candidate")
-    made = construct(module, "ModelNew", task, spec.init_form, 0, spec.construct_on)
-    model, inputs = moved(made, spec.device), make_inputs(task, 0, DECLARED, None, spec.device)
+    model = moved(construct(module, task, spec), spec.device)
+    inputs = make_inputs(task, 0, DECLARED, None, spec.device)
 
     def forward() -> object:
         with torch.no_grad():

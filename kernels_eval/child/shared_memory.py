@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
+from torch import Tensor
 
 ALIGNMENT = 256
 """Each tensor starts at a multiple of so many bytes."""
 _PINNED, _POSIX_FD, _DEVICE, _READ_WRITE = 1, 1, 1, 3
-_POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 class HostMemory:
@@ -36,7 +36,7 @@ class HostMemory:
 
     def __init__(self, descriptor: int) -> None:
         self.size = os.fstat(descriptor).st_size
-        mapping = mmap.mmap(descriptor, self.size, mmap.MAP_SHARED | _POPULATE)
+        mapping = mmap.mmap(descriptor, self.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
         self.bytes = torch.frombuffer(mapping, dtype=torch.uint8)
         os.close(descriptor)
 
@@ -122,7 +122,7 @@ class _Packer(cloudpickle.Pickler):
         self.memory, self.base, self.used = memory, base, 0
 
     def persistent_id(self, value: object) -> object:
-        if type(value) is not torch.Tensor or value.layout is not torch.strided:
+        if type(value) is not Tensor or value.layout is not torch.strided:
             return None
         found = self.used, value.dtype, tuple(value.shape), value.stride(), value.device.type
         if self.memory is not None:
@@ -134,13 +134,11 @@ class _Packer(cloudpickle.Pickler):
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(
-        self, packed: bytes, views: Callable[[Any], list[torch.Tensor]], index: int
-    ) -> None:
+    def __init__(self, packed: bytes, views: Callable[[Any], list[Tensor]], index: int) -> None:
         super().__init__(io.BytesIO(packed))
         self.views, self.index = views, index
 
-    def persistent_load(self, pid: Any) -> torch.Tensor:
+    def persistent_load(self, pid: Any) -> Tensor:
         found = self.views(pid)[self.index]
         return found if found.device.type == pid[-1] else found.to(pid[-1])
 
@@ -170,9 +168,9 @@ def unpack(packed: Sequence[str], memory: Memory, count: int = 1, stride: int = 
     """So many values, whose tensors lie in `memory` at multiples of `stride`; where texts are
     fewer, the last stands for the others. Only for what the trusted side has packed."""
     texts = [base64.b64decode(text) for text in packed]
-    made: dict[Any, list[torch.Tensor]] = {}
+    made: dict[Any, list[Tensor]] = {}
 
-    def views(pid: Any) -> list[torch.Tensor]:
+    def views(pid: Any) -> list[Tensor]:
         if pid not in made:
             made[pid] = _views(memory, *pid[:4], count=count, step=stride)
         return made[pid]
@@ -191,7 +189,7 @@ def _views(
     base: int = 0,
     count: int = 1,
     step: int = 0,
-) -> list[torch.Tensor]:
+) -> list[Tensor]:
     """Tensors of one form in memory, `step` bytes from one to the next. A single operation makes
     them: many small tensors must cost little."""
     if 0 in shape:
@@ -206,7 +204,7 @@ def _stacked(
     shape: Sequence[int],
     stride: Sequence[int],
     step: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Tensors of one form in memory as one tensor of this shape, whose first dimension has `step`
     bytes from one to the next."""
     size = dtype.itemsize
@@ -216,7 +214,7 @@ def _stacked(
 
 def copied(value: Any) -> Any:
     """The same values, every tensor in storage of its own, with the same strides."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         flat = torch.empty(_span(value), dtype=value.dtype, device=value.device)
         return _fill(flat.as_strided(value.shape, value.stride()), value)
     if type(value) in (list, tuple):
@@ -224,14 +222,14 @@ def copied(value: Any) -> Any:
     return {name: copied(each) for name, each in value.items()} if type(value) is dict else value
 
 
-def _span(value: torch.Tensor) -> int:
+def _span(value: Tensor) -> int:
     """Elements from the first to the last in memory."""
     if not value.numel():
         return 0
     return 1 + sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True))
 
 
-def _fill(made: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _fill(made: Tensor, value: Tensor) -> Tensor:
     """The tensor with the elements of another of its form."""
     target = made
     for dim, step in enumerate(value.stride()):
@@ -244,7 +242,7 @@ def _fill(made: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 # -- outputs ---------------------------------------------------------------------------------------
 
 
-def write(memory: Memory, outputs: Sequence[list[torch.Tensor]]) -> None:
+def write(memory: Memory, outputs: Sequence[list[Tensor]]) -> None:
     """Put the tensors of each output, all of one form, one after the other, and the outputs one
     after the other, as `read` expects them. Nothing where they do not fit."""
     step = sum(padded(leaf.numel() * leaf.element_size()) for leaf in outputs[0])
@@ -264,7 +262,7 @@ def write(memory: Memory, outputs: Sequence[list[torch.Tensor]]) -> None:
         offset += padded(first.numel() * first.element_size())
 
 
-def read(memory: Memory, like: list[torch.Tensor], offset: int = 0) -> list[torch.Tensor]:
+def read(memory: Memory, like: list[Tensor], offset: int = 0) -> list[Tensor]:
     """Copies of tensors of the dtypes and shapes of `like`, on its devices."""
     tensors = []
     for wanted in like:
@@ -275,9 +273,7 @@ def read(memory: Memory, like: list[torch.Tensor], offset: int = 0) -> list[torc
     return tensors
 
 
-def calls(
-    memory: Memory, like: torch.Tensor, count: int, *, offset: int, step: int
-) -> torch.Tensor:
+def calls(memory: Memory, like: Tensor, count: int, *, offset: int, step: int) -> Tensor:
     """One tensor of the form of `like` of each of so many outputs, `step` bytes from one to the
     next, as rows (count, elements) that lie in the memory."""
     return _stacked(memory, offset, like.dtype, (count, like.numel()), (1,), step)

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -101,7 +102,8 @@ class _Item:
 class _Slot:
     """One actor and what it is doing."""
 
-    actor: Any
+    make: Callable[[], Any]
+    """A new actor for it."""
     items: list[_Item] = field(default_factory=list)
     pending: Any = None
     last_task: str = ""
@@ -113,13 +115,13 @@ class _Slot:
     """How often in a row its actor has died before it had started."""
 
     def __post_init__(self) -> None:
-        self.start(self.actor)
+        self.start()
 
-    def start(self, actor: Any) -> None:
+    def start(self) -> None:
         """Use a new actor, which gets no work before it has answered: one that Ray cannot place
         never answers."""
-        self.actor, self.items, self.at_once = actor, [], 1
-        self.pending, self.since = actor.__ray_call__.remote(place), time.monotonic()
+        self.actor, self.items, self.at_once = self.make(), [], 1
+        self.pending, self.since = self.actor.__ray_call__.remote(place), time.monotonic()
 
     @property
     def idle(self) -> bool:
@@ -187,8 +189,9 @@ class Pool:
         self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
         self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
         self._here = place()
-        self._runners = [_Slot(self._new_runner()) for _ in range(workers)]
-        self._builders = [_Slot(self._new_builder(index, builders)) for index in range(builders)]
+        self._runners = [_Slot(self._new_runner) for _ in range(workers)]
+        shares = range(builders)
+        self._builders = [_Slot(partial(self._new_builder, share, builders)) for share in shares]
         self.telemetry = Telemetry(builders, workers)
         return self
 
@@ -203,7 +206,7 @@ class Pool:
     def _slots(self) -> list[_Slot]:
         return [*self._builders, *self._runners]
 
-    def _new_builder(self, share: int = 0, shares: int = 1) -> Any:
+    def _new_builder(self, share: int, shares: int) -> Any:
         import ray
 
         actor = ray.remote(self.builder).options(num_cpus=self._builder_cpus)
@@ -294,10 +297,11 @@ class Pool:
         building = slot in self._builders
         self.telemetry.worked(BUILDERS if building else DEVICES, time.monotonic() - slot.since)
         again = retry if building else ready
+        failures: tuple[type[Exception], ...] = (*_lost_errors(), ray.exceptions.RayTaskError)
         try:
             with interruptible():
                 answers, seconds = ray.get(pending)
-        except _call_errors() as error:
+        except failures as error:
             self._failed(slot, items, error)
             again.extendleft(reversed(items))
             return []
@@ -393,7 +397,7 @@ class Pool:
         import ray
 
         ray.kill(slot.actor)  # it may be out of reach only, and would keep its place
-        slot.start(self._new_builder() if slot in self._builders else self._new_runner())
+        slot.start()
 
     def _first_done(self, busy: list[_Slot], since: float, wait_s: float) -> _Slot | None:
         """The slot that has answered first; None where none has within `wait_s` seconds. Raises
@@ -469,13 +473,6 @@ def _lost_errors() -> tuple[type[Exception], ...]:
 
     names = "RayActorError NodeDiedError ObjectLostError WorkerCrashedError OutOfMemoryError"
     return tuple(getattr(exceptions, name) for name in names.split())
-
-
-def _call_errors() -> tuple[type[Exception], ...]:
-    """What Ray raises where a call has failed: the same, and what the worker's own code raised."""
-    from ray.exceptions import RayTaskError
-
-    return (*_lost_errors(), RayTaskError)
 
 
 def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:

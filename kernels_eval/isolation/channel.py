@@ -15,6 +15,8 @@ from typing import Any
 MAX_MESSAGE = 4 << 20
 SEND_S = 30
 PREFIX = struct.Struct("!I")
+Fds = tuple[int, ...]
+"""Descriptors that go along with a message."""
 Message = dict[str, Any]
 """One record as JSON has it."""
 
@@ -40,7 +42,7 @@ class Channel:
         """Received with messages, where `accepts_descriptors`: only for a trusted sender, since one
         that sends without end exhausts them."""
 
-    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: Message, fds: Fds = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")
         data = PREFIX.pack(len(data)) + data
         try:

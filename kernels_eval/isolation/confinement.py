@@ -21,7 +21,7 @@ from pathlib import Path
 from kernels_eval.isolation import landlock, namespaces, seccomp
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.layers import prefer_as_victim
-from kernels_eval.isolation.syscalls import LINUX, PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
+from kernels_eval.isolation.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 from kernels_eval.languages import Language
 
 SCRATCH_FILES = 65536
@@ -57,11 +57,8 @@ def readable() -> list[str]:
 
 
 def enter_namespaces(layers: Collection[str]) -> None:
-    flags = 0
-    for name, flag in namespaces.NAMESPACES.items():
-        if f"namespace:{name}" in layers:
-            flags |= flag
-    if flags:
+    known = namespaces.NAMESPACES.items()
+    if flags := sum(flag for name, flag in known if f"namespace:{name}" in layers):
         namespaces.enter(flags)
 
 
@@ -105,8 +102,7 @@ def confine(
     if "namespace:user" in layers:
         _limit(resource.RLIMIT_NPROC, most_threads)
     _close_others(keep)
-    if LINUX:
-        _give_up_rights(message, layers, read, work)
+    _give_up_rights(message, layers, read, work)
 
 
 def _limit(kind: int, soft: int, grace: int = 0) -> None:
@@ -117,8 +113,7 @@ def _limit(kind: int, soft: int, grace: int = 0) -> None:
 
 
 def _close_others(keep: set[int]) -> None:
-    listed = os.path.isdir("/proc/self/fd")
-    for name in os.listdir("/proc/self/fd") if listed else range(3, 1024):
+    for name in os.listdir("/proc/self/fd"):
         if int(name) not in keep:
             with suppress(OSError):
                 os.close(int(name))

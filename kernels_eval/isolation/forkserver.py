@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from kernels_eval.isolation import confinement, layers, process_tree
 from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
-from kernels_eval.isolation.syscalls import LINUX, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 REAP_S = 1.0
 
@@ -186,11 +186,10 @@ def _mirror(inner: int, server: int, *, adopts: bool) -> None:
             process_tree.kill_descendants(os.getpid())
         os._exit(1)
 
-    if LINUX:
-        signal.signal(signal.SIGTERM, lambda *_: end())
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # when the fork server is gone, end the family
-        if os.getppid() != server:  # it died before that was set
-            end()
+    signal.signal(signal.SIGTERM, lambda *_: end())
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # when the fork server is gone, end the family
+    if os.getppid() != server:  # it died before that was set
+        end()
     status = None
     while status is None:
         pid, ended = os.wait()

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 from pydantic import ValidationError
@@ -77,21 +78,17 @@ def check_health(
             raise ChildFailure(Reason.EXCEPTION, detail) from None
 
 
+@dataclass
 class DeviceHealth:
     """Whether one worker's device still works. `server` gives its fork server; `release` makes it
     give up the memory it holds itself."""
 
-    def __init__(
-        self,
-        server: Callable[[], ForkServer],
-        device: str,
-        limits: LimitsConfig,
-        release: Callable[[], None],
-        check: Callable[..., HealthReport] = check_health,
-    ) -> None:
-        self._server, self._device, self._limits = server, device, limits
-        self._release, self._check = release, check
-        self._free_at_start: int | None = None
+    server: Callable[[], ForkServer]
+    device: str
+    limits: LimitsConfig
+    release: Callable[[], None]
+    check: Callable[..., HealthReport] = check_health
+    _free_at_start: int | None = None
 
     def remember(self) -> None:
         """Note how much memory is free before any candidate has run. Raises GpuLostError where the
@@ -108,7 +105,7 @@ class DeviceHealth:
         faults: list[str] = []
         for _ in range(2):
             try:
-                found = self._check(self._server(), self._device, self._limits, wanted_bytes)
+                found = self.check(self.server(), self.device, self.limits, wanted_bytes)
             except (SandboxError, ChildFailure) as error:
                 faults.append(str(error))
             else:
@@ -119,11 +116,11 @@ class DeviceHealth:
                     return found
                 else:
                     faults.append(f"memory did not come back ({free} MB free of {wanted} MB)")
-            self._release()
+            self.release()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         which = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
         raise GpuLostError(
-            f"{self._device} of {socket.gethostname()}{which} failed its health check twice:"
+            f"{self.device} of {socket.gethostname()}{which} failed its health check twice:"
             f" {'; then '.join(faults)}",
             "look at nvidia-smi -q and dmesg (Xid) there",
         )

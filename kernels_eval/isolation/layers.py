@@ -12,12 +12,7 @@ import resource
 from collections.abc import Callable, Collection
 
 from kernels_eval.isolation import landlock, namespaces, seccomp
-from kernels_eval.isolation.syscalls import (
-    LINUX,
-    PR_SET_CHILD_SUBREAPER,
-    PR_SET_NO_NEW_PRIVS,
-    prctl,
-)
+from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, prctl
 
 WITHOUT = "CONCUR_ISOLATION_WITHOUT"
 """Environment variable: names of layers to leave out, with commas. For tests; what is left out is
@@ -80,8 +75,6 @@ def probe(without: Collection[str] = ()) -> list[str]:
             f" {', '.join(FIXES)}"
         )
     layers = list(ALWAYS)
-    if not LINUX:
-        return [*layers, "scratch_watch"]
 
     def add(name: str, attempt: Callable[..., object], *arguments: object) -> None:
         if name not in without and _works(attempt, *arguments):

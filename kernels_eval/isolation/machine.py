@@ -65,11 +65,7 @@ def new_folder() -> Path:
 
 def sealed_memory(size: int) -> int:
     """The descriptor of so many bytes in memory, all zero, that no process can make shorter: one
-    that could would end those that read them. Without Linux, of an unnamed file."""
-    if not hasattr(os, "memfd_create"):
-        with tempfile.TemporaryFile() as file:
-            os.ftruncate(file.fileno(), max(size, 1))
-            return os.dup(file.fileno())
+    that could would end those that read them."""
     descriptor = os.memfd_create("concur", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, max(size, 1))
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL

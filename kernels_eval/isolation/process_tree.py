@@ -55,10 +55,7 @@ class Usage:
 
 def boot_id() -> str:
     """A name for this start of the machine."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return str(int(psutil.boot_time()))
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def identify(pid: int) -> Identity | None:
@@ -69,11 +66,8 @@ def identify(pid: int) -> Identity | None:
 
 def _started_ticks(pid: int) -> int | None:
     # Not psutil's create_time: on Linux it moves whenever the system's clock is set.
-    try:
+    with suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except OSError:
-        with suppress(psutil.Error):
-            return round(psutil.Process(pid).create_time() * 100)
     return None
 
 

@@ -29,7 +29,7 @@ from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation import machine, process_tree
-from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout, Message
+from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout, Fds, Message
 from kernels_eval.isolation.confinement import SCRATCH_FILES
 from kernels_eval.isolation.layers import left_out
 from kernels_eval.records import Reason
@@ -108,20 +108,20 @@ class Child:
             os.close(log)
 
     def request(
-        self, command: str, fds: tuple[int, ...] = (), /, *, timeout: float, **arguments: object
+        self, command: str, fds: Fds = (), /, *, timeout: float, **arguments: object
     ) -> Message:
         """Send a command, with descriptors that stay the caller's, and wait for its answer. Raises
         ChildFailure (timeout reasons are the caller's to rename), KilledError, and SandboxError
         where the fork server is gone, which takes its children along."""
         return self.resume({"command": command, **arguments}, timeout, fds)
 
-    def resume(self, message: Message, timeout: float, fds: tuple[int, ...] = ()) -> Message:
+    def resume(self, message: Message, timeout: float, fds: Fds = ()) -> Message:
         """Send any message (an answer the child waits for) and wait for what it says next. Raises
         as `request` does."""
         self.begin(message, fds)
         return self.finish(timeout)
 
-    def begin(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def begin(self, message: Message, fds: Fds = ()) -> None:
         """Send a message, and leave waiting for the answer to `finish`. Raises as `request`
         does."""
         if self.dead:
@@ -236,7 +236,7 @@ class Child:
         threads that have ended included, as the kernel accounts them. 0 where it does not tell.
         Nothing inside the child can change what it reads."""
         total = 0
-        for pid in self._family() if sys.platform == "linux" else ():
+        for pid in self._family():
             with suppress(OSError):  # it has just ended
                 # the CPU-time clock of a process, see clock_getcpuclockid(3)
                 total += time.clock_gettime_ns(~pid << 3 | 2)
@@ -367,7 +367,7 @@ class ForkServer:
             raise SandboxError(FOLDERS_GONE, RESTARTED) from error
         return scratch
 
-    def spawn(self, request: Message, fds: tuple[int, ...]) -> int:
+    def spawn(self, request: Message, fds: Fds) -> int:
         """Fork a child. Returns its process id."""
         try:
             request |= {"readable": self._readable}
@@ -397,7 +397,7 @@ class ForkServer:
             self.close()
             return End()
 
-    def _ask(self, message: Message, fds: tuple[int, ...] = ()) -> Message:
+    def _ask(self, message: Message, fds: Fds = ()) -> Message:
         with self._asking:
             self.channel.send(message, fds)
             return self.channel.receive_record(ANSWER_S)

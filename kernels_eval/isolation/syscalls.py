@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import sys
 
-LINUX = sys.platform == "linux"
 MACHINE = platform.machine()
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded once, before the first fork
 

@@ -11,11 +11,12 @@ import math
 import secrets
 import tempfile
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build
-from kernels_eval.checks.trials import DECLARED, Comparison
-from kernels_eval.isolation.channel import Message
+from kernels_eval.checks.trials import DECLARED, Comparison, Trial
+from kernels_eval.isolation.channel import Fds, Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.draft import VerdictDraft
 from kernels_eval.parent.messages import (
@@ -30,7 +31,7 @@ from kernels_eval.parent.messages import (
     unanswered,
 )
 from kernels_eval.parent.prepare import BoundedBuilds
-from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
+from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import Candidate, Reason, stable_hash
 
 
@@ -39,34 +40,30 @@ class MadeElsewhere(Exception):
     have to be made there, too."""
 
 
+@dataclass
 class CandidateProcess:
     """A candidate in its process, the reference that it is compared with, and the draft of its
     verdict."""
 
-    def __init__(
-        self,
-        child: Child,
-        candidate: Candidate,
-        reference: ReferenceProcess,
-        builder: Builder,
-        draft: VerdictDraft,
-    ) -> None:
-        self.child, self.candidate, self.reference = child, candidate, reference
-        self.draft, self.config, self.builder = draft, reference.config, builder
-        self.builds = BoundedBuilds(builder, candidate, draft.flags)
-        self.calls: list[CallReport] = []
-        self.parameters: list[list[int]] = []
-        self.libraries: dict[str, str] = {}
-        self.statistics: list[list[int]] = []
+    child: Child
+    candidate: Candidate
+    reference: ReferenceProcess
+    builder: Builder
+    draft: VerdictDraft
+    calls: list[CallReport] = field(default_factory=list)
+    loaded: LoadReport = field(default_factory=LoadReport)
+    libraries: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config = self.reference.config
+        self.builds = BoundedBuilds(self.builder, self.candidate, self.draft.flags)
 
     def load(self, libraries: dict[str, str]) -> None:
         """Import the module and construct it. Raises MadeElsewhere where the reference has to be
         constructed again, on the CPU."""
         reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
-        (arguments, given), (outputs, taken) = (
-            reference.arguments(),
-            reference.outputs_of("candidate"),
-        )
+        arguments, given = reference.arguments()
+        outputs, taken = reference.outputs_of("candidate")
         with ExitStack() as held:
             kept = self._kept_kernels()
             kernels = (held.enter_context(open(kept, "rb")).fileno(),) if kept else ()
@@ -83,11 +80,9 @@ class CandidateProcess:
                 arguments=arguments,
                 outputs=outputs,
             )
-        report = parse_report(LoadReport, answer)
-        self.parameters = report.parameters
-        self.statistics = report.statistics
+        self.loaded = parse_report(LoadReport, answer)
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
-        if report.made_elsewhere and drawn:
+        if self.loaded.made_elsewhere and drawn:
             raise MadeElsewhere
 
     @property
@@ -113,13 +108,11 @@ class CandidateProcess:
             self.tell("pack_kernels", (archive.fileno(),))
             self.builder.cache.store(key, Build(ok=True, key=key, path=archive.name))
 
-    def tell(self, command: str, fds: tuple[int, ...] = (), /, **arguments: object) -> Message:
+    def tell(self, command: str, fds: Fds = (), /, **arguments: object) -> Message:
         """The unparsed answer to a command. Raises Stop where there is none."""
         return self._request(command, self.config.limits.run_s, Reason.RUN, fds, **arguments)
 
-    def ask(
-        self, command: str, model: type[R], fds: tuple[int, ...] = (), /, **arguments: object
-    ) -> R:
+    def ask(self, command: str, model: type[R], fds: Fds = (), /, **arguments: object) -> R:
         """The answer to a command as this record. Raises Stop where there is none."""
         return parse_report(model, self.tell(command, fds, **arguments))
 
@@ -136,7 +129,7 @@ class CandidateProcess:
         command: str,
         timeout: float,
         late: Reason,
-        fds: tuple[int, ...] = (),
+        fds: Fds = (),
         /,
         **arguments: object,
     ) -> Message:

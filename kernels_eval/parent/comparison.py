@@ -7,11 +7,11 @@ import math
 import re
 
 from kernels_eval.checks.correctness import merge
-from kernels_eval.checks.trials import DECLARED, LATER, Comparison
+from kernels_eval.checks.trials import DECLARED, LATER, Comparison, Trial
 from kernels_eval.parent.behaviour import check_state
 from kernels_eval.parent.candidate_handle import CandidateProcess, unmatched_shapes
 from kernels_eval.parent.messages import Stop
-from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
+from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import Correctness, Reason
 
 MAY_DIFFER = re.compile(r"atomic|reduction\s*\(", re.IGNORECASE)
@@ -218,15 +218,15 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     """The trial that shows whether the candidate uses its weights as they are now, however it keeps
     them."""
     reference, shapes = process.reference, process.reference.loaded.parameters
-    missing, spare = unmatched_shapes(shapes, process.parameters)
+    missing, spare = unmatched_shapes(shapes, process.loaded.parameters)
     wanted = [shapes[index] for index in missing]
     if not missing or not reference.weights_matter(missing):
         wanted = []
     statistics = reference.used_statistics()
-    held = [shape for shape in process.statistics if shape in statistics]
+    held = [shape for shape in process.loaded.statistics if shape in statistics]
     if sorted(held) != sorted(statistics):
         wanted += statistics
-        spare += sum(map(math.prod, process.statistics))
+        spare += sum(map(math.prod, process.loaded.statistics))
     if not wanted:
         return trial
     if spare < sum(map(math.prod, wanted)):

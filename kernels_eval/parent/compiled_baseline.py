@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import NoReturn
 
 from kernels_eval.checks.timing import CompiledSampler
-from kernels_eval.checks.trials import Comparison
+from kernels_eval.checks.trials import Comparison, Trial
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation import machine
-from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.channel import Fds, Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.messages import (
     CompiledReport,
@@ -29,7 +29,7 @@ from kernels_eval.parent.messages import (
     one_line,
     parse_report,
 )
-from kernels_eval.parent.reference_handle import ReferenceProcess, Trial
+from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import CompiledBaseline, Reason
 
 ROLE = "compiled"
@@ -142,7 +142,7 @@ class CompiledReference:
     def _ask(
         self,
         command: str,
-        fds: tuple[int, ...] = (),
+        fds: Fds = (),
         /,
         *,
         limit: float = 0.0,

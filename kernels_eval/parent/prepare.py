@@ -54,21 +54,15 @@ class Prepared(Record):
 
 
 @dataclass
-class _Preparation:
-    """What was found so far about one candidate."""
-
-    flags: list[str] = field(default_factory=list)
-    builds: list[Build] = field(default_factory=list)
-
-
 class BoundedBuilds:
     """The builds that one process asks for, screened: at most so many, in so much time. What
     screening notices is added to `flags`."""
 
-    def __init__(self, builder: Builder, candidate: Candidate, flags: list[str]) -> None:
-        self.builder, self.flags, self.left = builder, flags, MOST_BUILDS
-        self.needs_gpu = candidate.language.needs_gpu
-        self.left_s = BUILDS_SHARE * builder.config.timeout_s
+    builder: Builder
+    candidate: Candidate
+    flags: list[str]
+    made: list[Build] = field(default_factory=list)
+    spent_s: float = 0.0
 
     def note(self, screened: Screening) -> None:
         """Keep the flags. Raises Stop where the source is rejected."""
@@ -80,16 +74,17 @@ class BoundedBuilds:
         """What came of one request. Raises Stop: EXITED_EARLY where it is none, BUILD where it is
         one too many, and the reason of a source that is rejected."""
         spec = parse_report(ExtensionSpec, asked)
-        if not self.left or self.left_s <= 0:
-            limit = BUILDS_SHARE * self.builder.config.timeout_s
+        limit = BUILDS_SHARE * self.builder.config.timeout_s
+        if len(self.made) >= MOST_BUILDS or self.spent_s >= limit:
             what = f"asks for more than {MOST_BUILDS} builds, or for builds of more than"
             raise Stop(Reason.BUILD, f"{what} {limit:g} s")
         self.note(screen_native(spec.text))
-        if spec.uses_cuda and not (self.needs_gpu or self.builder.tools.nvcc):
+        if spec.uses_cuda and not (self.candidate.language.needs_gpu or self.builder.tools.nvcc):
             raise Stop(Reason.BUILD_FAILED, "CUDA sources in a candidate for the CPU")
         started = time.monotonic()
         build = self.builder.build(spec)
-        self.left, self.left_s = self.left - 1, self.left_s - (time.monotonic() - started)
+        self.made.append(build)
+        self.spent_s += time.monotonic() - started
         return build
 
 
@@ -159,36 +154,33 @@ class Preparer(Workplace):
         return [parse_report(ExtensionSpec, each) for each in asked]
 
     def _attempt(self, candidate: Candidate, task: KernelTask | None) -> Prepared:
-        started, found = time.monotonic(), _Preparation()
+        started, builds = time.monotonic(), BoundedBuilds(self.builder, candidate, [])
         finding: Finding | None = None
         try:
-            self._screen_and_build(candidate, task, found)
+            self._screen_and_build(task, builds)
         except Stop as stop:
             finding = stop.finding
-        tiers = {build.tier for build in found.builds}
+        tiers = {build.tier for build in builds.made}
         return Prepared(
             candidate_id=candidate.candidate_id,
-            libraries={build.key: build.path for build in found.builds if build.ok},
+            libraries={build.key: build.path for build in builds.made if build.ok},
             finding=finding,
-            flags=tuple(dict.fromkeys(found.flags)),
+            flags=tuple(dict.fromkeys(builds.flags)),
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
-            cached=bool(found.builds) and all(build.cached for build in found.builds),
+            cached=bool(builds.made) and all(build.cached for build in builds.made),
             seconds=time.monotonic() - started,
         )
 
-    def _screen_and_build(
-        self, candidate: Candidate, task: KernelTask | None, found: _Preparation
-    ) -> None:
+    def _screen_and_build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
+        candidate = builds.candidate
         if candidate.code is None:
             reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
             raise Stop(reason, "the response holds no complete module")
-        builds = BoundedBuilds(self.builder, candidate, found.flags)
         builds.note(screen(candidate.code))
         if candidate.language.jit or "load" not in candidate.code:
             return
         for asked in self._requested_builds(candidate.code, task):
             build = builds.build(asked)
-            found.builds.append(build)
             if build.reason:
                 lines = filter(None, map(str.strip, build.log.splitlines()))
                 raise Stop(build.reason, next(lines, "the build failed"), build.log)

@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,17 +20,18 @@ from pydantic import ValidationError
 from kernels_eval.checks.correctness import PRECISION_OF, judge
 from kernels_eval.checks.trials import (
     DECLARED,
+    HARD,
     SHAPE_SCOPES,
     TAILS,
     Comparison,
     Expectation,
     LoadedTask,
     ModelSpec,
-    OutputForm,
+    Trial,
 )
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation import machine
-from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.channel import Fds, Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.messages import LOG_BYTES, R, Stop, one_line
 from kernels_eval.records import KernelTask, Reason
@@ -39,10 +39,6 @@ from kernels_eval.records import KernelTask, Reason
 NON_FINITE = "non_finite"
 NOT_ASKED = ("in_place", "outputs")
 ALIGNMENT = 256  # each tensor in shared memory starts at a multiple of this
-LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
-HARD = ("large", "small", "offset")
-"""Distributions that look for answers right on tame values only: they overflow, or cancel to
-nothing. `small` comes with `large`: what is added to a variance, say, then matters."""
 HARD_GATES = {"rms_fp32": 0.1, "rms_half": 0.1, "rms_bf16": 0.1, "elementwise_fp32": 1.0}
 """Of those trials. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
@@ -52,47 +48,6 @@ CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
 """Answers that ignore the inputs (`Expectation.constants`), the last one over the batch."""
 PRODUCTS = re.compile(r"conv|matmul|mm$|einsum|linear$|attention|lstm|gru", re.IGNORECASE)
 """Operators of torch whose sums of products are an offset that long sums round with a bias."""
-
-
-@dataclass
-class Trial:
-    """One comparison: which inputs, with which weights, in which mode."""
-
-    name: str
-    seed: int = field(default_factory=lambda: secrets.randbits(31))
-    distribution: str = DECLARED
-    weights_seed: int | None = None
-    in_place: bool = False
-    shape: str = DECLARED
-    evaluate: bool = False
-    construct_seed: int | None = None
-    outputs: list[OutputForm] = field(default_factory=list)
-
-    @property
-    def own_inputs(self) -> bool:
-        """Are inputs and weights what the task itself draws, in its own shape?"""
-        own = self.distribution == self.shape == DECLARED
-        return own and self.weights_seed is None
-
-    @property
-    def as_drawn(self) -> bool:
-        """Is it the task exactly as it is, inputs, weights and mode?"""
-        special = self.evaluate or self.weights_seed is not None or self.construct_seed is not None
-        return self.own_inputs and not special
-
-    @property
-    def own_mode(self) -> bool:
-        """Is it run in the task's own shape and mode?"""
-        return self.shape == DECLARED and not self.evaluate
-
-    @property
-    def hard(self) -> bool:
-        return self.name in HARD
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Its distribution in forms of which the first that suits the task is drawn."""
-        return LARGE if self.name == "large" else (self.name, f"{self.name}_positive")
 
 
 class ReferenceProcess:
@@ -151,7 +106,7 @@ class ReferenceProcess:
                 self.failure = stop
                 raise
 
-    def ask(self, command: str, fds: tuple[int, ...] = (), /, **arguments: object) -> Message:
+    def ask(self, command: str, fds: Fds = (), /, **arguments: object) -> Message:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
         limit = self.config.limits.reference_s
         try:
@@ -163,9 +118,7 @@ class ReferenceProcess:
             raise _failed(short + answer["detail"], answer.get("trace", ""))
         return answer
 
-    def ask_for(
-        self, model: type[R], command: str, fds: tuple[int, ...] = (), /, **arguments: object
-    ) -> R:
+    def ask_for(self, model: type[R], command: str, fds: Fds = (), /, **arguments: object) -> R:
         """The answer as this record."""
         try:
             return model.model_validate(self.ask(command, fds, **arguments))
@@ -472,7 +425,7 @@ class ReferenceProcess:
         device's cannot be had, it is the host's, and everything crosses the bus."""
         use = use or command
         self._release(use)
-        fds: tuple[int, ...] = ()
+        fds: Fds = ()
         if not on_device:
             self._descriptors[use] = machine.sealed_memory(size)
             fds = (self._descriptors[use],)

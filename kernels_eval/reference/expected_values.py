@@ -11,26 +11,23 @@ import hashlib
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels_eval.checks.correctness import merge
 from kernels_eval.checks.inputs import (
-    constructor_arguments,
     flatten_outputs,
-    parameter_names,
-    parameter_shapes,
+    parameters_of,
     plan_inputs,
-    precision_of,
     randomise_weights,
     redraw_statistics,
     running_statistics,
     squeezed,
 )
 from kernels_eval.checks.measurement import (
-    close,
+    all_close,
     computable,
     measure,
     row_differences,
@@ -48,15 +45,15 @@ from kernels_eval.checks.trials import (
     OutputForm,
     UnseenComparison,
 )
+from kernels_eval.child.model_runner import best_s
 from kernels_eval.child.shared_memory import Memory, calls, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.long_sums import LongSums
 from kernels_eval.reference.task_runner import TaskRunner, device_memory
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
-DIGEST_BYTES = (
-    1 << 20
-)  # enough to tell whether two answers are one: hashing is the processor's work
+DIGEST_BYTES = 1 << 20
+"""Enough to tell whether two answers are one: hashing is the processor's work."""
 SAMPLE_ROWS = 4
 DOUBTFUL = 5e-6
 """Relative RMS error from which an unseen answer is compared with a float64 oracle, too: sums near
@@ -69,15 +66,22 @@ OWN = ("reference_rms", "reference_max", "sequential_rms")
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError)
 
 
+class Known(NamedTuple):
+    """The expected outputs of a trial, those of the oracle, and what errors of its own the
+    reference has."""
+
+    expected: list[Tensor]
+    oracle: list[Tensor]
+    error: Comparison
+
+
 class Reference(TaskRunner):
     """Serves one task: `do_load`, then `do_expect` for each trial, then `do_compare` for each
     answer of a candidate."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
-        self.expected: dict[str, list[Tensor]] = {}
-        self.oracles: dict[str, list[Tensor]] = {}
-        self.own_errors: dict[str, Comparison] = {}
+        self.known: dict[str, Known] = {}
         self.samples = True
         self.digests: dict[str, str] = {}
         self.outputs_of: dict[str, Memory] = {}
@@ -114,6 +118,7 @@ class Reference(TaskRunner):
         again = self.inputs(seed)
         operators = reference_operators(lambda: self.forward(again))
         self.model = self.build()
+        parameters = parameters_of(self.model)
         self.synchronise()
         dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
         gpu = torch.cuda.get_device_properties(0) if self.on_gpu else None
@@ -122,20 +127,16 @@ class Reference(TaskRunner):
             structure=structure,
             mutates=mutates,
             operators=tuple(operators[:MOST_OPERATORS]),
-            parameters=parameter_shapes(self.model),
-            parameter_names=parameter_names(self.model),
+            parameters=list(map(squeezed, parameters.values())),
+            parameter_names=list(parameters),
             statistics=list(map(squeezed, running_statistics(self.model))),
             dtype=str(dtype).removeprefix("torch."),
             device_name=gpu.name if gpu else "cpu",
-            precision=precision_of(self.task),
+            precision=self.spec.precision,
             gradients=self.gradients,
             input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),
             packed_bytes=self.packed_bytes(inputs),
-            argument_bytes=self.packed_bytes(
-                constructor_arguments(
-                    self.task, self.spec.init_form, self.spec.seed, self.spec.construct_on
-                )
-            ),
+            argument_bytes=self.packed_bytes(self.arguments(self.spec)),
             peak_bytes_per_s=_peak_bandwidth(gpu),
             cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
         )
@@ -169,7 +170,7 @@ class Reference(TaskRunner):
             torch.manual_seed(seed + 1)
             again = self.outputs(inputs)
             bit_identical = same_all(reference, again)
-            deterministic = bit_identical or _all_close(reference, again, 1e-3)
+            deterministic = bit_identical or all_close(reference, again, 1e-3)
             inputs = self.inputs(seed, distribution, shape)
             exact = self._oracle(inputs, reference)
             own_error = self._own_error(inputs, reference, sampled=exact is None and self.samples)
@@ -177,9 +178,8 @@ class Reference(TaskRunner):
             if special:
                 self.model = self.build()
         self.synchronise()
-        equals = [other for other, kept in self.expected.items() if same_all(reference, kept)]
-        self.expected[name], self.oracles[name] = reference, exact or reference
-        self.own_errors[name] = own_error
+        equals = [other for other, one in self.known.items() if same_all(reference, one.expected)]
+        self.known[name] = Known(reference, exact or reference, own_error)
         del again, inputs
         self.give_back_memory()
         floats = [torch.isfinite(computable(x)) for x in reference if x.is_floating_point()]
@@ -201,20 +201,19 @@ class Reference(TaskRunner):
         return flatten_outputs(self.forward(inputs))[0]
 
     def do_forget(self, trial: str) -> None:
-        self.expected.pop(trial, None)
-        self.oracles.pop(trial, None)
-        self.own_errors.pop(trial, None)
+        self.known.pop(trial, None)
 
     def _constants(self, trial: str) -> list[Comparison]:
         """How answers that ignore the inputs would compare (see Expectation), seen on the first
         elements of large ones."""
-        known, forms = self.expected[trial], [x.shape for x in self.expected[trial]]
-        answers = [[torch.zeros_like(x) for x in known]]
-        if (own := self.expected.get(DECLARED)) and [x.shape for x in own] == forms:
-            answers += [own, [_mean(x) for x in own]]
-        oracle, first = (list(map(_start, x)) for x in (self.oracles[trial], known))
+        known = self.known[trial]
+        answers = [list(map(torch.zeros_like, known.expected))]
+        own = self.known[DECLARED].expected
+        if [x.shape for x in own] == [x.shape for x in known.expected]:
+            answers += [own, list(map(_mean, own))]
+        oracle, first = (list(map(_start, x)) for x in (known.oracle, known.expected))
         return [
-            merge([self.own_errors[trial], *map(measure, map(_start, answer), oracle, first)])
+            merge([known.error, *map(measure, map(_start, answer), oracle, first)])
             for answer in answers
         ]
 
@@ -230,7 +229,7 @@ class Reference(TaskRunner):
         for rows in self._narrowed(inputs, reference) if sampled else ():
             with suppress(*REFUSALS):
                 wanted, started = [x[:SAMPLE_ROWS] for x in reference], time.monotonic()
-                if not _all_close(self.outputs(_copied(rows)), wanted, 1e-3):
+                if not all_close(self.outputs(_copied(rows)), wanted, 1e-3):
                     continue
                 exact = self._in_float64(rows, wanted) or wanted
                 own = merge(list(map(measure, wanted, exact, wanted)))
@@ -280,7 +279,7 @@ class Reference(TaskRunner):
 
     def do_ignored_inputs(self, seed: int) -> Message:
         """Positions of arguments that may vary and do not change the output."""
-        if sum(x.numel() for x in self.expected[DECLARED]) > ENOUGH_ELEMENTS:
+        if sum(x.numel() for x in self.like) > ENOUGH_ELEMENTS:
             return {"ignored": []}  # another copy of everything for a flag is too much
         base = self.outputs(self.inputs(seed))
         ignored = []
@@ -332,7 +331,7 @@ class Reference(TaskRunner):
             outputs = self.outputs(self.inputs(seed))
         finally:
             self.model = self.build()
-        return {"matter": not _all_close(outputs, base, 1e-4)}
+        return {"matter": not all_close(outputs, base, 1e-4)}
 
     # -- comparing ---------------------------------------------------------------------------------
 
@@ -342,16 +341,16 @@ class Reference(TaskRunner):
     def do_compare(self, trial: str) -> Comparison:
         """Measure the bytes that the candidate has written against this trial, and against every
         earlier one."""
-        actual = read(self.outputs_of["candidate"], self.expected[trial])
+        actual = read(self.outputs_of["candidate"], self.known[trial].expected)
         digest = _digest(actual)
         found = self._measured(trial, actual)
         equals_trial = [
             name
-            for name, kept in self.expected.items()
+            for name, kept in self.known.items()
             if found.rms > 1e-4
             and name != trial
             and name in self.digests  # one that this candidate has been asked
-            and _all_close(actual, kept, 1e-4)
+            and all_close(actual, kept.expected, 1e-4)
         ]
         equals_answer = [
             name
@@ -368,13 +367,15 @@ class Reference(TaskRunner):
     def _alike(self, one: str, other: str) -> bool:
         """Is the right answer to both the same? It is where a task's inputs are written out, and
         not drawn."""
-        known = self.expected
-        return one in known and other in known and same_all(known[one], known[other])
+        known = self.known
+        both = one in known and other in known
+        return both and same_all(known[one].expected, known[other].expected)
 
     def do_measure(self, trial: str) -> Comparison:
         """Measure the bytes in the memory that comes with this message against this trial: those of
         the compiled reference, of which nothing is remembered."""
-        found = self._measured(trial, read(self.memory(on_device=False), self.expected[trial]))
+        wanted = self.known[trial].expected
+        found = self._measured(trial, read(self.memory(on_device=False), wanted))
         self.give_back_memory()
         return found
 
@@ -411,7 +412,7 @@ class Reference(TaskRunner):
             costs = self._own_error(inputs, own, sampled=exact is None)
             error = merge([costs, *map(measure, actual, exact or own, own)])
         others = (other for other in range(count) if error.rms > 1e-4 and other != index)
-        equal = [x for x in others if _all_close(actual, self._unseen("own", x), 1e-4)]
+        equal = [x for x in others if all_close(actual, self._unseen("own", x), 1e-4)]
         names = {LATER if other > index else EARLIER for other in equal}
         known = {name: max(getattr(error, name), getattr(self.own_error, name)) for name in OWN}
         return error.model_copy(update={**known, "equals_trial": sorted(names)})
@@ -425,10 +426,9 @@ class Reference(TaskRunner):
         difference, as a share of the largest value."""
         if count <= wanted:
             return []
-        like = self.expected[DECLARED]
-        step, offset = sum(padded(_bytes(x)) for x in like), 0
+        step, offset = self._step, 0
         worst = torch.zeros(count, device=self.device)
-        for x in like:
+        for x in self.like:
             actual, own = (
                 calls(self.outputs_of[whose], x, count, offset=offset, step=step)
                 for whose in ("unseen", "own")
@@ -439,14 +439,23 @@ class Reference(TaskRunner):
         return worst.topk(wanted).indices.tolist()
 
     def _unseen(self, whose: str, index: int) -> list[Tensor]:
-        like = self.expected[DECLARED]
-        return read(self.outputs_of[whose], like, index * sum(padded(_bytes(x)) for x in like))
+        return read(self.outputs_of[whose], self.like, index * self._step)
+
+    @property
+    def like(self) -> list[Tensor]:
+        """Tensors of the form of the task's own outputs."""
+        return self.known[DECLARED].expected
+
+    @property
+    def _step(self) -> int:
+        """Bytes from one set of outputs to the next."""
+        return sum(padded(_bytes(x)) for x in self.like)
 
     def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
-        found = list(map(measure, actual, self.oracles[trial], self.expected[trial]))
-        errors = [each.rms for each in found]
-        worst = errors.index(max(errors, default=0.0)) if errors else 0
-        return merge([self.own_errors[trial], *found]).model_copy(update={"worst": worst})
+        known = self.known[trial]
+        found = list(map(measure, actual, known.oracle, known.expected))
+        worst = max(range(len(found)), key=lambda index: found[index].rms, default=0)
+        return merge([known.error, *found]).model_copy(update={"worst": worst})
 
 
 def require_tensors(leaves: list[Any]) -> None:
@@ -470,22 +479,11 @@ def _peak_bandwidth(gpu: Any) -> float:
     """Bytes per second that device memory can move: by its clock and bus width on a GPU, by copying
     64 MB on a CPU."""
     if gpu:
-        clock_khz = getattr(gpu, "memory_clock_rate", 0)
+        clock_khz: float = getattr(gpu, "memory_clock_rate", 0)
         return 2.0 * clock_khz * 1e3 * getattr(gpu, "memory_bus_width", 0) / 8
     block = torch.ones(8 << 20, dtype=torch.float64)
     target = torch.empty_like(block)
-    best = float("inf")
-    for _ in range(4):
-        started = time.perf_counter()
-        target.copy_(block)
-        best = min(best, time.perf_counter() - started)
-    return 2 * _bytes(block) / best
-
-
-def _all_close(one: list[Tensor], other: list[Tensor], rtol: float) -> bool:
-    return len(one) == len(other) and all(
-        close(a, b, rtol) for a, b in zip(one, other, strict=True)
-    )
+    return 2 * _bytes(block) / best_s(lambda: target.copy_(block), 4)
 
 
 def _digest(tensors: list[Tensor]) -> str:

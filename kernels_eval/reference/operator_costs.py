@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
@@ -22,7 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from kernels_eval.checks.operators import Values
 from kernels_eval.isolation.channel import Message
 
-Cost = Callable[[Values, torch.Tensor], int]
+Cost = Callable[[Values, Tensor], int]
 
 MOVES = frozenset(
     """clone copy _to_copy cat stack constant_pad_nd reflection_pad1d reflection_pad2d
@@ -126,7 +127,7 @@ def flops_of(function: OpOverload, args: Values, kwargs: Message, out: object) -
         return PER_OUTPUT[name] * result.numel()
     if name in NORMALISATIONS:
         # mean, difference, square and sum, scale: 5; then what the weights do
-        weights = (value for value in args[1:4] if isinstance(value, torch.Tensor))
+        weights = (value for value in args[1:4] if isinstance(value, Tensor))
         affine = sum(value.dim() == 1 for value in weights)
         return ((2 if "no_" in name else 5) + affine) * first.numel()
     if name in POOLS:
@@ -138,12 +139,12 @@ def flops_of(function: OpOverload, args: Values, kwargs: Message, out: object) -
     return result.numel() if torch.Tag.pointwise in function.tags else None
 
 
-def tensors(*values: object) -> list[torch.Tensor]:
+def tensors(*values: object) -> list[Tensor]:
     """The tensors in nested values, in order."""
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _bias(name: str, args: Values, result: torch.Tensor) -> int:
+def _bias(name: str, args: Values, result: Tensor) -> int:
     if name in ("addmm", "baddbmm"):
         return result.numel()
     if name in ("convolution", "_convolution") and args[2] is not None:
@@ -151,7 +152,7 @@ def _bias(name: str, args: Values, result: torch.Tensor) -> int:
     return 0
 
 
-def _window(args: Values, given: torch.Tensor) -> int:
+def _window(args: Values, given: Tensor) -> int:
     kernel = args[1] if len(args) > 1 else 1
     dims = max(1, given.dim() - 2)
     sizes = [kernel] if isinstance(kernel, int) else list(kernel)
@@ -167,27 +168,27 @@ def _dim(args: Values) -> int:
     return int(args[0].shape[next(numbers, -1)]) if args[0].dim() else 1
 
 
-def _fft(args: Values, result: torch.Tensor) -> int:
-    larger: torch.Tensor = max((args[0], result), key=lambda tensor: tensor.numel())
+def _fft(args: Values, result: Tensor) -> int:
+    larger: Tensor = max((args[0], result), key=lambda tensor: tensor.numel())
     return 5 * larger.numel() * _log2(math.prod(larger.shape[dim] for dim in args[1]))
 
 
-def _attention(args: Values, result: torch.Tensor) -> int:
+def _attention(args: Values, result: Tensor) -> int:
     query, key, value = args[:3]
     scores: int = math.prod(query.shape[:-1]) * key.shape[-2]
     each: int = 2 * query.shape[-1] + 2 * value.shape[-1] + 5
     return scores * each
 
 
-def _indexed(args: Values, _: torch.Tensor) -> int:
+def _indexed(args: Values, _: Tensor) -> int:
     return int(args[3].numel())
 
 
-def _inner(args: Values, _: torch.Tensor) -> int:
+def _inner(args: Values, _: Tensor) -> int:
     return 2 * int(args[0].numel())
 
 
-def _distances(args: Values, result: torch.Tensor) -> int:
+def _distances(args: Values, result: Tensor) -> int:
     return 3 * result.numel() * int(args[0].shape[-1])
 
 

@@ -4,17 +4,14 @@ task which means to lie about itself can. And the role that finds out what a pro
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import torch
 
-from kernels_eval.checks.inputs import construct, load_module, make_inputs, moved
+from kernels_eval.checks.inputs import construct, declared, load_module, make_inputs, moved
 from kernels_eval.checks.operator_times import time_operators
 from kernels_eval.checks.trials import DECLARED
+from kernels_eval.child.model_runner import best_s
 from kernels_eval.isolation.channel import Channel, Message
 
-SEED = 0
 TRIES = 10
 
 
@@ -25,20 +22,14 @@ class OperatorTimes:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def do_profile(
-        self,
-        path: str,
-        entry_point: str,
-        init_form: str,
-        device: str,
-        threads: int,
-        budget_s: float,
+        self, path: str, device: str, threads: int, budget_s: float, **task: str
     ) -> Message:
         """Microseconds a call of every outermost operator, the slowest first, and by which clock.
         Raises what the task raises."""
         torch.set_num_threads(threads)
-        module = load_module(path, "task")
-        model = moved(construct(module, entry_point, module, init_form, SEED, device), device)
-        inputs = make_inputs(module, SEED, DECLARED, None, device)
+        module, spec = load_module(path, "task"), declared(task, device, device)
+        model = moved(construct(module, module, spec), device)
+        inputs = make_inputs(module, spec.seed, DECLARED, None, device)
         with torch.no_grad():
             # what is loaded or chosen with the first call is no part of any operator
             model(*inputs)
@@ -60,15 +51,6 @@ class Peaks:
         source = torch.ones(max(1024, working_set // 8))
         target = torch.empty_like(source)
         return {
-            "peak_flops": 2 * 512**3 / _best_s(lambda: left @ right),
-            "peak_bytes_per_s": 8 * source.numel() / _best_s(lambda: target.copy_(source)),
+            "peak_flops": 2 * 512**3 / best_s(lambda: left @ right, TRIES),
+            "peak_bytes_per_s": 8 * source.numel() / best_s(lambda: target.copy_(source), TRIES),
         }
-
-
-def _best_s(work: Callable[[], object]) -> float:
-    def once() -> float:
-        started = time.perf_counter()
-        work()
-        return time.perf_counter() - started
-
-    return min(once() for _ in range(TRIES))

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 import copy
 from contextlib import suppress
-from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kernels_eval.checks.inputs import (
-    construct,
+    Arguments,
     constructor_arguments,
     flatten_outputs,
     load_module,
     make_inputs,
+    precision_of,
 )
 from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
 from kernels_eval.child.backward import asked_gradients
@@ -40,12 +41,10 @@ def device_memory(size: int) -> DeviceMemory | None:
 class TaskRunner(ModelRunner):
     """Runs the task's own model."""
 
-    task: ModuleType
-
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.plan: InputPlan | None = None
-        self._outputs: dict[str, list[torch.Tensor]] = {}
+        self._outputs: dict[str, list[Tensor]] = {}
         self.drawn: tuple[Message, Memory]
         """The last inputs that were given away."""
 
@@ -53,28 +52,25 @@ class TaskRunner(ModelRunner):
         """Construct the task's own model."""
         self.spec = ModelSpec.model_validate(spec)
         self.prepare_device(self.spec.device, self.spec.threads)
-        self.task = load_module(path, "task")
+        self.module = load_module(path, "task")
+        self.spec = self.spec.model_copy(update={"precision": precision_of(self.module)})
         self.model = self.build()
-        if getattr(self.task, "GRADIENTS", False):
-            declared = make_inputs(self.task, self.spec.seed, DECLARED, None, self.device)
-            self.gradients = asked_gradients(self.model, declared)
+        if getattr(self.module, "GRADIENTS", False):
+            self.gradients = asked_gradients(self.model, self.inputs(self.spec.seed))
         self.synchronise()
 
-    def construct(self, seed: int | None = None) -> Any:
-        spec, seed = self.spec, self.spec.seed if seed is None else seed
-        return construct(
-            self.task, spec.entry_point, self.task, spec.init_form, seed, spec.construct_on
-        )
+    def arguments(self, spec: ModelSpec) -> Arguments:
+        return constructor_arguments(self.module, spec)
 
     def inputs(self, seed: int, distribution: str = DECLARED, shape: str = DECLARED) -> list[Any]:
         """Arguments of one call, and gradients of its outputs where the task asks for its own."""
-        drawn = make_inputs(self.task, seed, distribution, self.plan, self.device, shape)
+        drawn = make_inputs(self.module, seed, distribution, self.plan, self.device, shape)
         if self.gradients is None:
             return drawn
-        drawn = [x.detach() if isinstance(x, torch.Tensor) else x for x in drawn]
+        drawn = [x.detach() if isinstance(x, Tensor) else x for x in drawn]
         return drawn + self._drawn_gradients(drawn, seed, shape)
 
-    def _drawn_gradients(self, arguments: list[Any], seed: int, shape: str) -> list[torch.Tensor]:
+    def _drawn_gradients(self, arguments: list[Any], seed: int, shape: str) -> list[Tensor]:
         """Normal values in the form of each floating output, which is looked up once a shape."""
         if shape not in self._outputs:
             with torch.no_grad():
@@ -110,13 +106,11 @@ class TaskRunner(ModelRunner):
 
     def do_arguments(self, seed: int, on_device: bool, size: int) -> Message:
         """Put what the constructor is called with under this seed into new shared memory."""
-        spec = self.spec
-        made = constructor_arguments(self.task, spec.init_form, seed, spec.construct_on)
-        return self._handed_over([made], on_device, size)
+        return self._handed_over([self.arguments(self.spec.under(seed))], on_device, size)
 
     def packed_bytes(self, value: object) -> int:
         """Bytes of shared memory that a value takes."""
-        return pack(value, None, self.task).bytes
+        return pack(value, None, self.module).bytes
 
     def _handed_over(self, values: list[Any], on_device: bool, size: int) -> Message:
         memory = device_memory(size) if on_device else self.memory(on_device=False)
@@ -124,7 +118,7 @@ class TaskRunner(ModelRunner):
             return {"shared": False}
         stride = size // max(1, len(values)) // ALIGNMENT * ALIGNMENT
         packed = [
-            pack(value, memory, self.task, index * stride) for index, value in enumerate(values)
+            pack(value, memory, self.module, index * stride) for index, value in enumerate(values)
         ]
         used = max((each.bytes for each in packed), default=0)
         if used > stride:

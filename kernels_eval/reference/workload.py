@@ -13,28 +13,37 @@ from __future__ import annotations
 import inspect
 import math
 import resource
-import sys
+from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels_eval.checks.inputs import construct, flatten_outputs, load_module, make_inputs, moved
+from kernels_eval.checks.inputs import (
+    construct,
+    declared,
+    flatten_outputs,
+    load_module,
+    make_inputs,
+    moved,
+)
 from kernels_eval.checks.operators import Function, Named, Values, reference_operators
-from kernels_eval.checks.trials import DECLARED, ArgumentForm, Interface
+from kernels_eval.checks.trials import DECLARED, ArgumentForm, Interface, ModelSpec
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.expected_values import MOST_OPERATORS, require_tensors
 from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
 
-Tensors = list[torch.Tensor]
+Tensors = list[Tensor]
 View = tuple[object, ...]
 VIEWS = frozenset({"_unsafe_view", "_reshape_alias", "detach", "alias"})
 PICKS = frozenset("embedding index_select gather index take _unsafe_index".split())
 """Operators that read only what they pick: what they leave in the table need not be read."""
-SEED = 0
+T = TypeVar("T")
 RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
@@ -47,7 +56,7 @@ class Storages:
         # held, so that no later storage gets their address
         self._held: dict[int, torch.UntypedStorage] = {}
 
-    def touch(self, tensor: torch.Tensor, at_most: float = math.inf) -> None:
+    def touch(self, tensor: Tensor, at_most: float = math.inf) -> None:
         """Count a view of it, which is all that matters of it from now on."""
         view = (tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         key = _key(tensor)
@@ -111,7 +120,7 @@ class Tally(TorchDispatchMode):
                     picked = name in PICKS and position == 1
                     self.read.touch(tensor, produced if picked else math.inf)
 
-    def _was_given(self, tensor: torch.Tensor) -> bool:
+    def _was_given(self, tensor: Tensor) -> bool:
         """Was this tensor's storage there before the mode was on?"""
         key = _key(tensor)
         if key in self._made:
@@ -119,7 +128,7 @@ class Tally(TorchDispatchMode):
         self._given.setdefault(key, tensor.untyped_storage())
         return True
 
-    def read_whole(self, tensor: torch.Tensor) -> None:
+    def read_whole(self, tensor: Tensor) -> None:
         """Count a tensor as read where it was there before."""
         if self._was_given(tensor):
             self.read.touch(tensor)
@@ -128,7 +137,7 @@ class Tally(TorchDispatchMode):
     def bytes_read(self) -> int:
         return self.read.bytes
 
-    def bytes_written(self, outputs: list[torch.Tensor]) -> int:
+    def bytes_written(self, outputs: list[Tensor]) -> int:
         """Bytes of the outputs and of what was there before and was changed. An output that is an
         argument as it was costs nothing."""
         for leaf in outputs:
@@ -168,11 +177,11 @@ class TwoSteps(TorchFunctionMode):
         return (out.new_empty(shape), *state)
 
 
-def _key(tensor: torch.Tensor) -> int:
+def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def _bytes(tensor: Tensor) -> int:
     """Bytes of a tensor's elements, those of an expanded dimension once."""
     count = tensor.element_size()
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
@@ -192,34 +201,26 @@ class Workloads:
         # its fused recurrent layers tell nothing about what they compute
         torch._C._set_mkldnn_enabled(False)
 
-    def do_measure(
-        self, path: str, entry_point: str, init_form: str, declared_max_bytes: int
-    ) -> Message:
+    def do_measure(self, path: str, declared_max_bytes: int, **task: str) -> Message:
         """Operators, FLOPs and bytes of one forward call; `executed` says on what. Raises what the
         task raises on its declared inputs."""
         module = load_module(path, "task")
-        self.input_bytes: int | None = None
-        failed = ""
-        # Constructors that look at values make their weights with storage, which are then given up.
-        for made_on in ("meta", "cpu"):
-            try:
-                return self._measured(module, entry_point, init_form, made_on, "meta")
-            except Exception as error:
-                # values are asked for, or an operator has no form without them
-                failed = failed or f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        if self.input_bytes is not None and self.input_bytes > declared_max_bytes:
-            raise TooLarge(
-                f"it does not run without storage ({failed}), and its inputs are"
-                f" {self.input_bytes / 1e9:.3g} GB"
-            )
-        return self._measured(module, entry_point, init_form, "cpu", "cpu")
+        self.input_bytes = 0
+        try:
+            return _without_storage(self._measured, module, task)
+        except Exception as error:
+            if self.input_bytes > declared_max_bytes:
+                failed = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+                raise TooLarge(
+                    f"it does not run without storage ({failed}), and its inputs are"
+                    f" {self.input_bytes / 1e9:.3g} GB"
+                ) from error
+        return self._measured(module, declared(task, "cpu", "cpu"))
 
-    def _measured(
-        self, module: ModuleType, entry_point: str, init_form: str, made_on: str, device: str
-    ) -> Message:
-        inputs = make_inputs(module, SEED, DECLARED, None, device)
+    def _measured(self, module: ModuleType, spec: ModelSpec) -> Message:
+        device, inputs = spec.device, _inputs(module, spec)
         self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors(inputs))
-        model = moved(construct(module, entry_point, module, init_form, SEED, made_on), device)
+        model = moved(construct(module, module, spec), device)
         tally, outputs = Tally(), []
         # outside the recorder, which then sees the reference's own calls only
         with torch.device(device), TwoSteps(tally), tally:
@@ -232,26 +233,23 @@ class Workloads:
             "bytes_min": tally.bytes_read + tally.bytes_written(leaves),
             "uncounted": sorted(tally.uncounted),
             "executed": "meta" if device == "meta" else "declared inputs",
-            "peak_rss_bytes": _peak_rss_bytes(),
+            "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         }
 
-    def do_interface(self, path: str, entry_point: str, init_form: str) -> Interface:
+    def do_interface(self, path: str, **task: str) -> Interface:
         """What goes in and out of one forward call, without storage where that is possible. Raises
         what the task raises on its declared inputs."""
         module = load_module(path, "task")
-        for made_on in ("meta", "cpu"):
-            with suppress(Exception):
-                return self._interface(module, entry_point, init_form, made_on, "meta")
-        return self._interface(module, entry_point, init_form, "cpu", "cpu")
+        with suppress(Exception):
+            return _without_storage(self._interface, module, task)
+        return self._interface(module, declared(task, "cpu", "cpu"))
 
-    def _interface(
-        self, module: ModuleType, entry_point: str, init_form: str, made_on: str, device: str
-    ) -> Interface:
-        inputs = make_inputs(module, SEED, DECLARED, None, device)
-        model = moved(construct(module, entry_point, module, init_form, SEED, made_on), device)
+    def _interface(self, module: ModuleType, spec: ModelSpec) -> Interface:
+        inputs = _inputs(module, spec)
+        model = moved(construct(module, module, spec), spec.device)
         names = [*inspect.signature(model.forward).parameters]
         state = [*model.named_parameters(), *model.named_buffers()]
-        with torch.device(device), torch.no_grad():
+        with torch.device(spec.device), torch.no_grad():
             leaves, structure = flatten_outputs(model(*inputs))
         require_tensors(leaves)
         names += [f"x{number}" for number in range(len(names), len(inputs))]
@@ -260,26 +258,39 @@ class Workloads:
             state=[_form(name, x) for name, x in state],
             outputs=[_form(f"output{number}", leaf) for number, leaf in enumerate(leaves)],
             structure=structure,
-            mutates=any(x._version for x in inputs if isinstance(x, torch.Tensor)),
+            mutates=any(x._version for x in inputs if isinstance(x, Tensor)),
         )
 
 
+def _inputs(module: ModuleType, spec: ModelSpec) -> list[Any]:
+    return make_inputs(module, spec.seed, DECLARED, None, spec.device)
+
+
+def _without_storage(
+    work: Callable[[ModuleType, ModelSpec], T], module: ModuleType, task: dict[str, str]
+) -> T:
+    """Work on a task on the device "meta". Raises what it raises: values are asked for, or an
+    operator has no form without them."""
+    try:
+        return work(module, declared(task, "meta", "meta"))
+    except Exception:
+        # Constructors that look at values make their weights with storage, which are then given up.
+        with suppress(Exception):
+            return work(module, declared(task, "meta", "cpu"))
+        raise
+
+
 def _form(name: str, value: object) -> ArgumentForm:
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         return ArgumentForm.model_validate({"name": name, "value": value})
     of = {"shape": list(value.shape), "stride": list(value.stride()), "dtype": str(value.dtype)}
     return ArgumentForm.model_validate({"name": name} | of)
 
 
-def _peak_rss_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def warm_up() -> None:
     """Run once what most tasks run: the first use of torch's code without storage imports and
     compiles for seconds, which forked children then need not."""
-    functional = torch.nn.functional
+    functional = nn.functional
     with torch.no_grad(), torch.device("meta"), Tally() as tally, TwoSteps(tally):
         x = torch.rand(2, 4, 4, 4) + torch.randn(4)
         y = functional.conv2d(x, torch.ones(4, 4, 3, 3), torch.zeros(4), padding=1).relu_()
@@ -287,5 +298,5 @@ def warm_up() -> None:
         y = functional.gelu(functional.linear(x, torch.ones(4, 4)))
         functional.softmax(y, -1).sum((1, 2)).sqrt()
         functional.layer_norm(x.sigmoid() * x, (4,)).mean(-1).exp().max(-1)
-    layers = torch.nn.Linear(2, 2), torch.nn.Conv2d(1, 1, 1), torch.nn.BatchNorm2d(1)
-    torch.nn.Sequential(*layers).to("meta")
+    layers = nn.Linear(2, 2), nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)
+    nn.Sequential(*layers).to("meta")

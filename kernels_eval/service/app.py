@@ -38,6 +38,7 @@ from kernels_eval.service.schema import (
     Evaluation,
     EvaluationRequest,
     Identifier,
+    Json,
 )
 
 LONGEST_WAIT_S = 60.0
@@ -67,7 +68,7 @@ class Service:
     """What the endpoints share. `drain_s` is how long what is under way may take at the end."""
 
     def __init__(
-        self, intake: Intake, journal: Path, options: dict[str, Any], limit: int, drain_s: float
+        self, intake: Intake, journal: Path, options: Json, limit: int, drain_s: float
     ) -> None:
         """Raises UsageError where the journal cannot be used."""
         self.intake, self.drain_s, self.draining = intake, drain_s, False
@@ -203,7 +204,7 @@ class Service:
             self._wake(identity, None)
             raise HTTPException(404, f"there is no evaluation {identity}") from error
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Json:
         engine = self.engine
         status = "ok" if engine.workers else "starting"
         return {
@@ -290,18 +291,18 @@ def metrics(service: Shared) -> Response:
 
 
 @router.post("/evaluate", tags=["KernelGYM"])
-async def judge(asked: kernelgym.KernelGymRequest, service: Shared) -> dict[str, Any]:
+async def judge(asked: kernelgym.KernelGymRequest, service: Shared) -> Json:
     [taken] = await service.accept(Asked(requests=[asked.ours()]))
     return kernelgym.response(asked.task_id, await service.final(taken.id, None))
 
 
 @router.post("/workflow/submit", tags=["KernelGYM"])
-async def submit(asked: kernelgym.WorkflowRequest, service: Shared) -> dict[str, Any]:
+async def submit(asked: kernelgym.WorkflowRequest, service: Shared) -> Json:
     return kernelgym.workflow_response(await judge(asked.payload, service))
 
 
 @router.get("/results/{task_id}", tags=["KernelGYM"])
-async def results(task_id: kernelgym.TaskId, service: Shared) -> dict[str, Any]:
+async def results(task_id: kernelgym.TaskId, service: Shared) -> Json:
     return kernelgym.response(task_id, await service.final(kernelgym.identity(task_id), 0))
 
 

@@ -20,7 +20,7 @@ import httpx
 from pydantic import TypeAdapter
 
 from kernels_eval.errors import ServiceError, UsageError
-from kernels_eval.service.schema import MOST_REQUESTS, Evaluation, EvaluationRequest
+from kernels_eval.service.schema import MOST_REQUESTS, Evaluation, EvaluationRequest, Json
 
 POLL_S = 30.0
 """How long the service may hold a question for a result that is not there yet."""
@@ -41,7 +41,7 @@ class _Calls:
         """`timeout_s` bounds each call of a method, repetitions and waiting included."""
         self.timeout_s = timeout_s
         login = {"Authorization": f"Bearer {token}"} if token else {}
-        self._options: dict[str, Any] = {
+        self._options: Json = {
             "base_url": url,
             "headers": {"Content-Type": "application/json"} | login,
             "timeout": httpx.Timeout(2 * POLL_S, connect=10, pool=None),
@@ -100,9 +100,9 @@ class _Calls:
         path = f"/v1/results/{quote(identity, safe='')}"
         return Evaluation.model_validate((yield from self._send(self._until(), "DELETE", path)))
 
-    def _health(self) -> _Call[dict[str, Any]]:
+    def _health(self) -> _Call[Json]:
         answer = yield 0.0, "GET", "/health", None
-        found: dict[str, Any] = answer.json()
+        found: Json = answer.json()
         if "status" not in found:
             raise ServiceError(f"the service does not say how it is: {_detail(answer)}")
         return found
@@ -187,7 +187,7 @@ class VerifierClient(_Calls):
         """Give an evaluation up; one that is final stays as it is."""
         return self._run(self._cancel(identity))
 
-    def health(self) -> dict[str, Any]:
+    def health(self) -> Json:
         """How the service is, asked once: `status` is "ok" where it works. Raises ServiceError
         where nothing answers."""
         return self._run(self._health())
@@ -240,7 +240,7 @@ class AsyncVerifierClient(_Calls):
     async def cancel(self, identity: str) -> Evaluation:
         return await self._run(self._cancel(identity))
 
-    async def health(self) -> dict[str, Any]:
+    async def health(self) -> Json:
         return await self._run(self._health())
 
     async def close(self) -> None:

@@ -17,7 +17,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, Field, model_validator
 
 from kernels_eval.records import Language, Status, Verdict, stable_hash
-from kernels_eval.service.schema import Evaluation, EvaluationRequest, State, TaskSource
+from kernels_eval.service.schema import Evaluation, EvaluationRequest, Json, State, TaskSource
 
 PRIORITIES = {"low": -1, "normal": 0, "high": 1}
 CODES = {
@@ -75,7 +75,7 @@ def identity(task_id: str) -> str:
     return f"kernelgym-{stable_hash(task_id)}"
 
 
-def response(task_id: str, found: Evaluation) -> dict[str, Any]:
+def response(task_id: str, found: Evaluation) -> Json:
     """An evaluation as KernelGYM's EvaluationResponse. Raises HTTPException where the machine
     failed."""
     if found.state is State.FAILED or not found.state.final:
@@ -98,7 +98,7 @@ def status(task_id: str, found: Evaluation) -> str:
     return {State.QUEUED: "pending", State.RUNNING: "processing"}.get(found.state, "failed")
 
 
-def _of_verdict(verdict: Verdict) -> dict[str, Any]:
+def _of_verdict(verdict: Verdict) -> Json:
     compiled = verdict.status not in (Status.COMPILE_ERROR, Status.NO_CODE, Status.TASK_ERROR)
     compiled &= verdict.reason != "build"
     timing = verdict.timing
@@ -127,7 +127,7 @@ def _of_verdict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def workflow_response(found: dict[str, Any]) -> dict[str, Any]:
+def workflow_response(found: Json) -> Json:
     """The same as KernelGYM's WorkflowResponse."""
     told = {name: found.get(name) for name in ("task_id", "status", "error_message", "error_code")}
     told |= {name: found.get(name) for name in ("submitted_at", "completed_at")}

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from benchmarks.compile_baseline import MORE, report, tasks_of
-from kernels_eval.checks.inputs import construct, load_module, make_inputs
+from kernels_eval.checks.inputs import construct, declared, load_module, make_inputs
 
 
 def test_every_built_in_task_runs_on_a_cpu_and_grows_on_a_gpu(tmp_path):
@@ -18,7 +18,8 @@ def test_every_built_in_task_runs_on_a_cpu_and_grows_on_a_gpu(tmp_path):
         path.write_text(task.code, encoding="utf-8")
         module = load_module(str(path), "task")
         with torch.no_grad():
-            answer = construct(module, "Model", module, "args", 0, "cpu")(
+            spec = declared({"entry_point": "Model", "init_form": "args"}, "cpu", "cpu")
+            answer = construct(module, module, spec)(
                 *make_inputs(module, 0, "declared", None, "cpu")
             )
         assert torch.isfinite(answer).all() and answer.std() > 0

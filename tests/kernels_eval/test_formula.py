@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.checks.trials import Comparison
+from kernels_eval.checks.trials import Comparison, Trial
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.parent.comparison import explained
-from kernels_eval.parent.reference_handle import Trial
 from kernels_eval.records import Reason
 from tests.support.kernels import QUICK, kernel_task, load_inline, module, task_source, verifying
 

@@ -30,7 +30,7 @@ from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import Prepared
 from kernels_eval.build.spec import Build
 from kernels_eval.checks.screening import screen, screen_native
-from kernels_eval.checks.trials import Comparison, OutputForm
+from kernels_eval.checks.trials import Comparison, OutputForm, Trial
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation import machine
 from kernels_eval.isolation.sandbox import Child, End
@@ -40,7 +40,6 @@ from kernels_eval.parent.draft import VerdictDraft, verdict_of
 from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport
 from kernels_eval.parent.prepare import BoundedBuilds, Preparer
 from kernels_eval.parent.prepare import Prepared as Outcome
-from kernels_eval.parent.reference_handle import Trial
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
 
 SECONDS = float(os.environ.get("CONCUR_FUZZ_S", "60"))

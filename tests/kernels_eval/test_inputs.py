@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from kernels_eval.checks.inputs import (
     construct,
+    declared,
     drawn_size,
     made_elsewhere,
     make_inputs,
-    parameter_shapes,
+    parameters_of,
     plan_inputs,
     randomise_weights,
     redraw_statistics,
@@ -114,7 +115,8 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones():
             )
 
     one, other = One(), Other()
-    assert unmatched_shapes(parameter_shapes(one), parameter_shapes(other)) == ([], 0)
+    shapes = [list(map(squeezed, parameters_of(each).values())) for each in (one, other)]
+    assert unmatched_shapes(*shapes) == ([], 0)
     randomise_weights(one, 7)
     randomise_weights(other, 7)
     assert torch.equal(one.weight, other.w) and torch.equal(one.gain, other.g.flatten())
@@ -208,8 +210,7 @@ def test_parameters_that_ignore_the_device_are_noticed():
         SimpleNamespace(Ordinary=Ordinary, Legacy=Legacy),
     )
     for name, elsewhere in (("Ordinary", False), ("Legacy", True)):
-        assert (
-            made_elsewhere(construct(here, name, no_arguments, "args", 0, "meta"), "meta")
-            is elsewhere
-        )
-        assert not made_elsewhere(construct(here, name, no_arguments, "args", 0, "cpu"), "cpu")
+        form = {"entry_point": name, "init_form": "args"}
+        for device, found in (("meta", elsewhere), ("cpu", False)):
+            made = construct(here, no_arguments, declared(form, device, device))
+            assert made_elsewhere(made, device) is found

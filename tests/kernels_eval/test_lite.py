@@ -385,7 +385,6 @@ KNOWN = TorchNames(
     file_scope=frozenset({"printf"}),
     methods=frozenset({"relu"}),
     not_brought=frozenset({"getCurrentCUDAStream"}),
-    device_takes_text=False,
     nvcc_words=frozenset({"__half2float", "stride", "relu", "rows"}),
     nvcc_files=frozenset({"/t/torch/extension.h", "/usr/include/math.h"}),
 )

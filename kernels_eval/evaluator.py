@@ -1,7 +1,7 @@
 """One candidate from source to verdict: the verification protocol, in the order it happens.
 
 Guarantees: every candidate gets exactly one verdict, whatever its code does; a process that is
-killed from outside changes no verdict, for its work is repeated (`kernels_eval.parent.kill_retry`);
+killed from outside changes no verdict, for its work is repeated (`kernels_eval.isolation.sandbox`);
 an exception from here means that the machine failed, not the kernel.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.parent import behaviour, comparison, sanitizer
+from kernels_eval.isolation.sandbox import retry_killed
+from kernels_eval.parent import comparison, sanitizer
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.parent.draft import VerdictDraft, verdict_of
-from kernels_eval.parent.kill_retry import retry_killed
 from kernels_eval.parent.messages import Finding, Stop
 from kernels_eval.parent.paired_timing import PairedClock
 from kernels_eval.parent.prepare import Prepared, Preparer
@@ -104,18 +104,18 @@ class Evaluator:
                 with phase("correctness_s"):
                     comparison.compare_outputs(process)
                 with phase("attribution_s"):
-                    behaviour.attribute_work(process)
+                    comparison.attribute_work(process)
                     comparison.check_repeatable(process)
                 with phase("correctness_s"):
                     comparison.compare_other_shapes(process)
                 with phase("attribution_s"):
-                    behaviour.check_idle(process)
+                    comparison.check_idle(process)
                 if self.config.time_correct and draft.outputs_match:
                     self._time(process)
                 # Asked again: timing is where a candidate may have begun to behave otherwise.
                 with phase("attribution_s"):
-                    behaviour.check_idle(process)
-                    behaviour.check_ornamental(process)
+                    comparison.check_idle(process)
+                    comparison.check_ornamental(process)
                 with phase("correctness_s"):
                     comparison.compare_non_finite(process)
                 process.keep_kernels()

@@ -61,7 +61,7 @@ class Kevin(RewardRecipe):
     correct: float = 0.3
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
-        correct = verdict.status is Status.CORRECT
+        correct = verdict.correct_custom
         return {"correct": self.correct * correct, "speedup": verdict.speedup}
 
 
@@ -86,7 +86,7 @@ class DrKernel(RewardRecipe):
     coverage: float = 0.5
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
-        correct = verdict.status is Status.CORRECT
+        correct = verdict.correct_custom
         return {
             "correct": self.correct * correct,
             "speedup": self.speedup * min(verdict.speedup, self.fastest),
@@ -120,7 +120,7 @@ class KernelGymSteps(RewardRecipe):
     """(speedup, reward from there on)"""
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
-        if verdict.status is Status.CORRECT:
+        if verdict.correct_custom:
             reached = [step for step in self.steps if verdict.speedup >= step[0]]
             return {"step": max(reached)[1] if reached else self.slower}
         failures = {
@@ -148,7 +148,7 @@ class CudaAgent(RewardRecipe):
     margin: NonNegativeFloat = 0.05
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
-        if verdict.status is not Status.CORRECT:
+        if not verdict.correct_custom:
             return {"milestone": -1.0}
         compiled = verdict.timing and verdict.timing.compiled
         beaten = verdict.speedup > 1 + self.margin
@@ -177,7 +177,7 @@ class KernelBenchTinker(RewardRecipe):
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         gained = min(max(verdict.speedup - self.baseline, 0.0), self.most)
         return {
-            "correct": self.correct * (verdict.status is Status.CORRECT),
+            "correct": self.correct * (verdict.correct_custom),
             "speedup": gained,
         }
 
@@ -252,7 +252,7 @@ class Concur(RewardRecipe):
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         if verdict.status is Status.REJECTED:
             return {"rejected": -self.penalties.get(verdict.reason, self.rejected)}
-        if verdict.status is not Status.CORRECT:
+        if not verdict.correct_custom:
             return {"correct": 0.0}
         parts = {
             "correct": self.correct,

@@ -82,13 +82,13 @@ LOGIC: dict[str, tuple[str, ...]] = {
     "PROFILE_VERSION": (
         "tasks.workload",
         "kernels_eval.reference.operator_times",
-        "kernels_eval.checks.operator_times",
+        "kernels_eval.checks.operators",
         "kernels_eval.checks.inputs",
     ),
     "KERNEL_PROFILE_VERSION": (
         "tasks.profiling",
         "kernels_eval.profiling",
-        "kernels_eval.checks.operator_times",
+        "kernels_eval.checks.operators",
         "kernels_eval.checks.cubins",
         "kernels_eval.child.profiled",
     ),

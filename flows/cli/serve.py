@@ -35,9 +35,8 @@ def serve(
     from kernels_eval.cluster.ray import address_of, require_cluster
     from kernels_eval.devices import visible_gpus
     from kernels_eval.records import Language
-    from kernels_eval.service.app import Service, run
+    from kernels_eval.service.app import Intake, Service, run
     from kernels_eval.service.guard import require_token
-    from kernels_eval.service.intake import Intake
     from tasks.sources.tables import load
     from tasks.synthesis.parsing import parse_response
 

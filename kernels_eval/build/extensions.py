@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Literal
 
 from kernels_eval.build.cache import BuildCache
-from kernels_eval.build.flags import REACHES_OUT, refused_flag
 from kernels_eval.build.lite import (
     BEYOND,
     IDENTIFIER,
@@ -37,7 +36,7 @@ from kernels_eval.build.lite import (
 )
 from kernels_eval.build.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
 from kernels_eval.build.process import Outcome, WorkRoot, interesting, log_of, raise_if_full, run
-from kernels_eval.build.spec import Build, ExtensionSpec
+from kernels_eval.build.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError

@@ -3,7 +3,7 @@ that belongs to this process alone.
 
 Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone
 (kernels_eval.isolation.reaper); one that is killed from outside is started again
-(kernels_eval.parent.kill_retry); a work root is removed when its process ends, or by the next
+(kernels_eval.isolation.sandbox); a work root is removed when its process ends, or by the next
 builder where it was killed, after the compilers that still run in it; temporary files of compilers
 lie in that root; where a disk has no room, what fails on it is a `DiskFullError`, which a candidate
 cannot bring about by what it makes a compiler say. Does not guarantee that a compiler is safe

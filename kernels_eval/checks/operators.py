@@ -1,10 +1,19 @@
-"""Which operators run: seen by executing, never read from the text."""
+"""Which operators run, and where a call spends its time: seen by executing, not in the text.
+
+Guarantees: time is self time (an operator's own, and that of what it calls below torch's surface),
+given to the outermost aten operator, such as `linear` or `layer_norm`, or to the outermost call of
+a kernel of the program's own (`recorded`); on a GPU it is the time of the kernels that an operator
+launches. Does not guarantee that a share holds for other shapes.
+"""
 
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +23,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernels_eval.checks.cubins import plain_name
 from kernels_eval.checks.linked import NO_COMPUTE
 from kernels_eval.isolation.channel import Message
 
@@ -135,3 +145,119 @@ def warm_modes() -> None:
     children then need not."""
     compute_operators(lambda: torch.ones(2) + 1)
     reference_operators(lambda: torch.ones(2) + 1)
+
+
+MOST_CALLS = 20
+MOST_OPERATORS = 64
+CALL = "forward call "
+OWN = "kernel::"
+
+
+def recorded(name: str) -> Any:
+    """A context whose time is that of the program's own kernel of this name."""
+    return torch.profiler.record_function(f"{OWN}{name}")
+
+
+def time_operators(
+    call: Callable[[], object], on_gpu: bool, budget_s: float, own: Collection[str] = ()
+) -> Message:
+    """Microseconds a call of every outermost operator and of every own kernel, the slowest first,
+    and by which clock. The call has been made before; it is made at least once more, and at most
+    `MOST_CALLS` times in about `budget_s`. On a GPU, `own` names the kernels that are the
+    program's own."""
+    started = time.perf_counter()
+    call()
+    _synchronise(on_gpu)
+    fitting = budget_s / max(time.perf_counter() - started, 1e-6)
+    calls = int(min(MOST_CALLS, max(1, fitting)))
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as seen:
+        for number in range(calls):
+            with torch.profiler.record_function(f"{CALL}{number}"):
+                call()
+        _synchronise(on_gpu)
+    events = [event for event in seen.events() if event.device_type.name == "CPU"]
+    kernels = _launched(seen, set(map(plain_name, own)), calls) if own and on_gpu else []
+    clock, times = "device", _by_outermost(events, "self_device_time_total", calls)
+    # without a GPU, or without CUPTI, no kernel has a time: then the processor's counts
+    if not on_gpu or not (kernels or any(us > 0 for us, _ in times.values())):
+        clock, times = "cpu", _by_outermost(events, "self_cpu_time_total", calls)
+        kernels = [_row(name.removeprefix(OWN), *times.pop(name)) for name in _owned(times)]
+    for name in _owned(times):
+        del times[name]
+    operators = [_row(name, *found) for name, found in times.items()]
+    total = sum(row["us"] for row in (*operators, *kernels))
+    return {
+        "operators": _slowest(operators),
+        "kernels": _slowest(kernels),
+        "total_us": total,
+        "clock": clock,
+    }
+
+
+def _owned(times: Collection[str]) -> list[str]:
+    return [name for name in times if name.startswith(OWN)]
+
+
+def _row(name: str, us: float, calls: int) -> Message:
+    return {"name": name, "us": us, "calls": calls}
+
+
+def _slowest(rows: list[Message]) -> list[Message]:
+    return sorted(rows, key=lambda row: -row["us"])[:MOST_OPERATORS]
+
+
+def _launched(seen: Any, own: set[str], calls: int) -> list[Message]:
+    """The own kernels with the geometry of their longest launch, which only the trace holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        seen.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    launches: dict[str, list[Any]] = {}
+    for event in events:
+        name = plain_name(event.get("name", ""))
+        if event.get("cat") == "kernel" and name in own:
+            launches.setdefault(name, []).append(event)
+    rows = []
+    for name, found in launches.items():
+        about = max(found, key=lambda event: event["dur"])["args"]
+        row = _row(name, sum(event["dur"] for event in found) / calls, len(found) // calls)
+        rows.append(
+            row
+            | {
+                "grid": about.get("grid"),
+                "block": about.get("block"),
+                "registers": about.get("registers per thread"),
+                "shared_bytes": about.get("shared memory"),
+                "blocks_per_sm": about.get("blocks per SM"),
+                "occupancy": about.get("est. achieved occupancy %", 0) / 100 or None,
+            }
+        )
+    return rows
+
+
+def _by_outermost(events: list[Any], clock: str, calls: int) -> dict[str, tuple[float, int]]:
+    """Microseconds of each outermost operator in one forward call, the median over the calls, and
+    how often one call calls it."""
+    spent: dict[str, list[float]] = {}
+    counts: Counter[str] = Counter()
+    for event in events:
+        outermost, above = None, event
+        while above.cpu_parent is not None:
+            outermost = above if above.name.startswith(("aten::", OWN)) else outermost
+            above = above.cpu_parent
+        if outermost is None or not above.name.startswith(CALL):
+            continue
+        name = outermost.name.removeprefix("aten::")
+        spent.setdefault(name, [0.0] * calls)[int(above.name.removeprefix(CALL))] += float(
+            getattr(event, clock, 0.0)
+        )
+        counts[name] += outermost is event
+    return {name: (statistics.median(each), counts[name] // calls) for name, each in spent.items()}
+
+
+def _synchronise(on_gpu: bool) -> None:
+    if on_gpu:
+        torch.cuda.synchronize()

@@ -34,8 +34,7 @@ from kernels_eval.checks.measurement import all_close, same, same_all
 from kernels_eval.checks.operators import compute_operators, traced_operators
 from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept, open_library
-from kernels_eval.child.kernel_launches import Launches
-from kernels_eval.child.kernel_tracer import KernelTracer, registered_operators
+from kernels_eval.child.kernel_tracer import KernelTracer, Launches, registered_operators
 from kernels_eval.child.model_runner import (
     ModelRunner,
     described,
@@ -243,7 +242,7 @@ class CandidateRole(ModelRunner):
         saved = _copies(leaves)  # on their own device: outputs can be gigabytes
         self.previous, self.last_inputs = (leaves, saved), drawn
         del before, output
-        large = sum(x.numel() * x.element_size() for x in saved) > LARGE_BYTES
+        large = sum(x.nbytes for x in saved) > LARGE_BYTES
         started = now_ns()
         for number in range(0 if report["mutated"] else min(reruns, 1) if large else reruns):
             if number and now_ns() - started > PATIENCE_S * 1e9:
@@ -413,7 +412,7 @@ class CandidateRole(ModelRunner):
             except Exception:
                 return None  # what the kernels made was used
 
-        output_bytes = sum(x.numel() * x.element_size() for x in expected)
+        output_bytes = sum(x.nbytes for x in expected)
         passes = [(value, False) for value in CORRUPT_VALUES] + [(CORRUPT_VALUES[0], True)]
         for value, skip in passes:
             same_answer = unchanged(self.tracer.corrupting(value, skip=skip))

@@ -29,20 +29,21 @@ from kernels_eval.languages import Language
 from kernels_eval.records import Reason, Record
 
 OTHER_ROLES = {
-    "reference": "reference.expected_values.Reference",
-    "compiled": "reference.compiled.CompiledRole",
-    "workload": "reference.workload.Workloads",
-    "profile": "reference.operator_times.OperatorTimes",
-    "peaks": "reference.operator_times.Peaks",
-    "health": "isolation.health.HealthRole",
-    "sanitizer": "child.sanitized.Sanitizer",
-    "profiled": "child.profiled.Profiled",
+    "reference": "reference.expected_values:Reference",
+    "compiled": "reference.task_runner:CompiledRole",
+    "workload": "reference.workload",
+    "profile": "reference.operator_times",
+    "peaks": "reference.operator_times",
+    "health": "isolation.health",
+    "sanitizer": "child.sanitized",
+    "profiled": "child.profiled",
 }
+"""Modules whose functions are the commands, or whose class has them as methods."""
 
 
 def serve(role: str, channel: Channel) -> None:
     channel.accepts_descriptors = True
-    session = role_of(role)(channel)
+    session = role_of(role, channel)
     while True:
         try:
             message = channel.receive_record()
@@ -61,22 +62,22 @@ def serve(role: str, channel: Channel) -> None:
             os.close(descriptor)
 
 
-def role_of(name: str) -> Callable[[Channel], object]:
-    """The class that serves a role."""
+def role_of(name: str, channel: Channel) -> object:
+    """What serves a role."""
     if name == "candidate":
-        return CandidateRole
+        return CandidateRole(channel)
     if name == "capture":
-        return Capture
-    module, _, role = OTHER_ROLES[name].rpartition(".")
-    found: Callable[[Channel], object] = getattr(import_module(f"kernels_eval.{module}"), role)
-    return found
+        return Capture()
+    module, _, role = OTHER_ROLES[name].partition(":")
+    found = import_module(f"kernels_eval.{module}")
+    return getattr(found, role)(channel) if role else found
 
 
 class Capture:
     """Runs the candidate's module with builds replaced by stubs, and reports what it asked to
     build."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self) -> None:
         self.specs: list[Message] = []
 
     def do_capture(self, path: str) -> Message:

@@ -11,10 +11,8 @@ import sys
 import torch
 
 from kernels_eval.checks.cubins import Resources, resources_of
-from kernels_eval.checks.operator_times import recorded, time_operators
-from kernels_eval.checks.operators import Named, Values
-from kernels_eval.child.kernel_launches import Launches
-from kernels_eval.child.kernel_tracer import Function, KernelTracer
+from kernels_eval.checks.operators import Named, Values, recorded, time_operators
+from kernels_eval.child.kernel_tracer import Function, KernelTracer, Launches
 from kernels_eval.child.sanitized import CALLS, confined, replayed
 from kernels_eval.isolation.channel import Message
 
@@ -28,27 +26,22 @@ class Recorder(KernelTracer):
             return function(*args, **(kwargs or {}))
 
 
-class Profiled:
-    """Serves one candidate: `do_times`."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def do_times(self, budget_s: float, **asked: object) -> Message:
-        """Microseconds by operator and by own kernel, and `resources` of the kernels' code. Raises
-        what the candidate raises."""
-        spec, libraries = asked["spec"], asked["libraries"]
-        assert isinstance(spec, dict) and isinstance(libraries, dict)
-        on_gpu = spec["device"].startswith("cuda")
-        resources: dict[str, Resources] = {}
-        for library in libraries.values() if on_gpu else ():
-            resources |= resources_of(library)
-        recorder = Recorder(on_gpu)
-        forward = replayed(asked, recorder)
-        for _ in range(CALLS):
-            forward()
-        launches = Launches.find() if on_gpu else None
-        own = list(launches.names() if launches else recorder.calls)
-        return time_operators(forward, on_gpu, budget_s, own) | {"resources": resources}
+def do_times(budget_s: float, **asked: object) -> Message:
+    """Microseconds by operator and by own kernel, and `resources` of the kernels' code. Raises
+    what the candidate raises."""
+    spec, libraries = asked["spec"], asked["libraries"]
+    assert isinstance(spec, dict) and isinstance(libraries, dict)
+    on_gpu = spec["device"].startswith("cuda")
+    resources: dict[str, Resources] = {}
+    for library in libraries.values() if on_gpu else ():
+        resources |= resources_of(library)
+    recorder = Recorder(on_gpu)
+    forward = replayed(asked, recorder)
+    for _ in range(CALLS):
+        forward()
+    launches = Launches.find() if on_gpu else None
+    own = list(launches.names() if launches else recorder.calls)
+    return time_operators(forward, on_gpu, budget_s, own) | {"resources": resources}
 
 
 def main(request: str) -> None:

@@ -26,23 +26,20 @@ CALLS = 2
 SAID_BYTES = 1 << 18
 
 
-class Sanitizer:
-    def __init__(self, *_: object) -> None: ...
-
-    def do_run(self, program: list[str], environment: dict[str, str]) -> Message:
-        """Run a program here, with everything that this child may and may not do. Returns the end
-        of what it printed."""
-        path = Path("said")
-        with open(path, "wb") as said:
-            subprocess.run(
-                program,
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
-                env=os.environ | environment,
-                check=False,
-            )
-        return {"said": path.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace")}
+def do_run(program: list[str], environment: dict[str, str]) -> Message:
+    """Run a program here, with everything that this child may and may not do. Returns the end
+    of what it printed."""
+    path = Path("said")
+    with open(path, "wb") as said:
+        subprocess.run(
+            program,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            env=os.environ | environment,
+            check=False,
+        )
+    return {"said": path.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace")}
 
 
 def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[], object]:

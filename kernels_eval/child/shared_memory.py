@@ -245,7 +245,7 @@ def _fill(made: Tensor, value: Tensor) -> Tensor:
 def write(memory: Memory, outputs: Sequence[list[Tensor]]) -> None:
     """Put the tensors of each output, all of one form, one after the other, and the outputs one
     after the other, as `read` expects them. Nothing where they do not fit."""
-    step = sum(padded(leaf.numel() * leaf.element_size()) for leaf in outputs[0])
+    step = sum(padded(leaf.nbytes) for leaf in outputs[0])
     if step * len(outputs) > memory.size:
         return  # a wrong shape: the parent sees it in the record and reads nothing
     offset = 0
@@ -259,14 +259,14 @@ def write(memory: Memory, outputs: Sequence[list[Tensor]]) -> None:
                 torch.stack(leaves, out=target)
             else:  # host memory takes the place of a device's that cannot be had
                 target.copy_(torch.stack(leaves))
-        offset += padded(first.numel() * first.element_size())
+        offset += padded(first.nbytes)
 
 
 def read(memory: Memory, like: list[Tensor], offset: int = 0) -> list[Tensor]:
     """Copies of tensors of the dtypes and shapes of `like`, on its devices."""
     tensors = []
     for wanted in like:
-        count = wanted.numel() * wanted.element_size()
+        count = wanted.nbytes
         taken = memory.bytes[offset : offset + count].clone().to(wanted.device)
         tensors.append(taken.view(wanted.dtype).reshape(wanted.shape))
         offset += padded(count)

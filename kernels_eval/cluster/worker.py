@@ -2,7 +2,7 @@
 them.
 
 An actor owns its fork server; what misbehaves or is killed below it does not leave it as an
-exception (kernels_eval.parent.kill_retry). After a verdict that a broken GPU may have caused, the
+exception (kernels_eval.isolation.sandbox). After a verdict that a broken GPU may have caused, the
 GPU's health is checked; where that fails twice, the actor raises GpuLostError and gives no verdict.
 """
 

@@ -38,28 +38,24 @@ class HealthReport(Record):
     free_bytes: int
 
 
-class HealthRole:
+def do_check(device: str, wanted_bytes: int, patience_s: float) -> HealthReport:
     """The child's side."""
+    import torch
 
-    def __init__(self, *_: object) -> None: ...
+    row, column = torch.arange(SIZE).view(1, -1), torch.arange(SIZE).view(-1, 1)
+    left, right = (3 * row + 5 * column) % 7 - 3, (row + 2 * column) % 5 - 2
+    expected = left @ right  # in integers; the sums are small enough to be exact in TF32 too
+    actual = (left.to(device).float() @ right.to(device).float()).cpu()
 
-    def do_check(self, device: str, wanted_bytes: int, patience_s: float) -> HealthReport:
-        import torch
+    def free_bytes() -> int:
+        if device.startswith("cuda"):
+            return torch.cuda.mem_get_info(device)[0]
+        return int(psutil.virtual_memory().available)
 
-        row, column = torch.arange(SIZE).view(1, -1), torch.arange(SIZE).view(-1, 1)
-        left, right = (3 * row + 5 * column) % 7 - 3, (row + 2 * column) % 5 - 2
-        expected = left @ right  # in integers; the sums are small enough to be exact in TF32 too
-        actual = (left.to(device).float() @ right.to(device).float()).cpu()
-
-        def free_bytes() -> int:
-            if device.startswith("cuda"):
-                return torch.cuda.mem_get_info(device)[0]
-            return int(psutil.virtual_memory().available)
-
-        deadline = time.monotonic() + patience_s
-        while (free := free_bytes()) < wanted_bytes and time.monotonic() < deadline:
-            time.sleep(PAUSE_S)  # the driver does not tell when memory comes back
-        return HealthReport(right=torch.equal(actual.long(), expected), free_bytes=free)
+    deadline = time.monotonic() + patience_s
+    while (free := free_bytes()) < wanted_bytes and time.monotonic() < deadline:
+        time.sleep(PAUSE_S)  # the driver does not tell when memory comes back
+    return HealthReport(right=torch.equal(actual.long(), expected), free_bytes=free)
 
 
 def check_health(

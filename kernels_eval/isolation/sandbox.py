@@ -19,15 +19,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
-from kernels_eval.errors import KilledError, SandboxError
+from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError
 from kernels_eval.isolation import machine, process_tree
 from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout, Fds, Message
 from kernels_eval.isolation.confinement import SCRATCH_FILES
@@ -50,7 +51,7 @@ record of its operators is ours."""
 FOLDERS_GONE = "the fork server is gone, and its folders with it"
 BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
 """Roles whose children are to blame for a SIGKILL themselves, in the attempt that is under way
-(kernels_eval.parent.kill_retry)."""
+(kernels_eval.isolation.sandbox)."""
 
 
 class ChildFailure(Exception):
@@ -414,3 +415,27 @@ class ForkServer:
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self.base, ignore_errors=True)
+
+
+T = TypeVar("T")
+
+
+def retry_killed(work: Callable[[], T]) -> T:
+    """Call `work()` until it returns, and return its result. From the fifth SIGKILL of a role on,
+    that role is among `BLAMED_ROLES` meanwhile.
+
+    Raises SandboxError at the fifth death of the fork server.
+    """
+    deaths: Counter[str] = Counter()
+    while True:
+        blamed = frozenset(role for role, count in deaths.items() if count >= KILL_ATTEMPTS - 1)
+        before = BLAMED_ROLES.set(blamed)
+        try:
+            return work()
+        except SandboxError as error:
+            role = error.role if isinstance(error, KilledError) else "fork server"
+            deaths[role] += 1
+            if deaths[role] >= KILL_ATTEMPTS:
+                raise
+        finally:
+            BLAMED_ROLES.reset(before)

@@ -3,7 +3,7 @@ no device.
 
 Guarantees: every candidate ends as a `Prepared`, with libraries or with the finding that ends its
 verification; its module runs only in a confined child; a process that is killed from outside
-changes nothing, for its work is repeated (`kernels_eval.parent.kill_retry`); an exception from here
+changes nothing, for its work is repeated (`kernels_eval.isolation.sandbox`); an exception from here
 means that the machine failed, not the kernel.
 """
 
@@ -21,8 +21,7 @@ from kernels_eval.build.toolchain import HEADERS, places_of, python_include
 from kernels_eval.checks.screening import Screening, screen, screen_native
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
-from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.parent.kill_retry import retry_killed
+from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, retry_killed
 from kernels_eval.parent.messages import (
     LOG_BYTES,
     CaptureReport,

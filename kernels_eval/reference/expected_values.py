@@ -45,11 +45,15 @@ from kernels_eval.checks.trials import (
     OutputForm,
     UnseenComparison,
 )
-from kernels_eval.child.model_runner import best_s
 from kernels_eval.child.shared_memory import Memory, calls, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.long_sums import LongSums
-from kernels_eval.reference.task_runner import TaskRunner, device_memory
+from kernels_eval.reference.task_runner import (
+    TaskRunner,
+    device_memory,
+    peak_bandwidth,
+    require_tensors,
+)
 
 ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
 DIGEST_BYTES = 1 << 20
@@ -134,10 +138,10 @@ class Reference(TaskRunner):
             device_name=gpu.name if gpu else "cpu",
             precision=self.spec.precision,
             gradients=self.gradients,
-            input_bytes=sum(_bytes(x) for x in inputs if isinstance(x, Tensor)),
+            input_bytes=sum(x.nbytes for x in inputs if isinstance(x, Tensor)),
             packed_bytes=self.packed_bytes(inputs),
             argument_bytes=self.packed_bytes(self.arguments(self.spec)),
-            peak_bytes_per_s=_peak_bandwidth(gpu),
+            peak_bytes_per_s=peak_bandwidth(gpu),
             cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
         )
 
@@ -317,7 +321,7 @@ class Reference(TaskRunner):
                 piece.copy_(computable(piece) + 3.0)
                 inputs[index] = flat.reshape(inputs[index].shape)
                 hits += self._differs(base, inputs)
-            used += _bytes(inputs[index]) * hits / PROBES
+            used += inputs[index].nbytes * hits / PROBES
         return {"bytes": used}
 
     def do_weights_matter(self, seed: int, weights_seed: int, only: list[int]) -> Message:
@@ -435,7 +439,7 @@ class Reference(TaskRunner):
             )
             if x.numel():
                 worst = worst.maximum(row_differences(actual, own).to(self.device))
-            offset += padded(_bytes(x))
+            offset += padded(x.nbytes)
         return worst.topk(wanted).indices.tolist()
 
     def _unseen(self, whose: str, index: int) -> list[Tensor]:
@@ -449,7 +453,7 @@ class Reference(TaskRunner):
     @property
     def _step(self) -> int:
         """Bytes from one set of outputs to the next."""
-        return sum(padded(_bytes(x)) for x in self.like)
+        return sum(padded(x.nbytes) for x in self.like)
 
     def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
         known = self.known[trial]
@@ -458,32 +462,8 @@ class Reference(TaskRunner):
         return merge([known.error, *found]).model_copy(update={"worst": worst})
 
 
-def require_tensors(leaves: list[Any]) -> None:
-    """Raise TypeError unless a task's outputs are tensors."""
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        kinds = [type(leaf).__name__ for leaf in leaves]
-        raise TypeError(f"the reference returns {kinds}, not tensors")
-
-
 def _form(x: Tensor) -> OutputForm:
-    return OutputForm(
-        shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=_bytes(x)
-    )
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _peak_bandwidth(gpu: Any) -> float:
-    """Bytes per second that device memory can move: by its clock and bus width on a GPU, by copying
-    64 MB on a CPU."""
-    if gpu:
-        clock_khz: float = getattr(gpu, "memory_clock_rate", 0)
-        return 2.0 * clock_khz * 1e3 * getattr(gpu, "memory_bus_width", 0) / 8
-    block = torch.ones(8 << 20, dtype=torch.float64)
-    target = torch.empty_like(block)
-    return 2 * _bytes(block) / best_s(lambda: target.copy_(block), 4)
+    return OutputForm(shape=list(x.shape), dtype=str(x.dtype), device=x.device.type, bytes=x.nbytes)
 
 
 def _digest(tensors: list[Tensor]) -> str:

@@ -34,9 +34,10 @@ from kernels_eval.checks.inputs import (
 )
 from kernels_eval.checks.operators import Function, Named, Values, reference_operators
 from kernels_eval.checks.trials import DECLARED, ArgumentForm, Interface, ModelSpec
-from kernels_eval.isolation.channel import Channel, Message
-from kernels_eval.reference.expected_values import MOST_OPERATORS, require_tensors
+from kernels_eval.isolation.channel import Message
+from kernels_eval.reference.expected_values import MOST_OPERATORS
 from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
+from kernels_eval.reference.task_runner import require_tensors
 
 Tensors = list[Tensor]
 View = tuple[object, ...]
@@ -193,73 +194,77 @@ class TooLarge(Exception):
     """The declared inputs take more memory than the caller allows."""
 
 
-class Workloads:
-    """Serves one task: `do_measure`, `do_interface`."""
-
-    def __init__(self, channel: Channel) -> None:
-        torch.set_num_threads(1)
-        # its fused recurrent layers tell nothing about what they compute
-        torch._C._set_mkldnn_enabled(False)
-
-    def do_measure(self, path: str, declared_max_bytes: int, **task: str) -> Message:
-        """Operators, FLOPs and bytes of one forward call; `executed` says on what. Raises what the
-        task raises on its declared inputs."""
-        module = load_module(path, "task")
-        self.input_bytes = 0
-        try:
-            return _without_storage(self._measured, module, task)
-        except Exception as error:
-            if self.input_bytes > declared_max_bytes:
-                failed = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-                raise TooLarge(
-                    f"it does not run without storage ({failed}), and its inputs are"
-                    f" {self.input_bytes / 1e9:.3g} GB"
-                ) from error
-        return self._measured(module, declared(task, "cpu", "cpu"))
-
-    def _measured(self, module: ModuleType, spec: ModelSpec) -> Message:
-        device, inputs = spec.device, _inputs(module, spec)
-        self.input_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors(inputs))
-        model = moved(construct(module, module, spec), device)
-        tally, outputs = Tally(), []
-        # outside the recorder, which then sees the reference's own calls only
-        with torch.device(device), TwoSteps(tally), tally:
-            operators = reference_operators(lambda: outputs.append(model(*inputs)))
-        leaves, _ = flatten_outputs(outputs[0])
-        require_tensors(leaves)
-        return {
-            "operators": operators[:MOST_OPERATORS],
-            "flops": tally.flops,
-            "bytes_min": tally.bytes_read + tally.bytes_written(leaves),
-            "uncounted": sorted(tally.uncounted),
-            "executed": "meta" if device == "meta" else "declared inputs",
-            "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        }
-
-    def do_interface(self, path: str, **task: str) -> Interface:
-        """What goes in and out of one forward call, without storage where that is possible. Raises
-        what the task raises on its declared inputs."""
-        module = load_module(path, "task")
+def do_measure(path: str, declared_max_bytes: int, **task: str) -> Message:
+    """Operators, FLOPs and bytes of one forward call; `executed` says on what. Raises what the
+    task raises on its declared inputs."""
+    module = _loaded(path)
+    try:
+        return _without_storage(_measured, module, task)
+    except Exception as error:
+        input_bytes = 0
         with suppress(Exception):
-            return _without_storage(self._interface, module, task)
-        return self._interface(module, declared(task, "cpu", "cpu"))
+            inputs = tensors(_inputs(module, declared(task, "meta", "meta")))
+            input_bytes = sum(tensor.nbytes for tensor in inputs)
+        if input_bytes > declared_max_bytes:
+            failed = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            raise TooLarge(
+                f"it does not run without storage ({failed}), and its inputs are"
+                f" {input_bytes / 1e9:.3g} GB"
+            ) from error
+    return _measured(module, declared(task, "cpu", "cpu"))
 
-    def _interface(self, module: ModuleType, spec: ModelSpec) -> Interface:
-        inputs = _inputs(module, spec)
-        model = moved(construct(module, module, spec), spec.device)
-        names = [*inspect.signature(model.forward).parameters]
-        state = [*model.named_parameters(), *model.named_buffers()]
-        with torch.device(spec.device), torch.no_grad():
-            leaves, structure = flatten_outputs(model(*inputs))
-        require_tensors(leaves)
-        names += [f"x{number}" for number in range(len(names), len(inputs))]
-        return Interface(
-            inputs=[_form(name, x) for name, x in zip(names, inputs, strict=False)],
-            state=[_form(name, x) for name, x in state],
-            outputs=[_form(f"output{number}", leaf) for number, leaf in enumerate(leaves)],
-            structure=structure,
-            mutates=any(x._version for x in inputs if isinstance(x, Tensor)),
-        )
+
+def _measured(module: ModuleType, spec: ModelSpec) -> Message:
+    device, inputs = spec.device, _inputs(module, spec)
+    model = moved(construct(module, module, spec), device)
+    tally, outputs = Tally(), []
+    # outside the recorder, which then sees the reference's own calls only
+    with torch.device(device), TwoSteps(tally), tally:
+        operators = reference_operators(lambda: outputs.append(model(*inputs)))
+    leaves, _ = flatten_outputs(outputs[0])
+    require_tensors(leaves)
+    return {
+        "operators": operators[:MOST_OPERATORS],
+        "flops": tally.flops,
+        "bytes_min": tally.bytes_read + tally.bytes_written(leaves),
+        "uncounted": sorted(tally.uncounted),
+        "executed": "meta" if device == "meta" else "declared inputs",
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def do_interface(path: str, **task: str) -> Interface:
+    """What goes in and out of one forward call, without storage where that is possible. Raises
+    what the task raises on its declared inputs."""
+    module = _loaded(path)
+    with suppress(Exception):
+        return _without_storage(_interface, module, task)
+    return _interface(module, declared(task, "cpu", "cpu"))
+
+
+def _interface(module: ModuleType, spec: ModelSpec) -> Interface:
+    inputs = _inputs(module, spec)
+    model = moved(construct(module, module, spec), spec.device)
+    names = [*inspect.signature(model.forward).parameters]
+    state = [*model.named_parameters(), *model.named_buffers()]
+    with torch.device(spec.device), torch.no_grad():
+        leaves, structure = flatten_outputs(model(*inputs))
+    require_tensors(leaves)
+    names += [f"x{number}" for number in range(len(names), len(inputs))]
+    return Interface(
+        inputs=[_form(name, x) for name, x in zip(names, inputs, strict=False)],
+        state=[_form(name, x) for name, x in state],
+        outputs=[_form(f"output{number}", leaf) for number, leaf in enumerate(leaves)],
+        structure=structure,
+        mutates=any(x._version for x in inputs if isinstance(x, Tensor)),
+    )
+
+
+def _loaded(path: str) -> ModuleType:
+    torch.set_num_threads(1)
+    # its fused recurrent layers tell nothing about what they compute
+    torch._C._set_mkldnn_enabled(False)
+    return load_module(path, "task")
 
 
 def _inputs(module: ModuleType, spec: ModelSpec) -> list[Any]:

@@ -123,7 +123,7 @@ class _Guard:
         await self._app(scope, timely, marked)
 
 
-class Protocol(H11Protocol):
+class TimelyProtocol(H11Protocol):
     """Drops connections on which the head of a request does not arrive in time."""
 
     _slow: asyncio.TimerHandle | None = None

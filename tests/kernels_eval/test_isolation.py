@@ -28,7 +28,7 @@ import pytest
 from kernels_eval.checks.screening import Screening
 from kernels_eval.errors import GpuLostError
 from kernels_eval.isolation import landlock, layers, seccomp
-from kernels_eval.isolation.health import DeviceHealth, HealthReport, HealthRole, check_health
+from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health, do_check
 from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
 from kernels_eval.records import Reason, Verdict
@@ -726,7 +726,7 @@ def test_one_failed_check_is_forgiven_and_memory_is_waited_for():
         one.confirm()
         assert asked == [0, 900, 900] and released == ["all"]
     started = time.monotonic()
-    assert HealthRole().do_check("cpu", 1 << 60, 0.2).right and time.monotonic() - started > 0.2
+    assert do_check("cpu", 1 << 60, 0.2).right and time.monotonic() - started > 0.2
 
 
 @pytest.mark.parametrize(

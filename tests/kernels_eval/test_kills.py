@@ -20,9 +20,8 @@ from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError, ToolchainError
 from kernels_eval.isolation import process_tree
-from kernels_eval.isolation.sandbox import BLAMED_ROLES, Child
+from kernels_eval.isolation.sandbox import BLAMED_ROLES, Child, retry_killed
 from kernels_eval.parent import kill_retry as kills
-from kernels_eval.parent.kill_retry import retry_killed
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module

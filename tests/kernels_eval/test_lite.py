@@ -31,7 +31,7 @@ from kernels_eval.build.lite import (
 )
 from kernels_eval.build.process import WorkRoot, remove_abandoned
 from kernels_eval.build.spec import Build, ExtensionSpec
-from kernels_eval.child.kernel_launches import Launches
+from kernels_eval.child.kernel_tracer import Launches
 from kernels_eval.config import BuildConfig
 from tests.support.processes import output_of, python
 
@@ -681,5 +681,5 @@ def test_the_counters_add_up(builder, tmp_path):
 
 
 def test_without_a_cuda_library_there_are_no_counters():
-    script = "from kernels_eval.child.kernel_launches import Launches; print(Launches.find())"
+    script = "from kernels_eval.child.kernel_tracer import Launches; print(Launches.find())"
     assert python(script).stdout.strip() == "None"

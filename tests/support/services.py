@@ -15,9 +15,8 @@ import httpx
 import uvicorn
 
 from kernels_eval.records import Language, Verdict
-from kernels_eval.service.app import Service, create_app
+from kernels_eval.service.app import Intake, Service, create_app
 from kernels_eval.service.guard import Protocol
-from kernels_eval.service.intake import Intake
 from kernels_eval.service.schema import EvaluationRequest
 from tasks.synthesis.parsing import parse_response
 from tests.support.kernels import AFFINE, QUICK

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from kernels_eval.build.flags import refused_flag
+from kernels_eval.build.spec import refused_flag
 from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import Language
 from tasks.search import flags

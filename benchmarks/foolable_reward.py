@@ -25,9 +25,8 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks.trials import DECLARED
 from kernels_eval.config import EvalConfig
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.draft import VerdictDraft
-from kernels_eval.parent.messages import Stop, parse_report
-from kernels_eval.parent.prepare import Prepared, Preparer, _Preparation
+from kernels_eval.parent.messages import Prepared, Stop, VerdictDraft, parse_report
+from kernels_eval.parent.prepare import BoundedBuilds, Preparer
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
 
@@ -36,16 +35,15 @@ MARK = "judged by benchmarks.foolable_reward"
 
 
 class _Unscreened(Preparer):
-    def _screen_and_build(
-        self, candidate: Candidate, task: KernelTask | None, found: _Preparation
-    ) -> None:
+    def _screen_and_build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
+        candidate = builds.candidate
         if candidate.code is None:
             raise Stop(candidate.parse_reason or Reason.NO_CODE_BLOCK, "no module")
         if candidate.language is Language.TRITON or "load" not in candidate.code:
             return
         for asked in self._requested_builds(candidate.code, task):
             build = self.builder.build(parse_report(ExtensionSpec, asked))
-            found.builds.append(build)
+            builds.made.append(build)
             if build.reason:
                 raise Stop(build.reason, "the build failed", build.log)
 

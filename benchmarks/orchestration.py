@@ -192,7 +192,7 @@ class NoBuild:
         return several(self.prepare, calls)
 
     def prepare(self, task: dict[str, Any], candidate: dict[str, Any]) -> dict[str, Any]:
-        from kernels_eval.parent.prepare import Prepared
+        from kernels_eval.parent.messages import Prepared
 
         return Prepared(
             candidate_id=candidate["candidate_id"], libraries={"0": "/nowhere/0.so"}, tier="lite"

@@ -32,7 +32,8 @@ from typing import Any, NamedTuple
 
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.prepare import Prepared, Preparer
+from kernels_eval.parent.messages import Prepared
+from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from tasks.search.config import SearchConfig
 from tasks.search.gain import Interval, again, mean_gain, pair_of, result_of, summary_of

@@ -47,7 +47,7 @@ from flows.rollouts import Pairs, Verify, environment_of
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.draft import no_code_verdict
+from kernels_eval.parent.messages import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Status, Verdict, stable_hash
 from kernels_eval.rewards import Concur, reward
 from tasks.sources.config import TasksConfig

@@ -173,18 +173,6 @@ def _against(compiled: CompiledBaseline) -> str:
     )
 
 
-def told(say: Say, config: EvalConfig, task: KernelTask, candidate: Candidate) -> Verdict:
-    """The verdict of one candidate; `say` is told each stage of the protocol as it begins."""
-    from kernels_eval.evaluator import Evaluator
-
-    def on_phase(name: str) -> None:
-        say(STAGES.get(name, name))
-
-    with Evaluator(candidate.language, config, on_phase=on_phase) as evaluator:
-        say(f"screen and build the {candidate.language.value} candidate")
-        return evaluator(task, candidate)
-
-
 def run(
     task_path: str,
     candidate_path: str,
@@ -196,6 +184,8 @@ def run(
 ) -> int:
     """Verify and print. Exit status 0 whenever a verdict was reached, 2 for unusable input, 1 where
     the machine fails. The stages are on stderr with `progress`, and on a terminal."""
+    from kernels_eval.evaluator import Evaluator
+
     began_s = time.monotonic()
 
     def note(text: str) -> None:
@@ -207,8 +197,15 @@ def run(
 
     try:
         task, candidate = read_pair(task_path, candidate_path, language, note)
-        require_device(candidate.language, of=f"{candidate_path}: ")
-        verdict = told(say, config or EvalConfig(), task, candidate)
+        target = candidate.language
+        require_device(target, of=f"{candidate_path}: ")
+
+        def on_phase(name: str) -> None:
+            say(STAGES.get(name, name))
+
+        with Evaluator(target, config, on_phase=on_phase) as evaluator:
+            say(f"screen and build the {target.value} candidate")
+            verdict = evaluator(task, candidate)
     except (UsageError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

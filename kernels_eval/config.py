@@ -26,6 +26,15 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotun
 class _Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
+    def _asks_for(self, name: str) -> bool:
+        """Whether a field means anything here. One that does not is not written: every hash over
+        such a configuration stays what it was before there was that field."""
+        return True
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if self._asks_for(name)}
+
 
 class BuildConfig(_Config):
     """How candidates are compiled."""
@@ -145,12 +154,8 @@ class TimingConfig(_Config):
             )
         return ("eager", "compile") if "compile" in value else ("eager",)
 
-    @model_serializer(mode="wrap")
-    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a second baseline nothing about it is written: every hash over such a
-        configuration stays what it was."""
-        left_out = () if self.compiles else ("baselines", "compile_mode", "compile_s")
-        return {name: value for name, value in dump(self).items() if name not in left_out}
+    def _asks_for(self, name: str) -> bool:
+        return self.compiles or name not in ("baselines", "compile_mode", "compile_s")
 
 
 class LimitsConfig(_Config):
@@ -201,12 +206,5 @@ class EvalConfig(_Config):
     sanitizer_s: PositiveFloat = 120
     """deadline of one tool; past it the flag says `not_run`"""
 
-    @model_serializer(mode="wrap")
-    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without the sanitizer nothing about it is written, as without a second baseline."""
-        off = self.sanitizer == "off"
-        return {
-            name: value
-            for name, value in dump(self).items()
-            if not (off and name.startswith("sanitizer"))
-        }
+    def _asks_for(self, name: str) -> bool:
+        return self.sanitizer != "off" or not name.startswith("sanitizer")

@@ -18,10 +18,9 @@ from kernels_eval.devices import device_for
 from kernels_eval.isolation.sandbox import retry_killed
 from kernels_eval.parent import comparison, sanitizer
 from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
-from kernels_eval.parent.draft import VerdictDraft, verdict_of
-from kernels_eval.parent.messages import Finding, Stop
+from kernels_eval.parent.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.parent.paired_timing import PairedClock
-from kernels_eval.parent.prepare import Prepared, Preparer
+from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict

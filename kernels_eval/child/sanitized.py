@@ -13,14 +13,17 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
+import torch
+
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.checks.inputs import construct, load_module, make_inputs, moved
+from kernels_eval.checks.trials import DECLARED, ModelSpec
+from kernels_eval.child.build_interception import intercept, open_library
+from kernels_eval.child.kernel_tracer import KernelTracer
 from kernels_eval.isolation import confinement, landlock
 from kernels_eval.isolation.channel import Message
 from kernels_eval.languages import Language
-
-if TYPE_CHECKING:
-    from kernels_eval.child.kernel_tracer import KernelTracer
 
 CALLS = 2
 SAID_BYTES = 1 << 18
@@ -45,13 +48,6 @@ def do_run(program: list[str], environment: dict[str, str]) -> Message:
 def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[], object]:
     """Load the candidate: its forward call on the task's declared inputs. A `tracer` watches its
     kernels. Raises what the candidate raises."""
-    import torch
-
-    from kernels_eval.build.spec import ExtensionSpec
-    from kernels_eval.checks.inputs import construct, load_module, make_inputs, moved
-    from kernels_eval.checks.trials import DECLARED, ModelSpec
-    from kernels_eval.child.build_interception import intercept, open_library
-
     spec = ModelSpec.model_validate(asked["spec"] | {"entry_point": "ModelNew", "seed": 0})
     torch.set_num_threads(spec.threads)
     libraries = asked["libraries"]
@@ -64,9 +60,7 @@ def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[],
 
     intercept(provide)
     if "language" in asked:
-        from kernels_eval.child.kernel_tracer import KernelTracer as Unasked
-
-        Language(asked["language"]).watch(tracer or Unasked(on_gpu=False))
+        Language(asked["language"]).watch(tracer or KernelTracer(on_gpu=False))
     task, module = load_module(asked["task"], "task"), load_module(asked["candidate"], "candidate")
     model = moved(construct(module, task, spec), spec.device)
     inputs = make_inputs(task, 0, DECLARED, None, spec.device)
@@ -90,8 +84,6 @@ def confined(request: str) -> Message:
 
 def main(request: str) -> None:
     """Confine this process, load the candidate and call it. Raises what it raises."""
-    import torch
-
     asked = confined(request)
     forward = replayed(asked)
     for _ in range(CALLS):

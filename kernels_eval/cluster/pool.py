@@ -36,8 +36,7 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
 from kernels_eval.isolation.channel import Message
-from kernels_eval.parent.draft import verdict_of
-from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.messages import Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
 DEATHS = 5

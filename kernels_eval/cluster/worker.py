@@ -16,7 +16,8 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health
-from kernels_eval.parent.prepare import Prepared, Preparer
+from kernels_eval.parent.messages import Prepared
+from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Reason
 
 TOGETHER_S = 0.05

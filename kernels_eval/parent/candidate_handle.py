@@ -18,7 +18,6 @@ from kernels_eval.build.spec import Build
 from kernels_eval.checks.trials import DECLARED, Comparison, Trial
 from kernels_eval.isolation.channel import Fds, Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
-from kernels_eval.parent.draft import VerdictDraft
 from kernels_eval.parent.messages import (
     CLAIMABLE,
     LOG_BYTES,
@@ -27,6 +26,7 @@ from kernels_eval.parent.messages import (
     LoadReport,
     R,
     Stop,
+    VerdictDraft,
     parse_report,
     unanswered,
 )

@@ -1,18 +1,30 @@
-"""What a candidate's process says of itself, parsed: its form is checked, its content never
-trusted.
+"""What a candidate's process says of itself, parsed (its form is checked, its content never
+trusted), what is found of a candidate, and the verdict that this becomes.
 
 Outputs are compared elsewhere, and times are bounded by the parent's clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, FailFast, Field, ValidationError, field_validator
 
 from kernels_eval.isolation.sandbox import Child, ChildFailure
-from kernels_eval.records import Reason, Record
+from kernels_eval.records import (
+    Candidate,
+    Correctness,
+    KernelTask,
+    Phases,
+    Reason,
+    Record,
+    Timing,
+    Verdict,
+)
 
 LOG_BYTES = 8192
 """Of a process's log, as much as a verdict keeps."""
@@ -24,6 +36,19 @@ class Finding(Record):
     reason: Reason
     detail: str = ""
     log: str = ""
+
+
+class Prepared(Record):
+    """What the build side found: libraries for the run side, or the finding that ends the
+    verification."""
+
+    candidate_id: str
+    libraries: dict[str, str] = {}
+    finding: Finding | None = None
+    flags: tuple[str, ...] = ()
+    tier: str | None = None
+    cached: bool = False
+    seconds: float = 0.0
 
 
 class Stop(Exception):
@@ -213,3 +238,80 @@ def storable(text: str) -> str:
 def one_line(text: str) -> str:
     """Candidate text as data: one line, no control characters, at most 500 characters."""
     return "".join(c if c.isprintable() else " " for c in text[:500]).strip()
+
+
+@dataclass
+class VerdictDraft:
+    """What is known of a verdict while it is reached: each step of the protocol adds its part.
+
+    Fields with the names of `Verdict`'s become those. `late_tier` is the header tier of a build
+    that a constructor asked for, `approximation` what was seen of one, `log` what a tool said of a
+    candidate that passed. `on_phase` is called with the name of each phase as it begins.
+    """
+
+    device: str = ""
+    isolation: tuple[str, ...] = ()
+    reference_operators: tuple[str, ...] = ()
+    precision_class: str | None = None
+    outputs_match: bool | None = None
+    correctness: Correctness | None = None
+    custom_kernels: tuple[str, ...] = ()
+    custom_kernel_time_share: float | None = None
+    library_calls: tuple[str, ...] = ()
+    timing: Timing | None = None
+    phases: Phases | None = None
+    run_s: float = 0.0
+    flags: list[str] = field(default_factory=list)
+    late_tier: str | None = None
+    approximation: str = ""
+    log: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    on_phase: Callable[[str], None] | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the wall seconds spent inside to this field of Phases."""
+        if self.on_phase:
+            self.on_phase(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def verdict_of(
+    task: KernelTask,
+    candidate: Candidate,
+    prepared: Prepared,
+    finding: Finding,
+    draft: VerdictDraft | None = None,
+) -> Verdict:
+    """The record of a finding. Without a draft, of a candidate that never reached a device."""
+    draft = draft or VerdictDraft()
+    known = {name: value for name, value in vars(draft).items() if name in Verdict.model_fields}
+    if finding.reason is not Reason.OK:
+        known["timing"] = None
+    return Verdict(
+        **known
+        | {
+            "candidate_id": candidate.candidate_id,
+            "task_id": task.task_id,
+            "language": candidate.language,
+            "status": finding.reason.status,
+            "reason": finding.reason,
+            "detail": one_line(finding.detail),
+            "log_tail": (finding.log or draft.log)[-LOG_BYTES:],
+            "flags": tuple(dict.fromkeys((*prepared.flags, *draft.flags))),
+            "build_tier": draft.late_tier or prepared.tier,
+            "build_cached": prepared.cached,
+            "build_s": prepared.seconds,
+        }
+    )
+
+
+def no_code_verdict(task: KernelTask, candidate: Candidate) -> Verdict:
+    """The verdict of a response that holds no code, which needs no worker."""
+    reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
+    finding = Finding(reason=reason, detail="the response holds no complete module")
+    return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

@@ -26,30 +26,18 @@ from kernels_eval.parent.messages import (
     LOG_BYTES,
     CaptureReport,
     Finding,
+    Prepared,
     Stop,
     parse_report,
     unanswered,
 )
-from kernels_eval.records import Candidate, KernelTask, Reason, Record
+from kernels_eval.records import Candidate, KernelTask, Reason
 
 MOST_BUILDS = 16
 BUILDS_SHARE = 4
 """All builds of one candidate may take so many times the deadline of one."""
 MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 """A call of load_inline or load that its signature does not allow."""
-
-
-class Prepared(Record):
-    """What the build side found: libraries for the run side, or the finding that ends the
-    verification."""
-
-    candidate_id: str
-    libraries: dict[str, str] = {}
-    finding: Finding | None = None
-    flags: tuple[str, ...] = ()
-    tier: str | None = None
-    cached: bool = False
-    seconds: float = 0.0
 
 
 @dataclass

@@ -17,7 +17,7 @@ from kernels_eval.isolation.sandbox import Child
 from kernels_eval.isolation.warm_pool import WarmPool
 from kernels_eval.parent.candidate_handle import CandidateProcess
 from kernels_eval.parent.compiled_baseline import CompiledReference
-from kernels_eval.parent.draft import VerdictDraft
+from kernels_eval.parent.messages import VerdictDraft
 from kernels_eval.parent.prepare import Workplace
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import Candidate, KernelTask, Timing

@@ -19,8 +19,7 @@ from kernels_eval.build.toolchain import places_of
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ToolchainError
 from kernels_eval.isolation.sandbox import Child, ChildFailure
-from kernels_eval.parent.draft import VerdictDraft
-from kernels_eval.parent.messages import LOG_BYTES, Stop
+from kernels_eval.parent.messages import LOG_BYTES, Stop, VerdictDraft
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.parent.runner import Runner
 from kernels_eval.records import Candidate, Reason

@@ -22,7 +22,7 @@ from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
 from kernels_eval.devices import conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
-from kernels_eval.parent.draft import no_code_verdict
+from kernels_eval.parent.messages import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report

@@ -12,9 +12,7 @@ from flows.refresh import Refreshed
 from flows.track import run_record, track
 from kernels_eval.cluster import telemetry as telemetry_module
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.parent.draft import VerdictDraft, verdict_of
-from kernels_eval.parent.messages import Finding
-from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.messages import Finding, Prepared, VerdictDraft, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.analysis import stage as analysis_stage
 from tasks.benchmark.report.files import Report

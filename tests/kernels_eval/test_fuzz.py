@@ -36,10 +36,9 @@ from kernels_eval.isolation import machine
 from kernels_eval.isolation.sandbox import Child, End
 from kernels_eval.parent import behaviour, comparison
 from kernels_eval.parent.candidate_handle import CandidateProcess
-from kernels_eval.parent.draft import VerdictDraft, verdict_of
-from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport
+from kernels_eval.parent.messages import Prepared as Outcome
+from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport, VerdictDraft, verdict_of
 from kernels_eval.parent.prepare import BoundedBuilds, Preparer
-from kernels_eval.parent.prepare import Prepared as Outcome
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
 
 SECONDS = float(os.environ.get("CONCUR_FUZZ_S", "60"))

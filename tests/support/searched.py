@@ -10,9 +10,7 @@ from typing import Any
 
 from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.errors import GpuLostError
-from kernels_eval.parent.draft import VerdictDraft, verdict_of
-from kernels_eval.parent.messages import Finding
-from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.messages import Finding, Prepared, VerdictDraft, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Timing, Verdict
 from tasks.search.config import SearchConfig
 from tasks.search.stage import Search

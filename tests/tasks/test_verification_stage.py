@@ -23,9 +23,7 @@ from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import Conditions
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, UsageError
-from kernels_eval.parent.draft import verdict_of
-from kernels_eval.parent.messages import Finding
-from kernels_eval.parent.prepare import Prepared
+from kernels_eval.parent.messages import Finding, Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
 from tasks import retry
 from tasks.progress import observed_by

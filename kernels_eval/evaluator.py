@@ -8,6 +8,7 @@ an exception from here means that the machine failed, not the kernel.
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -165,7 +166,11 @@ class Evaluator:
         self.close()
 
 
-_kept: dict[tuple[Language, EvalConfig, Path | None], Evaluator] = {}
+@functools.cache
+def _kept(language: Language, config: EvalConfig, folder: Path | None) -> Evaluator:
+    made = Evaluator(language, config, cache=folder)
+    atexit.register(made.close)
+    return made
 
 
 def evaluate(
@@ -182,8 +187,4 @@ def evaluate(
     Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where
     the machine fails.
     """
-    key = (candidate.language, config or EvalConfig(), cache)
-    if key not in _kept:
-        _kept[key] = Evaluator(candidate.language, config, cache=cache)
-        atexit.register(_kept[key].close)
-    return _kept[key](task, candidate)
+    return _kept(candidate.language, config or EvalConfig(), cache)(task, candidate)

@@ -188,6 +188,7 @@ _UNKNOWN = re.compile(
 )
 _NO_METHOD = re.compile(
     r"^'(?:class |const class )?(?:at|torch)::Tensor' has no member named '(\w+)'"
+    r"|^class \"at::Tensor\" has no member \"(\w+)\""
 )
 # Errors about names of the candidate's own function, or about std: no header of torch plays a part
 # in them.
@@ -196,8 +197,7 @@ _STD_CALL = re.compile(r"^no matching function for call to '(min|max)\(")
 _DISPATCHED_TYPE = re.compile(
     r"DeprecatedTypeProperties\W.* to \W?(const )?(c10::|at::)?ScalarType\b"
 )
-# nvcc's words for the same: about the candidate's own names and text, or a class that is Tensor's.
-_NVCC_NO_METHOD = re.compile(r"^class \"at::Tensor\" has no member \"(\w+)\"")
+# nvcc's words for the same: about the candidate's own names and text.
 _NVCC_LOCAL = re.compile(
     r"^a variable length array cannot have static storage duration"
     r"|^declaration is incompatible with previous \"\w+\" \(declared at line \d+\)"
@@ -305,18 +305,16 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
         return not known.dispatch_takes_types
     if file not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
         return False
+    if (missing := _NO_METHOD.search(message)) and known.methods:
+        return known.methods.isdisjoint(missing.groups())
     if file == "cuda.cu":
-        certain = _certain_nvcc_error(message, source, known)
-        if certain is not None:
-            return certain
+        return _certain_nvcc_error(message, source, known)
     if unqualified := _UNDECLARED.search(message):
         name = next(filter(None, unqualified.groups()))
         # A call may find what its arguments' namespaces have; anything else only what is at file
         # scope, or is brought there.
         called = re.search(rf"\b{name}\s*(<[^;<>]*>\s*)?\(|\busing\s", source)
         return name not in (known.words if called else known.file_scope)
-    if (missing := _NO_METHOD.search(message)) and known.methods:
-        return missing.group(1) not in known.methods
     if (call := _STD_CALL.search(message)) and line:
         return not re.search(rf"(?<!std::)\b{call.group(1)}\s*\(", source)
     if unknown := _UNKNOWN.search(message):
@@ -324,14 +322,12 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
     return bool(_SYNTAX.search(message) or _LOCAL.search(message))
 
 
-def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool | None:
-    """The same of an error of nvcc; None for errors of syntax, which are the C++ compiler's too.
+def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool:
+    """The same of an error of nvcc.
 
     `known.words` was read by the C++ compiler: under nvcc torch's headers bring more along
     (cuda_fp16.h, for one).
     """
-    if (missing := _NVCC_NO_METHOD.search(message)) and known.methods:
-        return missing.group(1) not in known.methods
     if missing := _NVCC_NO_STREAM.search(message):
         return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
     if _NVCC_NO_DEVICE.search(message):
@@ -343,7 +339,7 @@ def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool | 
             for name in _INCLUDED.findall(source)
         )
         return included and undefined.group(1) not in known.nvcc_words
-    return None if _SYNTAX.search(message) else bool(_NVCC_LOCAL.search(message))
+    return bool(_SYNTAX.search(message) or _NVCC_LOCAL.search(message))
 
 
 class Operators:

@@ -32,9 +32,10 @@ class Resources(NamedTuple):
 
 
 def tool_path(name: str, *folders: str | Path) -> str | None:
-    """Where a tool of CUDA's is: on PATH, in the toolkit, in these folders; None where nowhere."""
+    """Where a tool of CUDA's is: on PATH, in the toolkit (compute-sanitizer has a folder of its
+    own there), in these folders; None where nowhere."""
     home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    places = (os.environ.get("PATH", ""), f"{home}/bin", *map(str, folders))
+    places = (os.environ.get("PATH", ""), f"{home}/bin", f"{home}/{name}", *map(str, folders))
     return shutil.which(name, path=os.pathsep.join(places))
 
 

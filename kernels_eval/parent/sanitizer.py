@@ -10,12 +10,11 @@ that a candidate which notices the tool behaves as it does without.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import sys
 
 from kernels_eval.build.toolchain import places_of
+from kernels_eval.checks.cubins import plain_name, tool_path
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ToolchainError
 from kernels_eval.isolation.sandbox import Child, ChildFailure
@@ -41,9 +40,7 @@ MOST_KERNELS = 8
 
 def installed() -> str:
     """The path of compute-sanitizer. Raises ToolchainError where there is none."""
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    folders = (os.environ.get("PATH", ""), f"{home}/bin", f"{home}/{PROGRAM}")
-    found = shutil.which(PROGRAM, path=os.pathsep.join(folders))
+    found = tool_path(PROGRAM)
     if not found:
         raise ToolchainError(
             f"{PROGRAM} is not installed, and verification.eval.sanitizer asks for it",
@@ -109,8 +106,6 @@ def _options(tool: str, kernels: tuple[str, ...]) -> list[str]:
     """Only the candidate's own kernels are looked at: torch's are not its fault, and take long."""
     options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "3"]
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    for kernel in kernels[:MOST_KERNELS]:
-        plain = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""))[0]
-        if words := re.findall(r"\w+", plain):
-            options += ["--kernel-name", f"kernel_substring={words[-1]}"]
+    for name in filter(None, map(plain_name, kernels[:MOST_KERNELS])):
+        options += ["--kernel-name", f"kernel_substring={name}"]
     return options

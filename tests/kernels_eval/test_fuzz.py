@@ -34,7 +34,7 @@ from kernels_eval.checks.trials import Comparison, OutputForm, Trial
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation import machine
 from kernels_eval.isolation.sandbox import Child, End
-from kernels_eval.parent import behaviour, comparison
+from kernels_eval.parent import comparison
 from kernels_eval.parent.candidate_handle import CandidateProcess
 from kernels_eval.parent.messages import Prepared as Outcome
 from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport, VerdictDraft, verdict_of
@@ -282,14 +282,14 @@ def judged(child: Child, reference: object, builder: object) -> Reason:
     try:
         process.load({})
         comparison.compare_outputs(process)
-        behaviour.attribute_work(process)
+        comparison.attribute_work(process)
         comparison.check_repeatable(process)
         comparison.compare_other_shapes(process)
-        behaviour.check_state(process)
+        comparison.check_state(process)
         process.ask("sample", SampleReport, calls=1)
         for form in process.ask("run_unseen", UnseenReport).forms:
             process.check_form(form, reference.trials[0])
-        behaviour.check_ornamental(process)
+        comparison.check_ornamental(process)
     except Stop as stop:
         verdict = verdict_of(TASK, candidate(), Outcome(candidate_id="c"), stop.finding, draft)
         verdict.model_dump_json()

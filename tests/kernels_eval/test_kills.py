@@ -19,9 +19,8 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.build.toolchain import Toolchain
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError, ToolchainError
-from kernels_eval.isolation import process_tree
+from kernels_eval.isolation import process_tree, sandbox
 from kernels_eval.isolation.sandbox import BLAMED_ROLES, Child, retry_killed
-from kernels_eval.parent import kill_retry as kills
 from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
@@ -242,7 +241,7 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
 @pytest.mark.slow
 def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(kills, "KILL_ATTEMPTS", 2)
+        patch.setattr(sandbox, "KILL_ATTEMPTS", 2)
         hit = kill_at(patch, "candidate", "call", "fork server", 100)
         with pytest.raises(SandboxError) as fault:
             verify(HONEST)

@@ -16,7 +16,7 @@ import uvicorn
 
 from kernels_eval.records import Language, Verdict
 from kernels_eval.service.app import Intake, Service, create_app
-from kernels_eval.service.guard import Protocol
+from kernels_eval.service.guard import TimelyProtocol
 from kernels_eval.service.schema import EvaluationRequest
 from tasks.synthesis.parsing import parse_response
 from tests.support.kernels import AFFINE, QUICK
@@ -46,7 +46,7 @@ async def asking(
 @contextmanager
 def listening(made: Service, port: int = 0) -> Iterator[int]:
     """The port (this one, or a free one) of a real server of the application, in a thread."""
-    options = {"http": Protocol, "ws": "none", "log_level": "error", "lifespan": "off"}
+    options = {"http": TimelyProtocol, "ws": "none", "log_level": "error", "lifespan": "off"}
     options |= {"timeout_keep_alive": 1}
     server = uvicorn.Server(uvicorn.Config(create_app(made), **options))
     with socket.socket() as listener:

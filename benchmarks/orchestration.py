@@ -34,8 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.cluster.pool import Pool
+from kernels_eval.cluster.worker import Call
 from kernels_eval.config import EvalConfig
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.parent.messages import Prepared
+from kernels_eval.records import Candidate, KernelTask, Language, Record, Verdict
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, TASKS
 from tasks.verification.config import VerificationConfig
@@ -184,19 +186,14 @@ class NoBuild:
     def __init__(self, *_: object) -> None:
         pass
 
-    def several(
-        self, calls: list[tuple[dict[str, Any], ...]]
-    ) -> tuple[list[dict[str, Any]], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Record], float]:
         from kernels_eval.cluster.worker import several
 
         return several(self.prepare, calls)
 
-    def prepare(self, task: dict[str, Any], candidate: dict[str, Any]) -> dict[str, Any]:
-        from kernels_eval.parent.messages import Prepared
-
-        return Prepared(
-            candidate_id=candidate["candidate_id"], libraries={"0": "/nowhere/0.so"}, tier="lite"
-        ).model_dump(mode="json")
+    def prepare(self, task: KernelTask, candidate: Candidate) -> Prepared:
+        libraries = {"0": "/nowhere/0.so"}
+        return Prepared(candidate_id=candidate.candidate_id, libraries=libraries, tier="lite")
 
 
 class NoRun:
@@ -229,22 +226,16 @@ class NoRun:
             build_tier="lite",
             isolation=("namespaces", "landlock", "seccomp"),
         )
-        self._verdict = verdict.model_dump(mode="json")
+        self._verdict = verdict
 
-    def several(
-        self, calls: list[tuple[dict[str, Any], ...]]
-    ) -> tuple[list[dict[str, Any]], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Record], float]:
         from kernels_eval.cluster.worker import several
 
         return several(self.run, calls)
 
-    def run(
-        self, task: dict[str, Any], candidate: dict[str, Any], prepared: dict[str, Any]
-    ) -> dict[str, Any]:
-        return self._verdict | {
-            "candidate_id": candidate["candidate_id"],
-            "task_id": task["task_id"],
-        }
+    def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
+        of = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
+        return self._verdict.model_copy(update=of)
 
 
 # -- where the time goes ---------------------------------------------------------------------------

@@ -31,11 +31,10 @@ from kernels_eval.cluster.ray import (
     start_ray,
 )
 from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, KernelWorker
+from kernels_eval.cluster.worker import TOGETHER_S, BuildWorker, Call, KernelWorker
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch, require_device
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
-from kernels_eval.isolation.channel import Message
 from kernels_eval.parent.messages import Prepared, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
@@ -85,11 +84,12 @@ class _Item:
     prepared: Prepared | None = None
     deaths: int = 0
     devices_lost: int = 0
-    forms: tuple[Message, ...] = ()
-    """Task, candidate and, once it is built, what was prepared. Made once, sent twice."""
 
-    def __post_init__(self) -> None:
-        self.forms = tuple(record.model_dump(mode="json") for record in (self.task, self.candidate))
+    @property
+    def call(self) -> Call:
+        """What a worker is told: what was prepared, too, once it is built."""
+        built = (self.prepared,) if self.prepared else ()
+        return self.task, self.candidate, *built
 
     @property
     def suspect(self) -> bool:
@@ -127,7 +127,7 @@ class _Slot:
         return self.pending is None
 
     def give(self, items: list[_Item]) -> None:
-        calls = [item.forms for item in items]
+        calls = [item.call for item in items]
         self.items, self.pending = items, self.actor.several.remote(calls)
         self.since = time.monotonic()
 
@@ -307,14 +307,13 @@ class Pool:
         slot.at_once = min(2 * slot.at_once, self.at_once) if seconds < TOGETHER_S else 1
         again.extendleft(reversed(items[len(answers) :]))
         if not building:
-            return [Verdict.model_validate(answer) for answer in answers]
+            return list(answers)
         verdicts = []
-        for item, answer in zip(items, answers, strict=False):
-            prepared = item.prepared = Prepared.model_validate(answer)
+        for item, prepared in zip(items, answers, strict=False):
+            item.prepared = prepared
             if prepared.finding:
                 verdicts.append(verdict_of(item.task, item.candidate, prepared, prepared.finding))
             else:
-                item.forms = (*item.forms, answer)
                 ready.append(item)
         return verdicts
 

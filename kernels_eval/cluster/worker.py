@@ -14,11 +14,10 @@ from collections.abc import Callable
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.isolation.channel import Message
 from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health
-from kernels_eval.parent.messages import Prepared
+from kernels_eval.parent.messages import Prepared, R
 from kernels_eval.parent.prepare import Preparer
-from kernels_eval.records import Candidate, KernelTask, Reason
+from kernels_eval.records import Candidate, KernelTask, Reason, Record, Verdict
 
 TOGETHER_S = 0.05
 """Calls that have taken less than this together may travel together: a Ray call costs a few
@@ -27,11 +26,11 @@ BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, R
 """Reasons that a broken GPU produces as well as a broken kernel: such a verdict stands once a
 health check has passed."""
 
-Call = tuple[Message, ...]
-"""Records as plain data."""
+Call = tuple[Record, ...]
+"""A task, a candidate and, for a `KernelWorker`, what was prepared."""
 
 
-def several(one: Callable[..., Message], calls: list[Call]) -> tuple[list[Message], float]:
+def several(one: Callable[..., R], calls: list[Call]) -> tuple[list[R], float]:
     """The answers to the first of these calls, as many as begin within `TOGETHER_S`, at least one;
     and the seconds they took.
 
@@ -58,16 +57,14 @@ class BuildWorker:
         self._share = (share, shares)
         self._warm = False
 
-    def several(self, calls: list[Call]) -> tuple[list[Message], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Prepared], float]:
         return several(self.prepare, calls)
 
-    def prepare(self, task: Message, candidate: Message) -> Message:
-        """What was prepared, as plain data (kernels_eval.parent.prepare.Prepared)."""
-        records = Candidate.model_validate(candidate), KernelTask.model_validate(task)
+    def prepare(self, task: KernelTask, candidate: Candidate) -> Prepared:
         if not self._warm:
             self._preparer.builder.warm(*self._share)
             self._warm = True
-        return self._preparer.prepare(*records).model_dump(mode="json")
+        return self._preparer.prepare(candidate, task)
 
 
 class KernelWorker:
@@ -89,20 +86,15 @@ class KernelWorker:
                 lambda: runner.server, device, config.limits, runner.close, check or check_health
             )
 
-    def several(self, calls: list[Call]) -> tuple[list[Message], float]:
+    def several(self, calls: list[Call]) -> tuple[list[Verdict], float]:
         return several(self.run, calls)
 
-    def run(self, task: Message, candidate: Message, prepared: Message) -> Message:
+    def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
         """One verdict. Raises GpuLostError where the device does not work (any more), other
         EvalErrors where the machine fails."""
-        records = (
-            KernelTask.model_validate(task),
-            Candidate.model_validate(candidate),
-            Prepared.model_validate(prepared),
-        )
         if self._health:
             self._health.remember()
-        verdict = self._evaluator.run(*records)
+        verdict = self._evaluator.run(task, candidate, prepared)
         if self._health and verdict.reason in BLAMES_THE_DEVICE:
             self._health.confirm()
-        return verdict.model_dump(mode="json")
+        return verdict

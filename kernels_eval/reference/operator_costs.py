@@ -180,22 +180,15 @@ def _attention(args: Values, result: Tensor) -> int:
     return scores * each
 
 
-def _indexed(args: Values, _: Tensor) -> int:
-    return int(args[3].numel())
-
-
-def _inner(args: Values, _: Tensor) -> int:
-    return 2 * int(args[0].numel())
-
-
-def _distances(args: Values, result: Tensor) -> int:
-    return 3 * result.numel() * int(args[0].shape[-1])
-
-
 _SPECIAL: dict[str, Cost] = {
-    **dict.fromkeys(("dot", "vdot", "mv"), _inner),
-    **dict.fromkeys(("_cdist_forward", "_euclidean_dist", "_pdist_forward"), _distances),
-    **dict.fromkeys(("scatter_add", "scatter_reduce", "index_add"), _indexed),
+    **dict.fromkeys(("dot", "vdot", "mv"), lambda args, _: 2 * args[0].numel()),
+    **dict.fromkeys(
+        ("_cdist_forward", "_euclidean_dist", "_pdist_forward"),
+        lambda args, result: 3 * result.numel() * args[0].shape[-1],
+    ),
+    **dict.fromkeys(
+        ("scatter_add", "scatter_reduce", "index_add"), lambda args, _: args[3].numel()
+    ),
     **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), _fft),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_fused_attention_overrideable": _attention,

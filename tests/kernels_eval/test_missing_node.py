@@ -12,7 +12,7 @@ import pytest
 
 from kernels_eval.cluster import pool as pool_module
 from kernels_eval.cluster.pool import Pool
-from kernels_eval.records import Language
+from kernels_eval.records import Language, Record
 from tests.support.pools import Calls, Quick, many
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ SHORT_S = 2.0
 
 
 class Working(Quick):
-    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+    def several(self, calls: Calls) -> tuple[list[Record], float]:
         if len(calls[0]) == 3:
             time.sleep(0.1)  # what a kernel takes: the work itself, not a wait for something
         return super().several(calls)[0], float(len(calls[0]) == 3)

@@ -20,7 +20,7 @@ from kernels_eval.cluster import ray as cluster
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.devices import require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
-from kernels_eval.records import Candidate, KernelTask, Language
+from kernels_eval.records import Candidate, KernelTask, Language, Record
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
 from tests.support.pools import Calls, Quick, many, outcomes
@@ -247,7 +247,7 @@ class Fated(Quick):
             os._exit(1)
         self._hangs = fate == "hangs"
 
-    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+    def several(self, calls: Calls) -> tuple[list[Record], float]:
         while self._hangs:
             time.sleep(1)  # until it is killed
         return super().several(calls)
@@ -441,8 +441,8 @@ class Fragile(Quick):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
-        left = self._folder / str(calls[0][1]["candidate_id"])
+    def several(self, calls: Calls) -> tuple[list[Record], float]:
+        left = self._folder / str(calls[0][1].candidate_id)
         if left.exists() and (times := int(left.read_text())):
             left.write_text(str(times - 1))
             raise SandboxError("the fork server is gone", "mend it")

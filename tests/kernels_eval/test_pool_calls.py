@@ -13,7 +13,7 @@ from kernels_eval.cluster import worker
 from kernels_eval.cluster.pool import DEATHS, Pool, _Item, _together
 from kernels_eval.cluster.ray import start_ray
 from kernels_eval.errors import GpuLostError
-from kernels_eval.records import Language
+from kernels_eval.records import Language, Record
 from tests.support.pools import Calls, Quick, many, outcomes
 
 
@@ -41,9 +41,9 @@ def quick_pool(
     """
 
     class Logged(Quick):
-        def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+        def several(self, calls: Calls) -> tuple[list[Record], float]:
             if len(calls[0]) == 3:
-                names = [str(call[1]["candidate_id"]) for call in calls]
+                names = [str(call[1].candidate_id) for call in calls]
                 with open(log, "a") as handle:
                     handle.write(" ".join(names) + "\n")
                 came = sum(fatal in line.split() for line in log.read_text().splitlines())

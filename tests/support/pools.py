@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kernels_eval.records import Candidate, KernelTask, Verdict
+from kernels_eval.cluster.worker import Call
+from kernels_eval.parent.messages import Prepared
+from kernels_eval.records import Candidate, KernelTask, Language, Record, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE
 
 Pairs = list[tuple[KernelTask, Candidate]]
-Calls = list[tuple[dict[str, object], ...]]
+Calls = list[Call]
 
 
 @contextmanager
@@ -44,14 +46,13 @@ class Quick:
 
     def __init__(self, *_: object) -> None: ...
 
-    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
-        return [answer(call) for call in calls], 1.0
+    def several(self, calls: Calls) -> tuple[list[Record], float]:
+        return [answer(*call) for call in calls], 1.0
 
 
-def answer(call: tuple[dict[str, object], ...]) -> dict[str, object]:
+def answer(task: KernelTask, candidate: Candidate, prepared: Prepared | None = None) -> Record:
     """What a worker that has prepared or run a candidate says."""
-    name = {"candidate_id": call[1]["candidate_id"]}
-    if len(call) < 3:
-        return name
-    verdict = {"task_id": call[0]["task_id"], "language": "cpp", "status": "correct"}
-    return name | verdict | {"reason": "ok"}
+    if prepared is None:
+        return Prepared(candidate_id=candidate.candidate_id)
+    of = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
+    return Verdict(**of, language=Language.CPP, status="correct", reason="ok")

@@ -37,7 +37,6 @@ FORBIDDEN_CALLS = frozenset(
     os.spawnv os.remove os.unlink os.abort sys._getframe sys._current_frames
     sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
 )
-HARNESS_MODULES = {"kernels_eval"}
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
 HONEST_SETTINGS = ("torch.backends.",)
@@ -105,7 +104,7 @@ class _Reader:
 
     def _module(self, name: str, node: ast.stmt) -> None:
         root = name.split(".")[0]
-        if root in HARNESS_MODULES:
+        if root == "kernels_eval":
             self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
         elif name in FORBIDDEN_MODULES or root in FORBIDDEN_MODULES:
             self._reject(Reason.FORBIDDEN_CALL, node, f"imports {name}")

@@ -59,13 +59,15 @@ INDIFFERENT = 1e-4
 
 
 class CandidateRole(ModelRunner):
+    outputs: Memory
+    """Where the outputs of a compared call go."""
+
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.libraries: dict[str, str] = {}
         self.previous: tuple[list[Tensor], list[Tensor]] = [], []
         self.last_inputs: list[Any] = []
         self.state: dict[str, str] = {}
-        self.outputs: Memory | None = None
         self.sets: list[list[Any]] = []
         self.launches: Launches | None = None
         self._backward_calls = 0
@@ -79,7 +81,7 @@ class CandidateRole(ModelRunner):
         arguments: Message,
         outputs: Message,
         *,
-        libraries: dict[str, str] | None = None,
+        libraries: dict[str, str],
         language: str,
         kernels: bool = False,
     ) -> Message:
@@ -92,7 +94,7 @@ class CandidateRole(ModelRunner):
         self.outputs = self.memory(**outputs)
         self.state = state.snapshot(self.device)
         self.tracer = KernelTracer(self.on_gpu)
-        self.libraries = libraries or {}
+        self.libraries = libraries
         intercept(self._provide)
         self.language = Language(language)
         if kernels:
@@ -253,7 +255,6 @@ class CandidateRole(ModelRunner):
             if not plain or not same_all(saved, again):
                 report["rerun_differs"] = True
             saved = _copies([x for x in again if isinstance(x, Tensor)])
-        assert self.outputs is not None
         write(self.outputs, [saved])
         self.synchronise()
         self.give_back_memory()

@@ -48,7 +48,6 @@ CHATTER = re.compile(
 )
 """Lines of torch in a log that say nothing of a candidate: NVML is kept away from it, and the
 record of its operators is ours."""
-FOLDERS_GONE = "the fork server is gone, and its folders with it"
 BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
 """Roles whose children are to blame for a SIGKILL themselves, in the attempt that is under way
 (kernels_eval.isolation.sandbox)."""
@@ -365,7 +364,8 @@ class ForkServer:
             scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
             (scratch / "work").mkdir(mode=0o700)
         except FileNotFoundError as error:
-            raise SandboxError(FOLDERS_GONE, RESTARTED) from error
+            gone = "the fork server is gone, and its folders with it"
+            raise SandboxError(gone, RESTARTED) from error
         return scratch
 
     def spawn(self, request: Message, fds: Fds) -> int:

@@ -134,10 +134,6 @@ class Tally(TorchDispatchMode):
         if self._was_given(tensor):
             self.read.touch(tensor)
 
-    @property
-    def bytes_read(self) -> int:
-        return self.read.bytes
-
     def bytes_written(self, outputs: list[Tensor]) -> int:
         """Bytes of the outputs and of what was there before and was changed. An output that is an
         argument as it was costs nothing."""
@@ -226,7 +222,7 @@ def _measured(module: ModuleType, spec: ModelSpec) -> Message:
     return {
         "operators": operators[:MOST_OPERATORS],
         "flops": tally.flops,
-        "bytes_min": tally.bytes_read + tally.bytes_written(leaves),
+        "bytes_min": tally.read.bytes + tally.bytes_written(leaves),
         "uncounted": sorted(tally.uncounted),
         "executed": "meta" if device == "meta" else "declared inputs",
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
+from functools import cached_property
 from typing import Any, TypeVar
 from urllib.parse import quote
 from uuid import uuid4
@@ -147,9 +148,9 @@ class VerifierClient(_Calls):
     """Calls the service; several threads may share one. Close it, or use it as a context
     manager."""
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
-        super().__init__(url, token, timeout_s)
-        self._http = httpx.Client(**self._options)
+    @cached_property
+    def _http(self) -> httpx.Client:
+        return httpx.Client(**self._options)
 
     def _run(self, call: _Call[T]) -> T:
         answer: httpx.Response | None = None
@@ -206,9 +207,9 @@ class AsyncVerifierClient(_Calls):
     """The calls of `VerifierClient`, to be awaited. Await `close()`, or use it as an async context
     manager."""
 
-    def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
-        super().__init__(url, token, timeout_s)
-        self._http = httpx.AsyncClient(**self._options)
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(**self._options)
 
     async def _run(self, call: _Call[T]) -> T:
         answer: httpx.Response | None = None

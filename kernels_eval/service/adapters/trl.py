@@ -9,6 +9,7 @@ the share of correct and of rejected kernels and the mean speedup are logged.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
@@ -18,9 +19,9 @@ Log = Callable[[str, float], None]
 Rewards = list[float | None]
 
 
+@dataclass
 class _Reward:
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer
+    scorer: Scorer
 
 
 class KernelReward(_Reward):

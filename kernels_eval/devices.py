@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 
 from kernels_eval.build.toolchain import torch_versions
 from kernels_eval.errors import DeviceError
@@ -63,14 +66,11 @@ def conditions(language: Language) -> Conditions:
 
 
 def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as handle:
-            lines = [line for line in handle if line.startswith("model name")]
-    except OSError:
-        lines = []
-    return (
-        lines[0].split(":", 1)[1].strip() if lines else platform.processor() or platform.machine()
-    )
+    with suppress(OSError):
+        known = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if found := re.search(r"^model name[^:]*:(.*)", known, re.MULTILINE):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def gpu_arch() -> str | None:

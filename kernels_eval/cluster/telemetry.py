@@ -26,9 +26,8 @@ class Telemetry:
     queue_depth: int = 0
     """Built candidates that wait for a device now."""
     _sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds and counts by name."""
+    """Counts by name, and the seconds of a verdict, whose names end in "_s"."""
     _statuses: Counter[str] = field(default_factory=Counter)
-    _seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     _most: int = 0
     _began: float | None = None
     _fed: float | None = None
@@ -48,16 +47,16 @@ class Telemetry:
 
     def reached(self, verdict: Verdict) -> None:
         self._statuses[verdict.status.value] += 1
-        self._seconds["build_s"] += verdict.build_s
+        self._sums["build_s"] += verdict.build_s
         if verdict.build_tier:
             for name in (verdict.build_tier, "built"):
                 self._sums[name] += 1
             self._sums["cached"] += verdict.build_cached
         if verdict.run_s > 0:
             self._sums["on_device"] += 1
-            self._seconds["run_s"] += verdict.run_s
+            self._sums["run_s"] += verdict.run_s
         for name, seconds in verdict.phases or ():
-            self._seconds[name] += seconds
+            self._sums[name] += seconds
 
     def summary(self) -> Message:
         """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time
@@ -88,7 +87,7 @@ class Telemetry:
                 f"{share}_share": _share(sums[part], sums["built"])
                 for share, part in (("cache_hit", "cached"), ("lite", "lite"), ("full", "full"))
             },
-            "seconds": {name: round(value, 3) for name, value in sorted(self._seconds.items())},
+            "seconds": {name: round(sums[name], 3) for name in sorted(sums) if name[-2:] == "_s"},
             "statuses": dict(sorted(self._statuses.items())),
         }
 

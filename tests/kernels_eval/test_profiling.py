@@ -9,23 +9,18 @@ import sys
 import pytest
 
 from kernels_eval.checks import cubins
-from kernels_eval.profiling import ncu, roofline
+from kernels_eval.profiling import bottleneck, ncu, roofline
 from kernels_eval.profiling.bottleneck import RULES, Cause, Limit, find_bottleneck, findings
-from kernels_eval.profiling.metrics import (
-    ACTIVE,
-    CONFLICTS,
-    CUDAFORGE,
-    ELAPSED,
-    GLOBAL,
-    METRICS,
-    SHARED,
-)
+from kernels_eval.profiling.metrics import CUDAFORGE, METRICS
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
 from kernels_eval.profiling.roofline import sol_score
 from kernels_eval.records import Language
 from tests.support.kernels import AFFINE, QUICK, candidate, module, verifying
 
+ACTIVE, ELAPSED = ".avg.pct_of_peak_sustained_active", ".avg.pct_of_peak_sustained_elapsed"
+GLOBAL = "smsp__sass_average_data_bytes_per_sector_mem_global_op_"
+SHARED, CONFLICTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared", "l1tex__data_bank_conflicts_pipe"
 LOW = {
     f"sm__throughput{ELAPSED}": 20.0,
     f"gpu__compute_memory_throughput{ELAPSED}": 25.0,
@@ -107,6 +102,14 @@ def test_every_rule_and_every_cause_can_be_found():
     assert {rule.cause for rule in RULES} == {None, *Cause}
     assert {rule.limit for rule in RULES} == set(Limit)
     assert RULES[-1].between == {}, "the last one always fires"
+
+
+def test_what_the_rules_ask_of_ncu_is_among_its_metrics():
+    names, table = {metric.name for metric in METRICS}, bottleneck._TABLE
+    asked = [metric for metric, _ in table["shares"].values()]
+    asked += [each for parts, whole in table["ratios"].values() for each in (*parts, whole)]
+    asked += [each for parts in table["least"].values() for each in parts]
+    assert len(asked) == 12 and set(asked) <= names
 
 
 def test_a_number_that_was_not_measured_accuses_nobody():

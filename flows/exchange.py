@@ -30,10 +30,10 @@ from kernels_eval.interchange.flashinfer import (
     Solution,
     Suite,
     Workload,
-    evaluation_of,
 )
 from kernels_eval.interchange.package import export_package
 from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
+from kernels_eval.interchange.traces import evaluation_of
 from kernels_eval.records import Candidate, KernelTask, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source

@@ -13,6 +13,7 @@ from flows.config import PipelineConfig
 from flows.naming import run_name
 from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
+from flows.track import search_record, track
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language, Record, Verdict, stable_hash
@@ -35,12 +36,15 @@ from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
 from tasks.tables import KERNEL_PROFILES, VERDICTS
+from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify
 
 SOURCES = ("synthesis", "candidates")
 """Stages whose candidates a search begins with, where no verdicts are named."""
+MORE_INPUTS, RERUNS = ("uniform", "normal_x10", "sparse", "small_integers"), 16
+"""What `strict` adds to the distributions of inputs, and calls on the same inputs."""
 
 
 class Searched(Record):
@@ -99,7 +103,8 @@ def search_kernels(
         writer=config.synthesis.model_dump(mode="json", exclude=set(UNDECISIVE)),
     )
     once = config.verification.model_copy(update={"once_per_code": True})
-    anew = config.verification.model_copy(update={"once_per_code": False})
+    asked = strict(config.verification) if "schedule" in config.search.operators else once
+    anew = asked.model_copy(update={"once_per_code": False})
     with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):
         with Verification(search.snapshot.ref, tasks, once, language) as judge:
             proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
@@ -112,6 +117,32 @@ def search_kernels(
             keep_fresh(work, fresh.open(), summary["results"])
         judged = verify(improved, tasks, config.verification, language)
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
+
+
+@flow(
+    name="search and track", flow_run_name=run_name("search and track", strategy=False), **NOTICES
+)
+@guarded
+def search_and_track(
+    config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
+) -> tuple[Searched, str | None]:
+    """`search_kernels`, and its run in MLflow: None where tracking is off or failed."""
+    searched = search_kernels.fn(config, verdicts, candidates, tasks)
+    return searched, track(search_record, config, searched.proposals, searched.improved)
+
+
+def strict(verification: VerificationConfig) -> VerificationConfig:
+    """The protocol under which winners are confirmed where machine code was changed: more
+    distributions of inputs, more calls on the same ones, and no error of compute-sanitizer."""
+    protocol = verification.eval
+    drawn = (*protocol.correctness.distributions, *MORE_INPUTS)
+    inputs = {"distributions": tuple(dict.fromkeys(drawn)), "reruns": RERUNS}
+    changes = {
+        "correctness": protocol.correctness.model_copy(update=inputs),
+        "sanitizer": "correct",
+        "sanitizer_finding": "refuse",
+    }
+    return verification.model_copy(update={"eval": protocol.model_copy(update=changes)})
 
 
 def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[str, Any]]) -> None:

@@ -2,9 +2,10 @@
 (huggingface/kernels, `docs/source/kernel-requirements.md`), with an operator of torch and a guard
 (`kernels_eval.interchange.guard`, which becomes the package).
 
-Guarantees: the kernel is verified again before it is packed, with the library that is packed (of a
-CUDA kernel, with one that differs only in that it counts launches); its verdict goes with it, as
-does the digest of each file; the package holds the task's program, to which the guard falls back.
+Guarantees: the kernel is verified again before it is packed, and the verdict that goes with it is
+of the very libraries that are packed: those of a CUDA kernel, which do not count launches as the
+verifier's own do, are verified once more; the digest of each file goes with it, too; the package
+holds the task's program, to which the guard falls back.
 Does not guarantee Hugging Face's limits on symbol versions, nor Python's stable ABI: elsewhere the
 guard falls back, and says why.
 """
@@ -31,47 +32,12 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.devices import conditions, gpu_arch
 from kernels_eval.errors import UsageError
 from kernels_eval.evaluator import Evaluator
+from kernels_eval.interchange import rendered
 from kernels_eval.interchange.definitions import FLAT
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 
 GUARD = Path(__file__).with_name("guard.py")
-_BESIDE = '''"""The package, for readers of the older layout."""
-
-import importlib.util
-import sys
-from pathlib import Path
-
-_path = Path(__file__).parent.parent / "__init__.py"
-_spec = importlib.util.spec_from_file_location("{id}", _path)
-_module = sys.modules.get("{id}") or importlib.util.module_from_spec(_spec)
-if "{id}" not in sys.modules:
-    sys.modules["{id}"] = _module
-    _spec.loader.exec_module(_module)
-globals().update({{name: getattr(_module, name) for name in _module.__all__}})
-'''
-_README = """---
-license: {license}
-tags: [kernels, concur]
----
-
-# {name}
-
-`{task}`, as a {language} kernel that was verified on {device}: {status}, {speedup:.2f} times the
-speed of PyTorch (95 % interval {lower:.2f} to {upper:.2f}). `certificate.json` has the verdict.
-
-```python
-from kernels import get_local_kernel
-from pathlib import Path
-
-model = get_local_kernel(Path("{folder}")).Model()
-```
-
-The kernel runs for the inputs below; any other call runs PyTorch's operators, as does one whose
-gradient is asked for. `model.fallback_reason(*inputs)` says why.
-
-{inputs}
-"""
 
 
 class _Shipped(Attempt):
@@ -94,21 +60,19 @@ def export_package(
     license: str = "unknown",
 ) -> dict[str, Any]:
     """Verify a candidate and write its package; returns a summary. Raises UsageError for a kernel
-    that is not correct here, a task that a guard cannot stand before, and a folder that is not
-    empty; DeviceError and other EvalErrors as the evaluator does."""
+    that is not correct here, and a task that a guard cannot stand before; DeviceError and other
+    EvalErrors as the evaluator does."""
     if interface.mutates or not FLAT.fullmatch(interface.structure):
         fault = f"{task.name} changes its inputs, or nests its outputs"
         raise UsageError(f"{fault}: no operator of torch can stand for it", "choose another task")
     if not any(form.dtype for form in interface.inputs):
         raise UsageError(f"{task.name} takes no tensor", "choose another task")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} holds other files", "name a new folder with --out")
     plain = re.sub(r"[^a-z0-9]+", "-", (name or task.name).lower()).strip("-") or "kernel"
     plain = plain if plain[0].isalpha() else f"kernel-{plain}"
     config = config or EvalConfig()
     build = config.build.model_copy(update={"lite_headers": False})
     config = config.model_copy(update={"build": build})
-    module = f"{plain.replace('-', '_')}"
+    module = plain.replace("-", "_")
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held) / "package"
         (folder / module).mkdir(parents=True)
@@ -130,13 +94,16 @@ def export_package(
         }
         guard = GUARD.read_text(encoding="utf-8").replace("{id}", identity)
         (folder / "__init__.py").write_text(guard, encoding="utf-8")
-        (folder / module / "__init__.py").write_text(_BESIDE.format(id=identity), encoding="utf-8")
+        beside = rendered("beside.py.j2", id=identity)
+        (folder / module / "__init__.py").write_text(beside, encoding="utf-8")
         _write_json(folder / "certificate.json", certificate)
         metadata = _metadata(plain, identity, license, candidate.language, folder)
         _write_json(folder / "metadata.json", metadata)
         target = out / "build" / _variant(candidate.language)
         shutil.copytree(folder, target)
-    text = _readme(task, verdict, interface, out, {"name": plain, "license": license})
+    bounds = (t.speedup_lower, t.speedup_upper) if (t := verdict.timing) else (0.0, 0.0)
+    known = {"name": plain, "license": license, "folder": out, "bounds": bounds}
+    text = rendered("README.md.j2", **known, task=task, verdict=verdict, inputs=interface.inputs)
     (out / "README.md").write_text(text, encoding="utf-8")
     told = {"folder": str(out), "variant": target.name, "id": identity, "name": plain}
     return {**told, "speedup": verdict.speedup, "device": verdict.device, "task_id": task.task_id}
@@ -145,37 +112,41 @@ def export_package(
 def _verified(
     task: KernelTask, candidate: Candidate, config: EvalConfig, folder: Path
 ) -> tuple[Verdict, list[ExtensionSpec]]:
-    """The verdict of a correct candidate, and what it asks to build; the libraries go to
-    `folder`."""
+    """The verdict of a correct candidate, and what it asks to build; the libraries that the verdict
+    is of go to `folder`."""
     with Evaluator(candidate.language, config, cuda_arch=gpu_arch()) as evaluator:
         preparer = evaluator.preparer
         prepared = preparer.prepare(candidate, task)
-        verdict = evaluator.run(task, candidate, prepared)
-        if not verdict.correct_custom:
-            raise UsageError(
-                f"{candidate.candidate_id} is not correct here: {verdict.status.value}"
-                f" ({verdict.reason.value}) {verdict.detail}",
-                "export a kernel that `concur verify` finds correct on this machine",
-            )
+        verdict = _correct(evaluator.run(task, candidate, prepared))
         specs = preparer.requested(candidate, task) if prepared.libraries else []
         if len({spec.name for spec in specs}) < len(specs):
             raise UsageError("two of its extensions have one name", "name each its own")
-        for spec in specs:
-            target = folder / f"{spec.name}.so"
-            if spec.uses_cuda:
-                _build_shipped(preparer.builder, spec, target)
-            else:
-                shutil.copyfile(prepared.libraries[spec.key], target)
+        with tempfile.TemporaryDirectory(dir=preparer.builder.work_root) as work:
+            if any(spec.uses_cuda for spec in specs):
+                made = {spec.key: _shipped(preparer.builder, spec, work) for spec in specs}
+                prepared = prepared.model_copy(update={"libraries": made})
+                verdict = _correct(evaluator.run(task, candidate, prepared))
+            for spec in specs:
+                shutil.copyfile(prepared.libraries[spec.key], folder / f"{spec.name}.so")
     return verdict, specs
 
 
-def _build_shipped(builder: Builder, spec: ExtensionSpec, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=builder.work_root) as work:
-        place, limit = Path(work) / "shipped", builder.config.timeout_s
-        made = _Shipped(spec, "full", place, builder.prepared, limit, builder.confine).build()
-        if not made.ok:
-            raise UsageError(f"extension {spec.name} does not build: {made.log[:500]}")
-        shutil.copyfile(made.path, target)
+def _correct(verdict: Verdict) -> Verdict:
+    if verdict.correct_custom:
+        return verdict
+    raise UsageError(
+        f"{verdict.candidate_id} is not correct here: {verdict.status.value}"
+        f" ({verdict.reason.value}) {verdict.detail}",
+        "export a kernel that `concur verify` finds correct on this machine",
+    )
+
+
+def _shipped(builder: Builder, spec: ExtensionSpec, work: str) -> str:
+    place, limit = Path(work) / spec.name, builder.config.timeout_s
+    made = _Shipped(spec, "full", place, builder.prepared, limit, builder.confine).build()
+    if not made.ok:
+        raise UsageError(f"extension {spec.name} does not build: {made.log[:500]}")
+    return made.path
 
 
 def _built_for(language: Language, specs: Sequence[ExtensionSpec]) -> dict[str, Any]:
@@ -229,29 +200,6 @@ def _metadata(
         "backend": backend,
         "digest": {"algorithm": "sha256", "files": digests},
     }
-
-
-def _readme(
-    task: KernelTask, verdict: Verdict, interface: Interface, out: Path, more: dict[str, str]
-) -> str:
-    timing = verdict.timing
-    bounds = (timing.speedup_lower, timing.speedup_upper) if timing else (0.0, 0.0)
-    lines = ["| input | shape | dtype |", "| --- | --- | --- |"]
-    for form in interface.inputs:
-        shape = repr(form.value) if form.shape is None else " x ".join(map(str, form.shape))
-        lines.append(f"| `{form.name}` | {shape} | {form.dtype or type(form.value).__name__} |")
-    return _README.format(
-        task=task.task_id,
-        language=verdict.language.value,
-        device=verdict.device,
-        status=verdict.status.value,
-        speedup=verdict.speedup,
-        lower=bounds[0],
-        upper=bounds[1],
-        folder=out,
-        inputs="\n".join(lines),
-        **more,
-    )
 
 
 def _forms(interface: Interface) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.interchange.flashinfer import Definition, Solution, Workload, verdict_row
+from kernels_eval.interchange.flashinfer import Definition, Solution, Workload
+from kernels_eval.interchange.traces import verdict_row
 from kernels_eval.records import KernelTask, Record
 
 Kind = TypeVar("Kind", bound=Record)

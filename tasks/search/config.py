@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from kernels_eval.records import Record
 
-Operator = Literal["parameters", "flags", "rewrite", "cross"]
-OPERATORS: tuple[Operator, ...] = get_args(Operator)
+Operator = Literal["parameters", "flags", "rewrite", "cross", "schedule"]
 OF_MODELS: frozenset[Operator] = frozenset({"rewrite", "cross"})
 """Operators that ask `synthesis.sampler`."""
 
@@ -21,7 +20,9 @@ class SearchConfig(Record):
     operators: tuple[Operator, ...] = Field(default=("parameters",), min_length=1)
     """how a candidate is changed. parameters: block and tile sizes, unrolling, vector widths,
     launch bounds. flags: compiler flags. rewrite: a model improves one. cross: a model combines
-    two. The last two ask synthesis.sampler"""
+    two. Both ask synthesis.sampler. schedule: instructions of sm_90 change places in the built
+    library; needs CUDA and compute-sanitizer, for winners are then confirmed under a stricter
+    protocol"""
     method: Literal["evolution", "random"] = "evolution"
     """random is the control with the same budget: operators are drawn uniformly, and every change
     is made to a start"""

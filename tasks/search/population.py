@@ -160,8 +160,9 @@ class Population:
         return None
 
     def _changed(self, operator: str, code: str, draw: Random) -> tuple[str, str] | None:
-        if operator == "flags":
-            return flags.changed(code, self.language, draw)
+        if operator in ("flags", "schedule"):
+            change = flags.changed if operator == "flags" else flags.swapped
+            return change(code, self.language, draw)
         jointly = self.config.method == "random"
         return parameters.changed(code, self.language, draw, jointly=jointly)
 

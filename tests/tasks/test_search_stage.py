@@ -269,7 +269,7 @@ def written(asked):
 
 
 def test_the_configuration_says_what_is_wrong():
-    for wrong in ({"operators": []}, {"operators": ["schedule"]}, {"evaluations": 0}):
+    for wrong in ({"operators": []}, {"operators": ["shuffle"]}, {"evaluations": 0}):
         with pytest.raises(ValueError):
             SearchConfig.model_validate(wrong)
 

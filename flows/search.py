@@ -157,9 +157,10 @@ def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[st
         for result in results
         if result["improved"] and result["winner"] not in there
     }
-    index = fresh.index(["candidate_id"])
-    places = index.filter(index["candidate_id"].is_in(list(wanted)))
-    rows = (row | {"candidate_id": wanted[row["candidate_id"]]} for row in fresh.rows_of(places))
+    rows = (
+        row | {"candidate_id": wanted[row["candidate_id"]]}
+        for row in fresh.rows_by("candidate_id", wanted)
+    )
     work.snapshot.append(rows, VERDICTS)
 
 
@@ -225,8 +226,7 @@ def prompt_of(asked: Asked, language: Language, hardware: str | None, verdicts: 
 
 
 def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:
-    index = verdicts.index(["candidate_id"])
-    row = next(verdicts.rows_of(index.filter(index["candidate_id"] == candidate_id).head(1)))
+    row = next(verdicts.rows_by("candidate_id", [candidate_id]))
     return Verdict.model_validate({name: row[name] for name in Verdict.model_fields if name in row})
 
 

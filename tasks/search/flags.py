@@ -1,5 +1,5 @@
 """The flags that a candidate hands to its compiler, changed within a set that the verifier allows
-(`choices.toml`), and among them the one that swaps instructions (`kernels_eval.build.schedule`).
+(`flags.toml`), and among them the one that swaps instructions (`kernels_eval.build.schedule`).
 
 Guarantees: a changed module differs in the lists `extra_cuda_cflags` and `extra_cflags` of its
 `load_inline` alone. Does not guarantee that a flag keeps a result within tolerance, as
@@ -19,7 +19,7 @@ from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Language
 from tasks.files import read_toml
 
-TABLE = read_toml(Path(__file__).with_name("choices.toml"))
+TABLE = read_toml(Path(__file__).with_name("flags.toml"))
 CHOICES = {name: (each["keyword"], each["groups"]) for name, each in TABLE["flags"].items()}
 Change = Callable[[list[str]], tuple[list[str], str]]
 """Other flags, and what was changed in words."""

@@ -114,7 +114,7 @@ class Search:
         """The fastest correct candidates of each task. Raises UsageError where there is none."""
         import polars as pl
 
-        verdicts, source = self._verdicts.open(), self._candidates.open()
+        verdicts = self._verdicts.open()
         columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
         chosen = (
             verdicts.read(columns=columns, unique="candidate_id")
@@ -130,11 +130,8 @@ class Search:
                 "search begins with correct candidates: verify some first",
             )
         steps = dict(chosen.select("candidate_id", "step").iter_rows())
-        index = source.index(["candidate_id"]).unique(
-            "candidate_id", keep="first", maintain_order=True
-        )
-        left = list(steps.keys() - self.snapshot.keys("candidate_id"))
-        rows = source.rows_of(index.filter(pl.col("candidate_id").is_in(left)))
+        left = steps.keys() - self.snapshot.keys("candidate_id")
+        rows = self._candidates.open().rows_by("candidate_id", left)
         started = {"operator": START, "change": "", "parents": []}
         made = ({**in_turn(row), **started, "step": steps[row["candidate_id"]]} for row in rows)
         self.snapshot.append(made, SCHEMA)

@@ -36,7 +36,7 @@ from pydantic import BaseModel
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_write_at, explain_write_errors
-from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash
+from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash, fingerprint
 from tasks.store.journal import Journal, Row, abandoned, another_runs, part_suffix, read_journal
 from tasks.store.parts import combine_parts, present_columns, storable
 from tasks.versions import modules_of
@@ -75,6 +75,9 @@ class Snapshot:
     root: str
     stage: str
     fingerprint: str
+    upstream: Sequence[str] = field(default=(), repr=False, compare=False)
+    """Fingerprints of what it is made from, where `planned` has made it."""
+
     _fs: Any = field(default=None, repr=False)
     _opened_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
 
@@ -85,6 +88,20 @@ class Snapshot:
         self.path = f"{path.rstrip('/')}/{self.stage}/{self.fingerprint}"
         local = isinstance(self._fs, fsspec.implementations.local.LocalFileSystem)
         self._local_path = Path(self.path) if local else None
+
+    @staticmethod
+    def planned(
+        stage: str,
+        config: Any,
+        above: Iterable[SnapshotRef | None],
+        version: int | Sequence[int] | str,
+    ) -> Snapshot:
+        """The snapshot that a stage makes of others (None: one that there may be), under the root
+        of the first."""
+        refs = [ref for ref in above if ref]
+        upstream = [ref.fingerprint for ref in refs]
+        name = fingerprint(stage, config, upstream, version)
+        return Snapshot(refs[0].root, stage, name, upstream)
 
     @property
     def ref(self) -> SnapshotRef:
@@ -281,13 +298,15 @@ class Snapshot:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def append(self, rows: Iterable[Row], schema: pa.Schema) -> None:
+    def append(self, rows: Iterable[Row], schema: pa.Schema, *, key: str | None = None) -> None:
         """Write rows as new parts of at most 1,000, each atomically and before more rows are taken
-        from an iterator.
+        from an iterator. With `key`, rows are left out whose value of that column is there
+        already: a killed run wrote them.
 
         Raises UsageError where the snapshot is finished or the root cannot be written.
         """
-        taken = iter(rows)
+        there = self.keys(key) if key else ()
+        taken = (row for row in rows if key is None or row[key] not in there)
         while part := list(islice(taken, PART_ROWS)):
             self._append_part(schema, part)
 
@@ -361,7 +380,7 @@ class Snapshot:
         self,
         *,
         config: Any,
-        upstream: Iterable[str] = (),
+        upstream: Iterable[str] | None = None,
         rows: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Snapshot:
@@ -369,14 +388,15 @@ class Snapshot:
 
         Its `code` is the hash of the stage's logic, as advice: where it differs from today's,
         the code has changed under the same version. Its `seconds` are those of the process that
-        finished the snapshot, since it opened it.
+        finished the snapshot, since it opened it. `upstream` are by default those it was planned
+        with.
         """
         manifest = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
             "stage": self.stage,
             "fingerprint": self.fingerprint,
             "config": config.model_dump(mode="json") if isinstance(config, BaseModel) else config,
-            "upstream": list(upstream),
+            "upstream": list(self.upstream if upstream is None else upstream),
             "rows": sum(map(self._row_count, self.parts())) if rows is None else rows,
             "code": code_hash(*modules_of(self.stage)),
             "tools": tool_versions(),

@@ -65,7 +65,7 @@ class Candidates(Protocol):
     def asked_tasks(self, language: Language) -> Counter[str]: ...
 
     def write(
-        self, root: str, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
+        self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
     ) -> SnapshotRef: ...
 
 
@@ -127,7 +127,7 @@ def verify_batch(
     with _workers_stopped(), progress, observed_by(progress):
         named = {task.task_id: task for task in found.values()}
         tasks_ref = keep(list(named.values()), root, {"source": "verify-batch"})
-        candidates_ref = table.write(root, found, tasks_ref, language)
+        candidates_ref = table.write(found, tasks_ref, language)
         verdicts = stage.run(candidates_ref, tasks_ref, config, language, verification=Observed)
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
     with explain_write_errors(out, "free some disk, then rerun the same command"):

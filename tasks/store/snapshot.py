@@ -51,6 +51,7 @@ MANIFEST = "manifest.json"
 PART_ROWS = 1000
 BATCH_ROWS = 256
 READ_ROWS = 4096
+RESTORE = "restore it, or run its stage again under another root"
 WRITE_FIX = (
     "choose another root with --set root=DIR, free some disk, or correct its permissions; what was"
     " already written is intact"
@@ -113,14 +114,27 @@ class Snapshot:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The manifest. Raises UsageError where the snapshot is unfinished."""
+        """The manifest. Raises UsageError where the snapshot is unfinished, or its manifest is
+        damaged."""
         if not self.finished:
             raise UsageError(
                 f"snapshot {self.path} has no {MANIFEST}",
                 "it is unfinished: run its stage again to resume",
             )
-        found: dict[str, Any] = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
+        try:
+            found: dict[str, Any] = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
+            datetime.fromisoformat(found["created_at"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"the manifest of {self.path} cannot be read: {error}", RESTORE
+            ) from error
         return found
+
+    def above(self, *stages: str) -> Snapshot | None:
+        """The finished snapshot of one of these stages that this one was made from."""
+        names = self.manifest.get("upstream") or ()
+        places = (Snapshot(self.root, stage, str(name)) for stage in stages for name in names)
+        return next((each for each in places if each.finished), None)
 
     @property
     def is_local(self) -> bool:

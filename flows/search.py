@@ -24,7 +24,8 @@ from tasks.progress import observed_by
 from tasks.search import confirm
 from tasks.search.config import OF_MODELS
 from tasks.search.gain import again_id
-from tasks.search.stage import Asked, Row, Search, Write, run
+from tasks.search.population import Plan
+from tasks.search.stage import Row, Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.snapshot import find_snapshot, newest_first
@@ -35,15 +36,12 @@ from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
 from tasks.tables import KERNEL_PROFILES, VERDICTS
-from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify
 
 SOURCES = ("synthesis", "candidates")
 """Stages whose candidates a search begins with, where no verdicts are named."""
-MORE_INPUTS, RERUNS = ("uniform", "normal_x10", "sparse", "small_integers"), 16
-"""What `strict` adds to the distributions of inputs, and calls on the same inputs."""
 
 
 class Searched(Record):
@@ -96,8 +94,8 @@ def search_kernels(
         writer=config.synthesis.model_dump(mode="json", exclude=set(UNDECISIVE)),
     )
     once = config.verification.model_copy(update={"once_per_code": True})
-    asked = strict(config.verification) if "schedule" in config.search.operators else once
-    anew = asked.model_copy(update={"once_per_code": False})
+    strict = config.search.confirming(once.eval)
+    anew = once.model_copy(update={"once_per_code": False, "eval": strict})
     with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):
         with Verification(search.snapshot.ref, tasks, once, language) as judge:
             proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
@@ -122,20 +120,6 @@ def search_and_track(
     """`search_kernels`, and its run in MLflow: None where tracking is off or failed."""
     searched = search_kernels.fn(config, verdicts, candidates, tasks)
     return searched, track(search_record, config, searched.proposals, searched.improved)
-
-
-def strict(verification: VerificationConfig) -> VerificationConfig:
-    """The protocol under which winners are confirmed where machine code was changed: more
-    distributions of inputs, more calls on the same ones, and no error of compute-sanitizer."""
-    protocol = verification.eval
-    drawn = (*protocol.correctness.distributions, *MORE_INPUTS)
-    inputs = {"distributions": tuple(dict.fromkeys(drawn)), "reruns": RERUNS}
-    changes = {
-        "correctness": protocol.correctness.model_copy(update=inputs),
-        "sanitizer": "correct",
-        "sanitizer_finding": "refuse",
-    }
-    return verification.model_copy(update={"eval": protocol.model_copy(update=changes)})
 
 
 def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[str, Any]]) -> None:
@@ -171,12 +155,12 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
             "set synthesis.sampler to a model, or search.operators to [parameters]",
         )
 
-    def write(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Row]]:
+    def write(plans: Sequence[Plan]) -> Iterator[tuple[Plan, Row]]:
         # closed before kernels are timed: a model may hold the devices
         with closing(make_sampler(config.synthesis, config.root)) as sampler:
             requests = {
                 (made := _request(each, config, sampler, judge)).request_key: (each, made)
-                for each in asked
+                for each in plans
             }
             for response in sampler.sample([request for _, request in requests.values()]):
                 each, request = requests[response.request_key]
@@ -185,31 +169,29 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
     return write
 
 
-def _request(
-    asked: Asked, config: PipelineConfig, sampler: Sampler, judge: Verification
-) -> Request:
+def _request(plan: Plan, config: PipelineConfig, sampler: Sampler, judge: Verification) -> Request:
     """What a model is asked. No answer of a first turn has its seed."""
-    prompt = prompt_of(asked, judge.language, config.synthesis.hardware, judge.snapshot)
-    base, step = config.synthesis.sampling, asked.plan.step
-    sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + step})
-    key = [asked.task.code, prompt, sampler.generator, sampling.identity, step, asked.plan.turn]
+    prompt = prompt_of(plan, judge.language, config.synthesis.hardware, judge.snapshot)
+    base = config.synthesis.sampling
+    sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + plan.step})
+    key = [plan.task.code, prompt, sampler.generator, sampling.identity, plan.step, plan.turn]
     return Request(
-        request_key=stable_hash([*key, asked.plan.operator]),
-        task=asked.task,
+        request_key=stable_hash([*key, plan.operator]),
+        task=plan.task,
         language=judge.language,
         prompt=prompt,
-        sample_index=step,
+        sample_index=plan.step,
         sampling=sampling,
-        turn=asked.plan.turn,
-        parent=asked.plan.parents[0].candidate_id,
+        turn=plan.turn,
+        parent=plan.parents[0].candidate_id,
     )
 
 
-def prompt_of(asked: Asked, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
+def prompt_of(plan: Plan, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
     """The task's prompt with the parents: one with what its verdict, and a profile where there is
     one, say of it; or two with their speedups."""
-    prompt, parents = render(asked.task, language, hardware), asked.plan.parents
-    if asked.plan.operator == "cross":
+    prompt, parents = render(plan.task, language, hardware), plan.parents
+    if plan.operator == "cross":
         return compared(prompt, sorted(Kernel(each.score, each.code) for each in parents))
     name = parents[0].candidate_id
     known = known_rows(verdicts.root, PROFILES, "candidate_id", [name], KERNEL_PROFILES)

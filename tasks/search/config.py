@@ -6,11 +6,14 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from kernels_eval.config import EvalConfig
 from kernels_eval.records import Record
 
 Operator = Literal["parameters", "flags", "rewrite", "cross", "schedule"]
 OF_MODELS: frozenset[Operator] = frozenset({"rewrite", "cross"})
 """Operators that ask `synthesis.sampler`."""
+MORE_INPUTS, RERUNS = ("uniform", "normal_x10", "sparse", "small_integers"), 16
+"""What `confirming` adds to the distributions of inputs, and calls on the same inputs."""
 
 
 class SearchConfig(Record):
@@ -53,3 +56,14 @@ class SearchConfig(Record):
     def first_step(self, generation: int) -> int:
         """The first step of a generation; those of 0, the starts, are 0 and below."""
         return (generation - 1) * self.batch + 1
+
+    def confirming(self, protocol: EvalConfig) -> EvalConfig:
+        """The protocol under which winners are confirmed; where machine code was changed, with more
+        distributions of inputs, more calls on the same ones, and no error of compute-sanitizer."""
+        if "schedule" not in self.operators:
+            return protocol
+        drawn = (*protocol.correctness.distributions, *MORE_INPUTS)
+        inputs = {"distributions": tuple(dict.fromkeys(drawn)), "reruns": RERUNS}
+        correctness = protocol.correctness.model_copy(update=inputs)
+        checked = {"sanitizer": "correct", "sanitizer_finding": "refuse"}
+        return protocol.model_copy(update={"correctness": correctness, **checked})

@@ -22,7 +22,7 @@ def confirmation(search: Search) -> SnapshotRef:
     rows = (
         Candidate(
             candidate_id=key,
-            task_id=population.task_id,
+            task_id=population.task.task_id,
             language=search.language,
             generator="search: confirmation",
             sample_index=place,

@@ -15,13 +15,15 @@ from flows import artifacts
 from flows.cli.common import rendered
 from flows.config import PipelineConfig
 from flows.forms import RunForm, SearchForm, VerdictsForm
-from flows.search import SOURCES, begun_with, keep_fresh, prompt_of, strict
+from flows.search import SOURCES, begun_with, keep_fresh, prompt_of
 from flows.track import search_record
+from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.search import confirm
+from tasks.search.config import SearchConfig
 from tasks.search.population import Member, Plan
-from tasks.search.stage import Asked, run
+from tasks.search.stage import run
 from tasks.store.snapshot import Snapshot, snapshots
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
@@ -75,11 +77,11 @@ def test_parents_and_their_scores_are_in_the_prompt(tmp_path):
     )
     planted = Planted(tmp_path)
     verdicts = planted.verdicts.open()
-    crossed = Asked(task, Plan(1, "cross", (fast, slow), None))
+    crossed = Plan(task, 1, "cross", (fast, slow))
     text = prompt_of(crossed, Language.CPP, None, verdicts)
     assert text.index("Speedup 1.25") < text.index("# code 1.25") < text.index("Speedup 2.5")
     known = Member("c/t/0/0", "# its code", 0, "start", speedup=1.0)
-    rewritten = Asked(task, Plan(1, "rewrite", (known,), None))
+    rewritten = Plan(task, 1, "rewrite", (known,))
     text = prompt_of(rewritten, Language.CPP, "a small machine", verdicts)
     assert "# its code" in text and "takes 0.889 ms, yours 1 ms" in text
     assert "a small machine" in text and "takes less time" in text
@@ -155,14 +157,17 @@ def test_a_search_is_a_run_with_gains_shares_and_lineages(tmp_path):
 
 
 def test_changed_machine_code_is_confirmed_on_more_inputs_and_by_the_sanitizer():
-    given = VerificationConfig(eval={"timing": {"max_s": 1}, "threads": 2})
-    asked = strict(given).eval
+    given = EvalConfig.model_validate({"timing": {"max_s": 1}, "threads": 2})
+    config = SearchConfig(operators=("parameters", "schedule"))
+    asked = config.confirming(given)
     assert (asked.sanitizer, asked.sanitizer_finding) == ("correct", "refuse")
     drawn = asked.correctness.distributions
-    assert len(drawn) == 10 and set(drawn) > set(given.eval.correctness.distributions)
-    assert asked.correctness.reruns > given.eval.correctness.reruns
-    assert (asked.timing, asked.threads) == (given.eval.timing, 2) and strict(given).eval == asked
-    assert VerificationConfig.model_validate(strict(given).model_dump(mode="json")).eval == asked
+    assert len(drawn) == 10 and set(drawn) > set(given.correctness.distributions)
+    assert asked.correctness.reruns > given.correctness.reruns
+    assert (asked.timing, asked.threads) == (given.timing, 2)
+    assert config.confirming(asked) == asked
+    assert EvalConfig.model_validate(asked.model_dump(mode="json")) == asked
+    assert SearchConfig().confirming(given) is given
 
 
 # -- real kernels ----------------------------------------------------------------------------------

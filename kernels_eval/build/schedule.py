@@ -45,7 +45,8 @@ Nearest = dict[tuple[str, str, str], int]
 _FUNCTION = re.compile(r"Function : (\S+)\n(.*?)(?=Function : |\Z)", re.DOTALL)
 _RELOCATED = re.compile(r"^\.section \.rela\.text\.(\S+)\s+RELA\n0x", re.MULTILINE)
 _LINE = re.compile(
-    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?P<text>.*?);\s+/\* 0x(?P<low>[0-9a-f]{16}) \*/\s*\n"
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?P<guard>@!?U?P\w+\s+)?(?P<operation>[^\s;]+)\s*"
+    r"(?P<operands>.*?)\s*;\s+/\* 0x(?P<low>[0-9a-f]{16}) \*/\s*\n"
     r"\s+/\* 0x(?P<high>[0-9a-f]{16}) \*/",
     re.MULTILINE,
 )
@@ -65,10 +66,13 @@ _WIDE = re.compile(r"\.(64|WIDE|HI|U64|S64|F64)\b|^D[A-Z]")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One word of a kernel, as nvdisasm names it; `offset` is in the file."""
+    """One word of a kernel, as cuobjdump names it; `offset` is in the file, `guard` its predicate.
+    What it waits for and sets is in the word's control bits."""
 
     offset: int
-    text: str
+    guard: str
+    operation: str
+    operands: str
     word: bytes
 
     @cached_property
@@ -92,40 +96,32 @@ class Instruction:
     def reuses(self) -> bool:
         return bool(self.control >> 17 & 0xF)
 
-    @cached_property
-    def parts(self) -> tuple[str, str, str]:
-        """Predicate, operation with its modifiers, operands."""
-        found = re.match(r"(@!?U?P\w+\s+)?(\S+)\s*(.*)", self.text, re.DOTALL)
-        assert found
-        return found[1] or "", found[2], found[3]
-
     @property
     def name(self) -> str:
-        return self.parts[1].partition(".")[0]
+        return self.operation.partition(".")[0]
 
     @cached_property
     def moves(self) -> bool:
         """Whether it may change places at all."""
-        special = self.stall == 0 or self.reuses or _ORDERED.search(self.parts[1])
+        special = self.stall == 0 or self.reuses or _ORDERED.search(self.operation)
         return self.name in _MOVES and not special
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return self._registers(self.parts[0] + self.parts[2])
+        return self._registers(self.guard + self.operands)
 
     @cached_property
     def writes(self) -> frozenset[str]:
         """The first register, and every predicate that is an operand: some of them are read
         alone, which makes conflicts of what is none."""
-        operands = self.parts[2].split(",")
+        operands = self.operands.split(",")
         first = next((x for x in operands if re.match(r"\s*U?R\d|\s*U?RZ", x)), "")
         predicates = [x for x in operands if re.match(r"\s*!?U?P\d", x)]
         first = "" if self.name in _STORES else first
         return self._registers(",".join([first, *predicates]))
 
     def _registers(self, text: str) -> frozenset[str]:
-        operation = self.parts[1]
-        width = 4 if ".128" in operation else 2 if _WIDE.search(operation) else 1
+        width = 4 if ".128" in self.operation else 2 if _WIDE.search(self.operation) else 1
         found: set[str] = set()
         for kind, number, pair in _REGISTER.findall(text):
             many = 1 if "P" in kind else max(width, 2 if pair else 1, 4 if "desc" in text else 1)
@@ -147,11 +143,11 @@ class Instruction:
     def _named(self) -> tuple[set[str], set[str]]:
         """Registers that are named as read, and as written: the predicates at the head, and the
         register behind them."""
-        names = [_REGISTER.search(each) for each in self.parts[2].split(",")]
+        names = [_REGISTER.search(each) for each in self.operands.split(",")]
         plain = [found and found[1] + found[2] for found in names]
         head = next((i for i, name in enumerate(plain) if not name or "P" not in name), len(plain))
         end = 0 if self.name in _STORES else head + (not self.name.endswith(("SETP", "SETP2")))
-        guard = _REGISTER.search(self.parts[0])
+        guard = _REGISTER.search(self.guard)
         reads = {name for name in plain[end:] if name} | ({guard[1] + guard[2]} if guard else set())
         return reads, {name for name in plain[:end] if name}
 
@@ -296,16 +292,15 @@ def blocks(library: Path, listing: str) -> Iterator[tuple[str, list[Instruction]
     data, found = library.read_bytes(), False
     relocated = set(_RELOCATED.findall(listing))
     for kernel, body in _FUNCTION.findall(listing):
-        lines = [match.groupdict() for match in _LINE.finditer(body)]
-        words = [bytes.fromhex(x["high"] + x["low"])[::-1] for x in lines]
+        lines = [match.groupdict(default="") for match in _LINE.finditer(body)]
+        words = [bytes.fromhex(x.pop("high") + x.pop("low"))[::-1] for x in lines]
         place, found = data.find(code := b"".join(words)), True
         if place < 0:
             fix = "build it with nvcc -no-compress"
             raise UsageError(f"the code in {library} is compressed", fix)
         fixed = kernel not in relocated and data.find(code, place + 1) < 0
-        offsets = range(place, place + len(code), WORD)
-        made = zip(offsets, (x["text"].strip() for x in lines), words, strict=True)
-        every = [Instruction(*each) for each in made]
+        made = enumerate(zip(lines, words, strict=True))
+        every = [Instruction(place + i * WORD, word=word, **x) for i, (x, word) in made]
         if fixed and not any(each.name in _JUMPS for each in every):
             yield from ((kernel, block) for block in _split(every))
     if not found:
@@ -318,7 +313,7 @@ def _split(every: Sequence[Instruction]) -> Iterator[list[Instruction]]:
         int(number, 16) // WORD
         for each in every
         if each.name not in _MOVES
-        for number in re.findall(r"\b0x[0-9a-f]+0\b", each.text)
+        for number in re.findall(r"\b0x[0-9a-f]+0\b", each.operands)
     }
     cuts = {index + 1 for index, each in enumerate(every) if each.name in _LEAVES} | targets
     inside = sorted(cut for cut in cuts if 0 < cut < len(every))

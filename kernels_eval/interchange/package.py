@@ -69,44 +69,62 @@ def export_package(
         raise UsageError(f"{task.name} takes no tensor", "choose another task")
     plain = re.sub(r"[^a-z0-9]+", "-", (name or task.name).lower()).strip("-") or "kernel"
     plain = plain if plain[0].isalpha() else f"kernel-{plain}"
+    module = plain.replace("-", "_")
+    known = {
+        "name": plain,
+        "license": license,
+        "id": f"_{module}_{stable_hash([task.code, candidate.code])[:8]}",
+    }
     config = config or EvalConfig()
     build = config.build.model_copy(update={"lite_headers": False})
     config = config.model_copy(update={"build": build})
-    module = plain.replace("-", "_")
+    target = out / "build" / _variant(candidate.language)
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held) / "package"
-        (folder / module).mkdir(parents=True)
+        folder.mkdir()
         verdict, specs = _verified(task, candidate, config, folder)
-        identity = f"_{module}_{stable_hash([task.code, candidate.code])[:8]}"
-        (folder / "reference.py").write_text(task.code, encoding="utf-8")
-        (folder / "candidate.py").write_text(candidate.code or "", encoding="utf-8")
         certificate = {
-            "id": identity,
-            "entry_point": task.entry_point,
-            "init_form": task.init_form,
-            "task_id": task.task_id,
             "verdict": verdict.model_dump(mode="json"),
             "protocol": {"version": PROTOCOL_VERSION, "config": config.model_dump(mode="json")},
             "conditions": conditions(candidate.language).model_dump(mode="json"),
             "interface": _forms(interface),
             "built_for": _built_for(candidate.language, specs),
-            "files": {path.name: _sha256(path).hex() for path in _files(folder)},
         }
-        guard = GUARD.read_text(encoding="utf-8").replace("{id}", identity)
-        (folder / "__init__.py").write_text(guard, encoding="utf-8")
-        beside = rendered("beside.py.j2", id=identity)
-        (folder / module / "__init__.py").write_text(beside, encoding="utf-8")
-        _write_json(folder / "certificate.json", certificate)
-        metadata = _metadata(plain, identity, license, candidate.language, folder)
-        _write_json(folder / "metadata.json", metadata)
-        target = out / "build" / _variant(candidate.language)
+        _fill(folder, module, task, candidate, certificate, known)
         shutil.copytree(folder, target)
     bounds = (t.speedup_lower, t.speedup_upper) if (t := verdict.timing) else (0.0, 0.0)
-    known = {"name": plain, "license": license, "folder": out, "bounds": bounds}
-    text = rendered("README.md.j2", **known, task=task, verdict=verdict, inputs=interface.inputs)
+    about = {"task": task, "verdict": verdict, "inputs": interface.inputs, "bounds": bounds}
+    text = rendered("README.md.j2", **known, **about, folder=out)
     (out / "README.md").write_text(text, encoding="utf-8")
-    told = {"folder": str(out), "variant": target.name, "id": identity, "name": plain}
-    return {**told, "speedup": verdict.speedup, "device": verdict.device, "task_id": task.task_id}
+    told = {"variant": target.name, "speedup": verdict.speedup, "device": verdict.device}
+    return known | told | {"folder": str(out), "task_id": task.task_id}
+
+
+def _fill(
+    folder: Path,
+    module: str,
+    task: KernelTask,
+    candidate: Candidate,
+    certificate: dict[str, Any],
+    known: dict[str, str],
+) -> None:
+    """What stands beside the libraries: programs, guard, certificate and metadata."""
+
+    def put(name: str, text: str) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+    def put_json(name: str, value: object) -> None:
+        put(name, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+    put("reference.py", task.code)
+    put("candidate.py", candidate.code or "")
+    of_task = task.model_dump(mode="json", include={"task_id", "entry_point", "init_form"})
+    digests = {path.name: _sha256(path).hex() for path in _files(folder)}
+    put_json("certificate.json", {**of_task, **certificate, "id": known["id"], "files": digests})
+    put("__init__.py", GUARD.read_text(encoding="utf-8").replace("{id}", known["id"]))
+    put(f"{module}/__init__.py", rendered("beside.py.j2", id=known["id"]))
+    put_json("metadata.json", known | _metadata(candidate.language, folder))
 
 
 def _verified(
@@ -181,23 +199,16 @@ def _variant(language: Language) -> str:
     return f"torch{major}{minor}-cxx11-{backend}-{platform.machine()}-{sys.platform}"
 
 
-def _metadata(
-    name: str, identity: str, license: str, language: Language, folder: Path
-) -> dict[str, Any]:
-    backend: dict[str, Any] = {"type": "cpu"}
-    if language.needs_gpu:
-        backend = {"type": "cuda", "archs": [gpu_arch()]}
+def _metadata(language: Language, folder: Path) -> dict[str, Any]:
     digests = {
         path.relative_to(folder).as_posix(): base64.b64encode(_sha256(path)).decode()
         for path in _files(folder)
     }
+    gpu = {"type": "cuda", "archs": [gpu_arch()]}
     return {
-        "name": name,
-        "id": identity,
         "version": 0,
-        "license": license,
         "python-depends": [],
-        "backend": backend,
+        "backend": gpu if language.needs_gpu else {"type": "cpu"},
         "digest": {"algorithm": "sha256", "files": digests},
     }
 
@@ -219,7 +230,3 @@ def _files(folder: Path) -> list[Path]:
 
 def _sha256(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

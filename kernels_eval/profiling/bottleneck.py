@@ -73,7 +73,7 @@ class Rule(Record):
         return all(low <= numbers.get(name, -1) < high for name, (low, high) in asked)
 
 
-_TABLE = tomllib.loads(Path(__file__).with_name("bottleneck.toml").read_text(encoding="utf-8"))
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 RULES = tuple(map(Rule.model_validate, _TABLE["rule"]))
 SHOWN = ("sm_share", "memory_share", "occupancy", "memory_speed_of_light", "compute_speed_of_light")
 """What the last rule shows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-PEAKS = tomllib.loads(Path(__file__).with_name("roofline.toml").read_text(encoding="utf-8"))
+PEAKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 PRODUCTS = {"fp32": 6}
 """How many times as long as in bf16 a product takes at least that keeps this precision. fp32: three
 products in TF32, which runs at half of bf16's rate (https://arxiv.org/abs/2203.03341)."""

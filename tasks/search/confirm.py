@@ -35,7 +35,7 @@ def confirmation(search: Search) -> SnapshotRef:
 
 
 def _filled(
-    stage: str, search: Search, rows: Iterable[Row], upstream: list[str], **extra: object
+    stage: str, search: Search, rows: Iterable[Row], upstream: list[str], extra: Any = None
 ) -> SnapshotRef:
     """A finished snapshot of these rows; of one that was stopped, those that are missing."""
     name = fingerprint(stage, {}, upstream, SEARCH_VERSION)
@@ -70,7 +70,7 @@ def improved(
     every = map(in_turn, candidates.open().rows_by("candidate_id"))
     upstream = [candidates.fingerprint, search.snapshot.fingerprint, fresh.fingerprint]
     rows = chain(every, _winners(search, summary["results"]))
-    return _filled(IMPROVED, search, rows, upstream, search=summary)
+    return _filled(IMPROVED, search, rows, upstream, {"search": summary})
 
 
 def _winners(search: Search, results: Sequence[Mapping[str, Any]]) -> Iterator[Row]:

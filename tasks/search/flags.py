@@ -19,7 +19,7 @@ from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Language
 from tasks.files import read_toml
 
-TABLE = read_toml(Path(__file__).with_name("flags.toml"))
+TABLE = read_toml(Path(__file__).with_suffix(".toml"))
 CHOICES = {name: (each["keyword"], each["groups"]) for name, each in TABLE["flags"].items()}
 Change = Callable[[list[str]], tuple[list[str], str]]
 """Other flags, and what was changed in words."""

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from dataclasses import replace
 from itertools import pairwise
 from operator import ne
 from pathlib import Path
@@ -152,8 +153,8 @@ def test_registers_are_at_least_those_of_nvdisasm(library, held, tmp_path):
             reads, writes = ranges[each.offset]
             if each.name in schedule._MOVES:
                 compared += 1
-                assert reads <= each.reads | each.writes, (each.text, reads - each.reads)
-                assert writes <= each.writes, (each.text, writes - each.writes)
+                assert reads <= each.reads | each.writes, (each, reads - each.reads)
+                assert writes <= each.writes, (each, writes - each.writes)
     assert compared > 100
 
 
@@ -190,8 +191,8 @@ def waited(block: list[Instruction]) -> dict[bytes, set[int]]:
 def back(swap: Swap) -> Swap:
     """What undoes a swap."""
     first, second = swap.first, swap.second
-    earlier = Instruction(first.offset, second.text, second.word)
-    return Swap(swap.kernel, earlier, Instruction(second.offset, first.text, first.word))
+    moved = replace(second, offset=first.offset), replace(first, offset=second.offset)
+    return Swap(swap.kernel, *moved)
 
 
 def test_a_swap_keeps_who_depends_on_whom(library, held, swaps, tmp_path):
@@ -216,7 +217,7 @@ def test_a_swap_keeps_who_depends_on_whom(library, held, swaps, tmp_path):
         assert before.keys() == after.keys(), swap
         for key, (cycles, one, other) in after.items():
             if one and cycles < before[key][0]:
-                assert cycles >= fewest[one.name, other.name], (swap, one.text, other.text)
+                assert cycles >= fewest[one.name, other.name], (swap, one, other)
         early, late = waited(block), waited(turned)
         for (_, reader, _), (_, one, _) in before.items():
             if one and one.sets:
@@ -233,9 +234,9 @@ def test_patched_libraries_hold_the_same_instructions_and_can_be_undone(
         apply(patched, swap)
         found = [each for _, block in blocks(patched, listing(patched)) for each in block]
         assert Counter(each.word for each in found) == texts
-        there = {each.offset: each.text for each in found}
-        assert there[swap.first.offset] == swap.second.text
-        assert there[swap.second.offset] == swap.first.text
+        there = {each.offset: each.word for each in found}
+        assert there[swap.first.offset] == swap.second.word
+        assert there[swap.second.offset] == swap.first.word
         changed = zip(library.read_bytes(), patched.read_bytes(), strict=True)
         places = [at for at, (one, other) in enumerate(changed) if one != other]
         assert swap.first.offset <= places[0] and places[-1] < swap.second.offset + 16

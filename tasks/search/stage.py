@@ -233,14 +233,15 @@ def described(plan: Plan) -> dict[str, Any]:
 def row_of(plan: Plan, language: Language) -> dict[str, Any]:
     """The row of a candidate that no model wrote."""
     parent, generator = plan.parents[0].candidate_id, f"{STAGE}: {plan.operator}"
-    known = (plan.task, generator, SamplingParams(), plan.step, plan.code, plan.turn, parent)
+    code = plan.code or ""
+    known = (plan.task, generator, SamplingParams(), plan.step, code, plan.turn, parent)
     candidate = Candidate(
         candidate_id=candidate_id(*known),
         task_id=plan.task.task_id,
         language=language,
         generator=generator,
         sample_index=plan.step,
-        code=plan.code,
+        code=code,
         turn=plan.turn,
         parent=parent,
     )

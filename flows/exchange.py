@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -22,10 +23,15 @@ from kernels_eval.__main__ import QUICK
 from kernels_eval.checks.trials import Interface
 from kernels_eval.errors import UsageError
 from kernels_eval.interchange import kernelbench
-from kernels_eval.interchange.definitions import definition_of, solution_of, workload_of
+from kernels_eval.interchange.definitions import (
+    definition_of,
+    file_name,
+    solution_of,
+    workload_of,
+)
 from kernels_eval.interchange.flashinfer import Suite
 from kernels_eval.interchange.package import export_package
-from kernels_eval.interchange.trace_set import TraceSet, file_name, is_trace_set, record_of
+from kernels_eval.interchange.trace_set import TraceSet, is_trace_set, record_of
 from kernels_eval.interchange.traces import evaluation_of
 from kernels_eval.records import Candidate, KernelTask, Record, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
@@ -134,7 +140,7 @@ def _table(source: str | None, target: Path) -> dict[str, Any]:
     target.parent.mkdir(parents=True, exist_ok=True)
     frame = pl.DataFrame(rows, infer_schema_length=None)
     atomic_write(target, frame.write_parquet)
-    return {"form": "table", "out": str(target), "written": len(rows), "left_out": dict(left_out)}
+    return _summary("table", target, len(rows), left_out)
 
 
 def _kernelbench_rows(results: Path) -> list[dict[str, Any]]:
@@ -193,36 +199,34 @@ def _package(
 
 def _kernelbench(found: Iterator[Judged], target: Path) -> dict[str, Any]:
     """One run folder a model and level; the folder itself where there is one of both."""
-    runs: dict[tuple[str, str], dict[str, list[Judged]]] = {}
+    runs: dict[tuple[str, str], list[tuple[int, Judged]]] = {}
     left_out: Counter[str] = Counter()
     for each in found:
         if place := kernelbench.TASK_ID.fullmatch(each.task.task_id):
-            run = runs.setdefault((each.candidate.generator, place["level"]), {})
-            run.setdefault(place["problem"], []).append(each)
+            run = runs.setdefault((each.candidate.generator, place["level"]), [])
+            run.append((int(place["problem"]), each))
         else:
             left_out["the task is none of KernelBench's"] += 1
     if not runs:
         raise UsageError("no task is one of KernelBench's", "their ids are kernelbench/L1/23")
-    written_rows = 0
-    for (model, level), problems in runs.items():
+    for (model, level), rows in runs.items():
         own = f"{file_name(model)}_level_{level}"
         folder = target / own if len(runs) > 1 else target
         folder.mkdir(parents=True)
         results: dict[str, list[dict[str, Any]]] = {}
-        for problem, samples in sorted(problems.items(), key=lambda pair: int(pair[0])):
-            numbers = [each.candidate.sample_index for each in samples]
-            if len(set(numbers)) < len(numbers):  # of several tables: numbered anew
-                numbers = list(range(len(samples)))
-            for number, each in zip(numbers, samples, strict=True):
-                name = kernelbench.SAMPLE.format(level=level, problem=problem, sample=number)
-                (folder / name).write_text(each.candidate.code or "", encoding="utf-8")
-                results.setdefault(problem, []).append(kernelbench.entry_of(each.verdict, number))
-                written_rows += 1
-        _write(folder / kernelbench.RESULTS, results)
+        for problem, each in sorted(rows, key=itemgetter(0)):
+            entries = results.setdefault(str(problem), [])
+            taken = {entry["sample_id"] for entry in entries}
+            number = each.candidate.sample_index
+            number = max(taken) + 1 if number in taken else number  # of several tables
+            name = kernelbench.SAMPLE.format(level=level, problem=problem, sample=number)
+            (folder / name).write_text(each.candidate.code or "", encoding="utf-8")
+            entries.append(kernelbench.entry_of(each.verdict, number))
+        atomic_write(folder / kernelbench.RESULTS, json.dumps(results, indent=2) + "\n")
         config = {"run_name": own, "model_name": model, "level": int(level)}
         lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in config.items())
         (folder / kernelbench.CONFIG).write_text(lines, encoding="utf-8")
-    return _summary("kernelbench", target, written_rows, left_out)
+    return _summary("kernelbench", target, sum(map(len, runs.values())), left_out)
 
 
 def _traces(
@@ -265,7 +269,3 @@ def _traces(
 
 def _summary(form: str, target: Path, count: int, left_out: Counter[str]) -> dict[str, Any]:
     return {"form": form, "out": str(target), "written": count, "left_out": dict(left_out)}
-
-
-def _write(path: Path, value: object) -> None:
-    atomic_write(path, json.dumps(value, indent=2) + "\n")

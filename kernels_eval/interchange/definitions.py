@@ -42,8 +42,8 @@ def definition_of(task: KernelTask, interface: Interface, suite: Suite) -> Defin
     known = {"code": task.code, "task": task, "model": task.entry_point, "inputs_too": of_sol}
     sizes = {f"n{size}": {"type": "const", "value": size} for size in _sizes(interface)}
     row = {
-        "name": _plain(task.task_id),
-        "op_type": _plain(task.source),
+        "name": file_name(task.task_id),
+        "op_type": file_name(task.source),
         "axes": sizes,
         "inputs": {form.name: _spec(form) for form in interface.inputs},
         "outputs": {form.name: _spec(form) for form in interface.outputs},
@@ -78,7 +78,7 @@ def solution_of(
     return Solution.model_validate(
         {
             "name": name,
-            "definition": _plain(task.task_id),
+            "definition": file_name(task.task_id),
             "author": candidate.generator or "unnamed",
             "spec": {
                 "languages": [str(candidate.language) if candidate.language.jit else "python"],
@@ -123,5 +123,6 @@ def _spec(form: ArgumentForm) -> TensorSpec:
     return TensorSpec(shape=shape, dtype=dtype)
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", text)[:128] or "unnamed"
+def file_name(text: str) -> str:
+    """A name as a file, and a record of theirs, may have it."""
+    return re.sub(r"[^\w.-]+", "_", text).strip(".")[:120] or "unnamed"

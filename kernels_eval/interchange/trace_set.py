@@ -11,7 +11,6 @@ anything.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.interchange.definitions import written
+from kernels_eval.interchange.definitions import file_name, written
 from kernels_eval.interchange.flashinfer import Definition, Solution, Suite, Workload
 from kernels_eval.interchange.traces import verdict_row
 from kernels_eval.records import KernelTask, Record
@@ -192,11 +191,6 @@ class TraceSet:
                 "generator": solution.author if solution else name,
                 **verdict_row(trace["evaluation"]),
             }
-
-
-def file_name(text: str) -> str:
-    """A name as a file may have it."""
-    return re.sub(r"[^\w.-]+", "_", text).strip(".")[:120] or "unnamed"
 
 
 def _object(text: bytes, where: str) -> dict[str, Any]:

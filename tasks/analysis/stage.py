@@ -23,7 +23,7 @@ from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
 from tasks.reporting.findings import Finding, findings_table
 from tasks.reporting.page import Block, Bullets, block_markdown
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.versions import ANALYSIS_VERSION
 
 STAGE, PAGE = "analysis", "page"
@@ -69,8 +69,7 @@ class Found(Record):
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = [verdicts.fingerprint, candidates.fingerprint]
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config, upstream, ANALYSIS_VERSION))
+    return Snapshot.planned(STAGE, config, [verdicts, candidates], ANALYSIS_VERSION)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
@@ -86,12 +85,10 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfi
     frame = joined(verdicts.open(), candidates.open())
     found, records = _analysed(frame, config, snapshot)
     rows = number_rows(found.findings)
-    there = snapshot.keys("name")
-    snapshot.append([row for row in rows if row["name"] not in there], NUMBERS)
+    snapshot.append(rows, NUMBERS, key="name")
     report(STAGE, frame.height, frame.height, (found.finding or found.cautions)[0])
     return snapshot.publish(
         config=config,
-        upstream=[verdicts.fingerprint, candidates.fingerprint],
         rows=len(rows),
         extra=found.model_dump(mode="json") | {"records": records},
     ).ref

@@ -23,7 +23,7 @@ from tasks.benchmark.samples import (
     within_tokens,
 )
 from tasks.benchmark.scoring import ScoreRow, score
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
@@ -78,11 +78,8 @@ def answers_frame(answers: list[Answers]) -> pl.DataFrame:
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = [a.verdicts.fingerprint for a in answers]
     key = [config.model_dump(mode="json"), [a.model for a in answers]]
-    return Snapshot(
-        answers[0].verdicts.root, STAGE, fingerprint(STAGE, key, upstream, SCORING_VERSION)
-    )
+    return Snapshot.planned(STAGE, key, (a.verdicts for a in answers), SCORING_VERSION)
 
 
 def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
@@ -103,7 +100,6 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
         snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
         snapshot.publish(
             config=config,
-            upstream=[a.verdicts.fingerprint for a in answers],
             rows=len(rows),
             extra={"remarks": remarks(frame), "excluded_tasks": excluded_tasks(frame)},
         )

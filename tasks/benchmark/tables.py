@@ -6,7 +6,7 @@ Strings are raw: `tasks.reporting.page` escapes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ import polars as pl
 from tasks.benchmark.comparing import ComparisonRow, metric_name
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
 from tasks.files import read_toml
-from tasks.reporting.page import Table
+from tasks.reporting.page import Table, filled
 from tasks.reporting.text import interval
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -44,10 +44,12 @@ class Caveat(NamedTuple):
     means: str
 
 
-def caveats_of(words: str, found: Mapping[str, object]) -> list[Caveat]:
-    """Return the caveats that have a value. The file `words` holds their words by name."""
-    known = read_toml(TEMPLATES / words)
-    return [Caveat(value=str(value), **known[name]) for name, value in found.items() if value]
+def caveats_of(words: str, **known: object) -> list[Caveat]:
+    """Return the caveats of the file `words` whose value, a template of what is `known`, is not
+    empty."""
+    rows = read_toml(TEMPLATES / words).values()
+    found = (Caveat(**row | {"value": filled(row["value"], **known)}) for row in rows)
+    return [caveat for caveat in found if caveat.value]
 
 
 def label(metric: str, k: int | None = None) -> str:

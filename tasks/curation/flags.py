@@ -34,7 +34,7 @@ from kernels_eval.records import stable_hash
 from tasks.curation.config import FLAGS, QualityConfig
 from tasks.curation.tables import places_of
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.versions import TRACE_FLAG_VERSION
 
 T = TypeVar("T")
@@ -237,9 +237,7 @@ TRACE_FLAGS = pa.schema(
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = [verdicts.fingerprint, candidates.fingerprint]
-    key = fingerprint(STAGE, config.identity, upstream, TRACE_FLAG_VERSION)
-    return Snapshot(verdicts.root, STAGE, key)
+    return Snapshot.planned(STAGE, config.identity, [verdicts, candidates], TRACE_FLAG_VERSION)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> SnapshotRef:
@@ -271,10 +269,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -
             report(STAGE, count, wanted.height, "")
     flags = snapshot.read(columns=["candidate_id", "trace_flags"], unique="candidate_id")
     return snapshot.publish(
-        config=config.identity,
-        upstream=[verdicts.fingerprint, candidates.fingerprint],
-        rows=wanted.height,
-        extra={"flag_counts": counted(flags)},
+        config=config.identity, rows=wanted.height, extra={"flag_counts": counted(flags)}
     ).ref
 
 

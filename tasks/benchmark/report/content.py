@@ -158,31 +158,23 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
 def caveats(context: ReportContext) -> list[Caveat]:
     """Return what a careful reader would ask, answered from the data of the run."""
     execs = [row for row in context.scores if row.metric == "exec"]
-    tasks = sorted({row.tasks for row in execs})
     rates: dict[str, list[float]] = {}
     for row in execs:
         if row.value is not None:
             rates.setdefault(row.model, []).append(row.value)
-    silent = [model for model, values in rates.items() if max(values) == 0.0]
     missing = {row.model: row.missing for row in context.scores if row.missing}
-    verdicts, failed = sum(context.status_counts.values()), context.status_counts
-    unequal = f"{context.candidates:,} candidates, {verdicts:,} verdicts"
-    found = {
-        "few_tasks": tasks[0] if tasks and tasks[0] < FEW_TASKS else "",
-        "unequal_tasks": ", ".join(map(str, tasks)) if len(tasks) > 1 else "",
-        "missing": ", ".join(f"{model} {count:,}" for model, count in missing.items()),
-        "not_estimated": "; ".join(
-            dict.fromkeys(row.why_not for row in context.scores if row.k is not None and row.tasks)
-        ).strip("; "),
-        "never_correct": ", ".join(silent),
-        "recorded": "yes" if any(row.model == "recorded" for row in context.scores) else "",
-        "trained": plural(len(context.history), "step") if context.history else "",
-        "correct": "always",
-        "cpu": "" if Language(context.language).needs_gpu else "yes",
-        "counts": unequal if verdicts != context.candidates else "",
-        "task_error": failed.get(Status.TASK_ERROR, 0),
-    }
-    return caveats_of("caveats.toml", found)
+    why_not = (row.why_not for row in context.scores if row.k is not None and row.tasks)
+    return caveats_of(
+        "caveats.toml",
+        context=context,
+        few=FEW_TASKS,
+        tasks=sorted({row.tasks for row in execs}),
+        missing=[f"{model} {count:,}" for model, count in missing.items()],
+        not_estimated=filter(None, dict.fromkeys(why_not)),
+        silent=[model for model, values in rates.items() if max(values) == 0.0],
+        on_gpu=Language(context.language).needs_gpu,
+        verdicts=sum(context.status_counts.values()),
+    )
 
 
 def smallest_k(rows: Iterable[ScoreRow]) -> int | None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
@@ -24,6 +23,7 @@ from tasks.progress import report
 from tasks.reporting.findings import Finding, findings_table
 from tasks.reporting.page import Block, Bullets, block_markdown
 from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import NUMBERS
 from tasks.versions import ANALYSIS_VERSION
 
 STAGE, PAGE = "analysis", "page"
@@ -33,19 +33,6 @@ OF_CANDIDATES = (
     "sampling.max_tokens",
 )
 FINDINGS = "findings.md"
-NUMBERS = pa.schema(
-    {
-        "name": pa.string(),
-        "value": pa.float64(),
-        "lower": pa.float64(),  # of its 95 % interval
-        "upper": pa.float64(),
-        "p": pa.float64(),
-        "samples": pa.int64(),
-        "tasks": pa.int64(),
-        "method": pa.string(),
-        "why_not": pa.string(),  # why there is no value; null where there is one
-    }
-)
 
 
 class Found(Record):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
@@ -24,24 +23,10 @@ from tasks.benchmark.samples import (
 )
 from tasks.benchmark.scoring import ScoreRow, score
 from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import SCORES
 from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
-TYPES = {
-    "k": "int64",
-    "tasks": "int64",
-    "samples": "int64",
-    "missing": "int64",
-    "token_limit": "int64",
-} | {
-    **dict.fromkeys(("value", "lower", "upper"), "double"),
-    "degenerate_counted": "bool",
-}
-COLUMNS = """model track metric k value lower upper interval tasks samples rule over why_not
-    degenerate_counted missing baseline token_limit"""
-SCORES = pa.schema(
-    [(name, pa.type_for_alias(TYPES.get(name, "string"))) for name in COLUMNS.split()]
-)
 READ = """candidate_id task_id status reason outputs_match timing device correctness custom_kernels
     custom_kernel_time_share library_calls detail log_tail""".split()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -32,8 +32,6 @@ PUBLISHED: list[dict[str, Any]] = (
 """The paper's main table, then its second base model before and after: shares in [0, 1], as reviews
 of the paper quote them. They are of KernelBench levels 1 and 2 on an RTX 5090 under KernelBench's
 own harness and tolerance, on the track "any"."""
-
-R = TypeVar("R")
 
 
 class Caveat(NamedTuple):
@@ -73,10 +71,10 @@ def difference_points(row: ComparisonRow) -> str:
 
 def pivoted(
     names: Iterable[str],
-    rows: Iterable[R],
-    row_of: Callable[[R], tuple[str, ...]],
-    column_of: Callable[[R], str],
-    cell_of: Callable[[R], str],
+    rows: Iterable[Any],
+    row_of: Callable[[Any], tuple[str, ...]],
+    column_of: Callable[[Any], str] = lambda row: label(row.metric, row.k),
+    cell_of: Callable[[Any], str] = scored,
     absent: str = "n/a",
     first: Iterable[str] = (),
 ) -> Table:

@@ -20,7 +20,7 @@ from kernels_eval.records import Language
 from tasks.files import read_toml
 
 TABLE = read_toml(Path(__file__).with_suffix(".toml"))
-CHOICES = {name: (each["keyword"], each["groups"]) for name, each in TABLE["flags"].items()}
+CHOICES = TABLE["flags"]
 Change = Callable[[list[str]], tuple[list[str], str]]
 """Other flags, and what was changed in words."""
 
@@ -28,7 +28,7 @@ Change = Callable[[list[str]], tuple[list[str], str]]
 def changed(code: str, language: Language, draw: Random) -> tuple[str, str] | None:
     """The module with one flag added, replaced or left out, and what was changed in words; None
     where the flags are not written as a list of texts, and for Triton, which takes none."""
-    keyword, groups = CHOICES.get(language, ("", ()))
+    keyword, groups = CHOICES.get(language, {"keyword": "", "groups": ()}).values()
 
     def one(flags: list[str]) -> tuple[list[str], str]:
         group = draw.choice(groups)

@@ -15,10 +15,11 @@ from typing import Any
 
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import PROFILES
 from tasks.versions import PROFILE_VERSION
 from tasks.workload.config import ProfilingConfig
 from tasks.workload.measure import Profiler, tasks_of
-from tasks.workload.record import PROFILES, Profile
+from tasks.workload.record import Profile
 from tasks.workload.stage import fill
 
 STAGE = "profiles"

@@ -18,10 +18,10 @@ import pyarrow as pa
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.tables import WORKLOADS
 from tasks.versions import WORKLOAD_VERSION
 from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import measured, tasks_of
-from tasks.workload.record import WORKLOADS
 
 STAGE = "workloads"
 KEY, TASK, *COLUMNS = WORKLOADS.names

@@ -15,9 +15,9 @@ from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.samples import BASELINES, baselines_of, uncompiled_tasks
 from tasks.benchmark.score_table import table_of
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
-from tasks.benchmark.stage import SCORES, Answers, scores_of
+from tasks.benchmark.stage import Answers, scores_of
 from tasks.store.snapshot import Snapshot
-from tasks.tables import VERDICTS
+from tasks.tables import SCORES, VERDICTS
 from tests.support.verdict_rows import find
 
 ASKED = {"ks": (1,), "ps": (0.0, 1.0), "resamples": 100}

@@ -1,7 +1,5 @@
 """Two minutes of random kills over 500 candidates: one verdict each, and the same as in peace."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -57,7 +55,7 @@ def test_candidates_are_of_every_kind_and_each_has_an_identity():
     assert len({task.task_id for task, _ in made}) > 8
 
 
-def calm() -> Run:
+def calm():
     return Run(
         verdicts={"a": ["correct", "ok", ""], "b": ["timeout", "run", ""]},
         rows=2,

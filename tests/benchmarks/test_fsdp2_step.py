@@ -1,8 +1,6 @@
 """The FSDP2 benchmark trains what the recipe trains, and its launcher works with gloo where there
 is no GPU."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,9 +1,6 @@
 """Recorded verdicts and ours become tables that `concur benchmark` reads, on the same responses."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -12,7 +9,7 @@ from benchmarks.kernelbench_scores import agreement, our_verdicts, recorded_verd
 from kernels_eval.errors import UsageError
 
 
-def recorded(path: Path) -> str:
+def recorded(path):
     rows = [
         {
             "level": level,
@@ -29,7 +26,7 @@ def recorded(path: Path) -> str:
     return str(path)
 
 
-def ours(path: Path, *names: tuple[str, int, str]) -> str:
+def ours(path, *names):
     timing = {"speedup": 2.0}
     rows = [
         {

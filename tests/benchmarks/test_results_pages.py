@@ -1,8 +1,6 @@
 """Every page of results says how it came about, and what README and docs quote is what the newest
 page says."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import cache
@@ -77,7 +75,7 @@ QUOTED = [
 
 
 @cache
-def commits() -> list[str]:
+def commits():
     """The history of this checkout; empty where it has none, or a part only."""
     asked = ["git", "-C", str(ROOT), "rev-list", "HEAD"]
     whole = not (ROOT / ".git/shallow").exists()

@@ -1,8 +1,6 @@
 """`make audit`, without the network: what is not pinned, pinned otherwise or not looked up is
 told."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,11 +1,8 @@
 """The `concur` command as a user runs it: what it prints, how it exits, and what it leaves behind
 when it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 from functools import partial
 
 import pytest
@@ -69,7 +66,7 @@ def test_unusable_input_is_2_in_one_line_and_changes_nothing(here, command, said
     assert {path.name: path.read_text() for path in here.iterdir()} == FILES
 
 
-def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
+def one_error_line(done):
     """The line on stderr of a command that refused: exactly one, no traceback, nothing on
     stdout."""
     lines = done.stderr.splitlines()

@@ -1,10 +1,7 @@
 """Profiles: every one that ships loads, and every way to write one wrongly is one line that names
 the key and the fix."""
 
-from __future__ import annotations
-
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -17,13 +14,13 @@ from kernels_eval.records import Language
 SHIPPED = sorted(shipped_dir("profiles").glob("*.yaml"))
 
 
-def written(tmp_path: Path, text: str) -> str:
+def written(tmp_path, text):
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def refusal(profile: str, *overrides: str) -> UsageError:
+def refusal(profile, *overrides):
     with pytest.raises(UsageError) as caught:
         load_profile(profile, overrides)
     return caught.value

@@ -1,8 +1,6 @@
 """`concur doctor`: what counts as missing depends on the profile, and every missing thing comes
 with the line that fixes it."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -31,7 +29,7 @@ def quick(monkeypatch):
     monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
 
 
-def examined(profile: str = "local", *overrides: str) -> dict[str, Check]:
+def examined(profile="local", *overrides):
     checks = examine(profile, overrides)
     found = {check.name: check for check in checks}
     assert len(found) == len(checks) >= 12
@@ -66,7 +64,7 @@ def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick):
 
 
 def test_only_what_is_required_decides():
-    def check(ok: bool, need: doctor.Need) -> Check:
+    def check(ok, need):
         return Check(name="x", found="y", ok=ok, need=need)
 
     assert runnable([check(True, "required"), check(False, "optional")])

@@ -1,8 +1,6 @@
 """From a form to a configuration: what is left empty is the profile's, what cannot be used is one
 sentence."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 

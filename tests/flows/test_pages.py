@@ -1,7 +1,5 @@
 """The server of pages: what of a root it shows, to whom; and the links to it."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.testclient import TestClient
 

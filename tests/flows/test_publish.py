@@ -1,7 +1,5 @@
 """`concur publish` and `concur diff` as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 
@@ -21,7 +19,7 @@ def curated(tmp_path):
     )
 
 
-def concur(*arguments: object) -> tuple[int, str, str]:
+def concur(*arguments):
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     return done.exit_code, done.stdout, done.stderr
 

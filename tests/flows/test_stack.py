@@ -1,8 +1,6 @@
 """The stack of `concur up`: what is refused before anything starts, who is taken for whom, and what
 is kept alive."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -13,13 +11,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, build_opener
 from uuid import uuid4
@@ -30,19 +26,18 @@ from flows.ops import control, manager, part, preflight
 from flows.ops.control import down, export_lines, status, up, use_stack
 from flows.ops.manager import Manager
 from flows.ops.places import ROOT_VARIABLE, Places, StackState
-from flows.ops.programs import Program, program
 from flows.ops.programs import Stack as Made
+from flows.ops.programs import program
 from flows.ops.settings import (
     MLFLOW_SECRET,
     PARTS,
     PREFECT_SECRET,
-    Part,
     StackSettings,
     load_secrets,
     load_settings,
 )
 from kernels_eval.errors import UsageError
-from kernels_eval.isolation.process_tree import Identity, alive, identify, send, wait_gone
+from kernels_eval.isolation.process_tree import alive, identify, send, wait_gone
 from tests.support import commands
 from tests.support.night import until
 from tests.support.servers import free_port
@@ -69,16 +64,14 @@ def me():
     return found
 
 
-def refused(call: Callable[[], object]) -> str:
+def refused(call):
     with pytest.raises(UsageError) as caught:
         call()
     assert caught.value.hint, "every refusal says what would correct it"
     return str(caught.value)
 
 
-def recorded(
-    root: Path, settings: StackSettings, manager: Identity, authenticated: bool = False
-) -> Places:
+def recorded(root, settings, manager, authenticated=False):
     """The places of a stack whose state says that this process manages it."""
     places = Places(root)
     places.make()
@@ -86,12 +79,12 @@ def recorded(
     return places
 
 
-def stack_of(environment: dict[str, str], root: Path = Path("root"), **options: Any) -> Made:
+def stack_of(environment, root=Path("root"), **options):
     settings = StackSettings(**options)
     return Made(Places(root), settings, load_secrets(settings, environment))
 
 
-def made(root: Path, environment: dict[str, str], **options: Any) -> dict[Part, Program]:
+def made(root, environment, **options):
     stack = stack_of(environment, root, **options)
     return {name: program(name, stack, environment) for name in stack.settings.parts}
 
@@ -331,7 +324,7 @@ def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, 
     root, url = str(tmp_path), f"http://127.0.0.1:{prefect_like}"
     assert use_stack(root, {}) == [] and use_stack("s3://bucket", {}) == []
     recorded(tmp_path, settings, me)
-    environment: dict[str, str] = {}
+    environment = {}
     assert use_stack(root, environment) == [f"prefect {url}"]
     assert environment["PREFECT_API_URL"] == f"{url}/api"
     assert environment["PREFECT_HOME"] == str(tmp_path / "stack" / "prefect")
@@ -381,7 +374,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(commands.ROOT))
     monkeypatch.setattr(control, "fault", lambda *_: "")
 
-    def started(body: str) -> tuple[Places, Identity]:
+    def started(body):
         (tmp_path / "fake.py").write_text(FAKE_PART)
         monkeypatch.setattr(manager, "LAUNCHER", (sys.executable, str(tmp_path / "fake.py")))
         monkeypatch.setenv("FAKE", body)
@@ -395,7 +388,7 @@ def start(tmp_path, monkeypatch):
     places.clean()
 
 
-def row(places: Places) -> dict[str, Any]:
+def row(places):
     (found,) = status(str(places.root))["parts"]
     return found
 
@@ -475,7 +468,7 @@ def test_a_part_whose_manager_has_ended_kills_nothing_and_does_not_start(tmp_pat
 # --- the real parts
 
 
-def listening(pids: set[int]) -> set[str]:
+def listening(pids):
     """Addresses on which these processes listen."""
     import psutil
 
@@ -486,7 +479,7 @@ def listening(pids: set[int]) -> set[str]:
     }
 
 
-def ended_by_down(stack: Stack) -> dict[str, Any]:
+def ended_by_down(stack):
     """What `concur down` says, which has left no process."""
     whole = stack.processes()
     done = stack.command("down", "--json")
@@ -508,7 +501,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
         assert listening({one.pid for one in stack.processes()}) == {"127.0.0.1"}
         assert all(Path(row["log"]).stat().st_size > 0 for row in rows.values())
 
-        def pids() -> dict[str, int]:
+        def pids():
             return {part: row["pid"] for part, row in stack.status().items()}
 
         before = pids()

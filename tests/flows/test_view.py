@@ -1,7 +1,5 @@
 """What `concur view` writes: the index and the chunks of candidates, and when it refuses."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -125,12 +123,12 @@ def test_chunks_are_bounded_and_those_of_an_earlier_site_go(tmp_path, monkeypatc
     assert len(list((site / "data").glob("chunk-*"))) == 1
 
 
-def files_of(site: Path) -> dict[str, int]:
+def files_of(site):
     """The chunks of a site, and when each was written."""
     return {path.stem: path.stat().st_mtime_ns for path in site.glob("data/chunk-*.js")}
 
 
-def ids_of(details: list[dict]) -> set[str]:
+def ids_of(details):
     return {row["candidate_id"] for row in details}
 
 
@@ -174,7 +172,7 @@ def test_a_writing_that_was_interrupted_is_resumed(tmp_path, monkeypatch):
     line(tmp_path / "root", [sample(f"t/{n}", 0, 100, 1.0) for n in range(9)])
     written, packed = [], viewer._packed
 
-    def stopped(data: bytes) -> bytes:
+    def stopped(data):
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(data)

@@ -4,8 +4,6 @@ Each runs against the trainer itself where that is installed, else against its p
 (tests.support.trainer_protocols); `-rs` and the `real` fixture say which.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

@@ -1,11 +1,9 @@
 """Tasks that ask for gradients: right, wrong, and not by the candidate's kernels."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.records import Reason
-from tests.support.backward import FORMULAS, Formula, candidate, task_of
+from tests.support.backward import FORMULAS, candidate, task_of
 from tests.support.kernels import verifying, verifying_on_gpu
 
 REASONS = {
@@ -22,7 +20,7 @@ def verify():
         yield made.evaluator
 
 
-def assert_judged(verify, formula: Formula, kind: str, language: str) -> None:
+def assert_judged(verify, formula, kind, language):
     verdict = verify(task_of(formula), candidate(formula, kind, language))
     assert verdict.reason is REASONS[kind], verdict
     if kind == "right":
@@ -47,7 +45,7 @@ def test_gradients_are_judged(verify, kind):
     assert_judged(verify, BY_NAME["rms_norm"], kind, "cpp")
 
 
-def changed(formula: Formula, old: str, new: str):
+def changed(formula, old, new):
     made = candidate(formula, "right", "cpp")
     assert made.code.count(old) == 1
     code = made.code.replace(old, new)

@@ -1,7 +1,5 @@
 """Approximations by either policy, and what repeated calls say of a wrong answer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

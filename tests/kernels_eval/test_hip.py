@@ -1,7 +1,5 @@
 """CUDA sources as HIP: what is kept, what is translated, and what hipcc makes of it where it is."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -1,11 +1,8 @@
 """Definitions, solutions and traces of FlashInfer-Bench and SOL-ExecBench, and KernelBench's
 results: what becomes of them here, and of our records there."""
 
-from __future__ import annotations
-
 import json
 import struct
-from pathlib import Path
 
 import pytest
 import torch
@@ -69,8 +66,8 @@ def of(kind, row, **fields):
     return kind.model_validate({**row, **fields})
 
 
-def values(code: str) -> dict:
-    found: dict = {}
+def values(code):
+    found = {}
     exec(code, found)
     return found
 
@@ -143,7 +140,7 @@ def test_inputs_come_from_the_definitions_own_function():
     assert x.shape == (3, 8) and scale == 2.5 and bool((x == 2.5).all())
 
 
-def safetensors(path: Path, values: list[int], shape: list[int]) -> None:
+def safetensors(path, values, shape):
     data = struct.pack(f"<{len(values)}i", *values)
     head = json.dumps({"k": {"dtype": "I32", "shape": shape, "data_offsets": [0, len(data)]}})
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,7 +151,7 @@ def test_a_tensor_of_a_file_is_in_the_program_and_no_file_outside_is_read(tmp_pa
     inputs = {"x": {"shape": ["M"], "dtype": "int32"}}
     definition = of(Definition, DEFINITION, inputs=inputs, reference="def run(x): return x")
 
-    def task(path: str, root: Path | None = tmp_path / "set"):
+    def task(path, root=tmp_path / "set"):
         given = {"x": {"type": "safetensors", "path": path, "tensor_key": "k"}}
         return definition.task(of(Workload, WORKLOAD, inputs=given), root)
 
@@ -217,7 +214,7 @@ TIMING = Timing(
 )  # fmt: skip
 
 
-def judged(reason: Reason, **fields) -> Verdict:
+def judged(reason, **fields):
     timing = TIMING if reason is Reason.OK else None
     return Verdict(
         candidate_id="c", task_id="t", language="cpp", status=reason.status, reason=reason,
@@ -257,7 +254,7 @@ def test_evaluations_of_another_harness_have_no_reason():
 
 
 def test_kernelbenchs_results_come_back():
-    results: dict = {"7": [], "10": []}
+    results = {"7": [], "10": []}
     reasons = [Reason.OK, Reason.WRONG_OUTPUT, Reason.NO_CODE_BLOCK, Reason.LAZY_OUTPUT]
     for number, reason in enumerate(reasons):
         results["7"].append(kernelbench.entry_of(judged(reason), number))
@@ -279,8 +276,8 @@ def test_kernelbenchs_results_come_back():
 # -- folders ---------------------------------------------------------------------------------------
 
 
-def trace_set(root: Path, *, sol: bool = False) -> Path:
-    def write(place: str, *rows: object) -> None:
+def trace_set(root, *, sol=False):
+    def write(place, *rows):
         path = root / place
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("\n".join(map(json.dumps, rows)))
@@ -335,7 +332,7 @@ def test_a_folder_of_programs_is_no_trace_set(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def interface() -> Interface:
+def interface():
     with Measurer() as measurer:
         return Interface.model_validate(measurer.ask("interface", AFFINE))
 

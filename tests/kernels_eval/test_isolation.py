@@ -6,8 +6,6 @@ managed also goes to its log. Twins show that the same code succeeds where it ma
 can fail.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -20,7 +18,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +28,7 @@ from kernels_eval.isolation import landlock, layers, seccomp
 from kernels_eval.isolation.health import DeviceHealth, HealthReport, HealthRole, check_health
 from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
-from kernels_eval.records import Reason, Verdict
+from kernels_eval.records import Reason
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
 from tests.support.waiting import until
@@ -215,24 +212,24 @@ torch::Tensor leaves(torch::Tensor x) {
 
 
 class Verifier(kernels.Verifier):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(CONFIG)
-        self.made: list[Verdict] = []
+        self.made = []
 
-    def __call__(self, forward: str, before: str = "") -> Verdict:
+    def __call__(self, forward, before=""):
         code = module(forward, before=before, extension=load_inline(SOURCE, name="escapes"))
         verdict = super().__call__(AFFINE, code)
         self.made.append(verdict)
         return verdict
 
-    def contained(self, function: str, *arguments: object, reason: str = "ok") -> Verdict:
+    def contained(self, function, *arguments, reason="ok"):
         verdict = self(f"return ext.{function}({', '.join(['x', *map(repr, arguments)])})")
         assert verdict.reason == reason, (
             f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
         )
         return verdict
 
-    def attack(self, function: str, *arguments: object, reason: str = "ok") -> Verdict:
+    def attack(self, function, *arguments, reason="ok"):
         """The verdict of one attack; and that of an honest candidate after it, on the same
         Runner."""
         verdict = self.contained(function, *arguments, reason=reason)
@@ -255,7 +252,7 @@ def verify():
     del os.environ["CONCUR_TEST_SECRET"]
 
 
-def needs(*names: str) -> None:
+def needs(*names):
     here = layers.probe()
     absent = [
         name
@@ -332,14 +329,14 @@ def test_environments_of_other_processes_cannot_be_read(verify):
 
 
 @contextlib.contextmanager
-def listener(family: int, address: object) -> Iterator[tuple[socket.socket, list[object]]]:
+def listener(family, address):
     """A server that notes who connects."""
-    came: list[object] = []
+    came = []
     with socket.socket(family, socket.SOCK_STREAM) as server:
         server.bind(address)
         server.listen()
 
-        def accept() -> None:
+        def accept():
             while True:
                 try:
                     came.append(server.accept())
@@ -414,7 +411,7 @@ def test_system_calls_that_no_kernel_needs_are_refused(verify, name):
     ), verdict.log_tail
 
 
-def verify_log(verify: Verifier, call: str) -> str:
+def verify_log(verify, call):
     """What a call printed: its candidate then fails, because only failures keep their log."""
     return verify(f"{call}\nraise ValueError('show the log')").log_tail
 
@@ -509,7 +506,7 @@ COMBINATIONS = {
 }
 
 
-def ordinary_user_can_run() -> str:
+def ordinary_user_can_run():
     """Empty, or why another user cannot run this test."""
     if os.geteuid() != 0:
         return "only root can become another user"
@@ -538,7 +535,7 @@ def ordinary_user_can_run() -> str:
 def test_each_layer_holds_by_itself(user, combination):
     """What a confined process reaches is what the layers said to be in force imply, whoever runs it
     and whatever is missing."""
-    identity: dict[str, object] = {}
+    identity = {}
     if user == "nobody":
         if reason := ordinary_user_can_run():
             pytest.skip(reason)
@@ -649,7 +646,7 @@ def test_a_confined_compiler_compiles_and_includes_no_file_of_a_user(tmp_path):
     confine = landlock.compiler_confinement([], [tmp_path / "work"])
     assert confine is not None
 
-    def compiled(source: str, output: str, confinement: object) -> subprocess.CompletedProcess[str]:
+    def compiled(source, output, confinement):
         environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path / "work")}
         command = [compiler, str(tmp_path / "work" / source), "-o", output]
         return subprocess.run(
@@ -692,13 +689,13 @@ def test_this_processor_is_healthy(verify):
 
 
 def health(
-    *seen: HealthReport | Exception,
-) -> tuple[DeviceHealth, list[int], list[str]]:
+    *seen,
+):
     """A DeviceHealth whose checks report this, one after the other; what each was asked for; and
     what was released."""
     left, asked, released = list(seen), [], []
 
-    def check(server: object, device: str, limits: object, wanted_bytes: int) -> HealthReport:
+    def check(server, device, limits, wanted_bytes):
         asked.append(wanted_bytes)
         if isinstance(left[0], Exception):
             raise left.pop(0)

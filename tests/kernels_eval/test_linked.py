@@ -1,7 +1,5 @@
 """What a library asks others to compute, read from its symbols."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest

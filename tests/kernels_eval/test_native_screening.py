@@ -1,7 +1,5 @@
 """What tokens of native sources are certain enough to reject, and what is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

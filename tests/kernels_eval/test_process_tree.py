@@ -1,7 +1,5 @@
 """Process trees: identities that outlive their process, whole families, and their end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -2,8 +2,6 @@
 and a candidate profiled end to end on the CPU. A stand-in takes ncu's place where there is no
 GPU."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

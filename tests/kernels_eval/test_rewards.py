@@ -1,8 +1,6 @@
 """Rewards follow their published formulas, never punish a fault of the machine, and keep their
 order."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -27,7 +25,7 @@ speedups = st.floats(1e-3, 1e4)
 shares = st.none() | st.floats(0, 1)
 
 
-def failed(reason: Reason | str) -> Verdict:
+def failed(reason):
     reason = Reason(reason)
     return Verdict(
         candidate_id="c", task_id="t", language="cpp", status=reason.status, reason=reason
@@ -35,12 +33,12 @@ def failed(reason: Reason | str) -> Verdict:
 
 
 def correct(
-    speedup: float | None = None,
+    speedup=None,
     *,
-    compiled: float | None = None,
-    lower: float = 1.0,
-    share: float | None = None,
-) -> Verdict:
+    compiled=None,
+    lower=1.0,
+    share=None,
+):
     """A correct verdict; `lower` is the lower bound of the interval as a share of the speedup."""
     timing = None
     if speedup is not None:

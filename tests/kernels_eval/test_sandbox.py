@@ -1,8 +1,6 @@
 """What a child cannot see, cannot outlive and cannot break. Hostile code runs as a candidate's
 module does: by the `capture` role."""
 
-from __future__ import annotations
-
 import glob
 import os
 import signal
@@ -39,11 +37,11 @@ def server():
     del os.environ["CONCUR_TEST_SECRET"], os.environ["OPENAI_API_KEY"]
 
 
-def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+def living(processes):
     return [process for process in processes if not has_ended(process.pid)]
 
 
-def run(child: Child, code: str, timeout: float = 20) -> dict[str, object]:
+def run(child, code, timeout=20):
     path = child.scratch / "candidate.py"
     path.write_text(textwrap.dedent(code))
     return child.request("capture", path=str(path), timeout=timeout)

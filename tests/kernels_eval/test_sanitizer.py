@@ -1,8 +1,6 @@
 """compute-sanitizer over correct candidates: what its output says, when it runs, and what a finding
 costs. A stand-in takes the program's place where there is no GPU."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -148,7 +146,7 @@ def test_a_confined_run_with_a_stand_in(monkeypatch, tmp_path, forward, errors, 
         assert bool(draft.log) == bool(flags)
 
 
-def kernel(body: str) -> str:
+def kernel(body):
     """A candidate whose kernel of one block per row adds up its `columns` floats, by this body."""
     source = (
         "__global__ void sum_kernel(const float* x, float* y, int rows, int columns) {\n"

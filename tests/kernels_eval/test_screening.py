@@ -1,8 +1,6 @@
 """Screening rejects what is certain from the syntax tree, names the line, and takes neither words
 nor honest habits for evidence."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from kernels_eval.checks.screening import screen
 SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").read_text())["python"]
 
 
-def pairs(said: str) -> list[tuple[str, str]]:
+def pairs(said):
     """Each source with the reason or the flag that it gets."""
     return [(code, name) for name, sources in SOURCES[said].items() for code in sources]
 

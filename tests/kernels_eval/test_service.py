@@ -1,8 +1,6 @@
 """The service by its HTTP: what it answers, what it refuses, and who may ask. No worker: the tests
 reach the verdicts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -46,12 +44,12 @@ def refusing(tmp_path_factory):
     found.evaluations.close()
 
 
-def body(**fields: object) -> str:
+def body(**fields):
     given = {"task_id": AFFINE.task_id, "code": MODULE.format(0)} | fields
     return json.dumps({name: value for name, value in given.items() if value is not None})
 
 
-def batch(*bodies: str) -> str:
+def batch(*bodies):
     return f'{{"requests": [{", ".join(bodies)}]}}'
 
 
@@ -123,7 +121,7 @@ async def test_what_cannot_be_used_is_one_clear_answer_and_changes_nothing(refus
     assert_data(answer)
 
 
-def assert_data(answer: httpx.Response) -> None:
+def assert_data(answer):
     """No browser takes it for a page."""
     kind = answer.headers["content-type"]
     assert kind.startswith(("application/json", "text/plain", "text/event-stream")), kind
@@ -174,7 +172,7 @@ async def test_a_body_above_the_limit_is_refused_by_its_length_and_while_it_stre
             sent.append(1_000_000)
             yield b" " * 1_000_000
 
-    sent: list[int] = []
+    sent = []
     async with asking(refusing) as client:
         headers = JSON | {"Content-Length": str(guard.BODY_BYTES + 1)}
         told = await client.post("/v1/evaluate", content=b"{}", headers=headers)
@@ -306,7 +304,7 @@ async def test_a_result_is_answered_as_soon_as_it_is_there(made):
 
 async def test_the_event_loop_neither_reads_nor_writes_the_journal(made):
     """While a thread writes, it would wait, and every request with it."""
-    ran: list[tuple[int, str]] = []
+    ran = []
     made.evaluations._db.set_trace_callback(lambda told: ran.append((threading.get_ident(), told)))
     expiry = asyncio.create_task(made._expire())
     async with asking(made) as client:
@@ -333,7 +331,7 @@ async def test_who_waits_for_a_verdict_is_given_it_and_reads_nothing_again(made)
         polled = [asyncio.create_task(made.final("one", 60)) for _ in range(10)]
         while sum(len(each._callbacks or ()) for each in made._waiting.values()) < len(polled):
             await asyncio.sleep(0.01)
-        ran: list[str] = []
+        ran = []
         made.evaluations._db.set_trace_callback(ran.append)
         await asyncio.to_thread(reach, made)
         found = await asyncio.gather(*polled)
@@ -385,7 +383,7 @@ async def test_at_its_end_nobody_waits_and_nothing_more_is_taken(made):
 
 
 async def test_a_full_disk_is_a_fault_of_the_machine(made, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_):
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(made.evaluations, "submit", full)
@@ -396,11 +394,11 @@ async def test_a_full_disk_is_a_fault_of_the_machine(made, monkeypatch):
 
 
 async def test_requests_that_arrive_while_others_are_kept_share_one_commit(made):
-    ran: list[str] = []
+    ran = []
     made.evaluations._db.set_trace_callback(ran.append)
     asked = [body(code=MODULE.format(n), id=f"n{n}") for n in range(20)]
     asked += [body(code="x = 1", id="n0"), body(task_id="x"), body(code=None, response="none")]
-    posts: list[asyncio.Task[httpx.Response]] = []
+    posts = []
     async with asking(made) as client:
         with made.evaluations._lock:  # the journal is busy
             for some, waiting in ((asked[:1], 0), (asked[1:], len(asked) - 1)):

@@ -1,8 +1,6 @@
 """Length-aware plans: every row once an epoch, never above the budget, the same for the same seed,
 and little padding on real lengths."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

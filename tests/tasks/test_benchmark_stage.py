@@ -1,7 +1,5 @@
 """The benchmark's configuration: which code decides its scores, and which k it asks for."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

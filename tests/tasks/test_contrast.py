@@ -1,7 +1,5 @@
 """Contrastive prompts: earlier kernels of a task, of distinct ranges of speedup, quoted as data."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

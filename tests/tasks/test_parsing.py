@@ -1,8 +1,6 @@
 """Responses as models really write them, then anything at all: parsing never fails and never takes
 long."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_eval.records import REASONS, Candidate, Language, Status
-from tasks.synthesis.parsing import Parsed, is_unfinished, parse_response
+from tasks.synthesis.parsing import is_unfinished, parse_response
 from tests.support.cases import cases
 
 CASES = cases("parsing")
@@ -23,11 +21,11 @@ DRAFT = MODULE.replace("x + 1", "x + 2")
 HELPER = "def helper(x):\n    return x"
 
 
-def fenced(code: str, tag: str = "python", fence: str = "```") -> str:
+def fenced(code, tag="python", fence="```"):
     return f"{fence}{tag}\n{code.rstrip()}\n{fence}"
 
 
-def parts(parsed: Parsed) -> tuple[str, str, str | None]:
+def parts(parsed):
     return parsed.reasoning, parsed.code or "", parsed.parse_reason
 
 
@@ -170,7 +168,7 @@ def test_what_cannot_be_stored_is_replaced():
     (parsed.reasoning + parsed.answer + parsed.code).encode("utf-8")
 
 
-def check_invariants(text: str, reasoning: str | None, finish_reason: str | None) -> None:
+def check_invariants(text, reasoning, finish_reason):
     parsed = parse_response(text, reasoning=reasoning, finish_reason=finish_reason)
     assert (parsed.code is None) != (parsed.parse_reason is None)
     assert parsed.parse_reason is None or parsed.parse_reason in REASONS[Status.NO_CODE]

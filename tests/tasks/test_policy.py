@@ -1,8 +1,6 @@
 """What Prefect retries, what it answers from its cache, and what it makes again: with a real
 Prefect."""
 
-from __future__ import annotations
-
 import builtins
 import shutil
 from pathlib import Path
@@ -33,15 +31,15 @@ from tests.support.cases import cases
 CASES = cases("policy")
 
 SCHEMA = pa.schema([("value", pa.int64())])
-CALLS: list[int] = []
-FAULTS: list[Exception] = []
+CALLS = []
+FAULTS = []
 
 
-def planned(root: str, value: int) -> Snapshot:
+def planned(root, value):
     return Snapshot(root, "stage", fingerprint("stage", {"value": value}))
 
 
-def fill(root: str, value: int) -> SnapshotRef:
+def fill(root, value):
     """A stage as small as one can be: raises what `FAULTS` holds, one a call, then writes its
     snapshot."""
     CALLS.append(value)
@@ -138,7 +136,7 @@ def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(prefect_home, 
 def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path):
     key = by_fingerprint(planned)
 
-    def of(root: str, value: int) -> str:
+    def of(root, value):
         return key(None, {"root": root, "value": value})
 
     assert of("a", 1) == of("a", 1)
@@ -227,7 +225,7 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, mon
 def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatch, caplog):
     import prefect.artifacts
 
-    def gone(*_: object, **__: object) -> None:
+    def gone(*_, **__):
         raise ConnectionError("the server is away")
 
     monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", lambda **_: "an id")
@@ -249,7 +247,7 @@ def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
 
 
 def test_a_name_that_cannot_be_made_is_the_other():
-    def _count_tasks(tasks: list[int]) -> str:
+    def _count_tasks(tasks):
         return f"count {len(tasks)} tasks"
 
     name = policy.sentence(_count_tasks, "count tasks")
@@ -258,7 +256,7 @@ def test_a_name_that_cannot_be_made_is_the_other():
 
 
 def test_an_observer_hears_nothing_after_it_left():
-    heard: list[tuple[str, int, int, str]] = []
+    heard = []
     with pytest.raises(RuntimeError), observed_by(lambda *args: heard.append(args)):
         report("a", 1, 2, "note")
         raise RuntimeError("the stage failed")

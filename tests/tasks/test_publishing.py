@@ -1,16 +1,12 @@
 """A published folder as its readers see it: `datasets`, polars, pyarrow, a Markdown renderer; and
 what is refused."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -27,7 +23,7 @@ from tasks.publishing.lineage import find_curated, lineage
 from tasks.publishing.publish import is_whole, publish, read_publication
 from tasks.publishing.shards import split_of
 from tasks.reporting.text import cell, fenced
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tests.support.curated import SINGLE, line, sample
 from tests.support.planted import QUICK
 
@@ -40,7 +36,7 @@ HOSTILE = (
 MIT = PublishOptions(license="mit")
 
 
-def many(tasks: int = 12) -> list[dict[str, Any]]:
+def many(tasks=12):
     """Tasks with two samples each: the first is taken as concise and fast, the second for its
     speedup."""
     return [
@@ -60,7 +56,7 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def again(curated: SnapshotRef, name: str, strategy: str, rows: pl.DataFrame, **extra: Any) -> Any:
+def again(curated, name, strategy, rows, **extra):
     """Another set of the same line."""
     other, above = Snapshot(curated.root, "curation", name), curated.open().manifest["upstream"]
     other.append(rows.to_dicts(), rows.to_arrow().schema)
@@ -68,7 +64,7 @@ def again(curated: SnapshotRef, name: str, strategy: str, rows: pl.DataFrame, **
     return other.ref
 
 
-def load(folder: Path, *config: str, split: str = "train") -> Any:
+def load(folder, *config, split="train"):
     import datasets
 
     return datasets.load_dataset(
@@ -76,19 +72,19 @@ def load(folder: Path, *config: str, split: str = "train") -> Any:
     )
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def card_of(folder: Path) -> str:
+def card_of(folder):
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
-def section(folder: Path, title: str) -> str:
+def section(folder, title):
     return card_of(folder).split(f"## {title}")[1].split("\n## ")[0]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -96,7 +92,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def front_matter(folder: Path) -> dict[str, Any]:
+def front_matter(folder):
     return yaml.safe_load(card_of(folder).split("---\n", 2)[1])
 
 
@@ -393,26 +389,26 @@ def test_text_of_others_is_one_cell_and_one_block(text):
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def unfinished(curated: SnapshotRef, part: Path) -> None:
+def unfinished(curated, part):
     (part.parent / "manifest.json").unlink()
 
 
-def without(column: str) -> Callable[[SnapshotRef, Path], None]:
-    def drop(curated: SnapshotRef, part: Path) -> None:
+def without(column):
+    def drop(curated, part):
         pq.write_table(pq.read_table(part).drop_columns([column]), part)
 
     return drop
 
 
-def no_rows(curated: SnapshotRef, part: Path) -> None:
+def no_rows(curated, part):
     pq.write_table(pq.read_table(part).slice(0, 0), part)
 
 
-def no_parts(curated: SnapshotRef, part: Path) -> None:
+def no_parts(curated, part):
     part.unlink()
 
 
-def no_verdicts(curated: SnapshotRef, part: Path) -> None:
+def no_verdicts(curated, part):
     shutil.rmtree(Path(curated.root) / "verification")
 
 
@@ -472,7 +468,7 @@ def test_a_folder_that_holds_something_else_is_kept(out, curated):
 def test_a_full_disk_leaves_what_was_published_before(tmp_path, out, curated, monkeypatch, where):
     made = publish(curated, out)
 
-    def full(*args: Any, **named: Any) -> None:
+    def full(*args, **named):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pq.ParquetWriter, where, full)

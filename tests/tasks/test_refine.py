@@ -1,17 +1,13 @@
 """Follow-ups: which attempts get one, that nothing printed by a candidate gets out of its place,
 and that no answer is asked for twice."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,7 +31,7 @@ from kernels_eval.records import (
     candidate_id,
 )
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.synthesis import refine, stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash, render
@@ -50,7 +46,7 @@ from tasks.synthesis.refine import (
     said_of,
 )
 from tasks.synthesis.requests import Questions, first_requests
-from tasks.synthesis.sampler import Request, Requests, Response
+from tasks.synthesis.sampler import Response
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tests.support.cases import cases
@@ -64,7 +60,7 @@ CODE = "class ModelNew:\n    '''{braces} %s'''\n"
 REASON_LIST = sorted(STATUS_OF)
 
 
-def timing(lower: float) -> Timing:
+def timing(lower):
     return Timing(
         reference_ms=1.23456,
         candidate_ms=1.5,
@@ -77,7 +73,7 @@ def timing(lower: float) -> Timing:
     )
 
 
-def verdict(reason: str, number: int | str = 0, **fields: Any) -> Verdict:
+def verdict(reason, number=0, **fields):
     return Verdict(
         candidate_id=f"c{number}",
         task_id="t/0",
@@ -88,12 +84,12 @@ def verdict(reason: str, number: int | str = 0, **fields: Any) -> Verdict:
     )
 
 
-def prompt_for(said: Verdict, code: str | None = CODE) -> str:
+def prompt_for(said, code=CODE):
     first = render(TASK, Language.CPP, "a machine")
     return follow_up_prompt(first, code, said_of(said), said.status is Status.CORRECT)
 
 
-def block_after(prompt: str, label: str) -> tuple[str, str]:
+def block_after(prompt, label):
     """The fence that opens after a label, and what stands between it and its end: as a reader of
     Markdown takes it."""
     lines = iter(prompt[prompt.index(label) + len(label) :].split("\n"))
@@ -364,13 +360,11 @@ class FakeModel:
 
     generator = "m"
 
-    def __init__(
-        self, answers: Callable[[Request], str], log: Path | None = None, dies_at: int | None = None
-    ) -> None:
+    def __init__(self, answers, log=None, dies_at=None):
         self.answers, self.asked, self.log, self.dies_at = answers, [], log, dies_at
         self.last_first = False
 
-    def sample(self, requests: Requests) -> Iterator[Response]:
+    def sample(self, requests):
         for number, request in enumerate(
             reversed(list(requests)) if self.last_first else requests, start=1
         ):
@@ -390,25 +384,25 @@ class FakeModel:
                 finish_reason="length" if answer == "cut" else "stop",
             )
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
+    def count_tokens(self, texts):
         return [len(text.split()) for text in texts]
 
-    def close(self) -> None:
+    def close(self):
         """Nothing is held."""
 
 
-def module(name: str) -> str:
+def module(name):
     return (
         "<think>t</think>\n```python\nimport torch\n\n\nclass ModelNew(torch.nn.Module):\n    what"
         f" = {name!r}\n```"
     )
 
 
-def first_answer(request: Request) -> str:
+def first_answer(request):
     return list(ANSWERS)[(int(request.task.task_id[2:]) + request.sample_index) % len(ANSWERS)]
 
 
-def config(**changes: Any) -> SynthesisConfig:
+def config(**changes):
     return SynthesisConfig(
         **(
             {
@@ -424,12 +418,12 @@ def config(**changes: Any) -> SynthesisConfig:
 
 
 def refined(
-    tasks: SnapshotRef,
-    first: SnapshotRef,
-    verdicts: SnapshotRef,
-    turn: int = 2,
-    asked: SynthesisConfig | None = None,
-) -> Synthesis:
+    tasks,
+    first,
+    verdicts,
+    turn=2,
+    asked=None,
+):
     """A later turn over the answers `first` and their verdicts."""
     earlier = {"candidates": first, "verdicts": verdicts}
     return Synthesis(tasks, asked or config(), Language.CPP, turn=turn, **earlier)
@@ -442,7 +436,7 @@ def model(monkeypatch):
     return fake
 
 
-def tasks_snapshot(root: Path, count: int = 3) -> SnapshotRef:
+def tasks_snapshot(root, count=3):
     rows = [
         TASK.model_copy(update={"task_id": f"t/{n}", "code": f"class Model: n = {n}\n"}).model_dump(
             mode="json"
@@ -456,7 +450,7 @@ def tasks_snapshot(root: Path, count: int = 3) -> SnapshotRef:
     return snapshot.ref
 
 
-def judge(candidates: SnapshotRef) -> SnapshotRef:
+def judge(candidates):
     """What verification would leave, in another order than candidates were written: the verdict
     that the answer's name asks for."""
     rows = candidates.open().read(unique="candidate_id").to_dicts()
@@ -485,7 +479,7 @@ def judge(candidates: SnapshotRef) -> SnapshotRef:
     return snapshot.ref
 
 
-def rows_of(ref: SnapshotRef) -> dict[str, dict[str, Any]]:
+def rows_of(ref):
     rows = ref.open().read().to_dicts()
     assert len({row["candidate_id"] for row in rows}) == len(rows) == ref.open().manifest["rows"]
     return {row["candidate_id"]: row for row in rows}

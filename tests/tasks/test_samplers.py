@@ -1,13 +1,10 @@
 """Recorded responses are replayed exactly; the client speaks the protocol to a real server, faults
 included."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading
 import traceback
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -18,17 +15,15 @@ from tasks.sources import bundled
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
-from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.sampler import Response
 from tests.support.cases import cases
-from tests.support.chat_server import Answer, Server, completion, serving
+from tests.support.chat_server import completion, serving
 from tests.support.requests import KEY, KEY_ENV, ask, client, make_request, without_proxies
 
 CASES = cases("samplers")
 
 
-def request(
-    task: KernelTask, index: int = 0, language: Language = Language.CPP, prompt: str = "a prompt"
-) -> Request:
+def request(task, index=0, language=Language.CPP, prompt="a prompt"):
     return make_request(index, task, prompt, f"{task.task_id}#{language.value}#{index}", language)
 
 
@@ -80,7 +75,7 @@ def test_counts_tokens_only_with_a_tokenizer(tmp_path):
         assert empty == 0 < short < long
 
 
-def responses_file(path: Path, **changes: list) -> Path:
+def responses_file(path, **changes):
     columns = {
         "level": [1, 1, 2],
         "problem_id": [3, 3, 3],
@@ -92,7 +87,7 @@ def responses_file(path: Path, **changes: list) -> Path:
     return path
 
 
-def kernelbench_task(level: int, problem: int) -> KernelTask:
+def kernelbench_task(level, problem):
     return KernelTask(
         task_id=f"kernelbench/L{level}/{problem}", name="x", code="class Model: pass", level=level
     )
@@ -182,7 +177,7 @@ def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch):
     asked = [make_request(index, prompt=f"prompt {index}") for index in range(60)]
     full = threading.Event()
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         if number >= unread + 3 - 1:
             full.set()
         return 200, completion(body["messages"][0]["content"])
@@ -208,7 +203,7 @@ def test_no_request_makes_no_call():
 def test_answers_come_as_they_finish_and_concurrency_is_bounded():
     first_may_go, together = threading.Event(), threading.Barrier(3)
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         if number < 3:
             together.wait(timeout=20)  # breaks unless three requests are in flight at once
         if body["messages"][0]["content"] == "prompt 0":
@@ -238,7 +233,7 @@ def test_nobody_listening_is_an_infrastructure_fault():
 def test_an_answer_that_never_comes_times_out():
     over = threading.Event()
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         over.wait(timeout=60)
         return 200, completion()
 
@@ -300,7 +295,7 @@ def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count):
 def test_leaving_early_cancels_what_is_in_flight(leave):
     hold, one_taken = threading.Event(), threading.Event()
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         if number == 0:
             return 200, completion()
         if (
@@ -332,7 +327,7 @@ def test_leaving_early_cancels_what_is_in_flight(leave):
 def test_works_where_an_event_loop_runs_already():
     import asyncio
 
-    async def main(server: Server) -> list[Response]:
+    async def main(server):
         return ask(server, count=3)
 
     with serving(lambda number, body: (200, completion())) as server:

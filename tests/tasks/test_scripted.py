@@ -1,7 +1,5 @@
 """The scripted teacher plants what its configuration says, and nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from statistics import correlation

@@ -1,8 +1,6 @@
 """The sizes of a server against models whose numbers are public, and the edges where something is
 not known."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -43,7 +41,7 @@ QWQ = {
 GIB = 1 << 30
 
 
-def model(directory: Path, config: dict, weights_bytes: int = 0) -> str:
+def model(directory, config, weights_bytes=0):
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "model.safetensors").write_bytes(b"0" * weights_bytes)

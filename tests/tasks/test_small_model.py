@@ -1,8 +1,6 @@
 """The small model is built whole, reused and stable; the in-process sampler is deterministic and
 says how it ended."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -16,7 +14,6 @@ from tasks.sources.small_model import (
     load_tokenizer,
 )
 from tasks.synthesis.local import TransformersSampler
-from tasks.synthesis.sampler import Request
 from tests.support.requests import make_request
 
 TEXTS = [
@@ -133,7 +130,7 @@ def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(mode
 
 
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
-    def interrupted(*_: object) -> None:
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(small_model, "_write_model", interrupted)
@@ -159,9 +156,7 @@ def test_no_texts_and_impossible_shapes_are_refused(tmp_path):
 # -- the sampler -----------------------------------------------------------------------------------
 
 
-def requests(
-    count: int, *, seed: int = 0, max_tokens: int = 40, temperature: float = 1.0, top_p: float = 1.0
-) -> list[Request]:
+def requests(count, *, seed=0, max_tokens=40, temperature=1.0, top_p=1.0):
     """Two prompts of different length, alternating."""
     options = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     return [
@@ -170,7 +165,7 @@ def requests(
     ]
 
 
-def texts(sampler: TransformersSampler, wanted: list[Request]) -> dict[str, str]:
+def texts(sampler, wanted):
     responses = list(sampler.sample(wanted))
     assert len(responses) == len(wanted)
     return {response.request_key: response.text for response in responses}

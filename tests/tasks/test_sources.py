@@ -1,8 +1,6 @@
 """Every source gives checked tasks under stable ids, and says which file or row is wrong and how it
 should look."""
 
-from __future__ import annotations
-
 import ast
 import json
 import warnings
@@ -55,7 +53,7 @@ CUDA_TASKS = {
 }
 
 
-def good(number: int = 0, entry_point: str = "Model") -> str:
+def good(number=0, entry_point="Model"):
     return GOOD.format(number=number).replace("class Model", f"class {entry_point}")
 
 
@@ -293,7 +291,7 @@ def test_json_lines_are_the_same_as_parquet(tmp_path):
     )
 
 
-def bad_lines(folder: Path, *lines: str) -> Path:
+def bad_lines(folder, *lines):
     (folder / "bad.jsonl").write_text("\n".join(lines))
     return folder / "bad.jsonl"
 
@@ -311,7 +309,7 @@ def test_json_lines_with_a_fault_name_the_line(tmp_path, lines, message):
 # --------------------------------------------------------------------------------------------------
 
 
-def bench_file(path: Path, rows: list[tuple]) -> Path:
+def bench_file(path, rows):
     schema = {"code": pl.String, "level": pl.Int64, "name": pl.String, "problem_id": pl.Int64}
     pl.DataFrame(rows, schema=schema, orient="row").write_parquet(path)
     return path
@@ -417,7 +415,7 @@ def test_kernelbench_says_what_it_cannot_read(tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-def book_file(path: Path, rows: list[tuple]) -> Path:
+def book_file(path, rows):
     schema = {
         "uuid": pl.Int64,
         "entry_point": pl.String,
@@ -500,10 +498,10 @@ def _no_copies(tmp_path, monkeypatch):
 class Hub:
     """datasets.load_dataset over rows given here; records what it was asked."""
 
-    def __init__(self, splits: dict[str, list[dict]]) -> None:
+    def __init__(self, splits):
         self.splits, self.asked = splits, []
 
-    def __call__(self, hub_id: str, *, split: str, revision: str | None):
+    def __call__(self, hub_id, *, split, revision):
         import datasets
 
         self.asked.append((hub_id, split, revision))
@@ -541,7 +539,7 @@ def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch):
     ],
 )
 def test_an_unreachable_hub_says_how_to_go_on(monkeypatch, fault):
-    def fail(*args: object, **options: object) -> None:
+    def fail(*args, **options):
         raise fault
 
     monkeypatch.setattr("datasets.load_dataset", fail)

@@ -1,7 +1,5 @@
 """A table of verdicts read by the other standard."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 

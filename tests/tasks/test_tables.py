@@ -1,11 +1,8 @@
 """Tables that others wrote: every accepted set of columns, what identity a candidate gets, and what
 is said of a table that does not do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -14,7 +11,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.sources import bundled, tables
 from tasks.sources.stage import keep
-from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.tables import SCHEMA, CandidateTable
 from tasks.tables import CANDIDATES
 from tests.support.cases import cases
@@ -27,18 +23,18 @@ CODE = "class ModelNew: pass\n"
 ANSWER = f"<think>hm</think>\nHere:\n```python\n{CODE}```\n"
 
 
-def table(path: Path, rows: list[dict]) -> Path:
+def table(path, rows):
     pl.DataFrame(rows, infer_schema_length=None).write_parquet(path)
     return path
 
 
 def written(
-    tmp_path: Path,
-    rows: list[dict],
-    program: str = PROGRAM,
-    language: Language = Language.CPP,
-    name: str = "c",
-) -> SnapshotRef:
+    tmp_path,
+    rows,
+    program=PROGRAM,
+    language=Language.CPP,
+    name="c",
+):
     """The snapshot of a table of candidates; every task it names has the same program."""
     source = CandidateTable(table(tmp_path / f"{name}.parquet", rows))
     tasks = {
@@ -53,7 +49,7 @@ def written(
     )
 
 
-def candidates(tmp_path: Path, rows: list[dict], *args: Any, **options: Any) -> list[dict]:
+def candidates(tmp_path, rows, *args, **options):
     return written(tmp_path, rows, *args, **options).open().read().to_dicts()
 
 
@@ -178,7 +174,7 @@ def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_wi
 
 
 def test_languages(tmp_path):
-    def source(*languages: str | None) -> CandidateTable:
+    def source(*languages):
         return CandidateTable(
             table(
                 tmp_path / "l.parquet",
@@ -235,7 +231,7 @@ CUDA = "SOURCE = '__global__ void k() {}'\n"
 RUN = "level_1_problem_{}_sample_{}_kernel.py"
 
 
-def read(location: Path | str, language: Language = Language.CPP) -> list[tuple[object, ...]]:
+def read(location, language=Language.CPP):
     """Task, sample, model and code of each candidate of a place, as `write` makes them."""
     source = CandidateTable(location)
     tasks = {
@@ -318,9 +314,9 @@ def test_a_data_set_on_the_hub(tmp_path, monkeypatch):
     """By a stand-in for `datasets.load_dataset`."""
     import datasets
 
-    asked: list[tuple[str, str]] = []
+    asked = []
 
-    def load(hub_id: str, *, split: str, revision: str | None) -> datasets.Dataset:
+    def load(hub_id, *, split, revision):
         asked.append((hub_id, split))
         return datasets.Dataset.from_list([{"level": 1, "problem_id": 3, "response": ANSWER}])
 
@@ -353,7 +349,7 @@ def test_tasks_of_a_level_a_checkout_and_lines_and_by_their_names(tmp_path):
 
 
 def test_the_language_of_rows_that_name_none_is_that_of_their_source(tmp_path):
-    def source(*codes: str) -> CandidateTable:
+    def source(*codes):
         rows = [{"task_id": "t", "code": code} for code in codes]
         return CandidateTable(table(tmp_path / "l.parquet", rows))
 

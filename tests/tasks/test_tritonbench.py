@@ -1,11 +1,8 @@
 """A function with test calls becomes a task that makes the same calls; what does not is refused or
 left out with its reason."""
 
-from __future__ import annotations
-
 import ast
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -21,7 +18,6 @@ from tasks.sources.functions import (
     EXCEPTION_CALL,
     NUMBERS_CALL,
     RANDOM_CALL,
-    Adapted,
     Refused,
     adapt,
 )
@@ -43,9 +39,7 @@ def scaled(x, y=1.0, *, scale=1, out=None):
 """
 
 
-def text(
-    *body: str, reference: str = REFERENCE, imports: str = "import torch", name: str = "scaled"
-) -> str:
+def text(*body, reference=REFERENCE, imports="import torch", name="scaled"):
     lines = [
         reference,
         RULE,
@@ -59,15 +53,15 @@ def text(
     return "\n".join([*lines, "    return results", "", f"test_results = test_{name}()", ""])
 
 
-def adapted(*body: str, **other: str) -> Adapted:
+def adapted(*body, **other):
     found = adapt(other.get("name", "scaled"), text(*body, **other))
     check_task_source(found.code, "Model", "adapted")
     return found
 
 
-def ran(found: Adapted, seed: int = 0, device: str = "cpu") -> tuple[list, dict]:
+def ran(found, seed=0, device="cpu"):
     """Inputs and results of a task of this file's own text."""
-    space: dict = {}
+    space = {}
     exec(found.code, space)
     torch.manual_seed(seed)
     with torch.device(device):
@@ -282,7 +276,7 @@ def test_a_candidate_gets_a_model_new_that_calls_its_function():
     )
     code = with_model_new(candidate, found.code)
     assert code is not None and code.startswith(candidate.rstrip())
-    space: dict = {}
+    space = {}
     exec(code, space)
     inputs, expected = ran(found)
     given = space["ModelNew"]()(*inputs)
@@ -315,7 +309,7 @@ def test_a_candidate_without_the_function_has_none_and_broken_text_stays():
 GOOD = text("results['a'] = scaled(torch.randn(2, device='cuda'))")
 
 
-def operators(path: Path, rows: list[dict]) -> Path:
+def operators(path, rows):
     pl.DataFrame(rows).write_parquet(path)
     return path
 

@@ -1,8 +1,6 @@
 """One verifier for the whole corpus: a fork server, a cache of libraries, and the reference of the
 task at hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.kernels import verifying

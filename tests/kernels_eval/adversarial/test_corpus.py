@@ -1,8 +1,6 @@
 """Cheats and their honest twins that need no GPU: tests/data/adversarial has them, by group of
 threats."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.adversarial import CORPUS, cases_of, trials

@@ -17,9 +17,7 @@ ROOT = Path(benchmarks.__file__).parent.parent
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
-def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(
-    tmp_path,
-):
+def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(tmp_path):
     command = [
         sys.executable,
         "-m",

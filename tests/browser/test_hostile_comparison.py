@@ -131,7 +131,7 @@ def test_the_page_in_the_preview_of_mlflow(browser, logged):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("comparison.md", OUR_WORDS), ("comparison.json", "against_untuned")]
+    "name, expected", [("comparison.md", OUR_WORDS), ("comparison.json", "against_untuned")]
 )
 def test_its_other_files_in_the_preview_of_mlflow(browser, logged, name, expected):
     browser.page.goto(

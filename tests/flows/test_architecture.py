@@ -97,7 +97,7 @@ def test_the_walk_sees_every_layer():
 
 
 @pytest.mark.parametrize(
-    ("module", "imported", "wrong"),
+    "module, imported, wrong",
     [
         ("kernels_eval.cluster.pool", "tasks.store.snapshot.Snapshot", True),
         ("tasks.policy", "flows.config.PipelineConfig", True),
@@ -149,7 +149,7 @@ def circles(graph):
 
 
 @pytest.mark.parametrize(
-    ("graph", "found"),
+    "graph, found",
     [
         ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
         ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, [["b", "c"], ["c", "b"]]),
@@ -177,7 +177,7 @@ def language_branches(tree):
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    "code, found",
     [
         ("candidate.language is Language.TRITON", True),
         ("{records.Language.CPP: 1}", True),
@@ -209,7 +209,7 @@ def test_no_module_imports_itself_through_others():
 
 
 @pytest.mark.parametrize(
-    ("folder", "never"),
+    "folder, never",
     [
         ("parent", ("child", "reference", "profiling")),
         ("reference", ("parent", "cluster", "evaluator", "profiling")),

@@ -217,7 +217,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path, there):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command, said",
     [
         ("curate", "shuffled_reasoning: reasoning cannot be moved between tasks"),
         ("analyze", "not robust"),

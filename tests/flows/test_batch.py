@@ -228,12 +228,7 @@ REFUSED = {
 }
 
 
-def call(
-    candidates,
-    tasks,
-    language=None,
-    config=DEFAULTS,
-):
+def call(candidates, tasks, language=None, config=DEFAULTS):
     out = str(candidates.parent / "out")
     return verify_batch(CandidateTable(candidates), str(tasks), out, config, language)
 

@@ -224,11 +224,7 @@ def test_a_night_from_the_form_to_a_difference_of_two_kernels_by_clicks_alone(st
     page.get_by_text("Custom run").click()
     page.get_by_role("button", name="Select Profile").click()
     page.get_by_role("option", name="mine", exact=True).click()
-    for title, text in {
-        "Name": "clicks",
-        "Tasks at most": "2",
-        "Samples per task": "2",
-    }.items():
+    for title, text in {"Name": "clicks", "Tasks at most": "2", "Samples per task": "2"}.items():
         page.get_by_label(f"{title} (Optional)", exact=True).fill(text)
     browser.shot("40-form")
     page.get_by_role("button", name="Submit").click()

@@ -154,7 +154,7 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize(("stage", "how"), ORDER, ids=lambda value: value)
+@pytest.mark.parametrize("stage, how", ORDER, ids=lambda value: value)
 def test_a_run_that_is_stopped_leaves_nothing_running(line, stage, how, record_property):
     if stage not in ("workloads", "synthesis"):
         line.endpoint.open.set()

@@ -57,7 +57,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "said"), REFUSED.items())
+@pytest.mark.parametrize("command, said", REFUSED.items())
 def test_unusable_input_is_2_in_one_line_and_changes_nothing(here, command, said):
     done = CliRunner().invoke(main, command.split())
     lines = done.stderr.splitlines()
@@ -84,7 +84,7 @@ def test_a_process_refuses_as_the_function_does(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command, said",
     [
         ("", ["Usage:"]),
         ("run --only training", ["refresh"]),
@@ -131,7 +131,7 @@ def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    "error, status",
     [(UsageError, 2), (DeviceError, 2), (GpuLostError, 1), (SandboxError, 1), (ToolchainError, 1)],
 )
 def test_input_is_2_and_the_machine_is_1(error, status, capsys):
@@ -163,7 +163,7 @@ def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path):
 
 @pytest.mark.parametrize("new", [[], ["synthesis"]])
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    "environment, said",
     [
         ({}, "PREFECT_HOME= prefect server start"),
         ({"PREFECT_HOME": "/p"}, "PREFECT_HOME=/p prefect server start"),

@@ -253,7 +253,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "text, told",
     [
         ("[x](nowhere.md)", "page does not exist"),
         ("[x](index.md#nowhere)", "anchor does not exist"),

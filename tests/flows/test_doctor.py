@@ -42,7 +42,7 @@ EVERYWHERE = "Python,torch,torch device,C++ compiler,ray,prefect,trl,disk,mlflow
 
 
 @pytest.mark.parametrize(
-    ("profile", "override", "names", "need"),
+    "profile, override, names, need",
     [
         ("local", "name=mine", EVERYWHERE, "required"),
         ("local", "name=mine", "nvcc,GPUs,vLLM,isolation", "optional"),
@@ -102,7 +102,7 @@ def test_a_full_disk_and_a_root_that_is_not_there_yet(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "answer"),
+    "program, answer",
     [("print('noise'); print('answer')", "answer"), ("raise SystemExit(3)", None), ("", None)],
 )
 def test_a_question_that_fails_is_no_answer(program, answer):
@@ -135,7 +135,7 @@ def test_vllm_is_asked_in_its_own_environment(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("memory_gb", "sampler", "fix"),
+    "memory_gb, sampler, fix",
     [
         (141, "vllm", ""),
         (80, "vllm", "--set synthesis.server.tensor_parallel=2 holds "),
@@ -182,9 +182,7 @@ def test_isolation_is_what_the_sandbox_itself_would_report():
     assert names == list(layers.missing(layers.probe()))
 
 
-def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(
-    monkeypatch,
-):
+def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(monkeypatch):
     monkeypatch.setenv("CONCUR_ISOLATION_WITHOUT", "namespace:user,landlock")
     checks = {check.name: check for check in doctor.isolation()}
     assert "landlock" not in checks["isolation"].found

@@ -147,9 +147,7 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
         assert len(server.bodies) <= 24 + 2, "only what was in flight is asked for again"
 
 
-def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_on(
-    small,
-):
+def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_on(small):
     """No reserve, and no warning: ENOSPC while the part is written. The journal still has the
     rows."""
     tasks = load_tasks(TasksConfig(limit=8), str(small))

@@ -60,7 +60,7 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments, said",
     [
         ("publish --root {tmp}/nothing --out {tmp}/set", "no finished curated set"),
         ("publish --root {tmp}/root --out {tmp}/set --holdout 1.5", "holdout_share = 1.5"),

@@ -56,7 +56,7 @@ MODELS = {"data": [{"id": "mine"}, {"id": "other"}]}
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    "status, body, said",
     [
         (200, MODELS, "has mine"),
         (200, {"data": []}, "does not list mine"),

@@ -93,7 +93,7 @@ def made(root, environment, **options):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    "options, said",
     [
         ({"prefect_port": 70000}, "--prefect-port"),
         ({"prefect_port": 5000}, "prefect_port and mlflow_port are both 5000"),
@@ -228,7 +228,7 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    "url, said",
     [
         ("nonsense", "is not the URL of a PostgreSQL database"),
         ("mysql://me@127.0.0.1/db", "is not the URL of a PostgreSQL database"),
@@ -393,9 +393,7 @@ def row(places):
     return found
 
 
-def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(
-    start,
-):
+def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(start):
     places, leader = start(WITH_CHILD)
     until(lambda: row(places)["processes"] == 2, 60, "the part has started its child")
     first = [one for one in places.processes() if one.pid != leader.pid]
@@ -411,9 +409,7 @@ def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(
     assert not places.state.exists() and not places.temporary.exists()
 
 
-def test_parts_do_not_outlive_a_manager_that_is_killed(
-    start,
-):
+def test_parts_do_not_outlive_a_manager_that_is_killed(start):
     places, leader = start("import time; time.sleep(300)")
     until(lambda: row(places)["processes"] == 1, 60, "the part runs")
     whole = places.processes()
@@ -427,9 +423,7 @@ def test_parts_do_not_outlive_a_manager_that_is_killed(
 
 
 @pytest.mark.slow
-def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(
-    start,
-):
+def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(start):
     places, _ = start("import sys; print('no such table'); sys.exit(3)")
     until(lambda: row(places)["health"] == "failed", 60, "it is left alone")
     assert row(places)["reason"] == "exit status 3" and row(places)["restarts"] == manager.RETRIES
@@ -490,9 +484,7 @@ def ended_by_down(stack):
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
-    tmp_path,
-):
+def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(tmp_path):
     stack = Stack(tmp_path / "root")
     try:
         assert json.loads(stack.up("--json").stdout)["healthy"]

@@ -131,8 +131,7 @@ def test_one_that_was_asked_to_end_is_cancelled(server, stack, run, work):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("COMPLETED", "Completed"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")],
+    "kind, name", [("COMPLETED", "Completed"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")]
 )
 def test_one_that_said_itself_what_comes_next_is_left_alone(server, stack, run, work, kind, name):
     server.ask(f"flow_runs/{run}/set_state", {"state": {"type": kind, "name": name}, "force": True})

@@ -20,13 +20,7 @@ from tests.support.curated import line, sample
 from tests.support.payloads import HOSTILE, LINES
 from tests.support.samples import finished, frame
 from tests.support.samples import sample as verified
-from tests.support.viewed import (
-    details_of,
-    hostile_site,
-    index_of,
-    root_with_benchmark,
-    unpacked,
-)
+from tests.support.viewed import details_of, hostile_site, index_of, root_with_benchmark, unpacked
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +240,7 @@ def test_a_folder_of_verify_batch_is_found_and_gets_the_site(tmp_path, root):
 
 
 @pytest.mark.parametrize(
-    ("place", "more", "said"),
+    "place, more, said",
     [
         ("nowhere", {}, "nowhere does not exist"),
         ("root", {"candidates": "c.parquet"}, "--candidates"),

@@ -18,13 +18,7 @@ from tests.support.servers import free_port
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
 
 
-def facts(
-    state="RUNNING",
-    since=0,
-    sign=None,
-    beat=None,
-    **more,
-):
+def facts(state="RUNNING", since=0, sign=None, beat=None, **more):
     """Times in minutes before NOW."""
 
     def ago(minutes):
@@ -200,7 +194,7 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(server, one_at_a_
 
 
 @pytest.mark.parametrize(
-    ("url", "arguments", "status", "said"),
+    "url, arguments, status, said",
     [
         ("", (), 2, "no Prefect server is named"),
         ("http://127.0.0.1:{port}/api", (), 1, "does not answer"),

@@ -117,7 +117,7 @@ def test_the_roofline_of_a_row_counts(service):
 
 
 @pytest.mark.parametrize(
-    ("response", "text"),
+    "response, text",
     [
         ("a", "a"),
         ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "a"),

@@ -31,7 +31,7 @@ def clock(used, cache=CACHE):
 
 
 @pytest.mark.parametrize(
-    ("candidate_ms", "used", "implausible", "asked"),
+    "candidate_ms, used, implausible, asked",
     [
         (
             0.51,
@@ -62,7 +62,7 @@ def test_what_fits_into_the_cache_is_not_bounded_by_memory():
     assert made.reference.asked == 0
 
 
-@pytest.mark.parametrize(("by_processor", "call_ns"), [(True, 1e6), (False, 4e6)])
+@pytest.mark.parametrize("by_processor, call_ns", [(True, 1e6), (False, 4e6)])
 def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_processor, call_ns):
     made, now = clock(0), SimpleNamespace(wall=0, used=0)
     child = SimpleNamespace(processor_ns=lambda: now.used)

@@ -488,7 +488,7 @@ def sources(object_mb, name="plain_ext"):
 
 
 @pytest.mark.parametrize(
-    ("disk_mb", "object_mb"), [(16, 32), (96, 128)], ids=["little is free", "much is free again"]
+    "disk_mb, object_mb", [(16, 32), (96, 128)], ids=["little is free", "much is free again"]
 )
 def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(disk, disk_mb, object_mb):
     builder = Builder(BuildConfig(), cache=disk(disk_mb))
@@ -511,7 +511,7 @@ def test_a_build_takes_the_room_of_what_nobody_uses(disk, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("free_mb", "log", "is_full"),
+    "free_mb, log, is_full",
     [
         (10, "plain.cpp:1: error: expected ';'", True),
         (1000, "plain.cpp:1: error: expected ';'", False),
@@ -589,9 +589,7 @@ def test_a_library_that_goes_before_the_run_is_built_again():
 def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared, "FULL_BUILDS_WITHOUT", 0)
     monkeypatch.setattr(
-        Prepared,
-        "compile",
-        lambda self, what, command, target: target.write_bytes(b"header"),
+        Prepared, "compile", lambda self, what, command, target: target.write_bytes(b"header")
     )
     mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
     if not mine.tools.is_gcc:
@@ -614,7 +612,7 @@ def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("given", "limit_bytes"), [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)]
+    "given, limit_bytes", [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)]
 )
 def test_the_limit_comes_from_the_environment(monkeypatch, tmp_path, given, limit_bytes):
     monkeypatch.delenv("CONCUR_CACHE_BYTES", raising=False)

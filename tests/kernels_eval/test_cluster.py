@@ -163,9 +163,7 @@ def refusal(address):
 
 
 @pytest.mark.parametrize(
-    ("listener", "text"),
-    [(Silent, "no answer within 1 s"), (Web, "HTTP/2")],
-    indirect=["listener"],
+    "listener, text", [(Silent, "no answer within 1 s"), (Web, "HTTP/2")], indirect=["listener"]
 )
 def test_what_listens_and_is_no_ray_is_told_from_one(no_ray, listener, text):
     assert text in refusal(f"127.0.0.1:{listener}")
@@ -361,7 +359,7 @@ def test_a_node_with_another_build_cache_is_refused(nodes, batch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "text"),
+    "changed, text",
     [
         ({"code": "b"}, "another version of kernels_eval"),
         ({"torch": "2.9.0"}, "has torch 2.9.0, this one 2.13.0"),

@@ -156,7 +156,7 @@ CPP = (
 
 
 @pytest.mark.parametrize(
-    ("source", "languages"),
+    "source, languages",
     [
         (CUDA, ["cuda"]),
         ("load(name='e', sources=['k.cu'])", ["cuda"]),
@@ -186,7 +186,7 @@ def test_every_recorded_kernel_is_read_as_what_it_was_asked_for():
     assert seen > 90
 
 
-@pytest.mark.parametrize(("source", "name"), [(CUDA, "cuda"), (TRITON, "triton")])
+@pytest.mark.parametrize("source, name", [(CUDA, "cuda"), (TRITON, "triton")])
 def test_a_gpu_kernel_without_a_gpu_says_so_and_a_contradiction_is_one_error(
     task, candidate, monkeypatch, capsys, source, name
 ):

@@ -87,13 +87,7 @@ def made(mode="default", **more):
 
 
 class Bench(Verifier):
-    def __call__(
-        self,
-        code=None,
-        task=CHAIN,
-        language=Language.CUDA,
-        before="",
-    ):
+    def __call__(self, code=None, task=CHAIN, language=Language.CUDA, before=""):
         written = code or module("return ext.chain(x)", extension=EXTENSION, before=before)
         return super().__call__(task, written, language=language)
 
@@ -118,9 +112,7 @@ def compiled_of(verdict):
     return verdict.timing.compiled
 
 
-def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(
-    bench,
-):
+def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(bench):
     verdict = bench()
     compiled, timing = compiled_of(verdict), verdict.timing
     assert compiled.unavailable_reason == "" and compiled.graphs == 1

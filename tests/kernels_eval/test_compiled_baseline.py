@@ -114,9 +114,7 @@ def test_a_candidate_that_patches_the_compiler_patches_its_own(bench):
 
 
 @pytest.mark.slow
-def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_side(
-    bench,
-):
+def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_side(bench):
     """It looks at the very paths, in every call, also while the compiled side is timed."""
     server = bench.runner.server
     if not any(layer.startswith("landlock") for layer in server.isolation):

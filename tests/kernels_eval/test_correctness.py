@@ -28,12 +28,7 @@ def draw(seed=0, shape=(64, 64)):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def verdict(
-    actual,
-    reference,
-    oracle=None,
-    precision="fp32",
-):
+def verdict(actual, reference, oracle=None, precision="fp32"):
     return judge(
         measure(actual, reference.double() if oracle is None else oracle, reference),
         precision,

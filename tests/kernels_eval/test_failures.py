@@ -24,7 +24,7 @@ AttributeError("module 'triton.language' has no attribute 'gelu'")"""
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "reason"),
+    "name, text, reason",
     [
         ("triton.compiler.errors.CompilationError", TRITON, "build_failed"),
         ("triton.compiler.errors.UnsupportedLanguageConstruct", TRITON, "build_failed"),

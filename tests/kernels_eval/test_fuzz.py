@@ -256,11 +256,7 @@ def reference():
             )
         ],
         loaded=SimpleNamespace(
-            parameters=[[4, 4]],
-            statistics=[],
-            structure="tensor",
-            mutates=False,
-            gradients=None,
+            parameters=[[4, 4]], statistics=[], structure="tensor", mutates=False, gradients=None
         ),
         arguments=lambda seed=None: ({}, memory),
         outputs_of=lambda whose: ({}, memory),

@@ -57,7 +57,7 @@ def test_a_kernel_reaches_assembly_of_gfx90a():
 @needs_hipcc
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "says"),
+    "source, says",
     [
         ("__global__ void f(float* a) { a[0] = nowhere; }", "undeclared identifier 'nowhere'"),
         ("template <class T> __global__ void f(T* a) { a[0] = 1; }", "no kernel is instantiated"),

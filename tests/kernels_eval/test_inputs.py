@@ -71,9 +71,7 @@ def test_a_drawn_size_leaves_its_tail_in_blocks_of_all_sizes(size, tail, random)
 
 
 @given(st.lists(st.one_of(st.none(), SHAPE), min_size=1, max_size=4))
-def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(
-    shapes,
-):
+def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(shapes):
     for name, variant in smaller_shapes(shapes).items():
         made = shrunk(shapes, variant)
         pairs = [

@@ -110,7 +110,7 @@ def test_outputs_take_the_size_of_an_expression():
 
 
 @pytest.mark.parametrize(
-    ("expression", "says"),
+    "expression, says",
     [
         ("__import__('os')", "Call is no arithmetic"),
         ("M.real", "Attribute"),
@@ -189,7 +189,7 @@ def test_headers_of_a_native_solution_stand_in_their_places_once_a_unit():
 
 
 @pytest.mark.parametrize(
-    ("spec", "sources", "says"),
+    "spec, sources, says",
     [
         ({"language": "cuda", "entry_point": "main.cpp::run"}, NATIVE, "tvm-ffi"),
         ({"language": "python"}, [*SOLUTION["sources"], {"path": "b.py", "content": "x"}], "join"),

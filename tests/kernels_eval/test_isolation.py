@@ -688,9 +688,7 @@ def test_this_processor_is_healthy(verify):
     assert found.right and found.free_bytes > 64 << 20
 
 
-def health(
-    *seen,
-):
+def health(*seen):
     """A DeviceHealth whose checks report this, one after the other; what each was asked for; and
     what was released."""
     left, asked, released = list(seen), [], []
@@ -727,7 +725,7 @@ def test_one_failed_check_is_forgiven_and_memory_is_waited_for():
 
 
 @pytest.mark.parametrize(
-    ("seen", "said"), [(SHORT, "did not come back"), (WRONG, "was wrong"), (SILENT, "no answer")]
+    "seen, said", [(SHORT, "did not come back"), (WRONG, "was wrong"), (SILENT, "no answer")]
 )
 def test_two_failed_checks_mean_that_the_gpu_is_lost(seen, said):
     one, _, _ = health(GOOD, seen, seen)

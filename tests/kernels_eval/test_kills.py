@@ -164,7 +164,7 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
 
 
 @pytest.mark.parametrize(
-    ("role", "command", "code", "task", "reason"),
+    "role, command, code, task, reason",
     [
         pytest.param(
             *step,
@@ -175,13 +175,7 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
     ],
 )
 def test_a_child_that_is_killed_once_changes_no_verdict(
-    verify,
-    monkeypatch,
-    role,
-    command,
-    code,
-    task,
-    reason,
+    verify, monkeypatch, role, command, code, task, reason
 ):
     verify.runner.close()  # its reference is asked everything anew
     hit = kill_at(monkeypatch, role, command, "child", 1)
@@ -191,7 +185,7 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "role", "command", "times"),
+    "victim, role, command, times",
     [
         pytest.param("fork server", "capture", "capture", 1, marks=pytest.mark.slow),
         ("fork server", "reference", "compare", 1),
@@ -200,12 +194,7 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
     ],
 )
 def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
-    verify,
-    monkeypatch,
-    victim,
-    role,
-    command,
-    times,
+    verify, monkeypatch, victim, role, command, times
 ):
     hit = kill_at(monkeypatch, role, command, victim, times)
     assert verify(SLOW) == "ok"
@@ -214,7 +203,7 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("role", "command", "reason"),
+    "role, command, reason",
     [
         ("capture", "capture", "crashed"),
         ("reference", "load", "reference_failed"),

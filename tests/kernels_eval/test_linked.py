@@ -30,7 +30,7 @@ def built(tmp_path, calls):
 
 
 @pytest.mark.parametrize(
-    ("calls", "work"),
+    "calls, work",
     [
         ("sgemm_();", {"sgemm_"}),
         ("cublasSgemm_v2(); vsExp();", {"cublasSgemm_v2", "vsExp"}),

@@ -249,7 +249,7 @@ def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder):
 
 
 @pytest.mark.parametrize(
-    ("text", "only"),
+    "text, only",
     [
         (
             (
@@ -548,7 +548,7 @@ def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder, number, t
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("body", "certain"),
+    "body, certain",
     [
         ("int n = no_name_of_torch(x); return x;", True),
         ('return torch::empty({2}, torch::device("cuda"));', True),

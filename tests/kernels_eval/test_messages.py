@@ -94,7 +94,7 @@ def nested(depth):
 
 
 @pytest.mark.parametrize(
-    ("model", "answer"),
+    "model, answer",
     [
         (SampleReport, {"ns": -1}),
         (SampleReport, {"ns": 10**400}),
@@ -201,7 +201,7 @@ def test_a_callback_of_the_collector_that_parses_does_not_upset_the_parser():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    "code, said",
     [
         ("x = " + "+".join(["1"] * 9000), "recursion"),
         ("x = 1\0", "null"),
@@ -216,7 +216,7 @@ def test_what_is_no_source_is_a_syntax_error_with_its_reason(code, said):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given, said",
     [
         ({"name": "a" * 300}, "not an identifier"),
         ({"name": "ü" * 150}, "not an identifier"),
@@ -235,13 +235,7 @@ def test_what_no_compiler_can_be_asked_says_why(given, said):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ("", "-fplugin=x", "'"),
-        ("-Xcompiler", "-fplugin=x"),
-        ("-DX=\0",),
-        ("-DX=\ud800",),
-    ],
+    "flags", [("", "-fplugin=x", "'"), ("-Xcompiler", "-fplugin=x"), ("-DX=\0",), ("-DX=\ud800",)]
 )
 def test_flags_that_load_or_break_things_are_refused(flags):
     spec = ExtensionSpec(name="x", extra_cflags=flags)

@@ -205,7 +205,7 @@ def test_compiled_it_is_one_graph_with_the_operator_where_it_may_be(package, mod
 
 
 @pytest.mark.parametrize(
-    ("built_for", "says"),
+    "built_for, says",
     [
         ({"torch": "1.0.0"}, "built for torch 1.0.0"),
         ({"python": "cpython-30"}, "built for python"),
@@ -220,7 +220,7 @@ def test_another_machine_runs_the_reference(tmp_path, built_for, says):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "says"),
+    "kernel, says",
     [
         ("raise OSError('no library')", "does not load here: no library"),
         (KERNEL.replace("self.weight", "self.other"), "parameters are not those"),

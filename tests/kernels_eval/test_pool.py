@@ -391,7 +391,7 @@ def test_a_lost_node_of_its_own_is_a_clear_error(pool, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "variable", "used"),
+    "given, variable, used",
     [
         (None, "", "local"),
         (None, "10.0.0.7:6379", "10.0.0.7:6379"),

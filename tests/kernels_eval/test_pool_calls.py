@@ -23,14 +23,7 @@ def _ray():
     ray.shutdown()
 
 
-def quick_pool(
-    log,
-    fatal="",
-    deaths=0,
-    *,
-    answered=None,
-    seconds=0.0,
-):
+def quick_pool(log, fatal="", deaths=0, *, answered=None, seconds=0.0):
     """A pool whose workers do nothing. The one that runs `fatal` dies, `deaths` times; `log` gets
     every call of a run.
 
@@ -78,9 +71,7 @@ def test_slow_candidates_travel_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(
-    tmp_path,
-):
+def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(tmp_path):
     asked = many(60)
     with quick_pool(tmp_path / "log", fatal="many-40", deaths=DEATHS) as quick:
         with pytest.raises(GpuLostError, match=f"died {DEATHS} times on candidate many-40"):

@@ -53,7 +53,7 @@ FROM_E5M2 = f"return (x.float() * 2.0 + 1.0).to({E5M2})"
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype", "scale", "reason"),
+    "asked, dtype, scale, reason",
     [
         (task(precision="bf16"), "x.dtype", 1, "ok"),
         (task(precision="bf16"), "x.dtype", 1.05, "wrong_output"),
@@ -81,7 +81,7 @@ def test_a_task_is_judged_in_its_precision(verify, asked, dtype, scale, reason):
 
 
 @pytest.mark.parametrize(
-    ("precision", "passes", "fails"),
+    "precision, passes, fails",
     [("fp32", 9e-6, 2e-5), ("fp16", 1.9e-3, 3e-3), ("bf16", 0.015, 0.02), ("e4m3", 0.05, 0.07)],
 )
 def test_the_gate_of_each_type(precision, passes, fails):

@@ -49,7 +49,7 @@ def profile(metrics=None, *, operators=(), candidate_ms=1.0, kernel_us=1000.0, *
 
 
 @pytest.mark.parametrize(
-    ("given", "limit", "cause"),
+    "given, limit, cause",
     [
         (profile(LOW, operators=[("mm", 900.0), ("conv2d", 1200.0)]), "elsewhere", None),
         (profile(LOW, kernel_us=400.0), "launch_overhead", None),
@@ -275,7 +275,7 @@ def test_a_kernel_beside_the_work_is_not_where_the_time_goes(judged):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    "code, said",
     [
         (module("raise ValueError('not today')"), "not today"),
         (module("return ext.aborts(x)"), "crashed"),
@@ -289,7 +289,7 @@ def test_a_candidate_that_fails_costs_its_own_profile(judged, code, said):
 
 
 @pytest.mark.parametrize(
-    ("page", "metrics", "counters"),
+    "page, metrics, counters",
     [
         (raw_page(AFFINE_ROW), {f"sm__throughput{ELAPSED}": 41.5}, ""),
         ("==ERROR== ERR_NVGPUCTRPERM - no permission", {}, ncu.FORBIDDEN),

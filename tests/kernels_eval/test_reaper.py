@@ -180,9 +180,7 @@ OWNER = """
 """
 
 
-def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(
-    tmp_path,
-):
+def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(tmp_path):
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},

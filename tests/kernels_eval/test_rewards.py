@@ -32,13 +32,7 @@ def failed(reason):
     )
 
 
-def correct(
-    speedup=None,
-    *,
-    compiled=None,
-    lower=1.0,
-    share=None,
-):
+def correct(speedup=None, *, compiled=None, lower=1.0, share=None):
     """A correct verdict; `lower` is the lower bound of the interval as a share of the speedup."""
     timing = None
     if speedup is not None:
@@ -130,7 +124,7 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "verdict", "expected"), PUBLISHED)
+@pytest.mark.parametrize("name, verdict, expected", PUBLISHED)
 def test_the_published_formula(name, verdict, expected):
     assert reward(verdict, RECIPES[name]) == pytest.approx(expected)
 
@@ -192,7 +186,7 @@ def test_a_recipe_survives_yaml(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given, said",
     [
         ("kevlin", "kevlin is no reward recipe"),
         ({"name": "kevlin"}, "kevlin"),

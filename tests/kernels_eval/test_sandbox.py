@@ -329,7 +329,7 @@ def test_memory_is_never_more_than_a_share_of_the_machines(monkeypatch, server):
 
 
 @pytest.mark.parametrize(
-    ("made", "refused"),
+    "made, refused",
     [
         ("os.memfd_create('x')", True),
         ("mmap.mmap(-1, 4096)", True),  # shared, so its pages stay when they are given up

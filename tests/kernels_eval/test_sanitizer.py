@@ -49,7 +49,7 @@ NEVER_STARTED = """========= COMPUTE-SANITIZER
 
 
 @pytest.mark.parametrize(
-    ("said", "errors"),
+    "said, errors",
     [
         (CLEAN, 0),
         (MEMCHECK, 1),
@@ -103,7 +103,7 @@ print("========= ERROR SUMMARY: {errors} errors")
 
 
 @pytest.mark.parametrize(
-    ("forward", "errors", "finding", "flags"),
+    "forward, errors, finding, flags",
     [
         pytest.param("return ext.affine(x)", 0, "flag", [], marks=pytest.mark.slow),
         ("return ext.affine(x)", 3, "flag", ["sanitizer:memcheck:3"]),

@@ -25,7 +25,7 @@ def test_honest_code_passes_without_a_flag():
     assert screened.flags == ()
 
 
-@pytest.mark.parametrize(("code", "reason"), pairs("rejected"))
+@pytest.mark.parametrize("code, reason", pairs("rejected"))
 def test_what_no_honest_kernel_needs_is_rejected(code, reason):
     screened = screen(code)
     assert screened.reason == reason
@@ -44,7 +44,7 @@ def test_the_first_finding_is_the_one_reported():
     )
 
 
-@pytest.mark.parametrize(("code", "flag"), pairs("flagged"))
+@pytest.mark.parametrize("code, flag", pairs("flagged"))
 def test_what_is_only_suspicious_is_flagged_and_passes(code, flag):
     screened = screen(code + "\nclass ModelNew: pass\n")
     assert screened.reason is None

@@ -129,10 +129,9 @@ def test_a_second_baseline_is_part_of_the_key_with_all_that_bears_on_it():
     asked = EvalConfig(timing=TimingConfig.model_validate(BOTH))
     assert EvalConfig.model_validate_json(asked.model_dump_json()) == asked
     swapped = TimingConfig.model_validate({"baselines": ["compile", "eager", "compile"]})
-    assert swapped.baselines == (
-        "eager",
-        "compile",
-    ), "an order means nothing, so it makes no other key"
+    assert swapped.baselines == ("eager", "compile"), (
+        "an order means nothing, so it makes no other key"
+    )
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def assert_data(answer):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    "method, path, status",
     [
         ("GET", "/v1/results/nobody", 404),
         ("DELETE", "/v1/results/nobody", 404),
@@ -239,7 +239,7 @@ async def test_without_a_token_no_page_of_another_host_reaches_it(refusing, host
 
 
 @pytest.mark.parametrize(
-    ("host", "token", "refused"),
+    "host, token, refused",
     [
         ("127.0.0.1", None, False),
         ("::1", None, False),
@@ -457,7 +457,7 @@ def test_a_response_without_code_is_a_verdict_and_needs_no_worker(refusing, resp
 
 
 @pytest.mark.parametrize(
-    ("code", "asked", "judged"),
+    "code, asked, judged",
     [
         ("x = 1", None, "cpp"),
         (
@@ -572,7 +572,7 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("verdict", "told"), ANSWERS, ids=[row[1][5] or "ok" for row in ANSWERS])
+@pytest.mark.parametrize("verdict, told", ANSWERS, ids=[row[1][5] or "ok" for row in ANSWERS])
 async def test_kernelgym_s_trainers_get_its_schema(made, verdict, told):
     async with asking(made) as client:
         judged = asyncio.create_task(client.post("/evaluate", json=GYM))

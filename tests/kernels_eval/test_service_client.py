@@ -202,7 +202,7 @@ def test_several_threads_share_a_client_and_a_service_that_starts_again_loses_no
 
 
 @pytest.mark.parametrize(
-    ("script", "faults"),
+    "script, faults",
     [("", 0), ("die\ndie\n", 2), ("fault the disk is full\n", 1)],
     ids=["works", "dies", "reports"],
 )

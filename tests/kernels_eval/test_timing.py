@@ -210,10 +210,7 @@ def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget():
     assert steady.pairs == config.precise_pairs < config.min_pairs
     noise = np.random.default_rng(3)
     uneven = measure(
-        lambda calls: busy(4e6 * calls * noise.uniform(0.7, 1.3)),
-        honest(4_000_000),
-        config,
-        **seen,
+        lambda calls: busy(4e6 * calls * noise.uniform(0.7, 1.3)), honest(4_000_000), config, **seen
     )
     assert uneven.pairs > config.min_pairs, "what is not precise yet has the whole budget"
 
@@ -246,7 +243,7 @@ def test_drift_is_the_change_of_the_median_over_the_window():
 
 
 @pytest.mark.parametrize(
-    ("reference_ns", "rounds", "bound"),
+    "reference_ns, rounds, bound",
     [
         (2e6, [(2.3e6, 3.0e6), (2.2e6, 2.6e6), (2.9e6, 2.8e6)], 2.15e6),
         (2e6, [(1.9e6, 2.0e6)] * 3, 1.75e6),

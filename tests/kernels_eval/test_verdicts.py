@@ -325,7 +325,7 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify):
 
 
 @pytest.mark.parametrize(
-    ("first", "reason"),
+    "first, reason",
     [("self.started = torch.zeros(1).cuda()", "exception"), ("[0 for _ in iter(int, 1)]", "load")],
 )
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
@@ -368,9 +368,7 @@ def test_inputs_that_break_the_references_device_are_left_out(verify):
     assert verdict.correctness is not None and verdict.correctness.trials == 7
 
 
-def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
-    monkeypatch,
-):
+def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(monkeypatch):
     """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is
     real. `cpu:0` is another name of `cpu`."""
     references = []

@@ -17,10 +17,7 @@ from tasks.workload.record import WORKLOADS
 
 SINGLE, FUSION = (
     ["torch.nn.functional.linear"],
-    [
-        "torch.nn.functional.linear",
-        "torch.nn.functional.gelu",
-    ],
+    ["torch.nn.functional.linear", "torch.nn.functional.gelu"],
 )
 
 

@@ -18,10 +18,7 @@ from tasks.tables import CANDIDATES, TASKS, VERDICTS
 
 SINGLE, FUSION = (
     ["torch.nn.functional.linear"],
-    [
-        "torch.nn.functional.linear",
-        "torch.nn.functional.gelu",
-    ],
+    ["torch.nn.functional.linear", "torch.nn.functional.gelu"],
 )
 SCHEMA = pa.schema(
     [*VERDICTS, *(field for field in CANDIDATES if field.name not in VERDICTS.names)]

@@ -194,10 +194,7 @@ class InfraError(Exception):
 
 
 MODULES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "skyrl_gym": {
-        "": (register, make),
-        "envs.base_text_env": (BaseTextEnv, BaseTextEnvStepOutput),
-    },
+    "skyrl_gym": {"": (register, make), "envs.base_text_env": (BaseTextEnv, BaseTextEnvStepOutput)},
     "openenv": {
         "core.env_server.interfaces": (Environment,),
         "core.env_server.types": (Action, Observation, State),

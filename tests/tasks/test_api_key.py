@@ -90,12 +90,7 @@ def config(endpoint, block="endpoint"):
 
 
 def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
-    endpoint,
-    tasks,
-    tmp_path,
-    prefect_home,
-    said,
-    capfd,
+    endpoint, tasks, tmp_path, prefect_home, said, capfd
 ):
     from prefect import flow
 

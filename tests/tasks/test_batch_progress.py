@@ -87,7 +87,7 @@ def test_bursts_widen_the_range():
     assert wild.high_s / wild.about_s > 1.1 * calm.high_s / calm.about_s
 
 
-@pytest.mark.parametrize(("seen", "left"), [(3, 2), (5, 15)])
+@pytest.mark.parametrize("seen, left", [(3, 2), (5, 15)])
 def test_the_range_of_few_verdicts_holds_the_truth_as_well(seen, left):
     generator, inside, told = random.Random(3), 0, 0
     for _ in range(1000):

@@ -95,7 +95,7 @@ def test_the_effective_batch_is_told_in_rows_and_tokens():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "words"),
+    "lengths, words",
     [
         ([], "no rows"),
         ([5, 0], "row 1 has no tokens"),

@@ -68,10 +68,7 @@ def written(content, *, length=True, pieces=1, share=1.0):
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("status", "header", "pauses_s"),
-    CASES["pauses_are_the_servers_wish_or_double"],
-)
+@pytest.mark.parametrize("status, header, pauses_s", CASES["pauses_are_the_servers_wish_or_double"])
 def test_pauses_are_the_servers_wish_or_double(status, header, pauses_s, monkeypatch):
     decided, pause_s = [], OpenAISampler._pause_s
 
@@ -340,8 +337,7 @@ def test_a_long_answer_goes_through_the_stage_whole(tasks):
 
 
 @pytest.mark.parametrize(
-    ("answer", "reasoning", "reason"),
-    CASES["an_answer_without_code_is_a_candidate_with_the_reason"],
+    "answer, reasoning, reason", CASES["an_answer_without_code_is_a_candidate_with_the_reason"]
 )
 def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks, answer, reasoning, reason):
     with serving(lambda number, body: (200, answer)) as server:
@@ -353,8 +349,7 @@ def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks, answer, re
 
 
 @pytest.mark.parametrize(
-    "message",
-    CASES["reasoning_and_code_are_apart_whatever_the_server_returns"],
+    "message", CASES["reasoning_and_code_are_apart_whatever_the_server_returns"]
 )
 def test_reasoning_and_code_are_apart_whatever_the_server_returns(tasks, message):
     with serving(lambda number, body: (200, completion(**message))) as server:

@@ -110,7 +110,7 @@ def test_a_snapshot_is_that_of_the_kernels_it_was_asked_with(tmp_path, kernels):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text, said",
     [
         ('{"task_id": "t"}', "code"),
         ("{", "cannot be read"),

@@ -11,10 +11,7 @@ from benchmarks.planted import PLANTED, kernelbook_form, kernelbook_sizes, near_
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.decontamination import compare, decontaminate
-from tasks.decontamination.deduplication import (
-    deduplicate_samples,
-    deduplicate_tasks,
-)
+from tasks.decontamination.deduplication import deduplicate_samples, deduplicate_tasks
 from tasks.decontamination.fingerprints import fingerprints
 
 SHARED = "shared/data/kernelbench.parquet"
@@ -129,7 +126,7 @@ INSEPARABLE = {
 """Near misses that are found: their operators are the same ones on inputs of the same shapes."""
 
 
-@pytest.mark.parametrize(("name", "code", "near"), NEAR_MISSES, ids=[m[0] for m in NEAR_MISSES])
+@pytest.mark.parametrize("name, code, near", NEAR_MISSES, ids=[m[0] for m in NEAR_MISSES])
 def test_kernelbooks_form_of_a_task_is_that_task_and_that_of_a_near_miss_is_not(name, code, near):
     def level(task, known):
         config = DecontaminationConfig()

@@ -89,9 +89,7 @@ def test_a_planted_effect_comes_back_within_its_intervals(planted):
     assert all(abs(within.sd_tokens - PLANTED_SD_TOKENS) < 50 for within in inner)
 
 
-def test_a_planted_zero_correlation_with_speedup_is_not_claimed(
-    planted,
-):
+def test_a_planted_zero_correlation_with_speedup_is_not_claimed(planted):
     for name, truth in {"spearman": 0.0, "pearson": 0.0, "within": 1.0}.items():
         assert sum(inside(truth, getattr(found.speedup, name)) for found in planted) >= 4
     assert all(negligible(found.speedup.spearman) == (1, True) for found in planted)
@@ -108,7 +106,7 @@ FLIP = pl.col("status").replace({"correct": "incorrect", "incorrect": "correct"}
 
 
 @pytest.mark.parametrize(
-    ("odds", "verdict"), [(0.5, SUPPORTED), (1.0, NOT_ROBUST), (2.0, CONTRADICTED)]
+    "odds, verdict", [(0.5, SUPPORTED), (1.0, NOT_ROBUST), (2.0, CONTRADICTED)]
 )
 def test_the_rule_is_right_at_sensible_rates(odds, verdict):
     """A planted effect is found in 8 of 8 seeds, none in one of them at most: a test at 5 %."""
@@ -336,7 +334,7 @@ def test_intervals_widen_when_samples_repeat_within_tasks():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change, said",
     [
         *(
             (lambda frame, lost=lost: frame.drop(lost), lost)
@@ -440,9 +438,7 @@ def test_rows_left_out_are_counted_by_reason():
 
 
 @pytest.mark.slow
-def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(
-    tmp_path,
-):
+def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(tmp_path):
     import matplotlib
 
     frame, before = planted_frame(500, 0), dict(matplotlib.rcParams)

@@ -81,7 +81,7 @@ def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_sp
 
 
 @pytest.mark.parametrize(
-    ("thought", "answer", "finish_reason", "reason"),
+    "thought, answer, finish_reason, reason",
     CASES["a_draft_stays_one_where_the_answer_holds_code_or_breaks_off"],
 )
 def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(
@@ -127,10 +127,7 @@ CPP_CLASS = fenced("class ModelNew { int x; };", "cpp")
 
 
 @pytest.mark.parametrize("finish_reason", [None, "stop", "length"])
-@pytest.mark.parametrize(
-    ("text", "code"),
-    CASES["fences_as_models_write_them"],
-)
+@pytest.mark.parametrize("text, code", CASES["fences_as_models_write_them"])
 def test_fences_as_models_write_them(text, code, finish_reason):
     assert parse_response(text, finish_reason=finish_reason).code == code
 
@@ -141,10 +138,7 @@ def test_a_module_without_a_fence_or_an_answer_counts_unless_it_was_cut_off(text
     assert parse_response(text, finish_reason="length").parse_reason == "truncated"
 
 
-@pytest.mark.parametrize(
-    ("text", "finish_reason", "reason"),
-    CASES["why_there_is_no_code"],
-)
+@pytest.mark.parametrize("text, finish_reason, reason", CASES["why_there_is_no_code"])
 def test_why_there_is_no_code(text, finish_reason, reason):
     assert parse_response(text, finish_reason=finish_reason).parse_reason == reason
 
@@ -155,8 +149,7 @@ def test_what_stopped_at_the_limit_before_any_tag_is_all_reasoning():
 
 
 @pytest.mark.parametrize(
-    ("text", "unfinished"),
-    CASES["a_recorded_response_that_breaks_off_is_noticed"],
+    "text, unfinished", CASES["a_recorded_response_that_breaks_off_is_noticed"]
 )
 def test_a_recorded_response_that_breaks_off_is_noticed(text, unfinished):
     assert is_unfinished(text) is unfinished

@@ -106,16 +106,13 @@ def test_a_hub_that_is_down_costs_the_night_nothing_but_a_caution(answers, fault
     )
 
 
-def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(
-    answers,
-):
+def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(answers):
     load(None)
     answers.commit, answers.rows = OTHER, ROWS[:2]
     assert load(None) == (ROWS[:2], [])
-    assert answers.loads == [
-        COMMIT,
-        OTHER,
-    ], "what is loaded is pinned: the commit that the branch is at"
+    assert answers.loads == [COMMIT, OTHER], (
+        "what is loaded is pinned: the commit that the branch is at"
+    )
     answers.fault = ConnectionError("no route")
     assert load(None)[0] == ROWS[:2] and load(COMMIT)[0] == ROWS
     with pytest.raises(UsageError, match="no local copy"):
@@ -208,7 +205,7 @@ def broken_hub(status):
         server.server_close()
 
 
-@pytest.mark.parametrize(("status", "down"), CASES["what_the_hubs_own_client_raises_is_told_apart"])
+@pytest.mark.parametrize("status, down", CASES["what_the_hubs_own_client_raises_is_told_apart"])
 def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch, status, down):
     from huggingface_hub import HfApi
 
@@ -219,9 +216,7 @@ def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch, status, down
     assert asked and hub.unreachable(caught.value) is down
 
 
-def test_an_address_where_nobody_listens_is_a_hub_that_is_down(
-    monkeypatch,
-):
+def test_an_address_where_nobody_listens_is_a_hub_that_is_down(monkeypatch):
     from huggingface_hub import HfApi
 
     with broken_hub(200) as (url, _):

@@ -10,12 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kernels_eval import errors
-from kernels_eval.errors import (
-    DeviceError,
-    GpuLostError,
-    SandboxError,
-    UsageError,
-)
+from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, UsageError
 from tasks import policy
 from tasks.policy import (
     ProgressArtifact,
@@ -61,7 +56,7 @@ def _nothing_called_yet():
 # -- what is retried -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "again"), CASES["a_machines_fault"].items())
+@pytest.mark.parametrize("name, again", CASES["a_machines_fault"].items())
 def test_a_machines_fault_is_retried_and_nothing_else(name, again):
     from prefect.states import Completed, Failed
 
@@ -238,10 +233,7 @@ def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatc
     ]
 
 
-@pytest.mark.parametrize(
-    ("counted", "seconds", "said"),
-    CASES["a_rate_is_said_once_there_is_one"],
-)
+@pytest.mark.parametrize("counted, seconds, said", CASES["a_rate_is_said_once_there_is_one"])
 def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
     assert policy.pace("s", 5, 100, counted, seconds) == said
 

@@ -48,7 +48,7 @@ def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler):
 
 
 @pytest.mark.parametrize(
-    ("forward", "said"),
+    "forward, said",
     [
         ("raise ValueError('no')", "ValueError: no"),
         ("import os; os._exit(3)", "status 3"),

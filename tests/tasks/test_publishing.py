@@ -363,7 +363,7 @@ def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows
 
 
 @pytest.mark.parametrize(
-    ("source", "config", "licence"),
+    "source, config, licence",
     [
         ("bundled", {"source": "bundled"}, "Apache-2.0"),
         ("kernelbook", {"source": "kernelbook"}, "MIT"),
@@ -413,7 +413,7 @@ def no_verdicts(curated, part):
 
 
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    "spoil, problem",
     [
         (unfinished, "unfinished"),
         *((without(name), f"lacks the columns {name}") for name in ("reasoning", "task_code")),

@@ -170,7 +170,7 @@ def refusal(status):
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "said"),
+    "error, raised, said",
     [
         (refusal(401), UsageError, "refuses"),
         (refusal(403), UsageError, "token that may write"),
@@ -183,13 +183,7 @@ def refusal(status):
 )
 @pytest.mark.parametrize("where", ["create_repo", "upload_folder", "create_tag"])
 def test_what_the_hub_does_wrong_is_one_error_without_the_token(
-    fake,
-    folder,
-    caplog,
-    error,
-    raised,
-    said,
-    where,
+    fake, folder, caplog, error, raised, said, where
 ):
     fake.fails[where] = error
     with caplog.at_level(logging.DEBUG), pytest.raises(raised, match=said) as caught:

@@ -48,9 +48,7 @@ def sampler(url, **more):
     return OpenAISampler(url, "m", timeout_s=3600, backoff_s=0.01, direct=True, **more)  # type: ignore[arg-type]
 
 
-def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(
-    black_hole,
-):
+def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(black_hole):
     began = time.monotonic()
     with pytest.raises(EvalError, match="gave no answer for .* in 2 attempts"):
         list(sampler(black_hole, retries=1).sample([make_request(n) for n in range(1)]))

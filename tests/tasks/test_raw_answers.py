@@ -65,7 +65,7 @@ RESPONSES = [
 ]
 
 
-@pytest.mark.parametrize(("response", "reasoning"), RESPONSES)
+@pytest.mark.parametrize("response, reasoning", RESPONSES)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "from before it was kept"])
 def test_parsing_again_gives_the_same_row(response, reasoning, kept):
     parsed = parse_response(response, reasoning=reasoning, finish_reason="stop")

@@ -118,7 +118,7 @@ def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason):
 
 
 @pytest.mark.parametrize(
-    ("lower", "below", "expected"),
+    "lower, below, expected",
     CASES["a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain"],
 )
 def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(lower, below, expected):
@@ -316,10 +316,7 @@ def test_a_long_error_keeps_its_beginning_and_its_end():
     assert bounded("y" * MOST_ERROR, MOST_ERROR) == "y" * MOST_ERROR
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    CASES["directories_of_this_machine_are_not_told"],
-)
+@pytest.mark.parametrize("text, expected", CASES["directories_of_this_machine_are_not_told"])
 def test_directories_of_this_machine_are_not_told(text, expected):
     assert bounded(text, MOST_ERROR) == expected
 
@@ -417,13 +414,7 @@ def config(**changes):
     )
 
 
-def refined(
-    tasks,
-    first,
-    verdicts,
-    turn=2,
-    asked=None,
-):
+def refined(tasks, first, verdicts, turn=2, asked=None):
     """A later turn over the answers `first` and their verdicts."""
     earlier = {"candidates": first, "verdicts": verdicts}
     return Synthesis(tasks, asked or config(), Language.CPP, turn=turn, **earlier)
@@ -485,9 +476,7 @@ def rows_of(ref):
     return {row["candidate_id"]: row for row in rows}
 
 
-def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(
-    tmp_path,
-):
+def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(tmp_path):
     """Literals of the release before there were turns: with others, every stored response would be
     asked for again."""
     snapshot = Snapshot(str(tmp_path), "tasks", "t")
@@ -557,13 +546,7 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path, model):
     manifest = second.open().manifest
     assert {
         name: manifest[name] for name in ("turn", "followed_up", "requests", "unanswered", "rows")
-    } == {
-        "turn": 2,
-        "followed_up": 9,
-        "requests": 24,
-        "unanswered": 0,
-        "rows": 24,
-    }
+    } == {"turn": 2, "followed_up": 9, "requests": 24, "unanswered": 0, "rows": 24}
     assert manifest["turn_counts"] == {"turn 1": 15, "turn 2": 9}
     assert manifest["upstream"] == [tasks.fingerprint, first.fingerprint, verdicts.fingerprint]
 

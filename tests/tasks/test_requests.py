@@ -44,9 +44,7 @@ def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks):
     assert requests.keys == asked(tasks, concurrency=3).keys
 
 
-def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(
-    monkeypatch,
-):
+def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(requests_module.time, "monotonic", lambda: now[0])
     speed = Speed()

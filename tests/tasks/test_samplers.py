@@ -130,10 +130,7 @@ def test_responses_file_may_name_its_language(tmp_path):
     ] == ["a", "<think>b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    CASES["responses_file_refuses_what_is_ambiguous"],
-)
+@pytest.mark.parametrize("changes, message", CASES["responses_file_refuses_what_is_ambiguous"])
 def test_responses_file_refuses_what_is_ambiguous(tmp_path, changes, message):
     with pytest.raises(UsageError, match=message):
         ResponsesFile(responses_file(tmp_path / "r.parquet", **changes))
@@ -243,10 +240,7 @@ def test_an_answer_that_never_comes_times_out():
         over.set()
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    CASES["a_wrong_key_or_address_stops_at_once"],
-)
+@pytest.mark.parametrize("status, message", CASES["a_wrong_key_or_address_stops_at_once"])
 def test_a_wrong_key_or_address_stops_at_once(status, message):
     with serving(lambda number, body: (status, {"error": {"message": "no"}})) as server:
         with pytest.raises(UsageError, match=message) as caught:
@@ -268,9 +262,7 @@ def test_the_key_appears_nowhere(caplog):
     assert KEY not in repr(client("http://127.0.0.1:1/v1"))
 
 
-def test_a_refused_request_stays_unanswered_and_the_others_are_answered(
-    caplog,
-):
+def test_a_refused_request_stays_unanswered_and_the_others_are_answered(caplog):
     too_long = (400, {"error": {"message": "maximum context length is 4096 tokens"}})
     with serving(
         lambda number, body: too_long if body["seed"] % 2 else (200, completion())

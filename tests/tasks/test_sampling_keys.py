@@ -127,10 +127,7 @@ def test_parts_of_both_forms_read_as_one_table_whichever_is_first(tmp_path):
         assert {
             row["request_key"]: row["sampling"].get("top_k")
             for row in known_rows(str(tmp_path), "synthesis", "request_key", read, CANDIDATES)
-        } == {
-            "k0": None,
-            "k1": 40,
-        }
+        } == {"k0": None, "k1": 40}
 
 
 def test_rows_of_an_older_journal_are_recovered(tmp_path):

@@ -74,13 +74,7 @@ def test_a_body_holds_what_is_set_and_nothing_else(endpoint, tmp_path):
     assert known.keys() == PLAIN | {"top_k", "min_p"}
     assert {
         name: known[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-    } == {
-        "temperature": 0.6,
-        "top_p": 0.95,
-        "top_k": 40,
-        "min_p": 0.0,
-        "max_tokens": 32768,
-    }
+    } == {"temperature": 0.6, "top_p": 0.95, "top_k": 40, "min_p": 0.0, "max_tokens": 32768}
 
 
 def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(endpoint, tmp_path):
@@ -93,10 +87,7 @@ def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(en
     ), "and what we say helps"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    CASES["values_out_of_range_are_refused"],
-)
+@pytest.mark.parametrize("wrong", CASES["values_out_of_range_are_refused"])
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         SamplingParams(**wrong)
@@ -139,7 +130,7 @@ def softmax(logits):
     return {token: math.exp(value) / total for token, value in logits.items()}
 
 
-@pytest.mark.parametrize(("settings", "left"), CASES["draws"])
+@pytest.mark.parametrize("settings, left", CASES["draws"])
 def test_draws_follow_the_settings(settings, left):
     found = shares(SamplingParams(**settings))
     expected = softmax({token: LOGITS[token] for token in left})

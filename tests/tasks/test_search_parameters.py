@@ -57,7 +57,7 @@ def test_a_literal_block_is_changed_with_grid_shared_array_and_bounds_and_nothin
 
 
 @pytest.mark.parametrize(
-    ("source", "names"),
+    "source, names",
     [
         ("#define BLOCK_SIZE 16\n#define N 16\n// #define TILE 16", {"BLOCK_SIZE": 16}),
         ("/* constexpr int TILE = 8; */ constexpr int TILE_M = 8;", {"TILE_M": 8}),

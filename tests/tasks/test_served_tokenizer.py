@@ -100,11 +100,7 @@ def test_the_one_that_is_configured_wins(models, tmp_path):
 
 @pytest.mark.parametrize("model", ["directory", "org/absent"])
 def test_without_one_nothing_is_counted_and_one_warning_says_so(
-    model,
-    cached,
-    models,
-    tmp_path,
-    caplog,
+    model, cached, models, tmp_path, caplog
 ):
     if model == "directory":  # weights, and a config.json that names no tokenizer
         shutil.copytree(

@@ -199,7 +199,7 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus, 
     assert fake.alive() == []
 
 
-@pytest.mark.parametrize(("replicas", "each"), [(3, 2), (None, 8)])
+@pytest.mark.parametrize("replicas, each", [(3, 2), (None, 8)])
 def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus, fake, replicas, each):
     with pytest.raises(
         DeviceError,
@@ -294,10 +294,7 @@ def test_a_request_that_kills_every_server_ends_the_run(four_gpus, fake):
     assert len(fake.starts) == 2 and fake.alive() == []
 
 
-@pytest.mark.parametrize(
-    ("trouble", "message"),
-    CASES["a_server_that_never_serves_is_one_clear_error"],
-)
+@pytest.mark.parametrize("trouble, message", CASES["a_server_that_never_serves_is_one_clear_error"])
 def test_a_server_that_never_serves_is_one_clear_error(four_gpus, fake, trouble, message):
     fake.set(trouble)
     with pytest.raises(EvalError, match=message) as caught:
@@ -637,10 +634,9 @@ def test_what_starts_vllm(monkeypatch, tmp_path):
     interpreter.parent.mkdir()
     interpreter.symlink_to(sys.executable)
     module = ["-m", "vllm.entrypoints.cli.main", "serve"]
-    assert serve_command(ServerConfig(python=str(interpreter))) == [
-        str(interpreter),
-        *module,
-    ], "an environment is known by its link"
+    assert serve_command(ServerConfig(python=str(interpreter))) == [str(interpreter), *module], (
+        "an environment is known by its link"
+    )
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
     assert serve_command(ServerConfig()) == [str(interpreter), *module]
     for wrong in (

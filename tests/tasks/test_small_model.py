@@ -70,9 +70,7 @@ def test_ids_do_not_change_when_the_tokenizer_is_loaded_and_saved_again(model_di
     assert loaded(text)["input_ids"] == written == again(text)["input_ids"]
 
 
-def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(
-    model_dir,
-):
+def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(model_dir):
     tokenizer = load_tokenizer(model_dir)
     text = "<think>\n\u6f22 x[1] = 2;\n</think>\n\nok"
     ids = tokenizer(text)["input_ids"]
@@ -82,9 +80,7 @@ def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
 
 
-def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_history(
-    model_dir,
-):
+def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_history(model_dir):
     turns = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "<think>\nsecret\n</think>\n\nfirst"},
@@ -233,9 +229,7 @@ def test_think_tags_stay_in_the_text_and_special_tokens_do_not(model_dir):
     assert sampler.loaded.text_of(ids) == "so\n</think>\n\nanswer"
 
 
-def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
-    model_dir,
-):
+def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(model_dir):
     sampler = TransformersSampler(model_dir, None, "small")
     request = requests(1)[0]
     with pytest.raises(UsageError, match="user/mine has .* window is 1024"):

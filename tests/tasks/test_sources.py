@@ -62,8 +62,7 @@ def good(number=0, entry_point="Model"):
 
 
 @pytest.mark.parametrize(
-    ("code", "missing"),
-    CASES["check_names_what_is_missing_and_how_it_should_look"],
+    "code, missing", CASES["check_names_what_is_missing_and_how_it_should_look"]
 )
 def test_check_names_what_is_missing_and_how_it_should_look(code, missing):
     with pytest.raises(UsageError, match=rf"^my\.py does not define {missing}") as caught:
@@ -84,10 +83,7 @@ def test_check_says_where_a_file_is_not_python(code):
             check_task_source(code, "Model", "my.py")
 
 
-@pytest.mark.parametrize(
-    "code",
-    CASES["check_takes_ordinary_modules_without_a_word"],
-)
+@pytest.mark.parametrize("code", CASES["check_takes_ordinary_modules_without_a_word"])
 def test_check_takes_ordinary_modules_without_a_word(code):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -245,10 +241,7 @@ def test_parquet_needs_only_name_and_code(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    CASES["parquet_with_a_fault_names_the_row"],
-)
+@pytest.mark.parametrize("columns, message", CASES["parquet_with_a_fault_names_the_row"])
 def test_parquet_with_a_fault_names_the_row(tmp_path, columns, message):
     pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
     with pytest.raises(UsageError, match=rf"t\.parquet.*{message}"):
@@ -296,10 +289,7 @@ def bad_lines(folder, *lines):
     return folder / "bad.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    CASES["json_lines_with_a_fault_name_the_line"],
-)
+@pytest.mark.parametrize("lines, message", CASES["json_lines_with_a_fault_name_the_line"])
 def test_json_lines_with_a_fault_name_the_line(tmp_path, lines, message):
     with pytest.raises(UsageError, match=rf"bad\.jsonl.*{message}"):
         files.load(bad_lines(tmp_path, *lines))
@@ -353,9 +343,7 @@ def test_kernelbench_from_its_repository_is_the_same(tmp_path):
     assert {task.level for task in kernelbench.load(tmp_path / "repo", levels=[2])} == {2}
 
 
-def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(
-    monkeypatch,
-):
+def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(monkeypatch):
     rows = [
         {"code": good(number), "level": 3, "name": f"{number}_x", "problem_id": number}
         for number in (2, 1)
@@ -481,10 +469,7 @@ def test_kernelbook_says_what_it_cannot_read(tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("location", "is_id"),
-    CASES["what_counts_as_a_hub_id"],
-)
+@pytest.mark.parametrize("location, is_id", CASES["what_counts_as_a_hub_id"])
 def test_what_counts_as_a_hub_id(location, is_id):
     assert hub.is_hub_id(location) is is_id
 

@@ -21,7 +21,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize(
-    ("formula", "reasons", "speedups"),
+    "formula, reasons, speedups",
     [
         ("flag", ["ok", "ok", "ok"], [2.0, 3.0, None]),
         ("require", ["ok", "approximation", "approximation"], [2.0, None, None]),

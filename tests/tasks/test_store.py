@@ -398,7 +398,7 @@ def module(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "same"),
+    "old, new, same",
     [
         ('"""What it does."""', '"""What it does, said better."""', True),
         ('    """A rule."""\n', '    """A rule.\n\n    More.\n    """\n', True),

@@ -18,16 +18,7 @@ from tasks.curation.pool import draw_numbers, eligible_samples
 from tasks.curation.strategies import BASELINES, RULES, curate
 from tasks.operators import operator_kind
 from tests.support.cases import cases
-from tests.support.samples import (
-    FUSION,
-    SINGLE,
-    any_samples,
-    frame,
-    listed,
-    sample,
-    samples,
-    taken,
-)
+from tests.support.samples import FUSION, SINGLE, any_samples, frame, listed, sample, samples, taken
 
 CASES = cases("curation")
 
@@ -238,7 +229,7 @@ def test_reasoning_cannot_be_moved_within_one_task_only():
 # -- baselines -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("config", "expected"), CASES["baselines"])
+@pytest.mark.parametrize("config, expected", CASES["baselines"])
 def test_each_baseline_by_hand(config, expected):
     found = ids(
         samples(

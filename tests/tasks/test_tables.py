@@ -28,13 +28,7 @@ def table(path, rows):
     return path
 
 
-def written(
-    tmp_path,
-    rows,
-    program=PROGRAM,
-    language=Language.CPP,
-    name="c",
-):
+def written(tmp_path, rows, program=PROGRAM, language=Language.CPP, name="c"):
     """The snapshot of a table of candidates; every task it names has the same program."""
     source = CandidateTable(table(tmp_path / f"{name}.parquet", rows))
     tasks = {
@@ -68,7 +62,7 @@ def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "task_id"),
+    "row, task_id",
     [
         ({"level": 1, "problem_id": 3, "name": "3_x"}, "kernelbench/L1/3"),
         ({"level": "level_1", "problem_id": "3"}, "kernelbench/L1/3"),
@@ -159,9 +153,7 @@ def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path):
     )  # three samples that say the same are three candidates
 
 
-def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_with(
-    tmp_path,
-):
+def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_with(tmp_path):
     rows = [{"task_id": "t", "code": CODE + f"# {number}\n"} for number in range(5)]
     first = written(tmp_path, rows)
     assert written(tmp_path, rows) == first
@@ -194,10 +186,7 @@ def test_languages(tmp_path):
         source("cpp", "rust").language(None)
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    CASES["what_cannot_be_used_is_one_error_that_names_it"],
-)
+@pytest.mark.parametrize("rows, said", CASES["what_cannot_be_used_is_one_error_that_names_it"])
 def test_what_cannot_be_used_is_one_error_that_names_it(tmp_path, rows, said):
     with pytest.raises(UsageError, match=said) as caught:
         written(tmp_path, rows)

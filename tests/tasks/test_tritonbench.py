@@ -14,13 +14,7 @@ from kernels_eval.errors import UsageError
 from tasks.sources import tables, tritonbench
 from tasks.sources.config import TasksConfig
 from tasks.sources.files import check_task_source
-from tasks.sources.functions import (
-    EXCEPTION_CALL,
-    NUMBERS_CALL,
-    RANDOM_CALL,
-    Refused,
-    adapt,
-)
+from tasks.sources.functions import EXCEPTION_CALL, NUMBERS_CALL, RANDOM_CALL, Refused, adapt
 from tasks.sources.stage import load_tasks
 from tests.support.cases import cases
 
@@ -190,10 +184,7 @@ def test_a_result_that_is_returned_without_a_dict():
     assert ran(found)[1]["result"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("call", "random"),
-    CASES["calls_that_draw_random_numbers_are_left_out"],
-)
+@pytest.mark.parametrize("call, random", CASES["calls_that_draw_random_numbers_are_left_out"])
 def test_calls_that_draw_random_numbers_are_left_out(call, random):
     reference = (
         "import torch.nn.functional as F\n\ndef dropped(x, p=0.5, training=True):\n    return"
@@ -238,11 +229,8 @@ def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given():
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        *CASES["what_does_not_become_a_task_says_why"],
-        ("(" * 3000 + f"\n{RULE}\n", "is not Python"),
-    ],
+    "code, reason",
+    [*CASES["what_does_not_become_a_task_says_why"], ("(" * 3000 + f"\n{RULE}\n", "is not Python")],
 )
 def test_what_does_not_become_a_task_says_why(code, reason):
     with pytest.raises(Refused, match=reason):
@@ -347,10 +335,7 @@ def test_a_file_of_operators_is_surveyed(tmp_path):
     assert first["code_with_tests"] == GOOD
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    CASES["a_file_with_a_fault_is_refused"],
-)
+@pytest.mark.parametrize("rows, message", CASES["a_file_with_a_fault_is_refused"])
 def test_a_file_with_a_fault_is_refused(tmp_path, rows, message):
     with pytest.raises(UsageError, match=message):
         tritonbench.load(operators(tmp_path / "t.parquet", rows))

@@ -97,12 +97,7 @@ class Given:
         snapshot.append(rows, CANDIDATES)
         return snapshot.publish(config={}).ref
 
-    def work(
-        self,
-        asked,
-        judge=None,
-        config=CONFIG,
-    ):
+    def work(self, asked, judge=None, config=CONFIG):
         """The stage; with a judge, without workers."""
         ref = asked if isinstance(asked, SnapshotRef) else self.candidates(asked)
         made = judged_by(judge) if judge else stage.Verification
@@ -359,9 +354,7 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
     assert second.asked == ids(asked)[2:] and not pools
 
 
-def test_a_cluster_that_does_not_come_back_is_one_clear_error(
-    monkeypatch,
-):
+def test_a_cluster_that_does_not_come_back_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(stage, "HEAD_BACK_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]

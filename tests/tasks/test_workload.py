@@ -90,7 +90,7 @@ def test_attention_counts_both_products_and_the_softmax(measurer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "gates", "pointwise"),
+    "layer, gates, pointwise",
     # Pointwise work of each step and unit beside the products and their biases. RNN: the two
     # products are added, tanh. LSTM: four sums, 3 sigmoids, 2 tanh, 3 products and a sum. GRU: 2
     # sums and 2 sigmoids; product, sum, tanh; difference, product, sum.
@@ -313,10 +313,7 @@ def test_every_name_is_in_one_family_only():
     assert set(TABLE) | {"other"} == set(FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ("operator", "family"),
-    CASES["spellings_of_one_operator_are_one_family"],
-)
+@pytest.mark.parametrize("operator, family", CASES["spellings_of_one_operator_are_one_family"])
 def test_spellings_of_one_operator_are_one_family(operator, family):
     assert family_of(operator) == family
     assert families_of([operator, operator]) == (family,)

@@ -44,9 +44,8 @@ def test_most_threats_need_no_gpu():
 def test_a_twin_is_no_copy_of_its_cheat(table):
     for case in table.CASES:
         twin_task = case.twin_task or case.task
-        assert (case.twin, twin_task.code) != (
-            case.code,
-            case.task.code,
-        ), f"{case.name}: cheat and twin are the same candidate"
+        assert (case.twin, twin_task.code) != (case.code, case.task.code), (
+            f"{case.name}: cheat and twin are the same candidate"
+        )
     ids = [parameter.id for parameter in trials(table.CASES, str)]
     assert len(ids) == len(set(ids)), "two cases of one name"

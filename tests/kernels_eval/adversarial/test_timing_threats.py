@@ -53,7 +53,7 @@ CASES = [
         twin="return ext.affine(x)",
         twin_task=small(24, 40),
         twin_check=has_an_interval,
-    ),
+    )
 ]
 
 

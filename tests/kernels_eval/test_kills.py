@@ -112,7 +112,7 @@ class Reasons(kernels.Verifier):
 
 @pytest.fixture(scope="module")
 def verify():
-    made = Reasons(CONFIG)
+    made = Reasons(CONFIG, own_server=True)
     with made.evaluator:
         made.preparer.builder.warm()
         yield made
@@ -177,7 +177,7 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
 def test_a_child_that_is_killed_once_changes_no_verdict(
     verify, monkeypatch, role, command, code, task, reason
 ):
-    verify.runner.close()  # its reference is asked everything anew
+    verify.runner.drop_reference()  # it is asked everything anew
     hit = kill_at(monkeypatch, role, command, "child", 1)
     assert verify(code, task) == reason
     assert len(hit) == 1
@@ -213,7 +213,7 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
 def test_a_child_that_is_killed_every_time_gets_its_verdict(
     verify, monkeypatch, role, command, reason
 ):
-    verify.runner.close()
+    verify.runner.drop_reference()
     with monkeypatch.context() as patch:
         hit = kill_at(patch, role, command, "child", 100)
         assert verify(HONEST) == reason

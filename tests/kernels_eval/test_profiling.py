@@ -22,7 +22,7 @@ from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
 from kernels_eval.profiling.roofline import sol_score
 from kernels_eval.records import Language
-from tests.support.kernels import AFFINE, QUICK, candidate, module, verifying
+from tests.support.kernels import AFFINE, QUICK, candidate, module
 
 LOW = {
     f"sm__throughput{ELAPSED}": 20.0,
@@ -244,11 +244,11 @@ sys.exit(print({page!r}) or subprocess.run(sys.argv[sys.argv.index({python!r}):]
 
 
 @pytest.fixture(scope="module")
-def judged():
+def judged(verify):
     """An honest candidate with its verdict, and a profiler that is warm."""
-    with verifying(QUICK) as judge, Profiler(QUICK, "cpu") as profiler:
+    with Profiler(QUICK, "cpu") as profiler:
         code = module("return ext.affine(x)")
-        yield candidate(AFFINE, code), judge(AFFINE, code), profiler
+        yield candidate(AFFINE, code), verify(AFFINE, code), profiler
 
 
 def test_a_cpu_candidate_is_profiled_end_to_end(judged):

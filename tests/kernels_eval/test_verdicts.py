@@ -23,14 +23,6 @@ from tests.support.kernels import (
     verifying,
 )
 
-
-@pytest.fixture(scope="session")
-def verify():
-    with verifying() as made:
-        made.preparer.builder.warm()
-        yield made
-
-
 GAIN = module(
     "return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"
 )

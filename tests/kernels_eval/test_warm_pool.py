@@ -34,7 +34,7 @@ class Verifier(kernels.Verifier):
 
 @pytest.fixture(scope="module")
 def verify():
-    made = Verifier(CONFIG, ahead=True)
+    made = Verifier(CONFIG, own_server=True, ahead=True)
     with made.evaluator:
         yield made
 

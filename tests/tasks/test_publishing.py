@@ -112,19 +112,6 @@ def test_datasets_loads_the_folder_with_and_without_a_configuration(out, curated
     assert first["speedup_lower"] < first["speedup"] < first["speedup_upper"]
 
 
-def test_polars_and_pyarrow_read_the_same_rows_in_order(out, curated):
-    publish(curated, out)
-    rows = pl.read_parquet(out / "data/train-*.parquet")
-    assert rows.to_dicts() == pq.read_table(out / "data").to_pylist()
-    keys = rows.select("task_id", "sample_index", "candidate_id").rows()
-    assert keys == sorted(keys) and len(keys) == 24
-    assert rows["reasoning"].to_list() == [
-        f"thought {index} about {task}" for task, index, _ in keys
-    ]
-    assert rows["candidate_ms"].to_list() == [1.0] * 24
-    assert rows["speedup"].to_list() == rows["reference_ms"].to_list()
-
-
 def test_each_strategy_is_a_configuration_of_its_own(out, curated):
     rows = curated.open().read().head(5)
     other = again(curated, "other", "random/../x", rows, created_at="2031-01-02T00:00:00+00:00")

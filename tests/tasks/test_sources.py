@@ -118,16 +118,6 @@ def test_bundled_splits_part_the_tasks():
         bundled.load("test")
 
 
-def test_bundled_tasks_are_the_files_themselves():
-    folder = Path(bundled.__file__).parent / "tasks"
-    assert {task.name: task.code for task in bundled.load()} == {
-        path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")
-    }
-    assert {(task.source, task.entry_point, task.init_form) for task in bundled.load()} == {
-        ("bundled", "Model", "args")
-    }
-
-
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
 def test_every_bundled_task_has_five_recordings_in_its_languages(language):
     counts = {task.name: len(bundled.responses(task.name, language)) for task in bundled.load()}
@@ -230,15 +220,6 @@ def test_parquet_of_kernel_tasks_comes_back_as_it_was(tmp_path):
     ]
     pl.DataFrame([task.model_dump() for task in tasks]).write_parquet(tmp_path / "t.parquet")
     assert files.load(tmp_path / "t.parquet") == tasks
-
-
-def test_parquet_needs_only_name_and_code(tmp_path):
-    pl.DataFrame({"name": ["one"], "code": [good()], "other": [3]}).write_parquet(
-        tmp_path / "t.parquet"
-    )
-    assert files.load(tmp_path / "t.parquet") == [
-        KernelTask(task_id="user/one", name="one", code=good())
-    ]
 
 
 @pytest.mark.parametrize("columns, message", CASES["parquet_with_a_fault_names_the_row"])

@@ -101,26 +101,6 @@ def test_code_is_taken_as_it_is_and_responses_are_parsed(tmp_path):
         assert [list(map(row.get, case["columns"])) for row in rows] == case["found"]
 
 
-def test_recorded_responses_to_kernelbench(tmp_path):
-    rows = [
-        {
-            "level": 2,
-            "problem_id": 5,
-            "sample_id": 3,
-            "model": "QwQ",
-            "response": ANSWER,
-            "language": "CUDA",
-        }
-    ]
-    (row,) = candidates(tmp_path, rows, language=Language.CUDA)
-    assert (row["task_id"], row["sample_index"], row["generator"], row["language"]) == (
-        "kernelbench/L2/5",
-        3,
-        "QwQ",
-        "cuda",
-    )
-
-
 def test_our_own_snapshot_schema_comes_back(tmp_path):
     ref = written(tmp_path, [{"task_id": "t", "response": ANSWER}])
     source = CandidateTable(ref.open().path)  # a folder of part files

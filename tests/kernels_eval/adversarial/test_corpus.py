@@ -9,5 +9,5 @@ CASES = [case for page in sorted(CORPUS.glob("*.yaml")) for case in cases_of(pag
 
 
 @pytest.mark.parametrize("trial", trials(CASES, str))
-def test_corpus(judge, trial):
-    trial.assert_judged(judge)
+def test_corpus(verify, trial):
+    trial.assert_judged(verify)

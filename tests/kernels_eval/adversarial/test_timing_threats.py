@@ -58,8 +58,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("trial", trials(CASES, code))
-def test_timing_threats(judge, trial):
-    trial.assert_judged(judge)
+def test_timing_threats(verify, trial):
+    trial.assert_judged(verify)
 
 
 # -- samplers whose truth is known -----------------------------------------------------------------

@@ -35,8 +35,8 @@ def speedup_of(row):
 
 
 def oracle(rows, min_speedup, quota):
-    """concur's rule, written down a second time, a sample at a time. A quota is a share of the set, or
-    the most that balance may add."""
+    """concur's rule, written down a second time, a sample at a time. A quota is a share of the set,
+    or the most that balance may add."""
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
     correct = [row for row in rows if row["status"] == "correct"]
     correct.sort(key=lambda row: (row["task_id"], row["sample_index"]))

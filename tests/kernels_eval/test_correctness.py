@@ -61,13 +61,6 @@ def test_finite_tensors_are_measured_as_the_formulas_say(seed, noise, size, fp64
     assert measured.kernelbench_1e2 == bool(np.allclose(a, r, atol=1e-2, rtol=1e-2))
 
 
-def test_the_reference_itself_is_right():
-    y = draw()
-    measured = measure(y, y.double(), y)
-    assert measured.rms == measured.max == 0 and measured.finite and measured.kernelbench_1e4
-    assert verdict(y, y) == "ok"
-
-
 def test_another_summation_order_is_right():
     x = draw(1, (64, 2048))
     oracle = x.double().sum(1)
@@ -225,14 +218,6 @@ def test_integers_are_exact():
     assert verdict(near, y, y) == "wrong_output"
 
 
-def test_half_precision_tasks_have_their_own_gate():
-    y = draw()
-    half = y.half()
-    assert verdict(half, half, y.double(), "fp16") == "ok"
-    assert verdict((y * 1.02).half(), half, y.double(), "fp16") == "wrong_output"
-    assert verdict((y * (1 + 5e-3)).bfloat16(), y.bfloat16(), y.double(), "bf16") == "ok"
-
-
 def test_a_reference_with_a_large_own_error_widens_the_gate():
     """Cancellation costs the fp32 reference digits; a candidate is held to eight times that, not to
     1e-5."""
@@ -384,7 +369,7 @@ def seen_by_modes(a, b):
     return sums.error
 
 
-@pytest.mark.parametrize("length", [1 << 9, 1 << 14, 1 << 19])
+@pytest.mark.parametrize("length", [1 << 9, 1 << 14, 1 << 17])
 @pytest.mark.parametrize("positive", [False, True])
 def test_plain_addition_of_any_length_is_right_and_tf32_is_not(length, positive):
     generator = torch.Generator().manual_seed(length + positive)

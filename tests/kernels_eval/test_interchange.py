@@ -23,43 +23,13 @@ from kernels_eval.records import Language, Reason, Status, Timing, Verdict
 from tasks.sources.tables import load
 from tasks.synthesis.tables import CandidateTable
 from tasks.workload.measure import Measurer
+from tests.support.cases import cases
 from tests.support.kernels import AFFINE, candidate, module
 
-REFERENCE = (
-    "import torch\n\ndef run(x, scale):\n    return {'s': (x * scale).sum(), 'y': x * scale}\n"
-)
-DEFINITION = {
-    "name": "scaled",
-    "op_type": "elementwise",
-    "axes": {
-        "M": {"type": "var"},
-        "N": {"type": "const", "value": 4},
-        "H": {"type": "expr", "expression": "(M * N) // 2 + 2 ** 1"},
-    },
-    "inputs": {
-        "x": {"shape": ["M", "N", "2"], "dtype": "float32"},
-        "scale": {"shape": None, "dtype": "float32"},
-    },
-    "outputs": {
-        "y": {"shape": ["M", "N", "2"], "dtype": "float32"},
-        "s": {"shape": [], "dtype": "float32"},
-    },
-    "reference": REFERENCE,
-}
-WORKLOAD = {"axes": {"M": 3}, "inputs": {"scale": {"type": "scalar", "value": 0.5}}, "uuid": "w1"}
-SPEC = {"entry_point": "main.py::go", "target_hardware": ["cpu"], "destination_passing_style": True}
-SOLUTION = {
-    "name": "mine",
-    "definition": "scaled",
-    "author": "somebody",
-    "spec": {**SPEC, "language": "python"},
-    "sources": [
-        {
-            "path": "main.py",
-            "content": "def go(x, scale, y, s):\n    y.copy_(x * scale)\n    s.copy_(y.sum())\n",
-        }
-    ],
-}
+CASES = cases("interchange")
+DEFINITION, WORKLOAD, SOLUTION = CASES["definition"], CASES["workload"], CASES["solution"]
+REFERENCE = DEFINITION["reference"]
+SPEC = {name: value for name, value in SOLUTION["spec"].items() if name != "language"}
 
 
 def of(kind, row, **fields):

@@ -15,10 +15,12 @@ from kernels_eval.languages import languages_of
 from kernels_eval.records import Language
 from kernels_eval.service import guard
 from kernels_eval.service.schema import MOST_REQUESTS, Definition, EvaluationRequest, Workload
+from tests.support.cases import cases
 from tests.support.kernels import AFFINE
 from tests.support.services import MODULE, asking, listening, reach, request, service
 
 pytestmark = pytest.mark.anyio
+CASES = cases("service")
 JSON = {"Content-Type": "application/json"}
 TOKEN = "a-token-of-the-test-0123456789"
 
@@ -67,22 +69,8 @@ REFUSED = {
     "too deep": ('{"task": ' * 5000, 400, "recursion"),
     "too deep in lists": ("[" * 100_000 + "]" * 100_000, 400, "recursion"),
     "a number of 9999 digits": (body()[:-1] + f', "priority": {"9" * 9999}}}', 400, "number"),
-    "unknown field": (body(reward=1), 422, "reward: Extra inputs"),
-    "two tasks": (body(task={"code": "x"}), 422, "exactly one of task_id"),
-    "no task": (body(task_id=None), 422, "exactly one of task_id"),
-    "two candidates": (body(response="x"), 422, "exactly one of code"),
-    "no candidate": (body(code=None), 422, "exactly one of code"),
-    "empty code": (body(code=""), 422, "at least 1"),
     "too much code": (body(code="x" * 1_000_001), 422, "at most 1000000"),
-    "unknown task": (body(task_id="../../etc/passwd"), 422, "is not one of the 1"),
-    "language that is not judged": (body(language="cuda"), 422, "cuda candidates are not judged"),
-    "unknown language": (body(language="fortran"), 422, "language"),
-    "path as an id": (body(id="../x"), 422, "id: String should match"),
-    "id with a line end": (body(id="a\n"), 422, "id: String should match"),
     "long id": (body(id="a" * 129), 422, "id: String should match"),
-    "deadline in the past": (body(deadline_s=-1), 422, "greater than 0"),
-    "priority out of range": (body(priority=101), 422, "less than or equal to 100"),
-    "priority that is none": (body(priority="high"), 422, "valid integer"),
     "NUL in a client's name": (body(client="\0" * 200), 422, "at most 128"),
     "empty batch": (batch(), 422, "at least 1"),
     "large batch": (batch(*[body()] * (MOST_REQUESTS + 1)), 422, f"at most {MOST_REQUESTS}"),
@@ -90,24 +78,9 @@ REFUSED = {
     "batch with an unknown task": (batch(body(), body(task_id="x")), 422, "'x' is not one"),
     "batch and more": (batch(body())[:-1] + ', "x": 1}', 422, "x: Extra inputs"),
     "one id for two": (batch(body(id="a"), body(id="a", code="x")), 409, "another request"),
-    "definition without sizes": (
-        json.dumps(
-            {
-                "code": "x",
-                "definition": {
-                    "name": "<b>",
-                    "op_type": "op",
-                    "axes": {"M": {"type": "var"}},
-                    "inputs": {"x": {"shape": ["M"], "dtype": "float32"}},
-                    "outputs": {},
-                    "reference": "def run(x): return x",
-                },
-            }
-        ),
-        422,
-        "axis 'M' has no value",
-    ),
 }
+for name, (fields, status, text) in CASES["refused"].items():
+    REFUSED[name] = body(**fields), status, text
 
 
 @pytest.mark.parametrize("path", ["/v1/evaluate", "/v1/evaluate/events"])
@@ -496,17 +469,7 @@ def test_no_source_holds_the_service_up(refusing, code):
 
 
 def test_a_definition_is_a_task_of_its_sizes():
-    fields = {
-        "name": "scaled",
-        "op_type": "elementwise",
-        "axes": {"M": {"type": "var"}, "N": {"type": "const", "value": 4}},
-        "inputs": {
-            "x": {"shape": ["M", "N"], "dtype": "float32"},
-            "scale": {"shape": None, "dtype": "float32"},
-        },
-        "outputs": {"y": {"shape": ["M", "N"], "dtype": "float32"}},
-        "reference": "def run(x, scale):\n    return x * scale",
-    }
+    fields = CASES["definition"]
     definition = Definition.model_validate(fields)
     scalar = {"scale": {"type": "scalar", "value": 0.5}}
     task = definition.task(Workload(axes={"M": 3}, inputs=scalar))
@@ -521,58 +484,11 @@ def test_a_definition_is_a_task_of_its_sizes():
 
 # -- KernelGYM -------------------------------------------------------------------------------------
 
-REFERENCE = AFFINE.code.replace("class Model", "class Net")
-GYM = {
-    "task_id": "rl/batch 1",
-    "reference_code": REFERENCE,
-    "kernel_code": "import torch\nclass NetNew(torch.nn.Module): pass",
-    "backend": "cpp",
-    "entry_point": "Net",
-    "num_correct_trials": 5,
-    "timeout": 300,
-    "priority": "high",
-}
-TIMED = {
-    "timing": {
-        "reference_ms": 2.0,
-        "candidate_ms": 1.0,
-        "speedup": 2.0,
-        "speedup_lower": 1.9,
-        "speedup_upper": 2.1,
-        "pairs": 50,
-        "calls_per_sample": 1,
-        "clock_bound_ms": 1.0,
-    },
-    "custom_kernels": ("net",),
-    "library_calls": ("gemm",),
-    "custom_kernel_time_share": 0.25,
-}
-ANSWERS = [
-    (TIMED, ("completed", True, True, False, 2.0, None)),
-    (
-        {"status": "incorrect", "reason": "wrong_output"},
-        ("completed", True, False, False, 0.0, "CORRECTNESS_ERROR"),
-    ),
-    (
-        {"status": "rejected", "reason": "input_independent"},
-        ("completed", True, False, True, 0.0, "CORRECTNESS_ERROR"),
-    ),
-    (
-        {"status": "compile_error", "reason": "build_failed"},
-        ("failed", False, False, False, 0.0, "COMPILATION_ERROR"),
-    ),
-    (
-        {"status": "timeout", "reason": "build"},
-        ("failed", False, False, False, 0.0, "TIMEOUT_ERROR"),
-    ),
-    (
-        {"status": "task_error", "reason": "reference_failed"},
-        ("failed", False, False, False, 0.0, "SYSTEM_ERROR"),
-    ),
-]
+GYM = CASES["gym"] | {"reference_code": AFFINE.code.replace("class Model", "class Net")}
+ANSWERS = [tuple(row.values()) for row in CASES["gym_answers"]]
 
 
-@pytest.mark.parametrize("verdict, told", ANSWERS, ids=[row[1][5] or "ok" for row in ANSWERS])
+@pytest.mark.parametrize("verdict, told", ANSWERS)
 async def test_kernelgym_s_trainers_get_its_schema(made, verdict, told):
     async with asking(made) as client:
         judged = asyncio.create_task(client.post("/evaluate", json=GYM))
@@ -588,12 +504,11 @@ async def test_kernelgym_s_trainers_get_its_schema(made, verdict, told):
         payload = {name: value for name, value in GYM.items() if name != "task_id"}
         submitted = await client.post("/workflow/submit", json=workflow | {"payload": payload})
         assert (await client.get(f"/status/{path}")).status_code == 404  # as there
-    names = ("status", "compiled", "correctness", "decoy_kernel", "speedup", "error_code")
-    assert tuple(found[name] for name in names) == told and found["task_id"] == GYM["task_id"]
+    assert found.items() >= told.items() and found["task_id"] == GYM["task_id"]
     result = submitted.json()
     assert result["status"] == found["status"] and result["error_code"] == found["error_code"]
     assert result["result"] == {name: value for name, value in found.items() if name != "status"}
-    if verdict is TIMED:
+    if "timing" in verdict:
         metadata = found["metadata"]
         coverage = metadata["custom_kernel_cuda_time_in_profiling_us"]
         assert coverage / metadata["total_kernel_run_time_in_profiling_us"] == 0.25

@@ -35,12 +35,8 @@ def written(tmp_path, rows, program=PROGRAM, language=Language.CPP, name="c"):
         task_id: TASK.model_copy(update={"task_id": task_id, "code": program})
         for task_id in source.asked_tasks(language)
     }
-    return source.write(
-        str(tmp_path / "root"),
-        tasks,
-        keep(list(tasks.values()), str(tmp_path / "root"), {}),
-        language,
-    )
+    upstream = keep(list(tasks.values()), str(tmp_path / "root"), {})
+    return source.write(tasks, upstream, language)
 
 
 def candidates(tmp_path, rows, *args, **options):

@@ -1,5 +1,5 @@
 """Verdicts to and from other suites' files: KernelBench's run folders, the traces of
-FlashInfer-Bench and SOL-ExecBench, and packages of single kernels.
+FlashInfer-Bench and SOL-ExecBench, packages of single kernels, and pairs of CUDA and HIP.
 
 Guarantees: what a form does not hold is left out and counted, with why; a folder that holds other
 files is not written to. A task's program runs only in its sandbox (to learn the shapes of its
@@ -38,11 +38,12 @@ from kernels_eval.records import Candidate, KernelTask, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source
 from tasks.files import atomic_write, explain_write_errors
+from tasks.publishing.pairs import STAGE, write_pairs
 from tasks.sources.files import read_text, shown
 from tasks.sources.tables import load
 from tasks.workload.measure import Measurer
 
-Form = Literal["flashinfer", "sol", "kernelbench", "package", "table"]
+Form = Literal["flashinfer", "sol", "kernelbench", "package", "hip", "table"]
 _OF_CANDIDATES = ("candidate_id", "given_id", "code", "generator", "sample_index", "parse_reason")
 _LEVEL = re.compile(r"level_(\d+)_problem_\d+|^level:\s*(\d+)", re.MULTILINE)
 
@@ -63,11 +64,15 @@ def export(source: str | None, form: Form, out: str, **options: Any) -> dict[str
     with explain_write_errors(target, "choose another --out, or free some disk"):
         if form == "table":
             return _table(source, target)
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if form == "hip" and (target / STAGE).is_dir():
+            pass  # begun before
+        elif target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{out} holds other files", "name a new folder with --out")
         found = judged(source, options["candidates"], options["tasks"], options["root"])
         if form == "package":
             return _package(found, target, options)
+        if form == "hip":
+            return _hip(found, target)
         if form == "kernelbench":
             return _kernelbench(found, target)
         return _TraceWriter(form, target, options["tasks"]).write(found)
@@ -203,6 +208,22 @@ def _package(found: Iterator[Judged], target: Path, options: Mapping[str, Any]) 
     config = QUICK if options["quick"] else None
     told = export_package(one.task, one.candidate, interface, target, config=config, **more)
     return {"form": "package", "out": str(target), "written": 1, "left_out": {}, **told}
+
+
+def _hip(found: Iterator[Judged], target: Path) -> dict[str, Any]:
+    """Correct CUDA kernels beside their HIP form."""
+    left_out, kernels = Counter[str](), []
+    for each in found:
+        if each.candidate.language != "cuda":
+            left_out[f"the language is {each.candidate.language}"] += 1
+        elif not each.verdict.correct_custom:
+            left_out[f"the verdict is {each.verdict.status.value}"] += 1
+        else:
+            kernels.append((each.task, each.candidate))
+    if not kernels:
+        raise UsageError("no verdict is of a correct CUDA kernel", "choose other verdicts")
+    told = write_pairs(kernels, target)
+    return {**_summary("hip", target, told["pairs"], left_out), **told}
 
 
 def _close() -> None:

@@ -26,7 +26,7 @@ def _type(kind: str) -> pa.DataType:
 
 
 SAMPLING, TIMING = _type("sampling"), _type("timing")
-TASKS, CANDIDATES, VERDICTS, CURATED, KERNEL_PROFILES = (
+TASKS, CANDIDATES, VERDICTS, CURATED, KERNEL_PROFILES, HIP_PAIRS = (
     pa.schema(_fields(table))
-    for table in ("tasks", "candidates", "verdicts", "curated", "kernel_profiles")
+    for table in ("tasks", "candidates", "verdicts", "curated", "kernel_profiles", "hip_pairs")
 )

@@ -19,5 +19,9 @@ def export(source: str | None, form: Any, out: str, as_json: bool, **options: An
     table` it is the results of another harness: a run of KernelBench, or a folder with traces.
     """
     from flows import exchange
+    from flows.launch import TerminalProgress
+    from tasks.progress import observed_by
 
-    emit(exchange.export(source, form, out, **options), as_json, "export")
+    with TerminalProgress() as progress, observed_by(progress):
+        told = exchange.export(source, form, out, **options)
+    emit(told, as_json, "export")

@@ -78,7 +78,7 @@ def pool_of(language: Language, config: VerificationConfig) -> Pool:
     """The workers that a configuration asks for, not started."""
     return Pool(
         language,
-        config.eval,
+        config.protocol,
         workers=config.workers,
         builders=config.builders,
         address=config.ray_address,
@@ -104,7 +104,7 @@ class Verification:
         self._candidates, self._tasks = candidates.open(), tasks.open()
         self._measured = conditions(language)
         key = {
-            "eval": config.eval.model_dump(mode="json"),
+            "eval": config.protocol.model_dump(mode="json"),
             "conditions": self._measured.model_dump(mode="json"),
         }
         self._conditions = stable_hash([key, PROTOCOL_VERSION])

@@ -59,7 +59,9 @@ CAUSES = {
 """Why a source did not compile, by what hipcc says first."""
 _HOST = re.compile(r"\b(torch|at|c10|pybind11)::|\b(TORCH|AT|PYBIND11|C10)_\w+|<<<|\bTensor\b")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"].*$', re.MULTILINE)
-_TOOLKIT = re.compile(r"(cu|math_|mma|cooperative_|vector_|device_)\w*\.h$|(cub|thrust)/[\w/]+$")
+_TOOLKIT = re.compile(
+    r"(cu|math_|mma|cooperative_|vector_|device_)\w*\.h$|(cub|thrust)/[\w/]+\.c?u?h$"
+)
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 _KERNEL = re.compile(r"^\s*\.amdhsa_kernel (\S+)", re.MULTILINE)
 _LAUNCH = re.compile(r"\b(\w+\s*<[\w\s,:]+>)\s*<<<")

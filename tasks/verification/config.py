@@ -18,6 +18,9 @@ class VerificationConfig(Record):
     """devices used at once; default: every GPU, or half of the CPU cores"""
     builders: PositiveInt | None = None
     """build workers; default: the other CPU cores"""
+    gpu_type: str | None = None
+    """GPUs of a cluster with several types to use, by Ray's name, such as H100; default: those of
+    this machine's type. Verdicts of each type are a snapshot of their own"""
     chunk_size: Annotated[int, Field(ge=1, le=1024)] = 128
     """verdicts per Prefect task run"""
     once_per_code: bool = False

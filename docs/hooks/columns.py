@@ -205,7 +205,7 @@ VERDICTS: Mapping[str, str] = {
     "build_tier": "`lite` or `full` headers; null: nothing to build",
     "build_cached": "every build came from the cache",
     "architectures": (
-        "for each architecture of `build.architectures`: `builds` there or not, the most `registers`"
+        "for each of `build.architectures`: `builds` there or not, the most `registers`"
         " of a kernel, `spill_bytes` (stores and loads of all kernels), `detail`: the first error;"
         " null where none was asked for"
     ),

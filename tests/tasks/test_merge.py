@@ -94,6 +94,10 @@ def test_the_command_merges_and_counts_by_gpu(tmp_path):
     assert told["devices"] == [[A, "correct", 1], [B, "correct", 1]] and told["candidates"] == 1
     assert pl.read_parquet(out)["generator"].to_list() == ["m", "m"]
     assert A in CliRunner().invoke(main, asked).stdout
+    scored = ["benchmark", "--verdicts", str(out), "--json"]
+    assert "choose one with --device" in CliRunner().invoke(main, scored).stderr
+    done = CliRunner().invoke(main, [*scored, "--device", B])
+    assert done.exit_code == 0 and json.loads(done.stdout)["scores"], done.output
     rows(verdict("x", "incorrect", B, **texts)).write_parquet(paths[0])
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 2 and "has two verdicts on NVIDIA H100" in done.stderr

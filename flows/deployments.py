@@ -68,9 +68,9 @@ from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by, report
-from tasks.publishing.lineage import find_curated, finished, lineage, manifest_of
+from tasks.publishing.lineage import find_curated, lineage
 from tasks.reporting.text import cell
-from tasks.store.snapshot import SnapshotRef, find_snapshot
+from tasks.store.snapshot import SnapshotRef, find_snapshot, newest_first
 from tasks.training.reinforce import STAGE as REINFORCEMENT
 from tasks.training.stage import STAGE as TRAINING
 from tasks.verification.stage import wait_for_head
@@ -252,15 +252,15 @@ def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
     has the name, or it is unfinished, or has no adapter."""
     if name:
         found = find_snapshot(config.root, name)
-        manifest_of(found.open())
+        _ = found.open().manifest  # it is finished
         if found.stage not in (TRAINING, REINFORCEMENT):
             raise UsageError(
                 f"{name} is a snapshot of the stage {found.stage}, which has no adapter",
                 "give that of a training or a reinforcement",
             )
         return found
-    there = finished(config.root, TRAINING)
-    return there[-1][0].ref if there else None
+    there = newest_first(config.root, TRAINING)
+    return there[0].ref if there else None
 
 
 @contextmanager

@@ -20,14 +20,13 @@ from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.policy import ProgressArtifact
 from tasks.profiling.stage import STAGE as PROFILES
 from tasks.progress import observed_by
-from tasks.publishing.lineage import finished, manifest_of
 from tasks.search import confirm
 from tasks.search.config import OF_MODELS
 from tasks.search.gain import again_id
 from tasks.search.stage import Asked, Row, Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
-from tasks.store.snapshot import find_snapshot
+from tasks.store.snapshot import find_snapshot, newest_first
 from tasks.synthesis.contrast import Kernel, compared
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of
@@ -61,24 +60,18 @@ def begun_with(
     if name:
         found = [find_snapshot(config.root, name, VERIFICATION).open()]
     else:
-        found = [snapshot for snapshot, _ in reversed(finished(config.root, VERIFICATION))]
+        found = newest_first(config.root, VERIFICATION)
     for snapshot in found:
-        manifest = manifest_of(snapshot)
-        stages = (*SOURCES, confirm.IMPROVED) if name else SOURCES
-        candidates = _among(snapshot, manifest["upstream"], stages)
-        tasks = _among(snapshot, manifest["upstream"], ("training-tasks", "tasks"))
+        candidates = snapshot.above(*SOURCES, *([confirm.IMPROVED] if name else ()))
+        tasks = snapshot.above("training-tasks", "tasks")
         if candidates and tasks:
-            changes = {"root": snapshot.root, "language": Language(manifest["language"])}
-            return config.model_copy(update=changes), snapshot.ref, candidates, tasks
+            language = Language(snapshot.manifest["language"])
+            changes = {"root": snapshot.root, "language": language}
+            return config.model_copy(update=changes), snapshot.ref, candidates.ref, tasks.ref
     raise UsageError(
         f"{config.root} holds no finished verdicts with their candidates and tasks",
         "run `concur run --only refresh` first, or name verdicts with --verdicts",
     )
-
-
-def _among(beside: Snapshot, upstream: Sequence[str], stages: Sequence[str]) -> SnapshotRef | None:
-    places = (Snapshot(beside.root, stage, name) for name in upstream for stage in stages)
-    return next((each.ref for each in places if each.finished), None)
 
 
 @flow(name="search for faster kernels", flow_run_name=run_name("search", strategy=False), **NOTICES)

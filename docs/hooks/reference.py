@@ -365,11 +365,8 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
     """The table of each stage, in the order of the line: what a row is, its schema, and the meaning
     of each column."""
     from tasks import tables as schemas
-    from tasks.analysis.stage import NUMBERS
-    from tasks.benchmark.stage import SCORES
-    from tasks.curation.flags import TRACE_FLAGS
+    from tasks.tables import NUMBERS, SCORES, TRACE_FLAGS, WORKLOADS
     from tasks.training.stage import HISTORY
-    from tasks.workload.record import WORKLOADS
 
     return {
         "tasks": ("a PyTorch reference program", schemas.TASKS, columns.TASKS),

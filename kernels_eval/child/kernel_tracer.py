@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
+from typing import cast
 
 import torch
 from torch.utils import _pytree as pytree
@@ -29,6 +30,7 @@ PYTHON_NAMES = frozenset(
 )
 """Methods of a bound class that may do work although Python names them."""
 DEEPEST = 4
+CPP_NODE = "torch::autograd::CppNode<"
 LOWEST_ADDRESS = 1 << 20
 """Integers below are no pointers."""
 
@@ -44,7 +46,7 @@ class KernelTracer:
 
     def __init__(self, on_gpu: bool) -> None:
         self.calls: Counter[str] = Counter()
-        self.timing = self.paused = False
+        self.timing = self.paused = self.follows_graphs = False
         self.overwrote: set[str] = set()
         """Kernels of which something they wrote was replaced."""
         self.own_operators: set[str] = set()
@@ -112,7 +114,38 @@ class KernelTracer:
             finally:
                 self._inside = False
         self.calls[name] += 1
+        if self.follows_graphs:
+            self._watch_nodes(result)
         return result
+
+    def _watch_nodes(self, result: object) -> None:
+        """Watch the backward functions that C++ has put into the graph of a result
+        (torch::autograd::Function): no Python calls them."""
+        leaves = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        waiting = [x.grad_fn for x in leaves if x.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            known = cast(dict[str, bool], node.metadata)
+            if known.setdefault("watched", False):
+                continue
+            known["watched"] = True
+            waiting += [each for each, _ in node.next_functions if each]
+            if node.name().startswith(CPP_NODE):
+                self._watch_node(node, node.name().removeprefix(CPP_NODE)[:-1])
+
+    def _watch_node(self, node: torch.autograd.graph.Node, name: str) -> None:
+        began = 0
+
+        def before(_: object) -> None:
+            nonlocal began
+            began = _now_ns()
+
+        def after(made: tuple[torch.Tensor, ...], _: object) -> object:
+            self._cpu_ns += (_now_ns() - began) * self.timing
+            return self.watch(name, lambda: made, (), {})
+
+        node.register_prehook(before)
+        node.register_hook(after)
 
     def _timed(self, function: Function, args: Values, kwargs: Named) -> object:
         if not self._on_gpu:

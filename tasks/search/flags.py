@@ -10,34 +10,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from itertools import accumulate
+from pathlib import Path
 from random import Random
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Language
+from tasks.files import read_toml
 
-CHOICES: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
-    "cuda": (
-        "extra_cuda_cflags",
-        (
-            ("-O3", "-O2"),
-            ("--use_fast_math",),
-            ("--maxrregcount=32", "--maxrregcount=64", "--maxrregcount=128"),
-            ("-Xptxas=-dlcm=ca", "-Xptxas=-dlcm=cg"),
-            ("--extra-device-vectorization",),
-        ),
-    ),
-    "cpp": (
-        "extra_cflags",
-        (
-            ("-O3", "-O2"),
-            ("-march=native",),
-            ("-funroll-loops",),
-            ("-fno-math-errno",),
-            ("-fno-trapping-math",),
-            ("-mprefer-vector-width=256", "-mprefer-vector-width=512"),
-        ),
-    ),
-}
+CHOICES = read_toml(Path(__file__).with_suffix(".toml"))
 """By language: the keyword, and groups of flags of which a module has one at most."""
 
 
@@ -46,7 +26,7 @@ def changed(code: str, language: Language, draw: Random) -> tuple[str, str] | No
     where the flags are not written as a list of texts, and for Triton, which takes none."""
     if language not in CHOICES:
         return None
-    keyword, groups = CHOICES[language]
+    keyword, groups = CHOICES[language].values()
     try:
         tree = parse_source(code)
     except UNPARSABLE:

@@ -26,17 +26,11 @@ from tasks.search.parameters import usage
 from tasks.search.population import START, Member, Plan, Population
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.tables import CANDIDATES
+from tasks.tables import CANDIDATES, SEARCHED
 from tasks.versions import SEARCH_VERSION
 
 STAGE = "search"
-COLUMNS = (
-    ("step", pa.int64()),
-    ("operator", pa.string()),
-    ("change", pa.string()),
-    ("parents", pa.list_(pa.string())),
-)
-SCHEMA = pa.schema([*CANDIDATES, *COLUMNS])
+SCHEMA = pa.schema([*CANDIDATES, *SEARCHED])
 """A candidate, and how it came to be: `step` is 0 or less for a start, `operator` "start" or how
 it was made, `change` what was changed, `parents` ids of candidates of this snapshot."""
 Row = Mapping[str, Any]
@@ -95,7 +89,7 @@ class Search:
             snapshot.recover(SCHEMA)
             self._add_starts()
         self._task_of = {task.task_id: task for task in read_tasks(self._tasks)}
-        columns = ["candidate_id", "task_id", "code", "turn", *(name for name, _ in COLUMNS)]
+        columns = ["candidate_id", "task_id", "code", "turn", *SEARCHED.names]
         rows = snapshot.read(columns=columns, unique="candidate_id").sort("task_id", "step")
         for row in rows.iter_rows(named=True):
             self._add(row)

@@ -40,7 +40,6 @@ from tasks.store import (
     PART_ROWS,
     Snapshot,
     SnapshotRef,
-    fingerprint,
     known_rows,
     rows_in_order,
 )
@@ -119,7 +118,6 @@ class Verification:
         language: Language,
     ) -> None:
         self.config, self.language = config, language
-        self._upstream = [candidates.fingerprint, tasks.fingerprint]
         self._candidates, self._tasks = candidates.open(), tasks.open()
         self._measured = conditions_of(language, config)
         key = {
@@ -136,10 +134,8 @@ class Verification:
         self._logged = 0
         self._joined = ""
         self.total = self.planned = self.reached = self.chunks = 0
-        identity = fingerprint(
-            STAGE, key | {"language": language.value}, self._upstream, PROTOCOL_VERSION
-        )
-        self.snapshot = Snapshot(candidates.root, STAGE, identity)
+        identity = key | {"language": language.value}
+        self.snapshot = Snapshot.planned(STAGE, identity, [candidates, tasks], PROTOCOL_VERSION)
 
     def __enter__(self) -> Verification:
         return self
@@ -373,9 +369,7 @@ class Verification:
             "quarantined": self.quarantined,
             "telemetry": self.telemetry,
         }
-        return self.snapshot.publish(
-            config=self.config, upstream=self._upstream, rows=len(verdicts), extra=extra
-        ).ref
+        return self.snapshot.publish(config=self.config, rows=len(verdicts), extra=extra).ref
 
 
 def run(

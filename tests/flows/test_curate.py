@@ -14,10 +14,8 @@ import flows
 from flows.cli.main import main
 from flows.config import load_strategy, shipped_dir
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
-from tasks.curation.flags import TRACE_FLAGS
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.tables import CANDIDATES, CURATED, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
 from tests.support.cases import cases
 from tests.support.samples import FUSION, SINGLE, finished, frame, sample
 

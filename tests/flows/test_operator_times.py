@@ -20,10 +20,10 @@ from tasks.sources import bundled
 from tasks.sources.stage import keep
 from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.parsing import parse_response
-from tasks.tables import CANDIDATES, VERDICTS
+from tasks.tables import CANDIDATES, PROFILES, VERDICTS
 from tasks.workload import operator_times as profiling
 from tasks.workload.config import ProfilingConfig
-from tasks.workload.record import PROFILES, OperatorTime, Profile
+from tasks.workload.record import OperatorTime, Profile
 
 TASK = next(task for task in bundled.load() if task.name == "group_norm_swish")
 SPENT = Profile(

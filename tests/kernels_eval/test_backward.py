@@ -97,6 +97,57 @@ def test_marked_inputs_alone_have_gradients(verify):
     assert verify(task, only_x).reason is Reason.WRONG_GRADIENT
 
 
+CPP_FUNCTION = """
+import torch
+from torch.utils.cpp_extension import load_inline
+source = r'''
+#include <torch/extension.h>
+#include <cmath>
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+struct Sigmoid : torch::autograd::Function<Sigmoid> {
+  static torch::Tensor forward(AutogradContext* ctx, torch::Tensor x) {
+    auto y = torch::empty_like(x);
+    const float* from = x.data_ptr<float>();
+    float* to = y.data_ptr<float>();
+    for (int64_t i = 0; i < x.numel(); ++i) to[i] = 1.0f / (1.0f + expf(-from[i]));
+    ctx->save_for_backward({y});
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list given) {
+    auto y = ctx->get_saved_variables()[0], made = torch::empty_like(y);
+    const float *g = given[0].data_ptr<float>(), *s = y.data_ptr<float>();
+    float* to = made.data_ptr<float>();
+    for (int64_t i = 0; i < y.numel(); ++i) to[i] = g[i] * s[i] * (1.0f - s[i]);
+    return {made};
+  }
+};
+torch::Tensor run(torch::Tensor x) { return Sigmoid::apply(x).view_as(x); }
+'''
+ext = load_inline(name="sigmoid_function", cpp_sources=source, functions=["run"])
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return ext.run(x)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("returned", "library"),
+    [("made", ()), ("at::sigmoid_backward(given[0], y)", ("aten.sigmoid_backward",))],
+)
+def test_a_function_of_c_plus_plus_is_seen_in_backward(verify, returned, library):
+    """Nothing in Python calls its backward pass; torch's operators in it are named."""
+    code = CPP_FUNCTION.replace("return {made}", f"return {{{returned}}}")
+    assert returned in code
+    given = candidate(BY_NAME["sigmoid"], "right", "cpp")
+    verdict = verify(
+        task_of(BY_NAME["sigmoid"]), given.model_copy(update={"code": code, "candidate_id": code})
+    )
+    assert verdict.reason is Reason.OK, verdict
+    assert verdict.custom_kernels == ("run", "Sigmoid") and verdict.library_calls == library
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", REASONS)
 @pytest.mark.parametrize("name", BY_NAME)

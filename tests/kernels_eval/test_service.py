@@ -16,6 +16,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.languages import languages_of
 from kernels_eval.records import Language
 from kernels_eval.service import guard
+from kernels_eval.service.app import SPREAD_S
 from kernels_eval.service.schema import MOST_REQUESTS, Definition, EvaluationRequest, Workload
 from tests.support.kernels import AFFINE
 from tests.support.services import MODULE, asking, listening, reach, request, service
@@ -339,6 +340,25 @@ async def test_who_waits_for_a_verdict_is_given_it_and_reads_nothing_again(made)
         found = await asyncio.gather(*polled)
     assert {each.state for each in found} == {"done"} and ran
     assert not [told for told in ran if told.startswith("SELECT id, state")]
+
+
+async def test_many_who_wait_for_one_verdict_are_told_one_after_another(made):
+    """They ask again when they have it: all at once, each would wait for the others."""
+    loop, told = asyncio.get_running_loop(), list[float]()
+    async with asking(made) as client:
+        names = [f"n{number}" for number in range(5)]
+        for name in names:
+            await client.post("/v1/evaluate", content=body(id=name), headers=JSON)
+        polled = [asyncio.create_task(made.final(name, 60)) for name in names]
+        while made._waiting.keys() != set(names):
+            await asyncio.sleep(0.01)
+        for waiting in made._waiting.values():
+            waiting.add_done_callback(lambda _: told.append(loop.time()))
+        began = loop.time()
+        await asyncio.to_thread(reach, made)
+        found = await asyncio.gather(*polled)
+    assert {each.state for each in found} == {"done"}
+    assert all(at - began > 0.99 * n * SPREAD_S for n, at in enumerate(told)), told
 
 
 async def test_events_come_one_by_one_and_the_stream_ends(made):

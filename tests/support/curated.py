@@ -8,12 +8,10 @@ from typing import Any
 
 from tasks.curation import stage
 from tasks.curation.config import CurationConfig
-from tasks.curation.flags import TRACE_FLAGS
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run as choose
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.tables import CANDIDATES, TASKS, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.tables import CANDIDATES, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
 
 SINGLE, FUSION = (
     ["torch.nn.functional.linear"],

@@ -10,9 +10,8 @@ from benchmarks.analysis_scale import planted_frame
 from tasks.analysis import stage
 from tasks.analysis.difficulty import difficulty
 from tasks.analysis.observations import observe
-from tasks.analysis.stage import NUMBERS
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, VERDICTS
+from tasks.tables import CANDIDATES, NUMBERS, VERDICTS
 from tests.support.planted import QUICK, planted
 from tests.support.samples import finished, sample
 

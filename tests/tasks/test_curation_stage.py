@@ -11,8 +11,7 @@ from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CURATED, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.tables import CURATED, VERDICTS, WORKLOADS
 from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample
 
 

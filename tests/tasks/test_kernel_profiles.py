@@ -23,8 +23,7 @@ from tasks.store import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.refine import limit_words
 from tasks.synthesis.stage import Synthesis
-from tasks.tables import CANDIDATES, KERNEL_PROFILES, VERDICTS
-from tasks.workload.record import PROFILES, WORKLOADS
+from tasks.tables import CANDIDATES, KERNEL_PROFILES, PROFILES, VERDICTS, WORKLOADS
 from tests.support.chat_server import completion, serving
 from tests.support.kernels import AFFINE, QUICK, candidate, module
 from tests.support.samples import finished, line_of, sample

@@ -17,8 +17,7 @@ from tasks.benchmark.stage import Answers, answers_frame
 from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS, WORKLOADS
 from tests.support.ablations import verdict
 
 DOUBT = (

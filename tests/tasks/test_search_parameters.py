@@ -182,7 +182,7 @@ __global__ void l() { __shared__ half c[n]; extern __shared__ float d[]; }"""
 
 
 def test_every_flag_is_one_that_the_verifier_allows():
-    for keyword, groups in flags.CHOICES.values():
+    for keyword, groups in map(dict.values, flags.CHOICES.values()):
         assert keyword.startswith("extra_")
         assert refused_flag([flag for group in groups for flag in group]) is None
 
@@ -191,14 +191,13 @@ def test_every_flag_is_one_that_the_verifier_allows():
 @pytest.mark.parametrize("given", ["", ", extra_cuda_cflags=['-O2', '-w'], extra_cflags=['-O2']"])
 def test_flags_change_in_their_list_alone(language, given):
     code = module("é", keywords=given)
-    keyword = flags.CHOICES[language][0]
+    keyword, groups = flags.CHOICES[language].values()
     for seed in range(20):
         after, said = flags.changed(code, language, Random(seed))
         call = parse_source(after).body[-1].value
         lists = {each.arg: each.value for each in call.keywords if "flags" in each.arg}
         assert keyword in lists and after != code and " -> " in said
         one = ast.literal_eval(lists[keyword])
-        groups = flags.CHOICES[language][1]
         assert all(sum(flag in one for flag in group) <= 1 for group in groups)
         if given and language is CUDA:
             assert "-w" in one and ast.literal_eval(lists["extra_cflags"]) == ["-O2"]

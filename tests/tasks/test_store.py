@@ -21,8 +21,9 @@ import pyarrow as pa
 import pytest
 
 from kernels_eval.errors import UsageError
-from tasks.store import Snapshot, code_hash, fingerprint, identity, known_rows, snapshots
+from tasks.store import Snapshot, fingerprint, identity, known_rows, snapshots
 from tasks.store import snapshot as store
+from tasks.store.identity import code_hash
 from tasks.synthesis.config import SynthesisConfig
 
 ROOT = Path(store.__file__).parents[2]

@@ -45,12 +45,8 @@ def written(
         task_id: TASK.model_copy(update={"task_id": task_id, "code": program})
         for task_id in source.asked_tasks(language)
     }
-    return source.write(
-        str(tmp_path / "root"),
-        tasks,
-        keep(list(tasks.values()), str(tmp_path / "root"), {}),
-        language,
-    )
+    upstream = keep(list(tasks.values()), str(tmp_path / "root"), {})
+    return source.write(tasks, upstream, language)
 
 
 def candidates(tmp_path: Path, rows: list[dict], *args: Any, **options: Any) -> list[dict]:

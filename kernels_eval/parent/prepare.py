@@ -113,14 +113,22 @@ class Workplace:
     where it is gone."""
 
     def __init__(
-        self, config: EvalConfig, *, cache: Path | None = None, cuda_arch: str | None = None
+        self,
+        config: EvalConfig,
+        *,
+        cache: Path | None = None,
+        cuda_arch: str | None = None,
+        host: Workplace | None = None,
     ) -> None:
-        self.config = config
+        """`host`: a workplace of this process whose fork server is used instead of one more."""
+        self.config, self._host = config, host
         self.builder = confined_builder(config, cache, cuda_arch)
         self._server: ForkServer | None = None
 
     @property
     def server(self) -> ForkServer:
+        if self._host:
+            return self._host.server
         if self._server is None or not self._server.alive:
             self.drop_reference()
             readable = [self.builder.tools.cache]
@@ -130,7 +138,8 @@ class Workplace:
     @property
     def isolation(self) -> tuple[str, ...]:
         """The active layers; none if no process was needed yet."""
-        return self._server.isolation if self._server else ()
+        server = (self._host or self)._server
+        return server.isolation if server else ()
 
     def drop_reference(self) -> None:
         """Give up the children that are kept; without effect where none are."""

@@ -1,8 +1,6 @@
 """`concur search` on real C++ kernels with the scripted teacher: killed with SIGKILL and run again,
 it verifies each candidate once, and its winners can be curated."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -132,7 +130,7 @@ def test_a_winner_keeps_its_fresh_verdict_and_tables_say_the_gain(tmp_path, monk
 # -- real kernels ----------------------------------------------------------------------------------
 
 
-def command(directory: Path, *words: str) -> dict:
+def command(directory, *words):
     process = start(*words, "--profile", "searched.yaml", "--json", cwd=directory)
     try:
         out, err = process.communicate(timeout=3000)
@@ -142,9 +140,9 @@ def command(directory: Path, *words: str) -> dict:
     return json.loads(out)
 
 
-def rows_of(root: Path) -> Counter:
+def rows_of(root):
     """Rows of proposals, in parts and journals: (candidate, code)."""
-    found: Counter = Counter()
+    found = Counter()
     for snapshot in root.glob("search/*"):
         for row in written(snapshot, ["candidate_id", "code"]):
             found[row["candidate_id"], row["code"]] += 1

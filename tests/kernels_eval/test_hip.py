@@ -1,7 +1,5 @@
 """CUDA sources as HIP: what is kept, what is translated, and what hipcc makes of it where it is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 
@@ -134,7 +132,7 @@ def test_a_kernel_reaches_assembly_of_gfx90a():
 @needs_hipcc
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "says"),
+    "source, says",
     [
         ("__global__ void f(float* a) { a[0] = nowhere; }", "undeclared identifier 'nowhere'"),
         ("template <class T> __global__ void f(T* a) { a[0] = 1; }", "no kernel is instantiated"),

@@ -2,8 +2,6 @@
 and a candidate profiled end to end on the CPU. A stand-in takes ncu's place where there is no
 GPU."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -24,7 +22,7 @@ from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
 from kernels_eval.profiling.roofline import sol_score
 from kernels_eval.records import Language
-from tests.support.kernels import AFFINE, QUICK, candidate, module, verifying
+from tests.support.kernels import AFFINE, QUICK, candidate, module
 
 LOW = {
     f"sm__throughput{ELAPSED}": 20.0,
@@ -51,7 +49,7 @@ def profile(metrics=None, *, operators=(), candidate_ms=1.0, kernel_us=1000.0, *
 
 
 @pytest.mark.parametrize(
-    ("given", "limit", "cause"),
+    "given, limit, cause",
     [
         (profile(LOW, operators=[("mm", 900.0), ("conv2d", 1200.0)]), "elsewhere", None),
         (profile(LOW, kernel_us=400.0), "launch_overhead", None),
@@ -246,11 +244,11 @@ sys.exit(print({page!r}) or subprocess.run(sys.argv[sys.argv.index({python!r}):]
 
 
 @pytest.fixture(scope="module")
-def judged():
+def judged(verify):
     """An honest candidate with its verdict, and a profiler that is warm."""
-    with verifying(QUICK) as judge, Profiler(QUICK, "cpu") as profiler:
+    with Profiler(QUICK, "cpu") as profiler:
         code = module("return ext.affine(x)")
-        yield candidate(AFFINE, code), judge(AFFINE, code), profiler
+        yield candidate(AFFINE, code), verify(AFFINE, code), profiler
 
 
 def test_a_cpu_candidate_is_profiled_end_to_end(judged):
@@ -277,7 +275,7 @@ def test_a_kernel_beside_the_work_is_not_where_the_time_goes(judged):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    "code, said",
     [
         (module("raise ValueError('not today')"), "not today"),
         (module("return ext.aborts(x)"), "crashed"),
@@ -291,7 +289,7 @@ def test_a_candidate_that_fails_costs_its_own_profile(judged, code, said):
 
 
 @pytest.mark.parametrize(
-    ("page", "metrics", "counters"),
+    "page, metrics, counters",
     [
         (raw_page(AFFINE_ROW), {f"sm__throughput{ELAPSED}": 41.5}, ""),
         ("==ERROR== ERR_NVGPUCTRPERM - no permission", {}, ncu.FORBIDDEN),

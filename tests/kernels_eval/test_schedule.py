@@ -1,18 +1,15 @@
 """Swaps of machine code. What nvdisasm itself says of each instruction's registers (its life
 ranges) is the second opinion; nothing runs on a device."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 
 from kernels_eval.build import schedule
-from kernels_eval.build.schedule import WINDOW, Instruction, Swap, apply, blocks, neighbours
+from kernels_eval.build.schedule import WINDOW, apply, blocks, neighbours
 from kernels_eval.errors import ToolchainError, UsageError
 
 pytestmark = pytest.mark.slow
@@ -48,7 +45,7 @@ extern "C" void run(float* a, float* b, float* c, double2* d, double* e, int* w,
 """
 
 
-def compiled(folder: Path, *flags: str, arch: int = 90) -> Path:
+def compiled(folder, *flags, arch=90):
     source, library = folder / "kernels.cu", folder / f"kernels_{arch}{len(flags)}.so"
     source.write_text(SOURCE)
     code = f"-gencode=arch=compute_{arch},code=sm_{arch}"
@@ -58,7 +55,7 @@ def compiled(folder: Path, *flags: str, arch: int = 90) -> Path:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> Path:
+def library(tmp_path_factory):
     if not shutil.which("nvcc"):
         pytest.skip("nvcc is not here")
     try:
@@ -69,7 +66,7 @@ def library(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def swaps(library) -> list[Swap]:
+def swaps(library):
     found = list(neighbours(library))
     assert len(found) > 5
     return found
@@ -79,10 +76,10 @@ Ranges = dict[int, tuple[frozenset[str], frozenset[str]]]
 KINDS = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
 
 
-def life_ranges(library: Path, tmp_path: Path) -> Ranges:
+def life_ranges(library, tmp_path):
     """What nvdisasm says that each instruction, by its place in the file, reads and writes."""
-    data: bytes = library.read_bytes()
-    found: Ranges = defaultdict(lambda: (frozenset(), frozenset()))  # what never runs is not there
+    data = library.read_bytes()
+    found = defaultdict(lambda: (frozenset(), frozenset()))  # what never runs is not there
     for start, size in schedule._cubins(data, library):
         cubin = tmp_path / "one.cubin"
         cubin.write_bytes(data[start : start + size])
@@ -122,7 +119,7 @@ def test_registers_are_at_least_those_of_nvdisasm(library, tmp_path):
     assert compared > 100
 
 
-def edges(block: list[Instruction], ranges: Ranges) -> dict[tuple[bytes, bytes, str], int]:
+def edges(block, ranges):
     """Who reads whose value: (writer, reader, register) and the cycles between; instructions by
     their word and, of equal ones, by their number."""
     names, written, found, clock = Counter(), {}, {}, 0
@@ -138,7 +135,7 @@ def edges(block: list[Instruction], ranges: Ranges) -> dict[tuple[bytes, bytes, 
     return found
 
 
-def waited(block: list[Instruction]) -> dict[bytes, set[int]]:
+def waited(block):
     """Of each instruction, those before it (by number in the block) whose barrier it or another
     has waited for when it begins."""
     names, pending, done, found = Counter(), {}, set(), {}
@@ -155,7 +152,7 @@ def waited(block: list[Instruction]) -> dict[bytes, set[int]]:
 def test_a_swap_keeps_who_depends_on_whom(library, swaps, tmp_path):
     data, ranges = library.read_bytes(), life_ranges(library, tmp_path)
     held = {each.offset: block for _, block in blocks(library) for each in block}
-    fewest: dict[tuple[str, str], int] = {}
+    fewest = {}
     for block in {id(b): b for b in held.values()}.values():
         for cycles, one, other in edges(block, ranges).values():
             if one:

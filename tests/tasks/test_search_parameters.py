@@ -1,7 +1,5 @@
 """Which numbers of a source are parameters, and that all others stay as they are."""
 
-from __future__ import annotations
-
 import ast
 from random import Random
 
@@ -16,20 +14,20 @@ from tasks.search.parameters import changed, parameters_of, usage, with_values
 CUDA, CPP, TRITON = Language.CUDA, Language.CPP, Language.TRITON
 
 
-def module(source: str, before: str = "", keywords: str = "") -> str:
+def module(source, before="", keywords=""):
     return (
         f'import torch\n{before}\nsource = r"""\n#include <torch/extension.h>\n{source}\n"""\n'
         f"ext = load_inline(name='k', cuda_sources=source, functions=['f']{keywords})\n"
     )
 
 
-def found(source: str, language: Language = CUDA, **options: str) -> dict[str, int]:
+def found(source, language=CUDA, **options):
     """Parameters by name, but for loops without a pragma."""
     every = parameters_of(module(source, **options), language)
     return {each.name: each.value for each in every if not each.name.startswith("loop")}
 
 
-def put(source: str, language: Language = CUDA, **values: int) -> str:
+def put(source, language=CUDA, **values):
     """The native source with other values."""
     code = module(source)
     named = {name.replace("_number_", " #"): value for name, value in values.items()}
@@ -59,7 +57,7 @@ def test_a_literal_block_is_changed_with_grid_shared_array_and_bounds_and_nothin
 
 
 @pytest.mark.parametrize(
-    ("source", "names"),
+    "source, names",
     [
         ("#define BLOCK_SIZE 16\n#define N 16\n// #define TILE 16", {"BLOCK_SIZE": 16}),
         ("/* constexpr int TILE = 8; */ constexpr int TILE_M = 8;", {"TILE_M": 8}),

@@ -1,7 +1,5 @@
 """A search finds the planted best, verifies each code once, and resumes after a stop."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import islice
 

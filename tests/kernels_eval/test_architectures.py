@@ -21,8 +21,10 @@ HAS_NVCC = Builder(BuildConfig()).tools.nvcc is not None
 needs_nvcc = pytest.mark.skipif(not HAS_NVCC, reason="needs nvcc")
 KERNEL = """
 __global__ void half_of(const float* x, float* y) { y[threadIdx.x] = x[threadIdx.x] / 2; }
-void run(at::Tensor x, at::Tensor y) { half_of<<<1, 32>>>(x.data_ptr<float>(), y.data_ptr<float>()); }
-"""  # noqa: E501
+void run(at::Tensor x, at::Tensor y) {
+  half_of<<<1, 32>>>(x.data_ptr<float>(), y.data_ptr<float>());
+}
+"""
 NEWER = """
 __global__ void wait(float* x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

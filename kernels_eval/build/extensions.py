@@ -26,6 +26,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
+from kernels_eval.build import schedule
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.flags import REACHES_OUT, refused_flag
 from kernels_eval.build.lite import (
@@ -41,7 +42,7 @@ from kernels_eval.build.process import Outcome, WorkRoot, interesting, log_of, r
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
-from kernels_eval.errors import ToolchainError
+from kernels_eval.errors import ToolchainError, UsageError
 from kernels_eval.records import ArchitectureBuild, Reason
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
@@ -141,7 +142,30 @@ class Attempt:
             if outcome != "ok":
                 return outcome
             objects.append(target)
-        return self._run(self._link(objects))
+        outcome = self._run(self._link(objects))
+        return self._reordered() if outcome == "ok" and self._swaps else outcome
+
+    @cached_property
+    def _swaps(self) -> list[int]:
+        return schedule.asked_for(self.spec.extra_cuda_cflags)
+
+    def _reordered(self) -> Outcome:
+        """Make the swaps of instructions that the flags ask for. Only a confined process reads the
+        library by a tool."""
+        command = schedule.command(self.library)
+        listing = self.work / "listing"
+
+        def listed() -> str:
+            said = self._run(["/bin/sh", "-c", f'exec "$0" "$@" > {listing.name}', *command])
+            return listing.read_text(errors="replace") if said == "ok" else ""
+
+        try:
+            schedule.reorder(self.library, self._swaps, listed)
+        except UsageError as error:
+            with (self.work / "log").open("a", encoding="utf-8") as log:
+                log.write(f"error: {error}\n")
+            return "failed"
+        return "ok"
 
     def for_architecture(self, arch: str) -> ArchitectureBuild:
         """Compile the CUDA sources for one architecture, and link nothing."""
@@ -207,7 +231,7 @@ class Attempt:
             gpu = [f"-arch={self._variant(arch)}"] if arch else self._gpu()
             flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *gpu, "-ccbin", tools.cxx]
             kept = ARCHITECTURE.sub("", "\0".join(own)).split("\0") if arch else own
-            flags += filter(None, kept)
+            flags += [*filter(None, kept), *["-no-compress"] * bool(self._swaps)]
         return flags + self._includes(headers)
 
     def _only_declares(self) -> bool:

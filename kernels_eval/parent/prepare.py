@@ -18,6 +18,7 @@ from pathlib import Path
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, places_of, python_include
+from kernels_eval.checks.cubins import cuobjdump
 from kernels_eval.checks.screening import Screening, screen, screen_native
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
@@ -101,7 +102,8 @@ def confined_builder(
     kernel can confine them."""
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
     tools = builder.tools
-    homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
+    programs = (tools.cxx, tools.nvcc, cuobjdump())
+    homes = [Path(path).resolve().parent.parent for path in programs if path]
     read = [*places_of(tools.cache), tools.torch_dir, HEADERS, python_include(), *homes]
     read += filter(None, [tools.cuda_home])
     builder.confine = compiler_confinement(read, [builder.work_root])

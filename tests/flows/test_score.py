@@ -67,14 +67,7 @@ def table(path, rows):
     return str(path)
 
 
-def value(
-    data,
-    metric,
-    k,
-    group="all",
-    track="custom_kernel",
-    **more,
-):
+def value(data, metric, k, group="all", track="custom_kernel", **more):
     asked = {"metric": metric, "k": k, "group": group, "track": track, **more}
     found = [
         row["value"]
@@ -201,7 +194,7 @@ def test_levels_come_from_the_tasks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "message", "hint"),
+    "rows, message, hint",
     [
         (
             [verdict("a", 0, 1.0), verdict("b", 0, device="A100")],
@@ -271,7 +264,7 @@ def test_snapshots_are_read_with_their_candidates(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "fine"),
+    "text, kind, fine",
     [("1,5,10", int, [1, 5, 10]), ("0,0.5,0.5", float, [0.0, 0.5]), ("2", int, [2])],
 )
 def test_lists_of_numbers(text, kind, fine):
@@ -279,7 +272,7 @@ def test_lists_of_numbers(text, kind, fine):
 
 
 @pytest.mark.parametrize(
-    ("text", "kind"),
+    "text, kind",
     [
         ("", int),
         ("0", int),

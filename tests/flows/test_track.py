@@ -1,8 +1,6 @@
 """What verification leaves in MLflow: written by the real stage and the real sink, read back with
 MLflow's own client."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

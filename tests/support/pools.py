@@ -1,11 +1,8 @@
 """Workers that do nothing, and candidates for them: the pool itself is what is tested."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kernels_eval.records import Candidate, KernelTask, Verdict
+from kernels_eval.records import Candidate, KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE
 
@@ -14,7 +11,7 @@ Calls = list[tuple[dict[str, object], ...]]
 
 
 @contextmanager
-def fresh_ray(cpus: int, gpus: int) -> Iterator[None]:
+def fresh_ray(cpus, gpus):
     """A Ray of its own that believes in so many cores and GPUs."""
     import ray
 
@@ -25,13 +22,13 @@ def fresh_ray(cpus: int, gpus: int) -> Iterator[None]:
     ray.shutdown()
 
 
-def many(count: int, name: str = "many") -> Pairs:
+def many(count, name="many"):
     """Candidates that differ in their identity only."""
     base = kernels.candidate(AFFINE, "class ModelNew: pass")
     return [(AFFINE, base.model_copy(update={"candidate_id": f"{name}-{n}"})) for n in range(count)]
 
 
-def outcomes(asked: Pairs, verdicts: Sequence[Verdict]) -> list[str]:
+def outcomes(asked, verdicts):
     """The reasons in the order of asking; fails unless every candidate has exactly one verdict."""
     assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
     found = {v.candidate_id: v for v in verdicts}
@@ -42,13 +39,13 @@ def outcomes(asked: Pairs, verdicts: Sequence[Verdict]) -> list[str]:
 class Quick:
     """Stands in for both kinds of worker: every candidate is correct at once."""
 
-    def __init__(self, *_: object) -> None: ...
+    def __init__(self, *_): ...
 
-    def several(self, calls: Calls) -> tuple[list[dict[str, object]], float]:
+    def several(self, calls):
         return [answer(call) for call in calls], 1.0
 
 
-def answer(call: tuple[dict[str, object], ...]) -> dict[str, object]:
+def answer(call):
     """What a worker that has prepared or run a candidate says."""
     name = {"candidate_id": call[1]["candidate_id"]}
     if len(call) < 3:

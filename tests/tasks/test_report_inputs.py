@@ -32,14 +32,7 @@ def written(root, stage, name, rows, schema, **extra):
     return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
-def answered(
-    root,
-    model,
-    *,
-    tokens=lambda task: None,
-    right=lambda task: True,
-    text="short",
-):
+def answered(root, model, *, tokens=lambda task: None, right=lambda task: True, text="short"):
     candidates = [
         {
             "candidate_id": f"task-{i:03}-0",
@@ -104,9 +97,7 @@ def groups_of(made):
     return breakdowns(made.suite, made.workloads, made.answers, frame, ks=(1,), resamples=50)
 
 
-def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(
-    benchmarked,
-):
+def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(benchmarked):
     rows, whose = groups_of(benchmarked)
     assert whose == "base"
     assert values(rows, "arl_third", "tuned") == {"short": 1.0, "middle": 0.0, "long": 0.0}

@@ -1,5 +1,5 @@
 """Verdicts to and from other suites' files: KernelBench's run folders, the traces of
-FlashInfer-Bench and SOL-ExecBench, and packages of single kernels.
+FlashInfer-Bench and SOL-ExecBench, packages of single kernels, and pairs of CUDA and HIP.
 
 Guarantees: what a form does not hold is left out and counted, with why; a folder that holds other
 files is not written to. A task's program runs only in its sandbox (to learn the shapes of its
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from operator import itemgetter
@@ -37,14 +37,21 @@ from kernels_eval.records import Candidate, KernelTask, Record, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source
 from tasks.files import atomic_write, explain_write_errors
+from tasks.publishing.pairs import STAGE, write_pairs
 from tasks.sources.files import read_text, shown
 from tasks.sources.tables import load
+from tasks.tables import CANDIDATES, VERDICTS
+from tasks.verification.merge import merged
 from tasks.workload.measure import Measurer
 
-Form = Literal["flashinfer", "sol", "kernelbench", "package", "table"]
+Form = Literal["flashinfer", "sol", "kernelbench", "package", "hip", "table"]
 Kind = TypeVar("Kind", bound=Record)
 Ask = Callable[[KernelTask], Interface]
 _OF_CANDIDATES = ("candidate_id", "given_id", "code", "generator", "sample_index", "parse_reason")
+_MERGED = (
+    "given_id",
+    *(n for n in CANDIDATES.names if n not in ("response", "separated_reasoning")),
+)
 _LEVEL = re.compile(r"level_(\d+)_problem_\d+|^level:\s*(\d+)", re.MULTILINE)
 
 
@@ -57,16 +64,23 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
-def export(source: str | None, form: Form, out: str, **options: Any) -> dict[str, Any]:
+def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> dict[str, Any]:
     """Write verdicts in a form; returns a summary. `options`: candidates, tasks, root, candidate,
     name, license, quick. Raises UsageError for what cannot be read, or written."""
     target = Path(out).expanduser()
     with explain_write_errors(target, "choose another --out, or free some disk"):
         if form == "table":
-            return _table(source, target)
-        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            return _table(sources or ["."], target, options["candidates"], options["root"])
+        if len(sources) > 1:
+            raise UsageError(f"--as {form} takes one SOURCE", "merge several with --as table first")
+        if form == "hip" and (target / STAGE).is_dir():
+            pass  # begun before
+        elif target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{out} holds other files", "name a new folder with --out")
+        source = sources[0] if sources else None
         found = judged(source, options["candidates"], options["tasks"], options["root"])
+        if form == "hip":
+            return _hip(found, target)
         if form == "kernelbench":
             return _kernelbench(found, target)
         with Measurer() as measurer:
@@ -120,27 +134,43 @@ def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if value not in (None, {})}
 
 
-def _table(source: str | None, target: Path) -> dict[str, Any]:
-    """Results of another harness as a table of verdicts."""
+def _table(
+    sources: Sequence[str], target: Path, candidates: str | None, root: str
+) -> dict[str, Any]:
+    """One table of verdicts: the results of another harness, or several sets, merged."""
     import polars as pl
 
-    place, left_out = Path(source or ".").expanduser(), Counter[str]()
-    if is_trace_set(place):
-        held = TraceSet(place)
-        rows, left_out = list(held.verdicts()), held.left_out
-    elif (results := place / kernelbench.RESULTS if place.is_dir() else place).is_file():
-        rows = _kernelbench_rows(results)
-    else:
-        raise UsageError(
-            f"{shown(place)} holds no results of another harness",
-            f"give a folder with traces, or a run of KernelBench with {kernelbench.RESULTS}",
-        )
-    if not rows:
-        raise UsageError(f"{shown(place)} holds no result", "give a run that was evaluated")
+    sets, left_out = {}, Counter[str]()
+    for source in dict.fromkeys(sources):
+        place = Path(source).expanduser()
+        if is_trace_set(place):
+            held = TraceSet(place)
+            rows = pl.DataFrame(list(held.verdicts()), infer_schema_length=None)
+            left_out += held.left_out
+        elif (
+            results := place / kernelbench.RESULTS if place.is_dir() else place
+        ).is_file() and results.suffix != ".parquet":
+            rows = pl.DataFrame(_kernelbench_rows(results), infer_schema_length=None)
+        elif len(sources) > 1:
+            rows = Source(source, candidates, root).read(VERDICTS.names, _MERGED)
+        else:
+            raise UsageError(
+                f"{shown(place)} holds no results of another harness",
+                f"give a folder with traces, a run of KernelBench with {kernelbench.RESULTS}, or"
+                " several sets of verdicts to merge",
+            )
+        if rows.is_empty():
+            raise UsageError(f"{shown(place)} holds no result", "give a run that was evaluated")
+        sets[source] = rows
+    frame = merged(sets) if len(sources) > 1 else next(iter(sets.values()))
     target.parent.mkdir(parents=True, exist_ok=True)
-    frame = pl.DataFrame(rows, infer_schema_length=None)
     atomic_write(target, frame.write_parquet)
-    return _summary("table", target, len(rows), left_out)
+    told = _summary("table", target, len(frame), left_out)
+    if len(sources) > 1:
+        counts = frame.group_by("device", "status").len().sort("device", "status").iter_rows()
+        told["devices"] = [[device, status, count] for device, status, count in counts]
+        told["candidates"] = frame["candidate_id"].n_unique()
+    return told
 
 
 def _kernelbench_rows(results: Path) -> list[dict[str, Any]]:
@@ -195,6 +225,22 @@ def _package(
     config = QUICK if options["quick"] else None
     told = export_package(one.task, one.candidate, forms, target, config=config, **more)
     return _summary("package", target, 1, Counter()) | told
+
+
+def _hip(found: Iterator[Judged], target: Path) -> dict[str, Any]:
+    """Correct CUDA kernels beside their HIP form."""
+    left_out, kernels = Counter[str](), []
+    for each in found:
+        if not each.candidate.language.needs_nvcc:
+            left_out[f"the language is {each.candidate.language}"] += 1
+        elif not each.verdict.correct_custom:
+            left_out[f"the verdict is {each.verdict.status.value}"] += 1
+        else:
+            kernels.append((each.task, each.candidate))
+    if not kernels:
+        raise UsageError("no verdict is of a correct CUDA kernel", "choose other verdicts")
+    told = write_pairs(kernels, target)
+    return {**_summary("hip", target, told["pairs"], left_out), **told}
 
 
 def _kernelbench(found: Iterator[Judged], target: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from kernels_eval.parent.messages import (
     parse_report,
     unanswered,
 )
-from kernels_eval.records import Candidate, KernelTask, Reason, Record
+from kernels_eval.records import ArchitectureBuild, Candidate, KernelTask, Reason, Record
 
 MOST_BUILDS = 16
 BUILDS_SHARE = 4
@@ -51,6 +51,7 @@ class Prepared(Record):
     flags: tuple[str, ...] = ()
     tier: str | None = None
     cached: bool = False
+    architectures: tuple[ArchitectureBuild, ...] = ()
     seconds: float = 0.0
 
 
@@ -59,7 +60,7 @@ class _Preparation:
     """What was found so far about one candidate."""
 
     flags: list[str] = field(default_factory=list)
-    builds: list[Build] = field(default_factory=list)
+    asked: list[tuple[ExtensionSpec, Build]] = field(default_factory=list)
 
 
 class BoundedBuilds:
@@ -176,14 +177,16 @@ class Preparer(Workplace):
             self._screen_and_build(candidate, task, found)
         except Stop as stop:
             finding = stop.finding
-        tiers = {build.tier for build in found.builds}
+        builds = [build for _, build in found.asked]
+        tiers = {build.tier for build in builds}
         return Prepared(
             candidate_id=candidate.candidate_id,
-            libraries={build.key: build.path for build in found.builds if build.ok},
+            libraries={build.key: build.path for build in builds if build.ok},
             finding=finding,
             flags=tuple(dict.fromkeys(found.flags)),
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
-            cached=bool(found.builds) and all(build.cached for build in found.builds),
+            cached=bool(builds) and all(build.cached for build in builds),
+            architectures=tuple(self.builder.for_architectures(found.asked)),
             seconds=time.monotonic() - started,
         )
 
@@ -199,7 +202,7 @@ class Preparer(Workplace):
             return
         for asked in self._requested_builds(candidate.code, task):
             build = builds.build(asked)
-            found.builds.append(build)
+            found.asked.append((parse_report(ExtensionSpec, asked), build))
             if build.reason:
                 lines = filter(None, map(str.strip, build.log.splitlines()))
                 raise Stop(build.reason, next(lines, "the build failed"), build.log)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.observations import judged
 from flows.cli.benchmark import score_table
 from kernels_eval.errors import EvalError, UsageError
-from tasks.benchmark.score_table import markdown_of
+from tasks.benchmark.score_table import table_of
 from tasks.sources.files import existing, read_parquet
 
 if TYPE_CHECKING:
@@ -181,7 +181,10 @@ def agreement(ours: pl.DataFrame, recorded: pl.DataFrame) -> list[str]:
 def _section(data: dict[str, Any]) -> list[str]:
     notes = [f"- {note}" for note in data["notes"]]
     notes += [f"- {name} is degenerate: {why}" for name, why in data["degenerate_tasks"].items()]
-    return [*markdown_of(data), "", *notes, *([""] if notes else [])]
+    names, rows = table_of(data)
+    lines = [" | ".join(cell.replace("|", "/") for cell in row) for row in (names, *rows)]
+    lines.insert(1, " | ".join("---" for _ in names))
+    return [*(f"| {line} |" for line in lines), "", *notes, *([""] if notes else [])]
 
 
 if __name__ == "__main__":

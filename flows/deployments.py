@@ -55,7 +55,7 @@ from flows.refresh import Refreshed, refresh_dataset
 from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
-from flows.search import Searched, begun_with, search_kernels, summary_of
+from flows.search import Searched, begun_with, search_and_track, summary_of
 from flows.set_figures import draw_curated
 from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
@@ -68,9 +68,9 @@ from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by, report
-from tasks.publishing.lineage import find_curated, finished, lineage, manifest_of
+from tasks.publishing.lineage import find_curated, lineage
 from tasks.reporting.text import cell
-from tasks.store.snapshot import SnapshotRef, find_snapshot
+from tasks.store.snapshot import SnapshotRef, find_snapshot, newest_first
 from tasks.training.reinforce import STAGE as REINFORCEMENT
 from tasks.training.stage import STAGE as TRAINING
 from tasks.verification.stage import wait_for_head
@@ -160,9 +160,10 @@ def search_for_faster(
     config, *begun = begun_with(asked, verdicts.snapshot or None)
     prepared(config)  # now that the language of the kernels is known
     with devices(config, config.verification.workers):
-        searched = search_kernels.fn(config, *begun)
+        searched, tracked = search_and_track.fn(config, *begun)
     show_gains(summary_of(searched))
     show_snapshots(dict(searched))
+    link_mlflow(config, tracked)
     return searched
 
 
@@ -252,15 +253,15 @@ def newest_adapter(config: PipelineConfig, name: str) -> SnapshotRef | None:
     has the name, or it is unfinished, or has no adapter."""
     if name:
         found = find_snapshot(config.root, name)
-        manifest_of(found.open())
+        _ = found.open().manifest  # it is finished
         if found.stage not in (TRAINING, REINFORCEMENT):
             raise UsageError(
                 f"{name} is a snapshot of the stage {found.stage}, which has no adapter",
                 "give that of a training or a reinforcement",
             )
         return found
-    there = finished(config.root, TRAINING)
-    return there[-1][0].ref if there else None
+    there = newest_first(config.root, TRAINING)
+    return there[0].ref if there else None
 
 
 @contextmanager

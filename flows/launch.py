@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig
 from flows.runtime.terminal import ProgressRows
-from kernels_eval.errors import UsageError
 from kernels_eval.isolation import reaper
-from tasks.files import atomic_write
+from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
 
 if TYPE_CHECKING:
@@ -42,24 +41,12 @@ def require_ready(config: PipelineConfig, *parts: Part) -> None:
     if (address := address_of(config.verification.ray_address)) != "local":
         require_cluster(address)
     if "://" not in config.root:
-        _require_root(config)
+        fix = "choose another one with --set root=DIR, or fix its permissions"
+        with explain_write_errors(f"to root {config.root}", fix):
+            make_writable(Path(config.root))
     for name, look in checks(config, parts):
         if name != "tasks":  # the first stage loads them
             look()
-
-
-def _require_root(config: PipelineConfig) -> None:
-    root = Path(config.root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe = root / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to root {config.root}: {error.strerror}",
-            "choose another one with --set root=DIR, or fix its permissions",
-        ) from error
 
 
 def embed(config: PipelineConfig) -> None:
@@ -151,10 +138,6 @@ class TerminalProgress(ProgressRows):
     def __init__(self) -> None:
         super().__init__(width=14)
         self.worked: set[str] = set()
-
-    def __enter__(self) -> TerminalProgress:
-        super().__enter__()
-        return self
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         self.worked.add(stage)

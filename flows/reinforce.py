@@ -16,10 +16,9 @@ from flows.train import of_line
 from kernels_eval.errors import UsageError
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
-from tasks.publishing.lineage import finished, manifest_of
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import SnapshotRef, find_snapshot
+from tasks.store.snapshot import SnapshotRef, find_snapshot, newest_first
 from tasks.synthesis.prompts import render
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
@@ -65,11 +64,11 @@ def of_training(
 
     Raises UsageError where there is none, or what it was made from is missing.
     """
-    there = finished(config.root, TRAINING)
+    there = newest_first(config.root, TRAINING)
     if not (name or there):
         raise UsageError(f"{config.root} holds no finished training", "run `concur train` first")
-    trained = find_snapshot(config.root, name, TRAINING) if name else there[-1][0].ref
-    config, tasks, _ = of_line(trained.root, manifest_of(trained.open())["upstream"][0], config)
+    trained = find_snapshot(config.root, name, TRAINING) if name else there[0].ref
+    config, tasks, _ = of_line(trained.root, trained.open().manifest["upstream"][0], config)
     return config, tasks, trained
 
 

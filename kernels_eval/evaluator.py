@@ -46,8 +46,8 @@ class Evaluator:
         begins. The other arguments are those of Preparer and Runner."""
         device = device_for(target) if isinstance(target, Language) else target
         self.config, self.on_phase = config or EvalConfig(), on_phase
-        self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch)
         self.runner = Runner(self.config, device, cache=cache, cuda_arch=cuda_arch, ahead=ahead)
+        self.preparer = Preparer(self.config, cache=cache, cuda_arch=cuda_arch, host=self.runner)
 
     def __call__(self, task: KernelTask, candidate: Candidate) -> Verdict:
         """One verdict. Raises ToolchainError and SandboxError where the machine fails."""

@@ -129,6 +129,15 @@ class AtomicFiles:
                     temporary.unlink(missing_ok=True)
 
 
+def make_writable(directory: Path) -> Path:
+    """Make a directory where there is none, and try to write there. Raises OSError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    probe = directory / f".probe-{os.getpid()}"
+    probe.touch()
+    probe.unlink()
+    return directory
+
+
 @contextmanager
 def explain_write_errors(path: object, hint: str) -> Iterator[None]:
     """Turn an OSError of the block into a UsageError that names the path, the cause and the fix."""

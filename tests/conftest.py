@@ -1,8 +1,6 @@
 """What all tests share: no network hubs, one thread, quiet Ray, and a marker for what this machine
 lacks."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -29,7 +27,7 @@ for name, value in {
     os.environ.setdefault(name, value)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config, items):
     from kernels_eval.devices import visible_gpus
 
     if not visible_gpus():

@@ -365,11 +365,8 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
     """The table of each stage, in the order of the line: what a row is, its schema, and the meaning
     of each column."""
     from tasks import tables as schemas
-    from tasks.analysis.stage import NUMBERS
-    from tasks.benchmark.stage import SCORES
-    from tasks.curation.flags import TRACE_FLAGS
+    from tasks.tables import NUMBERS, SCORES, TRACE_FLAGS, WORKLOADS
     from tasks.training.stage import HISTORY
-    from tasks.workload.record import WORKLOADS
 
     return {
         "tasks": ("a PyTorch reference program", schemas.TASKS, columns.TASKS),
@@ -390,6 +387,11 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
             "what is wrong with the reasoning of one correct candidate",
             TRACE_FLAGS,
             columns.TRACE_FLAGS,
+        ),
+        "hip-pairs": (
+            "a correct CUDA kernel and its HIP form",
+            schemas.HIP_PAIRS,
+            columns.HIP_PAIRS,
         ),
         "curation": ("a sample of the training set", schemas.CURATED, columns.CURATED),
         "analysis": ("a headline number", NUMBERS, columns.NUMBERS),

@@ -9,7 +9,6 @@ size or the tasks allow.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import polars as pl
@@ -30,7 +29,8 @@ from tasks.curation.tables import deciding
 from tasks.decontamination import stage as decontamination
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.sources import stage as sources
-from tasks.store import SnapshotRef, snapshots
+from tasks.store import SnapshotRef
+from tasks.store.snapshot import find_snapshot
 from tasks.synthesis.stage import Synthesis
 from tasks.verification.stage import Verification
 from tasks.versions import (
@@ -60,36 +60,23 @@ MOVED = "reasoning_from"
 
 
 def samples_of(root: str, verdicts: str) -> tuple[Language, Samples]:
-    """The samples of a finished verification snapshot, and their language. Raises UsageError where
-    it, its candidates or its tasks do not exist."""
-    known = {each.fingerprint: each for each in snapshots(root, "verification") if each.finished}
-    beginning = verdicts if len(verdicts) >= 6 else "\0"
-    matches = [
-        each for name, each in known.items() if name == verdicts or name.startswith(beginning)
-    ]
-    if len(matches) != 1:
-        close = difflib.get_close_matches(verdicts, known, n=1)
-        raise UsageError(
-            f"there is no finished verification snapshot {verdicts!r} under {root}",
-            f"did you mean {close[0]}?" if close else f"there are: {', '.join(known) or 'none'}",
-        )
-    (found,) = matches
+    """The samples of a finished verification snapshot, by (the beginning of) its fingerprint, and
+    their language. Raises UsageError where it, its candidates or its tasks do not exist."""
+    found = find_snapshot(root, verdicts, "verification").open()
     source = Source(found.path, None, root)
     if source.tasks is None:
         raise UsageError(
             f"the tasks of {found.path} are not under {root}",
             "restore their snapshot, or omit --verdicts to refresh the data set first",
         )
-    workloads, flags = (
-        source.made_of("workloads", source.tasks),
-        source.made_of("trace-flags", found),
-    )
+    workloads = source.made_of("workloads", source.tasks)
+    flags = source.made_of("trace-flags", found)
     return Language(found.manifest["language"]), Samples(
         tasks=source.tasks.ref,
         candidates=source.candidates.ref,
         verdicts=found.ref,
-        workloads=workloads.ref if workloads else None,
-        flags=flags.ref if flags else None,
+        workloads=workloads and workloads.ref,
+        flags=flags and flags.ref,
     )
 
 

@@ -18,22 +18,14 @@ from flows.morning.history import Refresh, before, read_under, refreshes, write_
 from flows.morning.report import Morning, report_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
+from tasks.files import read_toml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "trend.html"
 TEMPLATE = Path(__file__).parent / "templates" / "trend.j2"
-METRICS = {
-    "correct_share": ("correct, share of verdicts", ".1%"),
-    "faster_share": ("correct and faster than PyTorch, share of verdicts", ".1%"),
-    "median_speedup": ("median speedup of correct", ".2f"),
-    "sampled": ("candidates", ",.0f"),
-    "new": ("new candidates", ",.0f"),
-    "set_size": ("training samples", ",.0f"),
-    "wall_hours": ("wall time, hours", ".2f"),
-    "gpu_hours": ("GPU-hours", ".2f"),
-}
+METRICS: dict[str, list[str]] = read_toml(Path(__file__).with_suffix(".toml"))
 """Numbers of a night: what each is called, and how it is written."""
 
 

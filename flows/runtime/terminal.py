@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Self
 
 LINE_EVERY_S = 5.0
 NOTE_CHARS = 60
@@ -22,7 +22,7 @@ class ProgressRows:
         self._ids: dict[str, Any] = {}
         self._printed: dict[tuple[str, str], float] = {}
 
-    def __enter__(self) -> ProgressRows:
+    def __enter__(self) -> Self:
         if sys.stderr.isatty():
             from rich import progress
             from rich.console import Console

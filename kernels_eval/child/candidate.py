@@ -94,6 +94,7 @@ class CandidateRole(ModelRunner):
         self.outputs = self.memory(**outputs)
         self.state = state.snapshot(self.device)
         self.tracer = KernelTracer(self.on_gpu)
+        self.tracer.follows_graphs = self.gradients is not None
         self.libraries = libraries
         intercept(self._provide)
         self.language = Language(language)

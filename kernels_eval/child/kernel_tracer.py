@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from ctypes import CDLL, c_char_p, c_double, c_int, c_long, c_void_p, create_string_buffer
 from functools import partial
 from types import ModuleType
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ PYTHON_NAMES = frozenset(
 )
 """Methods of a bound class that may do work although Python names them."""
 DEEPEST = 4
+CPP_NODE = "torch::autograd::CppNode<"
 LOWEST_ADDRESS = 1 << 20
 """Integers below are no pointers."""
 
@@ -53,7 +55,7 @@ class KernelTracer:
         self.calls: Counter[str] = Counter()
         self.around: Around | None = None
         """What is called in place of a kernel's function, unless another kernel calls it."""
-        self.paused = False
+        self.paused = self.follows_graphs = False
         """Kernels are left alone, though still timed."""
         self.overwrote: set[str] = set()
         """Kernels of which something they wrote was replaced."""
@@ -113,7 +115,38 @@ class KernelTracer:
             finally:
                 self._inside = False
         self.calls[name] += 1
+        if self.follows_graphs:
+            self._watch_nodes(result)
         return result
+
+    def _watch_nodes(self, result: object) -> None:
+        """Watch the backward functions that C++ has put into the graph of a result
+        (torch::autograd::Function): no Python calls them."""
+        leaves = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        waiting = [x.grad_fn for x in leaves if x.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            known = cast(dict[str, bool], node.metadata)
+            if known.setdefault("watched", False):
+                continue
+            known["watched"] = True
+            waiting += [each for each, _ in node.next_functions if each]
+            if node.name().startswith(CPP_NODE):
+                self._watch_node(node, node.name().removeprefix(CPP_NODE)[:-1])
+
+    def _watch_node(self, node: torch.autograd.graph.Node, name: str) -> None:
+        began = 0
+
+        def before(_: object) -> None:
+            nonlocal began
+            began = _now_ns()
+
+        def after(made: tuple[Tensor, ...], _: object) -> object:
+            self._cpu_ns += (_now_ns() - began) * (self.around == self.timed)
+            return self.watch(name, lambda: made, (), {})
+
+        node.register_prehook(before)
+        node.register_hook(after)
 
     def timed(self, _: str, call: Call) -> object:
         if not self._on_gpu:

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, FailFast, Field, ValidationErr
 
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.records import (
+    ArchitectureBuild,
     Candidate,
     Correctness,
     KernelTask,
@@ -48,6 +49,7 @@ class Prepared(Record):
     flags: tuple[str, ...] = ()
     tier: str | None = None
     cached: bool = False
+    architectures: tuple[ArchitectureBuild, ...] = ()
     seconds: float = 0.0
 
 
@@ -305,6 +307,7 @@ def verdict_of(
             "flags": tuple(dict.fromkeys((*prepared.flags, *draft.flags))),
             "build_tier": draft.late_tier or prepared.tier,
             "build_cached": prepared.cached,
+            "architectures": prepared.architectures,
             "build_s": prepared.seconds,
         }
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, places_of, python_include
+from kernels_eval.checks.cubins import cuobjdump
 from kernels_eval.checks.screening import Screening, screen, screen_native
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
@@ -48,7 +49,7 @@ class BoundedBuilds:
     builder: Builder
     candidate: Candidate
     flags: list[str]
-    made: list[Build] = field(default_factory=list)
+    made: list[tuple[ExtensionSpec, Build]] = field(default_factory=list)
     spent_s: float = 0.0
 
     def note(self, screened: Screening) -> None:
@@ -70,7 +71,7 @@ class BoundedBuilds:
             raise Stop(Reason.BUILD_FAILED, "CUDA sources in a candidate for the CPU")
         started = time.monotonic()
         build = self.builder.build(spec)
-        self.made.append(build)
+        self.made.append((spec, build))
         self.spent_s += time.monotonic() - started
         return build
 
@@ -82,7 +83,8 @@ def confined_builder(
     kernel can confine them."""
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
     tools = builder.tools
-    homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
+    programs = (tools.cxx, tools.nvcc, cuobjdump())
+    homes = [Path(path).resolve().parent.parent for path in programs if path]
     read = [*places_of(tools.cache), tools.torch_dir, HEADERS, python_include(), *homes]
     read += filter(None, [tools.cuda_home])
     builder.confine = compiler_confinement(read, [builder.work_root])
@@ -94,14 +96,22 @@ class Workplace:
     where it is gone."""
 
     def __init__(
-        self, config: EvalConfig, *, cache: Path | None = None, cuda_arch: str | None = None
+        self,
+        config: EvalConfig,
+        *,
+        cache: Path | None = None,
+        cuda_arch: str | None = None,
+        host: Workplace | None = None,
     ) -> None:
-        self.config = config
+        """`host`: a workplace of this process whose fork server is used instead of one more."""
+        self.config, self._host = config, host
         self.builder = confined_builder(config, cache, cuda_arch)
         self._server: ForkServer | None = None
 
     @property
     def server(self) -> ForkServer:
+        if self._host:
+            return self._host.server
         if self._server is None or not self._server.alive:
             self.drop_reference()
             readable = [self.builder.tools.cache]
@@ -111,7 +121,8 @@ class Workplace:
     @property
     def isolation(self) -> tuple[str, ...]:
         """The active layers; none if no process was needed yet."""
-        return self._server.isolation if self._server else ()
+        server = (self._host or self)._server
+        return server.isolation if server else ()
 
     def drop_reference(self) -> None:
         """Give up the children that are kept; without effect where none are."""
@@ -147,14 +158,16 @@ class Preparer(Workplace):
             self._screen_and_build(task, builds)
         except Stop as stop:
             finding = stop.finding
-        tiers = {build.tier for build in builds.made}
+        made = [build for _, build in builds.made]
+        tiers = {build.tier for build in made}
         return Prepared(
             candidate_id=candidate.candidate_id,
-            libraries={build.key: build.path for build in builds.made if build.ok},
+            libraries={build.key: build.path for build in made if build.ok},
             finding=finding,
             flags=tuple(dict.fromkeys(builds.flags)),
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
-            cached=bool(builds.made) and all(build.cached for build in builds.made),
+            cached=bool(made) and all(build.cached for build in made),
+            architectures=tuple(self.builder.for_architectures(builds.made)),
             seconds=time.monotonic() - started,
         )
 

@@ -51,6 +51,9 @@ from kernels_eval.versions import PROTOCOL_VERSION
 LONGEST_WAIT_S = 60.0
 RETRY_S = {"Retry-After": "2"}
 EXPIRE_EVERY_S = 0.25
+SPREAD_S = 0.004
+"""Between two that wait for one verdict: all at once would ask again at once, and each would wait
+for the others."""
 BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 
 
@@ -81,6 +84,7 @@ class Service:
         self.intake, self.drain_s, self.draining = intake, drain_s, False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: dict[str, asyncio.Future[Evaluation | None]] = {}
+        self._told_s = 0.0
         self._arrived: deque[tuple[Asked, Future[list[Evaluation]]]] = deque()
         self._writer = ThreadPoolExecutor(1)
         options = options | {"language": intake.language, "config": intake.config}
@@ -134,7 +138,13 @@ class Service:
         self._ended.labels(found.state, found.verdict.status if found.verdict else "").inc()
         self._seconds.observe((found.finished_s or found.submitted_s) - found.submitted_s)
         if self._loop:
-            self._loop.call_soon_threadsafe(self._wake, found.id, found)
+            self._loop.call_soon_threadsafe(self._tell, self._loop, found)
+
+    def _tell(self, loop: asyncio.AbstractEventLoop, found: Evaluation) -> None:
+        """Wake who waits for it, `SPREAD_S` after the last one who was."""
+        if found.id in self._waiting:
+            self._told_s = max(loop.time(), self._told_s + SPREAD_S)
+            loop.call_at(self._told_s, self._wake, found.id, found)
 
     def _wake(self, identity: str, found: Evaluation | None) -> None:
         if waiting := self._waiting.pop(identity, None):

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
@@ -23,7 +22,8 @@ from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
 from tasks.reporting.findings import Finding, findings_table
 from tasks.reporting.page import Block, Bullets, block_markdown
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import NUMBERS
 from tasks.versions import ANALYSIS_VERSION
 
 STAGE, PAGE = "analysis", "page"
@@ -33,19 +33,6 @@ OF_CANDIDATES = (
     "sampling.max_tokens",
 )
 FINDINGS = "findings.md"
-NUMBERS = pa.schema(
-    {
-        "name": pa.string(),
-        "value": pa.float64(),
-        "lower": pa.float64(),  # of its 95 % interval
-        "upper": pa.float64(),
-        "p": pa.float64(),
-        "samples": pa.int64(),
-        "tasks": pa.int64(),
-        "method": pa.string(),
-        "why_not": pa.string(),  # why there is no value; null where there is one
-    }
-)
 
 
 class Found(Record):
@@ -69,8 +56,7 @@ class Found(Record):
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = [verdicts.fingerprint, candidates.fingerprint]
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, config, upstream, ANALYSIS_VERSION))
+    return Snapshot.planned(STAGE, config, [verdicts, candidates], ANALYSIS_VERSION)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
@@ -86,12 +72,10 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfi
     frame = joined(verdicts.open(), candidates.open())
     found, records = _analysed(frame, config, snapshot)
     rows = number_rows(found.findings)
-    there = snapshot.keys("name")
-    snapshot.append([row for row in rows if row["name"] not in there], NUMBERS)
+    snapshot.append(rows, NUMBERS, key="name")
     report(STAGE, frame.height, frame.height, (found.finding or found.cautions)[0])
     return snapshot.publish(
         config=config,
-        upstream=[verdicts.fingerprint, candidates.fingerprint],
         rows=len(rows),
         extra=found.model_dump(mode="json") | {"records": records},
     ).ref

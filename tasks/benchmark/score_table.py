@@ -23,7 +23,7 @@ from tasks.benchmark.samples import (
 )
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
 from tasks.benchmark.tables import pivoted
-from tasks.reporting.text import interval, table
+from tasks.reporting.text import interval
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.sources.files import shown
 
@@ -111,12 +111,6 @@ def table_of(data: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         first=columns.values(),
     )
     return list(found.header), [list(map(str, row)) for row in found.rows]
-
-
-def markdown_of(data: Mapping[str, Any]) -> list[str]:
-    """Return the same table as lines of Markdown."""
-    names, rows = table_of(data)
-    return table(names, [[cell.replace("|", "/") for cell in row] for row in rows]).split("\n")
 
 
 def _column(metric: str, k: int | None) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
-import pyarrow as pa
 
 from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
@@ -23,25 +22,11 @@ from tasks.benchmark.samples import (
     within_tokens,
 )
 from tasks.benchmark.scoring import ScoreRow, score
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import SCORES
 from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
-TYPES = {
-    "k": "int64",
-    "tasks": "int64",
-    "samples": "int64",
-    "missing": "int64",
-    "token_limit": "int64",
-} | {
-    **dict.fromkeys(("value", "lower", "upper"), "double"),
-    "degenerate_counted": "bool",
-}
-COLUMNS = """model track metric k value lower upper interval tasks samples rule over why_not
-    degenerate_counted missing baseline token_limit"""
-SCORES = pa.schema(
-    [(name, pa.type_for_alias(TYPES.get(name, "string"))) for name in COLUMNS.split()]
-)
 READ = """candidate_id task_id status reason outputs_match timing device correctness custom_kernels
     custom_kernel_time_share library_calls detail log_tail""".split()
 
@@ -78,11 +63,8 @@ def answers_frame(answers: list[Answers]) -> pl.DataFrame:
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = [a.verdicts.fingerprint for a in answers]
     key = [config.model_dump(mode="json"), [a.model for a in answers]]
-    return Snapshot(
-        answers[0].verdicts.root, STAGE, fingerprint(STAGE, key, upstream, SCORING_VERSION)
-    )
+    return Snapshot.planned(STAGE, key, (a.verdicts for a in answers), SCORING_VERSION)
 
 
 def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
@@ -103,7 +85,6 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
         snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
         snapshot.publish(
             config=config,
-            upstream=[a.verdicts.fingerprint for a in answers],
             rows=len(rows),
             extra={"remarks": remarks(frame), "excluded_tasks": excluded_tasks(frame)},
         )

@@ -6,16 +6,16 @@ Strings are raw: `tasks.reporting.page` escapes them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from tasks.benchmark.comparing import ComparisonRow, metric_name
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
 from tasks.files import read_toml
-from tasks.reporting.page import Table
+from tasks.reporting.page import Table, filled
 from tasks.reporting.text import interval
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -33,8 +33,6 @@ PUBLISHED: list[dict[str, Any]] = (
 of the paper quote them. They are of KernelBench levels 1 and 2 on an RTX 5090 under KernelBench's
 own harness and tolerance, on the track "any"."""
 
-R = TypeVar("R")
-
 
 class Caveat(NamedTuple):
     """One thing that limits a result: what it is, its value here, and what that means."""
@@ -44,10 +42,12 @@ class Caveat(NamedTuple):
     means: str
 
 
-def caveats_of(words: str, found: Mapping[str, object]) -> list[Caveat]:
-    """Return the caveats that have a value. The file `words` holds their words by name."""
-    known = read_toml(TEMPLATES / words)
-    return [Caveat(value=str(value), **known[name]) for name, value in found.items() if value]
+def caveats_of(words: str, **known: object) -> list[Caveat]:
+    """Return the caveats of the file `words` whose value, a template of what is `known`, is not
+    empty."""
+    rows = read_toml(TEMPLATES / words).values()
+    found = (Caveat(**row | {"value": filled(row["value"], **known)}) for row in rows)
+    return [caveat for caveat in found if caveat.value]
 
 
 def label(metric: str, k: int | None = None) -> str:
@@ -71,10 +71,10 @@ def difference_points(row: ComparisonRow) -> str:
 
 def pivoted(
     names: Iterable[str],
-    rows: Iterable[R],
-    row_of: Callable[[R], tuple[str, ...]],
-    column_of: Callable[[R], str],
-    cell_of: Callable[[R], str],
+    rows: Iterable[Any],
+    row_of: Callable[[Any], tuple[str, ...]],
+    column_of: Callable[[Any], str] = lambda row: label(row.metric, row.k),
+    cell_of: Callable[[Any], str] = scored,
     absent: str = "n/a",
     first: Iterable[str] = (),
 ) -> Table:

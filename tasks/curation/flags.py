@@ -28,33 +28,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from kernels_eval.records import stable_hash
 from tasks.curation.config import FLAGS, QualityConfig
 from tasks.curation.tables import places_of
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, known_rows
+from tasks.tables import TRACE_FLAGS
 from tasks.versions import TRACE_FLAG_VERSION
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
 
-MEASURES = (
-    "characters",
-    "words",
-    "repeated_share",
-    "loop_words",
-    "loop_share",
-    "doubt_markers",
-    "doubt_per_1000_words",
-    "foreign_letters",
-    "foreign_share",
-    "unclosed_fence",
-    "unclosed_thought",
-    "ends_mid_sentence",
-)
-
+MEASURES = TRACE_FLAGS.names[3:]
 NGRAM = 10
 MAX_PERIODS = 64  # occurrences of the last word that are tried as periods
 MAX_TAIL = 20_000  # words at the end that are searched; a longer loop is flagged all the same
@@ -215,31 +201,11 @@ def _loop_words(words: Array) -> int:
 STAGE = "trace-flags"
 MAX_THREADS = 8
 BATCH_CHARACTERS, BATCH_TEXTS = 2_000_000, 2_000
-KINDS = {
-    "doubt_per_1000_words": pa.float64(),
-    "unclosed_fence": pa.bool_(),
-    "unclosed_thought": pa.bool_(),
-    "ends_mid_sentence": pa.bool_(),
-}
-TRACE_FLAGS = pa.schema(
-    [
-        # hash(candidate_id, thresholds, measuring code): lets a refresh reuse the row
-        ("flag_key", pa.string()),
-        ("candidate_id", pa.string()),
-        ("trace_flags", pa.list_(pa.string())),  # those of FLAGS that are raised
-        *(
-            (name, KINDS.get(name, pa.float64() if name.endswith("share") else pa.int64()))
-            for name in MEASURES
-        ),
-    ]
-)
 
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = [verdicts.fingerprint, candidates.fingerprint]
-    key = fingerprint(STAGE, config.identity, upstream, TRACE_FLAG_VERSION)
-    return Snapshot(verdicts.root, STAGE, key)
+    return Snapshot.planned(STAGE, config.identity, [verdicts, candidates], TRACE_FLAG_VERSION)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> SnapshotRef:
@@ -271,10 +237,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -
             report(STAGE, count, wanted.height, "")
     flags = snapshot.read(columns=["candidate_id", "trace_flags"], unique="candidate_id")
     return snapshot.publish(
-        config=config.identity,
-        upstream=[verdicts.fingerprint, candidates.fingerprint],
-        rows=wanted.height,
-        extra={"flag_counts": counted(flags)},
+        config=config.identity, rows=wanted.height, extra={"flag_counts": counted(flags)}
     ).ref
 
 

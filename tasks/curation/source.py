@@ -10,7 +10,7 @@ written meanwhile. Paths that are named are local; a root need not be.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
@@ -94,9 +94,8 @@ class Source:
         self.candidates = self.verdicts
         self.tasks: Snapshot | None = None
         if not isinstance(self.verdicts, Files):
-            place, upstream = self.verdicts.root, self.verdicts.manifest["upstream"]
-            self.tasks = _among(place, ("training-tasks", "tasks"), upstream)
-            beside = _among(place, ("synthesis", "candidates", "improved"), upstream)
+            self.tasks = self.verdicts.above("training-tasks", "tasks")
+            beside = self.verdicts.above("synthesis", "candidates", "improved")
             if not (beside or candidates):
                 raise UsageError(
                     f"the candidates of {self.verdicts.path} are not beside it",
@@ -169,8 +168,12 @@ class Source:
         UsageError where a table has no candidate_id, or no row.
         """
         frame = self.verdict_rows(DECIDING, DECIDING, ["candidate_id"])
-        # of two verdicts on a candidate the first counts, correct or not
         ids = pl.col("candidate_id")
+        if "status" in frame.columns:
+            right = pl.col("status").is_in(["correct", "task_error"])  # the second judged nothing
+            everywhere = right.all().over("candidate_id") & ids.is_not_null()
+            frame = frame.with_columns(correct_on_every_gpu=everywhere)
+        # of two verdicts on a candidate the first counts, correct or not
         frame = frame.filter(ids.is_null() | ids.is_first_distinct())
         frame = with_operators(frame, self.made_of("workloads", self.tasks))
         frame = with_profiles(frame, self.made_of("kernel-profiles", self.verdicts))
@@ -252,7 +255,7 @@ def _latest(root: str) -> Snapshot:
     """The verdicts that the newest training set under a root was made of, else the newest: those of
     a benchmark are verdicts too."""
     for snapshot in newest_first(root, "curation"):
-        if found := _among(root, ("verification",), snapshot.manifest["upstream"]):
+        if found := snapshot.above("verification"):
             return found
     if newest := newest_first(root, "verification"):
         return newest[0]
@@ -260,9 +263,3 @@ def _latest(root: str) -> Snapshot:
         f"there is no finished verification snapshot under {root}",
         "name one with --verdicts, or another --root",
     )
-
-
-def _among(root: str, stages: Sequence[str], fingerprints: Iterable[str]) -> Snapshot | None:
-    """The finished snapshot of one of these stages with one of these fingerprints."""
-    places = (Snapshot(root, stage, name) for stage in stages for name in list(fingerprints))
-    return next((snapshot for snapshot in places if snapshot.finished), None)

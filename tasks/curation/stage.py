@@ -20,7 +20,7 @@ from tasks.curation.tables import (
     texts_of,
 )
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import CURATED
 from tasks.versions import CURATION_VERSION
 
@@ -46,9 +46,9 @@ def planned(
     profiles: SnapshotRef | None = None,
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    upstream = _upstream(verdicts, candidates, tasks, workloads, flags, profiles)
+    above = (verdicts, candidates, tasks, workloads, flags, profiles)
     identity = [config.model_dump(mode="json"), _compared_by(equal)]
-    return Snapshot(verdicts.root, STAGE, fingerprint(STAGE, identity, upstream, CURATION_VERSION))
+    return Snapshot.planned(STAGE, identity, above, CURATION_VERSION)
 
 
 def _compared_by(equal: EqualKernels | None) -> str:
@@ -85,14 +85,12 @@ def run(
     if taken.is_empty():
         raise nothing_taken(frame, config)
     rows = curated_rows(taken, texts_of(candidates.open(), taken), named_tasks(tasks.open()))
-    left = rows.filter(~pl.col("candidate_id").is_in(list(snapshot.keys("candidate_id"))))
-    snapshot.append(left.iter_rows(named=True), CURATED)
+    snapshot.append(rows.iter_rows(named=True), CURATED, key="candidate_id")
     counts = dict(sorted(rows["criterion"].value_counts().iter_rows()))
     summary = ", ".join(f"{name} {count}" for name, count in counts.items())
     report(STAGE, rows.height, rows.height, summary)
     return snapshot.publish(
         config=config,
-        upstream=_upstream(verdicts, candidates, tasks, workloads, flags, profiles),
         rows=rows.height,
         extra={
             "criterion_counts": counts,
@@ -101,10 +99,6 @@ def run(
             **told_of(frame, taken, config),
         },
     ).ref
-
-
-def _upstream(*refs: SnapshotRef | None) -> list[str]:
-    return [ref.fingerprint for ref in refs if ref]
 
 
 def flag_counts(

@@ -24,9 +24,11 @@ from tasks.decontamination.fingerprints import (
     fingerprints,
     require_columns,
 )
-from tasks.reporting.text import cell, table
+from tasks.reporting.page import Table, block_markdown
+from tasks.reporting.text import cell
 
 EXAMPLES = 3
+EXAMPLE = "{task_id} = {benchmark_task_id} ({detail})"
 COLUMNS = ("task_id", "code")
 
 
@@ -49,12 +51,12 @@ class Decontaminated(Compared):
         """A report: what was removed at which level, with examples."""
         total = len(self.kept) + self.removed.height
         rows = [
-            (level, str(self.counts[level]), "; ".join(map(_example, examples)))
+            (level, str(self.counts[level]), "; ".join(map(EXAMPLE.format_map, examples)))
             for level, examples in self.examples().items()
         ]
-        text = f"{self.removed.height} of {total} training tasks are left out.\n\n" + table(
-            ("level", "removed", "examples (training task = benchmark task)"), rows
-        )
+        header = ("level", "removed", "examples (training task = benchmark task)")
+        text = f"{self.removed.height} of {total} training tasks are left out.\n\n"
+        text += block_markdown(Table(header, rows))
         if self.unparsed:
             more = ", ..." if len(self.unparsed) > EXAMPLES else ""
             text += (
@@ -62,10 +64,6 @@ class Decontaminated(Compared):
                 f" near: {', '.join(map(cell, self.unparsed[:EXAMPLES]))}{more}."
             )
         return text + "\n"
-
-
-def _example(row: dict[str, object]) -> str:
-    return f"{cell(row['task_id'])} = {cell(row['benchmark_task_id'])} ({cell(row['detail'])})"
 
 
 def decontaminate(

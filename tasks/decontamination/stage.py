@@ -17,7 +17,7 @@ from tasks.decontamination.config import DecontaminationConfig, DeduplicationCon
 from tasks.decontamination.decontamination import decontaminate
 from tasks.decontamination.deduplication import deduplicate_tasks
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import TASKS
 from tasks.versions import DECONTAMINATION_VERSION
 
@@ -32,8 +32,7 @@ def planned(
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
-    key = fingerprint(STAGE, config, _upstream(tasks, benchmark), DECONTAMINATION_VERSION)
-    return Snapshot(tasks.root, STAGE, key)
+    return Snapshot.planned(STAGE, config, [tasks, benchmark], DECONTAMINATION_VERSION)
 
 
 def run(
@@ -60,9 +59,7 @@ def run(
             "train on other tasks (tasks.source, tasks.location), or set"
             " decontamination.enabled=false to keep them",
         )
-    done = snapshot.keys("task_id")
-    rows = kept.iter_rows(named=True)
-    snapshot.append((row for row in rows if row["task_id"] not in done), TASKS)
+    snapshot.append(kept.iter_rows(named=True), TASKS, key="task_id")
     counts = {
         "kept": kept.height,
         "known to the benchmark": clean.removed.height,
@@ -74,7 +71,6 @@ def run(
             "decontamination": decontamination.model_dump(mode="json"),
             "deduplication": deduplication.model_dump(mode="json"),
         },
-        upstream=_upstream(tasks, benchmark),
         rows=kept.height,
         extra={
             "status_counts": counts,
@@ -87,10 +83,6 @@ def run(
             "report": clean.markdown() if decontamination.enabled else "Decontamination was off.\n",
         },
     ).ref
-
-
-def _upstream(tasks: SnapshotRef, benchmark: SnapshotRef | None) -> list[str]:
-    return [tasks.fingerprint, *([benchmark.fingerprint] if benchmark else [])]
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from kernels_eval.errors import UsageError, cause_of
 from tasks.sources.hub import is_hub_id
 from tasks.store import Snapshot, SnapshotRef, snapshots
-from tasks.store.snapshot import find_snapshot
+from tasks.store.snapshot import RESTORE, find_snapshot, newest_first
 
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
 ANALYSIS, WORKLOADS, FLAGS = "analysis", "workloads", "trace-flags"
@@ -43,7 +43,6 @@ PUBLIC_SETTINGS = {
 }
 """Settings that may be published. Of the curation all are: they are the rule."""
 PUBLIC_FACTS = ("device", "language", "status_counts", "generator", "turn_counts")
-RESTORE = "restore it, or run its stage again under another root"
 
 
 @dataclass(frozen=True)
@@ -72,34 +71,8 @@ def lineage(ref: SnapshotRef) -> Lineage:
             f"give a snapshot of the stage {CURATION}",
         )
     snapshot = ref.open()
-    manifest = manifest_of(snapshot)
-    found: dict[str, Snapshot] = {}
-    for name, stages in ABOVE.items():
-        for fingerprint in manifest.get("upstream") or []:
-            for stage in stages:
-                above = Snapshot(ref.root, stage, str(fingerprint))
-                if name not in found and above.finished:
-                    found[name] = above
-    return Lineage(snapshot, manifest, **found)
-
-
-def manifest_of(snapshot: Snapshot) -> dict[str, Any]:
-    """A snapshot's manifest. Raises UsageError where it is unfinished, or its manifest is none."""
-    problem: object = "it is no object with created_at"
-    try:
-        manifest = snapshot.manifest
-        upstream = manifest.get("upstream") or []
-        if isinstance(manifest.get("created_at"), str) and isinstance(upstream, list):
-            return manifest
-    except (OSError, ValueError, AttributeError) as error:
-        problem = error
-    raise UsageError(f"the manifest of {snapshot.path} cannot be read: {problem}", RESTORE)
-
-
-def finished(root: str, stage: str) -> list[tuple[Snapshot, dict[str, Any]]]:
-    """The finished snapshots of a stage and their manifests, the newest last."""
-    found = [(each, manifest_of(each)) for each in snapshots(root, stage) if each.finished]
-    return sorted(found, key=lambda pair: (pair[1]["created_at"], pair[0].fingerprint))
+    found = {name: snapshot.above(*stages) for name, stages in ABOVE.items()}
+    return Lineage(snapshot, snapshot.manifest, **found)
 
 
 def analysis_of(line: Lineage) -> Snapshot | None:
@@ -107,9 +80,8 @@ def analysis_of(line: Lineage) -> Snapshot | None:
     if line.verdicts is None or line.candidates is None:
         return None
     made_from = [line.verdicts.fingerprint, line.candidates.fingerprint]
-    analyses = finished(line.curated.root, ANALYSIS)
-    found = [each for each, manifest in analyses if manifest.get("upstream") == made_from]
-    return found[-1] if found else None
+    analyses = newest_first(line.curated.root, ANALYSIS)
+    return next((each for each in analyses if each.manifest.get("upstream") == made_from), None)
 
 
 def find_curated(root: str, name: str | None = None) -> SnapshotRef:
@@ -119,7 +91,7 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
     """
     if name:
         return find_snapshot(root, name, CURATION)
-    sets = finished(root, CURATION)
+    sets = newest_first(root, CURATION)
     if not sets:
         hint = (
             "its curation is unfinished: run `concur run` again"
@@ -129,10 +101,10 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
         raise UsageError(f"there is no finished curated set under {root}", hint)
     default = [
         each
-        for each, manifest in sets
-        if (manifest.get("config") or {}).get("strategy") == DEFAULT_STRATEGY
+        for each in sets
+        if (each.manifest.get("config") or {}).get("strategy") == DEFAULT_STRATEGY
     ]
-    return (default or [each for each, _ in sets])[-1].ref
+    return (default or sets)[0].ref
 
 
 def facts(line: Lineage) -> dict[str, Any]:
@@ -152,8 +124,7 @@ def facts(line: Lineage) -> dict[str, Any]:
 
 
 def _facts_of(stage: str, snapshot: Snapshot) -> dict[str, Any]:
-    manifest = manifest_of(snapshot)
-    config = manifest_of(source_of(snapshot)).get("config") or {}
+    manifest, config = snapshot.manifest, source_of(snapshot).manifest.get("config") or {}
     kept = _present(config, PUBLIC_SETTINGS[stage])
     if is_hub_id(config.get("location")) and not Path(config["location"]).exists():
         kept["location"] = config["location"]
@@ -179,7 +150,7 @@ def source_of(snapshot: Snapshot) -> Snapshot:
     chosen from, where it is there."""
     if snapshot.stage != CHOSEN:
         return snapshot
-    source = Snapshot(snapshot.root, TASKS, str((manifest_of(snapshot).get("upstream") or [""])[0]))
+    source = Snapshot(snapshot.root, TASKS, str((snapshot.manifest.get("upstream") or [""])[0]))
     return source if source.finished else snapshot
 
 

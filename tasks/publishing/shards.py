@@ -34,7 +34,6 @@ from tasks.publishing.config import PublishOptions
 from tasks.publishing.lineage import (
     ABOVE,
     Lineage,
-    manifest_of,
     readable,
     require,
     select,
@@ -52,7 +51,7 @@ PARQUET_SETTINGS = {
     "compression": "zstd",
     "compression_level": 6,
     "write_page_index": True,
-    **({"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {}),
+    "use_content_defined_chunking": True,
 }
 
 
@@ -162,14 +161,14 @@ def _rows(line: Lineage) -> pl.DataFrame:
         on = "task_id" if above == "tasks" else "candidate_id"
         found = select(getattr(line, above), list(names.values()), on, rows)
         if above == "tasks":  # a row without its task has no licence
-            config = manifest_of(source_of(line.tasks)).get("config") or {}
+            config = source_of(line.tasks).manifest.get("config") or {}
             licences = [licence_of(str(each), config) for each in found["source"]]
             found = found.with_columns(task_license=pl.Series(licences, dtype=pl.String))
         published = {path.rpartition(".")[2]: name for name, path in names.items()}
         added = rows.select(on).join(found, on=on, how="left", maintain_order="left").drop(on)
         rows = rows.hstack(added.rename(published, strict=False))
     # a verdict only says "cpu"; which one it was is known of the whole snapshot
-    cpu = str(manifest_of(line.verdicts).get("device") or "cpu")
+    cpu = str(line.verdicts.manifest.get("device") or "cpu")
     defaults = {"device": None, "sample_index": 0, "turn": 1}  # of older snapshots
     absent = {name: pl.lit(each) for name, each in defaults.items() if name not in rows.columns}
     return (

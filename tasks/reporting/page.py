@@ -113,6 +113,11 @@ def rendered(template: Path, **values: object) -> str:
     return _environment(form, template.parent).get_template(template.name).render(values)
 
 
+def filled(text: str, **values: object) -> str:
+    """Return a text that is a template itself, filled with values, as plain text."""
+    return _environment("txt", TEMPLATES).from_string(text).render(values)
+
+
 def block_markdown(block: Block) -> str:
     """Return one block as Markdown in which nothing of its texts is markup."""
     parts = _environment("md", TEMPLATES).get_template("md.j2").module

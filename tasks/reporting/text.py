@@ -78,12 +78,6 @@ def fenced(text: str, language: str = "", length: int = 1500) -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table of cells that are escaped already."""
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def masked(value: Any) -> Any:
     """Return the same value with passwords inside URLs replaced, at any depth."""
     if isinstance(value, Mapping):

@@ -170,13 +170,7 @@ def load_causal_model(
         from peft import PeftModel
 
         try:
-            with warnings.catch_warnings():
-                # PEFT still reads a name that transformers renames in version 6
-                warnings.filterwarnings(
-                    "ignore",
-                    message=".*gradient_checkpointing.* is deprecated",
-                    category=FutureWarning,
-                )
+            with renamed_option():
                 model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
         except (OSError, ValueError, RuntimeError) as error:
             raise UsageError(
@@ -184,6 +178,16 @@ def load_causal_model(
                 "give a directory that training on this base model wrote",
             ) from error
     return cast("PreTrainedModel", model.eval())
+
+
+@contextmanager
+def renamed_option() -> Iterator[None]:
+    """Without the warning that PEFT and TRL read a name which transformers renames in version 6."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
+        )
+        yield
 
 
 def count_tokens(location: str | Path, texts: Sequence[str]) -> list[int]:

@@ -61,8 +61,7 @@ def keep(found: list[KernelTask], root: str, config: Any) -> SnapshotRef:
     rows = [task.model_dump(mode="json") for task in found]
     snapshot = Snapshot(root, STAGE, fingerprint(STAGE, rows))
     if not snapshot.finished:
-        there = snapshot.keys("task_id")
-        snapshot.append([row for row in rows if row["task_id"] not in there], TASKS)
+        snapshot.append(rows, TASKS, key="task_id")
         snapshot.publish(config=config, rows=len(rows))
     return snapshot.ref
 

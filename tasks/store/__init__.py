@@ -3,37 +3,19 @@
 The names below are what stages and flows use; `journal` and `parts` are details of snapshots.
 """
 
-from tasks.store.identity import code_hash, fingerprint
+from tasks.store.identity import fingerprint
 from tasks.store.journal import another_runs
 from tasks.store.ordering import rows_in_order, tables_in_order
-from tasks.store.parts import combine_parts, present_columns
-from tasks.store.snapshot import (
-    BATCH_ROWS,
-    MANIFEST,
-    PART_ROWS,
-    Snapshot,
-    SnapshotRef,
-    hardware,
-    known_rows,
-    snapshots,
-    tool_versions,
-)
+from tasks.store.snapshot import PART_ROWS, Snapshot, SnapshotRef, known_rows, snapshots
 
 __all__ = [
-    "BATCH_ROWS",
-    "MANIFEST",
     "PART_ROWS",
     "Snapshot",
     "SnapshotRef",
     "another_runs",
-    "code_hash",
-    "combine_parts",
     "fingerprint",
-    "hardware",
     "known_rows",
-    "present_columns",
     "rows_in_order",
     "snapshots",
     "tables_in_order",
-    "tool_versions",
 ]

@@ -36,7 +36,7 @@ from pydantic import BaseModel
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_write_at, explain_write_errors
-from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash
+from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash, fingerprint
 from tasks.store.journal import Journal, Row, abandoned, another_runs, part_suffix, read_journal
 from tasks.store.parts import combine_parts, present_columns, storable
 from tasks.versions import modules_of
@@ -51,6 +51,7 @@ MANIFEST = "manifest.json"
 PART_ROWS = 1000
 BATCH_ROWS = 256
 READ_ROWS = 4096
+RESTORE = "restore it, or run its stage again under another root"
 WRITE_FIX = (
     "choose another root with --set root=DIR, free some disk, or correct its permissions; what was"
     " already written is intact"
@@ -75,6 +76,9 @@ class Snapshot:
     root: str
     stage: str
     fingerprint: str
+    upstream: Sequence[str] = field(default=(), repr=False, compare=False)
+    """Fingerprints of what it is made from, where `planned` has made it."""
+
     _fs: Any = field(default=None, repr=False)
     _opened_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
 
@@ -86,6 +90,20 @@ class Snapshot:
         local = isinstance(self._fs, fsspec.implementations.local.LocalFileSystem)
         self._local_path = Path(self.path) if local else None
 
+    @staticmethod
+    def planned(
+        stage: str,
+        config: Any,
+        above: Iterable[SnapshotRef | None],
+        version: int | Sequence[int] | str,
+    ) -> Snapshot:
+        """The snapshot that a stage makes of others (None: one that there may be), under the root
+        of the first."""
+        refs = [ref for ref in above if ref]
+        upstream = [ref.fingerprint for ref in refs]
+        name = fingerprint(stage, config, upstream, version)
+        return Snapshot(refs[0].root, stage, name, upstream)
+
     @property
     def ref(self) -> SnapshotRef:
         return SnapshotRef(root=self.root, stage=self.stage, fingerprint=self.fingerprint)
@@ -96,14 +114,27 @@ class Snapshot:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """The manifest. Raises UsageError where the snapshot is unfinished."""
+        """The manifest. Raises UsageError where the snapshot is unfinished, or its manifest is
+        damaged."""
         if not self.finished:
             raise UsageError(
                 f"snapshot {self.path} has no {MANIFEST}",
                 "it is unfinished: run its stage again to resume",
             )
-        found: dict[str, Any] = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
+        try:
+            found: dict[str, Any] = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
+            datetime.fromisoformat(found["created_at"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"the manifest of {self.path} cannot be read: {error}", RESTORE
+            ) from error
         return found
+
+    def above(self, *stages: str) -> Snapshot | None:
+        """The finished snapshot of one of these stages that this one was made from."""
+        names = self.manifest.get("upstream") or ()
+        places = (Snapshot(self.root, stage, str(name)) for stage in stages for name in names)
+        return next((each for each in places if each.finished), None)
 
     @property
     def is_local(self) -> bool:
@@ -273,6 +304,21 @@ class Snapshot:
             for batch in self.batches_at(str(part), found["row"].to_numpy(), columns):
                 yield from batch.to_pylist()
 
+    def rows_by(
+        self,
+        column: str,
+        values: Iterable[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """The first row of each of these values of a column (None: of all), in the order of
+        writing; read as `rows_of` reads."""
+        import polars as pl
+
+        found = self.index([column]).unique(column, keep="first", maintain_order=True)
+        if values is not None:
+            found = found.filter(pl.col(column).is_in(list(values)))
+        return self.rows_of(found, columns)
+
     def keys(self, column: str) -> set[str]:
         """Values of one column among the rows already there: what a resumed stage need not do
         again."""
@@ -281,13 +327,15 @@ class Snapshot:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def append(self, rows: Iterable[Row], schema: pa.Schema) -> None:
+    def append(self, rows: Iterable[Row], schema: pa.Schema, *, key: str | None = None) -> None:
         """Write rows as new parts of at most 1,000, each atomically and before more rows are taken
-        from an iterator.
+        from an iterator. With `key`, rows are left out whose value of that column is there
+        already: a killed run wrote them.
 
         Raises UsageError where the snapshot is finished or the root cannot be written.
         """
-        taken = iter(rows)
+        there = self.keys(key) if key else ()
+        taken = (row for row in rows if key is None or row[key] not in there)
         while part := list(islice(taken, PART_ROWS)):
             self._append_part(schema, part)
 
@@ -361,7 +409,7 @@ class Snapshot:
         self,
         *,
         config: Any,
-        upstream: Iterable[str] = (),
+        upstream: Iterable[str] | None = None,
         rows: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Snapshot:
@@ -369,14 +417,15 @@ class Snapshot:
 
         Its `code` is the hash of the stage's logic, as advice: where it differs from today's,
         the code has changed under the same version. Its `seconds` are those of the process that
-        finished the snapshot, since it opened it.
+        finished the snapshot, since it opened it. `upstream` are by default those it was planned
+        with.
         """
         manifest = {
             "schema_version": SNAPSHOT_SCHEMA_VERSION,
             "stage": self.stage,
             "fingerprint": self.fingerprint,
             "config": config.model_dump(mode="json") if isinstance(config, BaseModel) else config,
-            "upstream": list(upstream),
+            "upstream": list(self.upstream if upstream is None else upstream),
             "rows": sum(map(self._row_count, self.parts())) if rows is None else rows,
             "code": code_hash(*modules_of(self.stage)),
             "tools": tool_versions(),

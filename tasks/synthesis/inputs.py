@@ -18,24 +18,14 @@ from typing import Any, NamedTuple
 from kernels_eval.errors import UsageError
 from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import stable_hash
-from tasks.files import file_sha256
+from tasks.files import file_sha256, read_toml
 from tasks.progress import caution
 from tasks.sources.files import columns_of, read_text, rows_of, shown
 from tasks.sources.hub import load_rows
 from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
 
 Row = dict[str, Any]
-ALIASES = {
-    "task_id": ("task", "problem_name", "task_name", "name"),
-    "level": ("level_id",),
-    "problem_id": ("problem", "problem_number", "problem_idx"),
-    "code": ("kernel", "kernel_code", "generated_code", "solution", "custom_code"),
-    "response": ("completion", "output", "generation", "generated_text", "model_response"),
-    "sample_index": ("sample_id", "sample", "sample_idx"),
-    "generator": ("model", "model_name", "model_id"),
-    "finish_reason": ("stop_reason",),
-    "language": ("lang", "backend"),
-}
+ALIASES: dict[str, list[str]] = read_toml(Path(__file__).with_suffix(".toml"))
 """Columns, and what other tables call them; the first existing one is used."""
 MOST_SPLIT = "train"
 _NAME = re.compile(

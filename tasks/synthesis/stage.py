@@ -28,7 +28,7 @@ from tasks.policy import secret
 from tasks.progress import report
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import THINK_CLOSE, clean_text, parse_response
 from tasks.synthesis.prompts import prompt_hash
@@ -159,8 +159,7 @@ class Synthesis:
         self._tasks, self._turn = tasks, turn
         shown = config.profiles == "shown" and self._before is not None
         self._profiles = profiles.open() if shown and profiles else None
-        seen = (profiles,) if shown and profiles else ()
-        self._upstream = [ref.fingerprint for ref in (tasks, *(self._before or ()), *seen)]
+        above = (tasks, *(self._before or ()), profiles if shown else None)
         unused = UNDECISIVE if turn > 1 else UNDECISIVE | OF_LATER_TURNS
         identity = [
             config.model_dump(mode="json", exclude=set(unused)),
@@ -170,9 +169,7 @@ class Synthesis:
             *([turn] if turn > 1 else []),
         ]
         versions = (SYNTHESIS_VERSION, PARSER_VERSION)
-        self.snapshot = Snapshot(
-            tasks.root, STAGE, fingerprint(STAGE, identity, self._upstream, versions)
-        )
+        self.snapshot = Snapshot.planned(STAGE, identity, above, versions)
 
     def run(self) -> SnapshotRef:
         """Ask for what is missing and publish. Returns a finished snapshot of
@@ -201,9 +198,7 @@ class Synthesis:
             extra |= {name: earlier.get(name, 0) + count for name, count in counts.items()}
             extra |= {"turn": self._turn, "followed_up": counts["requests"]}
             extra["turn_counts"] = {f"turn {turn}": count for turn, count in rows}
-        return snapshot.publish(
-            config=self.config, upstream=self._upstream, rows=len(turns), extra=extra
-        ).ref
+        return snapshot.publish(config=self.config, rows=len(turns), extra=extra).ref
 
     def _bring_along(self) -> None:
         """Take the rows of the turns before into the snapshot."""

@@ -36,7 +36,7 @@ from kernels_eval.records import (
 from tasks.progress import caution, report
 from tasks.sources.files import first_line, number_of, shown
 from tasks.sources.tables import unusable
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.synthesis.inputs import model_of, parts_of
 from tasks.synthesis.parsing import THINK_CLOSE, guessed_finish, parse_response
 from tasks.tables import CANDIDATES
@@ -120,31 +120,29 @@ class CandidateTable:
         return Counter(_task_id(row, where) for _, where, row in self._rows_in(language, _KEYS))
 
     def write(
-        self, root: str, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
+        self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
     ) -> SnapshotRef:
-        """A finished snapshot of `SCHEMA` under `root`. `upstream` is the snapshot of the tasks,
-        which must hold every task asked for.
+        """A finished snapshot of `SCHEMA` beside `upstream`, the snapshot of the tasks, which must
+        hold every task asked for.
 
         Raises UsageError for a row that makes no candidate, and where one id of the table stands
         for two different candidates.
         """
         digests = [part.digest() for part in self._parts]
-        versions, above = (CANDIDATE_TABLE_VERSION, PARSER_VERSION), [upstream.fingerprint]
-        identity = fingerprint(STAGE, [digests, language.value, self._model], above, versions)
-        snapshot = Snapshot(root, STAGE, identity)
+        versions = (CANDIDATE_TABLE_VERSION, PARSER_VERSION)
+        identity = [digests, language.value, self._model]
+        snapshot = Snapshot.planned(STAGE, identity, [upstream], versions)
         if snapshot.finished:
             return snapshot.ref
         total = self.asked_tasks(language).total()
-        written = snapshot.keys("row")  # of a run that was stopped
 
         def rows() -> Iterator[dict[str, Any]]:
             for done, row in enumerate(self._candidates(tasks, language), start=1):
                 report(STAGE, done, total, "read")
-                if row["row"] not in written:
-                    yield row
+                yield row
 
-        snapshot.append(rows(), SCHEMA)
-        return snapshot.publish(config={"language": language.value}, upstream=above).ref
+        snapshot.append(rows(), SCHEMA, key="row")
+        return snapshot.publish(config={"language": language.value}).ref
 
     def _candidates(
         self, tasks: Mapping[str, KernelTask], language: Language

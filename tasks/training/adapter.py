@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_directory
-from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
+from tasks.sources.small_model import (
+    load_causal_model,
+    load_tokenizer,
+    quiet_progress,
+    renamed_option,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -309,16 +314,10 @@ def _merged_into(
 ) -> list[Any]:
     """Save the merged model; returns the logits before merging. A function of its own, so that its
     model is freed when it ends."""
-    import warnings
-
     import torch
     from peft import PeftModel
 
-    # PEFT still reads a name that transformers renames in version 6
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
-        )
+    with renamed_option():
         model = PeftModel.from_pretrained(
             load_causal_model(base_model_dir, dtype=torch.float32), str(adapter_dir)
         ).eval()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from tasks.progress import report
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.training.recipe import ReinforceRecipe
 from tasks.training.stage import adapter_of
 from tasks.versions import TRAINING_VERSION
@@ -22,8 +22,7 @@ STAGE = "reinforcement"
 def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [recipe.model_dump(mode="json"), sorted(prompts.items())]
-    name = fingerprint(STAGE, config, [trained.fingerprint], TRAINING_VERSION)
-    return Snapshot(trained.root, STAGE, name)
+    return Snapshot.planned(STAGE, config, [trained], TRAINING_VERSION)
 
 
 def run(
@@ -58,6 +57,4 @@ def run(
     columns = {name: pa.int64() if name == "step" else pa.float64() for name in names}
     snapshot.append([dict.fromkeys(names) | row for row in log], pa.schema(columns))
     extra = {"adapter": "adapter", "base_model": base, "tasks": len(prompts)}
-    return snapshot.publish(
-        config=recipe, upstream=[trained.fingerprint], rows=len(log), extra=extra
-    ).ref
+    return snapshot.publish(config=recipe, rows=len(log), extra=extra).ref

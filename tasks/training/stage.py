@@ -12,7 +12,7 @@ from kernels_eval.records import Language
 from tasks.progress import report
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HISTORY
 from tasks.versions import TRAINING_VERSION
@@ -23,8 +23,7 @@ STAGE = "training"
 def planned(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [recipe.model_dump(mode="json"), sorted(prompts.items())]
-    name = fingerprint(STAGE, config, [curated.fingerprint], TRAINING_VERSION)
-    return Snapshot(curated.root, STAGE, name)
+    return Snapshot.planned(STAGE, config, [curated], TRAINING_VERSION)
 
 
 def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> SnapshotRef:
@@ -51,7 +50,6 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
         report(STAGE, int(entry["step"]), steps, f"loss {entry['loss']:.3f}")
 
     result = train_on_ray(rows.to_dicts(), recipe, base, snapshot.local_dir(), tell)
-    done = {int(step) for step in snapshot.keys("step")}
     manifest = curated.open().manifest
     write_card(
         result,
@@ -64,12 +62,10 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
         strategy=(manifest.get("config") or {}).get("strategy"),
         tools=manifest["tools"],
     )
-    snapshot.append([entry for entry in result.log if entry["step"] not in done], HISTORY)
+    snapshot.append(result.log, HISTORY, key="step")
     extra = result.model_dump(mode="json", exclude={"log", "adapter_dir"})
     extra |= {"held_out": result.held_out, "adapter": "adapter", "base_model": base}
-    return snapshot.publish(
-        config=recipe, upstream=[curated.fingerprint], rows=len(result.log), extra=extra
-    ).ref
+    return snapshot.publish(config=recipe, rows=len(result.log), extra=extra).ref
 
 
 def with_prompts(rows: pl.DataFrame, prompts: dict[str, str]) -> pl.DataFrame:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +31,12 @@ from trl.trainer.sft_trainer import SFTTrainer
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.profiling import roofline
-from tasks.sources.small_model import load_causal_model, load_tokenizer, quiet_progress
+from tasks.sources.small_model import (
+    load_causal_model,
+    load_tokenizer,
+    quiet_progress,
+    renamed_option,
+)
 from tasks.training import checkpoints, telemetry
 from tasks.training.evaluation import split_by_task, stopped
 from tasks.training.faults import explain, require_projections
@@ -85,12 +89,7 @@ def train(
     identity = checkpoints.RunIdentity.of(recipe, base_model_dir, examples)
     checkpoint = checkpoints.newest_checkpoint(out_dir / "checkpoints", identity)
     try:
-        with quiet_progress(), warnings.catch_warnings():
-            # transformers renames the option; TRL and PEFT still read the old name, which holds
-            # until transformers 6
-            warnings.filterwarnings(
-                "ignore", message=".*gradient_checkpointing.* is deprecated", category=FutureWarning
-            )
+        with quiet_progress(), renamed_option():
             trainer = LoraTrainer(
                 recipe, base_model_dir, out_dir, tokenizer, examples, held_out, on_log
             )

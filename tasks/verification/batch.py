@@ -32,8 +32,9 @@ from kernels_eval.cluster.ray import address_of, require_cluster
 from kernels_eval.devices import require_device
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Phases, Verdict
-from tasks.files import atomic_write, explain_write_errors
+from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
+from tasks.reporting.text import by_count
 from tasks.sources.files import shown
 from tasks.sources.stage import keep
 from tasks.sources.tables import load
@@ -65,7 +66,7 @@ class Candidates(Protocol):
     def asked_tasks(self, language: Language) -> Counter[str]: ...
 
     def write(
-        self, root: str, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
+        self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
     ) -> SnapshotRef: ...
 
 
@@ -90,7 +91,10 @@ def verify_batch(
     language = table.language(language)
     require_device(language)
     found = _tasks_of(tasks, table.asked_tasks(language), table.location)
-    directory = _writable(out)
+    with explain_write_errors(
+        f"to {shown(out)}", "choose another --out, or correct its permissions"
+    ):
+        directory = make_writable(Path(out).expanduser())
     root = str(directory / SNAPSHOTS)
     progress = BatchProgress(stage.STAGE)
 
@@ -127,7 +131,7 @@ def verify_batch(
     with _workers_stopped(), progress, observed_by(progress):
         named = {task.task_id: task for task in found.values()}
         tasks_ref = keep(list(named.values()), root, {"source": "verify-batch"})
-        candidates_ref = table.write(root, found, tasks_ref, language)
+        candidates_ref = table.write(found, tasks_ref, language)
         verdicts = stage.run(candidates_ref, tasks_ref, config, language, verification=Observed)
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
     with explain_write_errors(out, "free some disk, then rerun the same command"):
@@ -160,21 +164,6 @@ def _tasks_of(location: str, asked: Counter[str], candidates: str) -> dict[str, 
             "give the tasks that the candidates answer: their task_id or name must be the same",
         )
     return {task_id: there[task_id] for task_id in asked}
-
-
-def _writable(out: str) -> Path:
-    directory = Path(out).expanduser()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        probe = directory / f".probe-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {shown(out)}: {error.strerror}",
-            "choose another --out, or correct its permissions",
-        ) from error
-    return directory
 
 
 @contextmanager
@@ -253,8 +242,7 @@ def in_short(verdict: Verdict) -> str:
 
 def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:
     """The most frequent first, then by name."""
-    counts = frame[column].drop_nulls().value_counts().iter_rows()
-    return dict(sorted(counts, key=lambda pair: (-pair[1], pair[0])))
+    return dict(by_count(dict(frame[column].drop_nulls().value_counts().iter_rows())))
 
 
 def _speedups(frame: pl.DataFrame) -> dict[str, Any]:

@@ -30,24 +30,10 @@ from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
 from tasks.files import atomic_write, explain_write_errors
+from tasks.tables import VIEWED
 
 STATIC = Path(__file__).with_name("static")
-COLUMNS = {
-    "id": pl.String,
-    "task": pl.String,
-    "set": pl.String,
-    "model": pl.String,
-    "status": pl.String,
-    "reason": pl.String,
-    "flags": pl.String,
-    "strategies": pl.String,
-    "speedup": pl.Float64,
-    "lower": pl.Float64,
-    "upper": pl.Float64,
-    "tokens": pl.Int64,
-    "bottleneck": pl.String,
-    "sol_score": pl.Float64,
-}
+COLUMNS = pl.DataFrame(VIEWED.empty_table()).schema
 """Of the index. `flags` and `strategies` hold names with tabs between them; `lower` and `upper`
 bound `speedup`; `tokens` is the reasoning length; `bottleneck` and `sol_score` are of a profile."""
 CHUNK_BYTES = 1_000_000

@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kernels_eval.records import KernelTask, stable_hash
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
+from tasks.tables import PROFILES
 from tasks.versions import PROFILE_VERSION
 from tasks.workload.config import ProfilingConfig
 from tasks.workload.measure import Profiler, tasks_of
-from tasks.workload.record import PROFILES, Profile
+from tasks.workload.record import Profile
 from tasks.workload.stage import fill
 
 STAGE = "profiles"
@@ -27,8 +28,7 @@ STAGE = "profiles"
 def planned(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: str) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     conditions = _conditions(config, device, device_name)
-    key = fingerprint(STAGE, conditions, [tasks.fingerprint], PROFILE_VERSION)
-    return Snapshot(tasks.root, STAGE, key)
+    return Snapshot.planned(STAGE, conditions, [tasks], PROFILE_VERSION)
 
 
 def _conditions(config: ProfilingConfig, device: str, device_name: str) -> list[Any]:
@@ -57,9 +57,8 @@ def run(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: s
         for task in found
     ]
     fill(snapshot, PROFILES, keyed, profiled)
-    return snapshot.publish(
-        config=config, upstream=[tasks.fingerprint], rows=len(found), extra={"device": device_name}
-    ).ref
+    extra = {"device": device_name}
+    return snapshot.publish(config=config, rows=len(found), extra=extra).ref
 
 
 def profiles_of(ref: SnapshotRef) -> dict[str, Profile]:

@@ -4,43 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import pyarrow as pa
 from pydantic import Field
 
 from kernels_eval.profiling.records import OperatorTime
 from kernels_eval.records import Record
 from tasks.operators import OperatorKind, operator_kind
 from tasks.workload.families import families_of
-
-TEXT, NAMES = pa.string(), pa.list_(pa.string())
-WORKLOADS = pa.schema(
-    {
-        # hash(code, entry point, init form, limits): tasks with the same program share a row
-        "workload_key": TEXT,
-        "task_id": TEXT,
-        "operators": NAMES,
-        "operator_kind": TEXT,
-        "families": NAMES,
-        "flops": pa.int64(),
-        "bytes_min": pa.int64(),
-        "arithmetic_intensity": pa.float64(),
-        "uncounted": NAMES,
-        "executed": TEXT,
-        "problem": TEXT,
-    }
-)
-PROFILES = pa.schema(
-    {
-        # hash(program, limits, device, code): tasks with the same program share a row
-        "profile_key": TEXT,
-        "task_id": TEXT,
-        "operators": pa.list_(pa.struct({"name": TEXT, "us": pa.float64(), "calls": pa.int64()})),
-        "total_us": pa.float64(),
-        "clock": TEXT,
-        "device": TEXT,
-        "problem": TEXT,
-    }
-)
 
 
 class Workload(Record):

@@ -18,10 +18,10 @@ import pyarrow as pa
 from kernels_eval.records import KernelTask, stable_hash
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.tables import WORKLOADS
 from tasks.versions import WORKLOAD_VERSION
 from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import measured, tasks_of
-from tasks.workload.record import WORKLOADS
 
 STAGE = "workloads"
 KEY, TASK, *COLUMNS = WORKLOADS.names
@@ -37,12 +37,7 @@ def workload_key(task: KernelTask, config: WorkloadConfig) -> str:
 
 def planned(tasks: SnapshotRef, config: WorkloadConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    return _snapshot(tasks.root, config, [tasks.fingerprint])
-
-
-def _snapshot(root: str, config: WorkloadConfig, upstream: Sequence[str]) -> Snapshot:
-    key = fingerprint(STAGE, config.identity, upstream, WORKLOAD_VERSION)
-    return Snapshot(root, STAGE, key)
+    return Snapshot.planned(STAGE, config.identity, [tasks], WORKLOAD_VERSION)
 
 
 def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
@@ -64,9 +59,7 @@ def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
         "status_counts": dict(sorted(kinds.iter_rows())),
         "family_counts": dict(sorted(families.iter_rows())),
     }
-    return snapshot.publish(
-        config=config.identity, upstream=[tasks.fingerprint], rows=len(found), extra=extra
-    ).ref
+    return snapshot.publish(config=config.identity, rows=len(found), extra=extra).ref
 
 
 def annotate(
@@ -87,7 +80,8 @@ def annotate(
         key, named = KEY, tasks.with_columns(pl.Series(KEY, keys, dtype=pl.String))
         once = dict(programs)
         with tempfile.TemporaryDirectory() as scratch:
-            snapshot = _snapshot(root or scratch, config, sorted(once))
+            name = fingerprint(STAGE, config.identity, sorted(once), WORKLOAD_VERSION)
+            snapshot = Snapshot(root or scratch, STAGE, name)
             if not snapshot.finished:
                 _count(snapshot, once.values(), config)
                 snapshot.publish(config=config.identity, rows=len(once))

@@ -1,7 +1,5 @@
 """Two minutes of random kills over 500 candidates: one verdict each, and the same as in peace."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,9 +17,7 @@ ROOT = Path(benchmarks.__file__).parent.parent
 
 @pytest.mark.slow
 @pytest.mark.timeout(3 * 3600)
-def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(
-    tmp_path,
-):
+def test_a_run_whose_processes_are_killed_ends_with_the_verdicts_of_a_calm_one(tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -57,7 +53,7 @@ def test_candidates_are_of_every_kind_and_each_has_an_identity():
     assert len({task.task_id for task, _ in made}) > 8
 
 
-def calm() -> Run:
+def calm():
     return Run(
         verdicts={"a": ["correct", "ok", ""], "b": ["timeout", "run", ""]},
         rows=2,

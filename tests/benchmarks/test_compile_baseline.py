@@ -1,9 +1,5 @@
 """The benchmark of two baselines: its tasks are tasks, and its table says what its rows say."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 
 from benchmarks.compile_baseline import MORE, report, tasks_of
@@ -41,7 +37,7 @@ def test_the_table_names_what_compiled_and_what_did_not(capsys):
         "compile_s": 12.0,
     }
     even = timed | {"compiled_ms": 4.0, "speedup": 0.5, "lower": 0.4, "upper": 0.6}
-    rows: list[dict[str, Any]] = [
+    rows = [
         {"task": "a"} | timed,
         {"task": "b"} | even,
         {"task": "c", "why_not": "it does not", "compile_s": 3.0},

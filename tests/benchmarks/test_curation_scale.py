@@ -1,8 +1,6 @@
 """The benchmark of curation on a table small enough for a test: real processes, every figure there
 and none of them nonsense."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

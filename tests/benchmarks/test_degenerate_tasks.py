@@ -1,8 +1,6 @@
 """The table of degenerate tasks: each task opened by the reference process that verification
 uses."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,8 +1,6 @@
 """The FSDP2 benchmark trains what the recipe trains, and its launcher works with gloo where there
 is no GPU."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -24,10 +22,10 @@ def test_the_adapter_is_the_recipes():
         "lora_dropout": recipe.lora_dropout,
         "target_modules": list(recipe.target_modules),
     } == fsdp2_step.LORA
-    assert (
-        recipe.learning_rate,
-        recipe.weight_decay,
-    ) == (fsdp2_step.LEARNING_RATE, fsdp2_step.WEIGHT_DECAY)
+    assert (recipe.learning_rate, recipe.weight_decay) == (
+        fsdp2_step.LEARNING_RATE,
+        fsdp2_step.WEIGHT_DECAY,
+    )
     assert recipe.max_grad_norm == fsdp2_step.MAX_GRAD_NORM
 
 

@@ -1,8 +1,6 @@
 """KernelBench's protocol as we time it: what its processes report, what the summary makes of it,
 and the comparison with ours."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -57,7 +55,7 @@ class ModelNew(nn.Module):
 """
 
 
-def candidate(number: int, result: str, first: str = "") -> Job:
+def candidate(number, result, first=""):
     return Job("test/scale", number, TASK, CANDIDATE.format(result=result, first=first))
 
 
@@ -66,7 +64,7 @@ MODES = {name: made | {"summary": summarise(made)} for name, made in DATA["modes
 
 
 def test_a_process_is_worth_its_last_report():
-    def line(phase: str, status: str | None, **seconds: float) -> str:
+    def line(phase, status, **seconds):
         return json.dumps({"phase": phase, "seconds": seconds, "status": status, "detail": ""})
 
     lines = [line("load", None, **{"import": 2.0}), "no JSON", "[1]", '{"status": "correct"}']
@@ -156,7 +154,7 @@ def test_bundled_candidates_build_and_run_one_after_the_other():
         for number in (0, 2)
     }  # 2 does not compile
     jobs = [Job(task.task_id, number, task.code, code) for number, code in codes.items() if code]
-    saved: list[int] = []
+    saved = []
     found = run_mode(
         jobs,
         Settings("sequential", "cpu", timeout_s=280),

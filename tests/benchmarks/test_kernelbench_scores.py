@@ -1,9 +1,6 @@
 """Recorded verdicts and ours become tables that `concur benchmark` reads, on the same responses."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -12,7 +9,7 @@ from benchmarks.kernelbench_scores import agreement, our_verdicts, recorded_verd
 from kernels_eval.errors import UsageError
 
 
-def recorded(path: Path) -> str:
+def recorded(path):
     rows = [
         {
             "level": level,
@@ -29,7 +26,7 @@ def recorded(path: Path) -> str:
     return str(path)
 
 
-def ours(path: Path, *names: tuple[str, int, str]) -> str:
+def ours(path, *names):
     timing = {"speedup": 2.0}
     rows = [
         {
@@ -52,9 +49,7 @@ def test_recorded_outcomes_in_our_words(tmp_path):
     assert found["candidate_id"][0] == "kernelbench/L1/1#0" and found.height == 9
 
 
-def test_the_latest_verdict_counts_and_levels_that_are_not_whole_are_left_out(
-    tmp_path,
-):
+def test_the_latest_verdict_counts_and_levels_that_are_not_whole_are_left_out(tmp_path):
     level_1 = [(f"L1/{problem}", sample, "timeout") for problem in (1, 2) for sample in range(3)]
     first = ours(tmp_path / "a.json", *level_1, ("L2/1", 0, "correct"))
     second = ours(tmp_path / "b.json", ("L1/1", 1, "correct"))

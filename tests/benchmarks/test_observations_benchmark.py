@@ -1,11 +1,7 @@
 """What recorded rows become for the analysis, and that a file without the columns is refused."""
 
-from __future__ import annotations
-
 import html
 import json
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -31,7 +27,7 @@ from tasks.curation.source import Source
 MODULE = "```python\nclass ModelNew:\n    pass\n```"
 
 
-def row(problem: int, sample: int, response: str, runtime_ms: float) -> dict:
+def row(problem, sample, response, runtime_ms):
     return {
         **{"level": 1, "problem_id": problem, "sample_id": sample, "model": "m"},
         **{"response": response, "recorded_correct": runtime_ms > 0},
@@ -101,9 +97,7 @@ def test_a_file_without_the_columns_is_refused(tmp_path):
         adapted(str(tmp_path / "other.parquet"))
 
 
-def verdict(
-    level: int, problem: int, sample: int, status: str, speedup: float | None = None
-) -> dict[str, Any]:
+def verdict(level, problem, sample, status, speedup=None):
     """As benchmarks.recorded_verdicts writes one, without what is not read."""
     timing = speedup and {
         f"speedup{bound}": speedup * factor
@@ -135,7 +129,7 @@ def responses(tmp_path):
     return str(tmp_path / "responses.parquet")
 
 
-def written(path: Path, *verdicts: dict[str, Any]) -> str:
+def written(path, *verdicts):
     path.write_text(json.dumps(verdicts))
     return str(path)
 

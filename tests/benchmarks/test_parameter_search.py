@@ -1,8 +1,6 @@
 """The benchmark of the parameter search: resumable, equal code measured once, tables of what is
 there."""
 
-from __future__ import annotations
-
 import json
 import re
 from argparse import Namespace
@@ -15,20 +13,20 @@ from tests.support.searched import verdict
 
 ARGUMENTS = {
     **{"language": "cpp", "limit": 2, "evaluations": 6, "max_s": 0.1, "seed": 0},
-    **{"builders": 1, "compile": False},
+    **{"builders": 1, "compile": False, "operators": "parameters"},
 }
 
 
 class Unbuilt:
     """Stands in for the evaluator: the speed of a kernel is how short its source is."""
 
-    def __init__(self, *_: object) -> None:
-        self.asked: list[str] = []
+    def __init__(self, *_):
+        self.asked = []
 
-    def __enter__(self) -> Unbuilt:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_): ...
 
     def run(self, task, candidate, prepared):
         asked.append(candidate.candidate_id)
@@ -37,7 +35,7 @@ class Unbuilt:
         return verdict(task, candidate, 1.0 + (len(candidate.code) % 7) / 10)
 
 
-asked: list[str] = []
+asked = []
 
 
 @pytest.fixture

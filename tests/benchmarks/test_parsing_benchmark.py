@@ -1,12 +1,9 @@
 """Our parser against a recorded extraction: every way in which they can differ is counted once and
 listed."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
-from pathlib import Path
 
 import polars as pl
 
@@ -17,7 +14,7 @@ DRAFT = MODULE.replace("pass", "draft = 1")
 HELPER = "def helper():\n    pass"
 
 
-def fenced(code: str) -> str:
+def fenced(code):
     return f"```python\n{code}\n```"
 
 
@@ -54,7 +51,7 @@ ROWS = [
 ]
 
 
-def table() -> pl.DataFrame:
+def table():
     count = len(ROWS)
     return pl.DataFrame(
         {
@@ -68,7 +65,7 @@ def table() -> pl.DataFrame:
     )
 
 
-def responses(path: Path, **changes: object) -> Path:
+def responses(path, **changes):
     table().with_columns(**changes).write_parquet(path)
     return path
 

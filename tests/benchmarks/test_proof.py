@@ -1,7 +1,5 @@
 """The tables of the controlled proof: what is planted is what they count."""
 
-from __future__ import annotations
-
 import numpy as np
 import polars as pl
 
@@ -32,7 +30,7 @@ def test_a_branch_is_compared_with_random_of_its_size_and_seed():
 
 
 def test_power_needs_no_more_than_verified_answers(capsys):
-    def frame(share: float) -> pl.DataFrame:
+    def frame(share):
         right = [index < 10 * share for index in range(10)]
         return pl.DataFrame(
             [

@@ -1,7 +1,5 @@
 """The experiment on foolable rewards: what each judge pays for, and tables of what they said."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import reinforce_student as experiment
@@ -92,7 +90,7 @@ def test_only_the_foolable_judge_pays_for_a_sloppy_kernel_and_for_a_cheat(kind):
     assert all((MARK in each.flags) == (kind == "foolable") for each in verdicts)
 
 
-def told(reason: str, status: str, name: str) -> Verdict:
+def told(reason, status, name):
     return Verdict(candidate_id=name, task_id="t", language="cpp", status=status, reason=reason)
 
 
@@ -147,7 +145,7 @@ def test_a_part_that_ran_out_of_time_says_so(capsys):
     assert "run this again" in capsys.readouterr().out
 
 
-def over(code: int) -> None:
+def over(code):
     if code == 3:
         raise experiment.OutOfTimeError
     raise SystemExit(code)

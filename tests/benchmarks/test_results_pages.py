@@ -1,8 +1,6 @@
 """Every page of results says how it came about, and what README and docs quote is what the newest
 page says."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import cache
@@ -62,11 +60,7 @@ QUOTED = [
         r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+), with an FP8 cache .* ([\d,]+) \(",
         DECODED,
     ),
-    (
-        EIGHT,
-        r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H100",
-        DECODED,
-    ),
+    (EIGHT, r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H100", DECODED),
     (
         OPERATE,
         r"healthy again after ([\d.]+) to ([\d.]+) s",
@@ -77,7 +71,7 @@ QUOTED = [
 
 
 @cache
-def commits() -> list[str]:
+def commits():
     """The history of this checkout; empty where it has none, or a part only."""
     asked = ["git", "-C", str(ROOT), "rev-list", "HEAD"]
     whole = not (ROOT / ".git/shallow").exists()
@@ -97,7 +91,7 @@ def test_a_page_names_machine_date_command_and_commit(page):
     )
 
 
-@pytest.mark.parametrize(("document", "quoted", "source"), QUOTED)
+@pytest.mark.parametrize("document, quoted, source", QUOTED)
 def test_what_a_document_quotes_is_what_the_newest_page_says(document, quoted, source):
     found = re.findall(quoted, (ROOT / document).read_text(encoding="utf-8"))
     assert len(found) == 1, f"{document} quotes {quoted} {len(found)} times: correct this test"

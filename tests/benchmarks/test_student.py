@@ -1,7 +1,5 @@
 """The student of the proof: what it reads, and that pretraining resumes and leaves a model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def corpus(tmp_path_factory):
     return out
 
 
-def run(patch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run(patch, *arguments):
     patch.setattr("sys.argv", ["student", *arguments])
     assert student.main() == 0
 

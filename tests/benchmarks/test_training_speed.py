@@ -1,8 +1,6 @@
 """The speed benchmark: what it counts, what it prints of variants that fail, and one run of it on a
 CPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from benchmarks.training_subject import rows
 from tasks.training.acceleration import AccelerationOptions
 
 
-def result(variant: str, seconds: list[float], losses: list[float], **more) -> dict:
+def result(variant, seconds, losses, **more):
     return {"variant": variant, "length": 8192, "step_s": seconds, "losses": losses, **more}
 
 

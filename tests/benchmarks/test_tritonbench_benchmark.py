@@ -1,11 +1,8 @@
 """The comparison of a task with its file notices what differs, and the accuracies are those of the
 verdicts."""
 
-from __future__ import annotations
-
 import json
 import sys
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -34,14 +31,14 @@ test_results = test_doubled()
 RANDOM = FILE.replace("torch.mul(x, 2, out=out)", "torch.nn.functional.dropout(x)")
 
 
-def operators(folder: Path, **files: str) -> Path:
+def operators(folder, **files):
     folder.mkdir()
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     return folder
 
 
-def answers(folder: Path, models: list[str], texts: list[str]) -> str:
+def answers(folder, models, texts):
     """The path of a table with an answer of each model for the operator."""
     path = folder / "a.parquet"
     pl.DataFrame({"model": models, "response": texts}).with_columns(

@@ -1,8 +1,6 @@
 """Stored cross-site scripting by way of an ablation: its comparison and its runs in MLflow show
 what strangers wrote, and nothing acts."""
 
-from __future__ import annotations
-
 import base64
 import html
 import json
@@ -13,7 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.acted import fired, settled, visit, words
-from tests.support.browser import Browser, chromium
+from tests.support.browser import chromium
 from tests.support.hostile_ablation import HostileRuns, hostile_comparison, log_hostile_ablation
 from tests.support.payloads import CANARY, PAYLOADS
 from tests.support.servers import mlflow_server
@@ -46,17 +44,17 @@ def browser(tmp_path):
         yield window
 
 
-def shows_every_payload(text: str) -> bool:
+def shows_every_payload(text):
     plain = " ".join(text.split())
     return all(" ".join(payload.split()) in plain for payload in PAYLOADS)
 
 
-def unfolded(browser: Browser) -> None:
+def unfolded(browser):
     for frame in browser.page.frames:
         frame.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
 
 
-def quiet(browser: Browser) -> None:
+def quiet(browser):
     """Nothing took effect, nothing was asked of elsewhere, and no script of a page failed."""
     assert (fired(browser), browser.outside, browser.page_errors) == ([], [], [])
 
@@ -133,7 +131,7 @@ def test_the_page_in_the_preview_of_mlflow(browser, logged):
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [("comparison.md", OUR_WORDS), ("comparison.json", "against_untuned")]
+    "name, expected", [("comparison.md", OUR_WORDS), ("comparison.json", "against_untuned")]
 )
 def test_its_other_files_in_the_preview_of_mlflow(browser, logged, name, expected):
     browser.page.goto(

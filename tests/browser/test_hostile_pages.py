@@ -1,8 +1,6 @@
 """Stored cross-site scripting, tried in the real user interfaces: what strangers wrote is shown
 there, and does nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -104,7 +102,7 @@ def test_what_the_prefect_ui_does_with_raw_markup(browser, shown):
     ]
 
 
-def mlflow_page(shown: Shown, tab: str) -> str:
+def mlflow_page(shown, tab):
     return f"{shown.mlflow.url}/#/experiments/{shown.experiment}/runs/{shown.ids['mlflow']}{tab}"
 
 

@@ -1,8 +1,6 @@
 """The browser and the servers that other tests lean on: it runs scripts and lets nothing out, and
 the servers' own pages load in it."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer

@@ -1,8 +1,6 @@
 """The viewer of candidates in a browser, opened from disk: filters, a candidate, a difference, the
 leaderboards, narrow screens, and text that would act if it were markup."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -30,13 +28,13 @@ def browser(tmp_path):
         assert (window.outside, window.page_errors, window.dialogs) == ([], [], [])
 
 
-def at(browser, page: Path, place: str, shows: str):
+def at(browser, page, place, shows):
     browser.page.goto(f"{page.as_uri()}#{place}")
     browser.page.locator(shows).first.wait_for()
     return browser.page
 
 
-def shown(page) -> set[str]:
+def shown(page):
     """The tasks and statuses in the table."""
     return set(
         page.locator(ROWS).evaluate_all(

@@ -1,8 +1,6 @@
 """An ablation in MLflow whose server dies on the way: what was to be written is there once, and the
 ablation was not ended by it."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 
 import pytest
@@ -19,7 +17,7 @@ from tasks.tracking.records import RunRecord
 from tests.support.servers import free_port, mlflow_server
 
 
-def record(name: str) -> BranchRecord:
+def record(name):
     return BranchRecord(
         branch=Branch(
             name=name, strategy=name, seed=0, state="failed", error="out of memory", rows=3
@@ -41,9 +39,9 @@ def test_an_ablation_outlives_its_mlflow(tmp_path, servers):
     pipeline = PipelineConfig(
         root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{port}")
     )
-    told: list[str] = []
+    told = []
 
-    def back(line: str) -> None:
+    def back(line):
         told.append(line)
         servers.enter_context(mlflow_server(home, port=port))
 
@@ -83,7 +81,7 @@ def test_a_parent_that_was_left_half_written_gets_the_rest(tmp_path, monkeypatch
     )
     first, again = (AblationSink(Destination(uri, None, "e")) for _ in range(2))
 
-    def dies(*_: object) -> None:
+    def dies(*_):
         raise ConnectionResetError("on its way")
 
     with monkeypatch.context() as broken:
@@ -103,7 +101,7 @@ def test_a_server_that_stays_away_costs_an_ablation_one_wait(tmp_path, monkeypat
     pipeline = PipelineConfig(
         root=str(tmp_path), tracking=TrackingConfig(uri=f"http://127.0.0.1:{free_port()}")
     )
-    said: list[str] = []
+    said = []
     tracker = AblationTracker(pipeline, "f" * 64, said.append)
     tracker.open([])
     tracker.branch(pipeline, record("concur"), None, None, (1, 0.5))

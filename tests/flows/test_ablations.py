@@ -65,9 +65,7 @@ def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere
     )
 
 
-def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_asked_for(
-    tmp_path,
-):
+def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_asked_for(tmp_path):
     path = tmp_path / "quick_ones.yaml"
     path.write_text("strategy: speedup\nsize: 7\n")
     (plan,) = planned_branches(AblationConfig(strategies=(str(path),), seeds=(1,)))
@@ -79,7 +77,7 @@ def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_
     )
 
 
-@pytest.mark.parametrize(("asked", "words"), CASES["bad_ablations"])
+@pytest.mark.parametrize("asked, words", CASES["bad_ablations"])
 def test_bad_input_is_one_clear_error(asked, words):
     with pytest.raises(UsageError) as caught:
         config = ablation_config(**asked)
@@ -116,7 +114,7 @@ def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
 # -- what it costs ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("asked", "said"), CASES["ablation_names"])
+@pytest.mark.parametrize("asked, said", CASES["ablation_names"])
 def test_the_run_of_an_ablation_is_named_by_what_it_compares(asked, said, monkeypatch):
     from flows.naming import ablation_name
 

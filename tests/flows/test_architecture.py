@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -38,12 +37,12 @@ FILES = sorted(
 )
 
 
-def module_of(path: Path) -> str:
+def module_of(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(tree: ast.AST, module: str) -> Iterator[str]:
+def imports_of(tree, module):
     """Dotted names a module imports anywhere in it, functions included; `from a import b` gives
     a.b, so a submodule is seen."""
     for node in ast.walk(tree):
@@ -54,7 +53,7 @@ def imports_of(tree: ast.AST, module: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def imports() -> Iterator[tuple[str, str]]:
+def imports():
     """Every import of the three packages: the module, and what it imports."""
     for path in FILES:
         module = module_of(path)
@@ -62,11 +61,11 @@ def imports() -> Iterator[tuple[str, str]]:
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
+def parsed(path):
     return parse_source(path.read_text(encoding="utf-8"))
 
 
-def wrong_way(module: str, imported: str) -> bool:
+def wrong_way(module, imported):
     """Does this import go up the layers, or sideways from one stage to another?"""
     here, there = module.split("."), imported.split(".")
     if there[0] not in LAYERS:
@@ -78,7 +77,7 @@ def wrong_way(module: str, imported: str) -> bool:
     return there[1] not in SHARED and there[1] != here[1]
 
 
-def called(tree: ast.AST) -> set[str]:
+def called(tree):
     """Names of what is called, and of decorators."""
     nodes = list(ast.walk(tree))
     found = [node.func for node in nodes if isinstance(node, ast.Call)]
@@ -98,7 +97,7 @@ def test_the_walk_sees_every_layer():
 
 
 @pytest.mark.parametrize(
-    ("module", "imported", "wrong"),
+    "module, imported, wrong",
     [
         ("kernels_eval.cluster.pool", "tasks.store.snapshot.Snapshot", True),
         ("tasks.policy", "flows.config.PipelineConfig", True),
@@ -120,7 +119,7 @@ def test_imports_go_one_way_and_stages_do_not_meet():
     assert [pair for pair in imports() if wrong_way(*pair)] == []
 
 
-def module_imports() -> dict[str, set[str]]:
+def module_imports():
     """Which modules of the three packages each module imports, anywhere in it: in functions and
     under TYPE_CHECKING too."""
     known = {module_of(path) for path in FILES}
@@ -134,7 +133,7 @@ def module_imports() -> dict[str, set[str]]:
     }
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+def circles(graph):
     """Groups of modules that import each other, directly or through others: what is left when
     modules that import nothing of the rest, and modules that nothing of the rest imports, are taken
     away one after the other."""
@@ -150,7 +149,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("graph", "found"),
+    "graph, found",
     [
         ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
         ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, [["b", "c"], ["c", "b"]]),
@@ -160,7 +159,7 @@ def test_the_search_for_circles(graph, found):
     assert circles(graph) == found
 
 
-def language_branches(tree: ast.AST) -> Iterator[str]:
+def language_branches(tree):
     """Where code asks which language it has, instead of asking the language: by a member, or by a
     comparison with a name."""
     names = {*BUILT_IN}
@@ -178,7 +177,7 @@ def language_branches(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    "code, found",
     [
         ("candidate.language is Language.TRITON", True),
         ("{records.Language.CPP: 1}", True),
@@ -210,7 +209,7 @@ def test_no_module_imports_itself_through_others():
 
 
 @pytest.mark.parametrize(
-    ("folder", "never"),
+    "folder, never",
     [
         ("parent", ("child", "reference", "profiling")),
         ("reference", ("parent", "cluster", "evaluator", "profiling")),
@@ -257,7 +256,7 @@ def test_only_step_modules_hold_prefect_tasks_and_only_flows_hold_flows():
     assert flows_in and all(name.startswith("flows.") for name in flows_in), flows_in
 
 
-def prefect_users() -> dict[str, Path]:
+def prefect_users():
     names = {module for module, imported in imports() if imported.split(".")[0] == "prefect"}
     return {module_of(path): path for path in FILES if module_of(path) in names}
 
@@ -268,7 +267,7 @@ def test_no_stage_module_outside_step_and_policy_needs_prefect():
     assert {name for name in users if not name.endswith("step")} == {"tasks.policy"}
 
 
-def loaded_by(script: str) -> set[str]:
+def loaded_by(script):
     """Top-level modules that a fresh interpreter holds after `script`."""
     script += "\nimport json, sys; print(json.dumps([name.split('.')[0] for name in sys.modules]))"
     done = subprocess.run(

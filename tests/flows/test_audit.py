@@ -1,8 +1,6 @@
 """`make audit`, without the network: what is not pinned, pinned otherwise or not looked up is
 told."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -29,11 +27,7 @@ def test_differences_are_told():
     assert differences(
         {"a": "1.0", "b": "2", "t": "2.1"},
         {"a": "1.0", "b": "3", "c": "1", "d": None, "t": "2.1+cpu"},
-    ) == [
-        "b is 3, pinned is 2",
-        "c 1 is needed and not pinned",
-        "d is needed and not installed",
-    ]
+    ) == ["b is 3, pinned is 2", "c 1 is needed and not pinned", "d is needed and not installed"]
     assert pins("# words\nA_b==1.0  # why\nc == 2 ; python_version > '3'\n") == {
         "a-b": "1.0",
         "c": "2",

@@ -1,8 +1,6 @@
 """Tables that are not as they should be, given to curate, analyze, publish and diff: one clear
 error or a defined result, earlier results intact, and never a traceback."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 import polars as pl
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from flows.cli.main import main
 from tests.support.commands import ROOT
@@ -34,15 +32,15 @@ Change = Callable[[pl.DataFrame], pl.DataFrame] | str | dict[str, Any]
 class Line:
     """A root with a finished line, some parts of which tests write again."""
 
-    def __init__(self, root: Path, samples: list[dict[str, Any]]) -> None:
+    def __init__(self, root, samples):
         self.root, self.curated = root, line(root, samples)
 
-    def place(self, stage: str) -> Path:
+    def place(self, stage):
         """The stage's snapshot; of the curated ones the first that was made."""
         made = next((self.root / stage).iterdir())
         return Path(self.curated.open().path) if stage == "curation" else made
 
-    def rewrite(self, stage: str, *changes: Change) -> None:
+    def rewrite(self, stage, *changes):
         """The snapshot's rows once more, divided into as many parts as there are changes, each part
         changed by its own."""
         place = self.place(stage)
@@ -55,11 +53,11 @@ class Line:
             part = change(part) if callable(change) else changed(part, change)
             part.write_parquet(place / f"part-{number:020d}-00000000.parquet")
 
-    def run(self, command: str, out: Path, *more: object) -> Result:
+    def run(self, command, out, *more):
         verdicts, candidates = self.place("verification"), self.place("synthesis")
         curated = self.place("curation")
         table = ("--verdicts", verdicts, "--candidates", candidates, "--out", out)
-        arguments: dict[str, tuple[object, ...]] = {
+        arguments = {
             "curate": table,
             "analyze": table,
             "publish": ("--root", self.root, "--curated", curated, "--out", out),
@@ -68,7 +66,7 @@ class Line:
         return invoked(command, *arguments[command], *more)
 
 
-def invoked(*words: object) -> Result:
+def invoked(*words):
     return CliRunner().invoke(main, list(map(str, words)))
 
 
@@ -77,23 +75,23 @@ def there(tmp_path):
     return Line(tmp_path / "root", SAMPLES)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def refused(done: Result) -> str:
+def refused(done):
     """The one line of an error."""
     assert done.exit_code == 2, (done.output, done.exception)
     assert done.stdout == "" and re.fullmatch(r"error: .* \(.*\)\n", done.stderr), done.output
     return done.stderr
 
 
-def done_well(done: Result) -> str:
+def done_well(done):
     assert done.exit_code == 0 and not done.stderr, (done.output, done.exception)
     return done.stdout
 
 
-def timed(frame: pl.DataFrame, field: str, *instead: pl.Expr | pl.Series) -> pl.DataFrame:
+def timed(frame, field, *instead):
     """Every timing without a field, and with something instead."""
     fields = frame.schema["timing"].fields
     kept = [pl.col("timing").struct.field(each.name) for each in fields if each.name != field]
@@ -101,13 +99,13 @@ def timed(frame: pl.DataFrame, field: str, *instead: pl.Expr | pl.Series) -> pl.
     return frame.with_columns(there.alias("timing"))
 
 
-def none_correct(frame: pl.DataFrame) -> pl.DataFrame:
+def none_correct(frame):
     return frame.with_columns(
         pl.lit("incorrect").alias("status"), pl.lit(None, frame.schema["timing"]).alias("timing")
     )
 
 
-def changed(frame: pl.DataFrame, change: str | dict[str, Any]) -> pl.DataFrame:
+def changed(frame, change):
     """A table as `tests/data/bad_tables.yaml` says."""
     ((kind, told),) = change.items() if isinstance(change, dict) else ((change, None),)
     match kind:
@@ -156,7 +154,7 @@ def test_what_cannot_be_used_is_one_error_and_changes_nothing(tmp_path, there, c
     assert not list(tmp_path.glob(".*"))  # nothing half written beside it
 
 
-def sets_of(out: Path) -> dict[str, pl.DataFrame]:
+def sets_of(out):
     return {path.stem: pl.read_parquet(path) for path in out.glob("*.parquet")}
 
 
@@ -192,7 +190,7 @@ def test_shards_that_differ_in_what_does_not_matter_give_the_same_sets(
 NO_SPEEDUPS = (float("nan"), float("inf"), float("-inf"), -2.0, 0.0, None)
 
 
-def no_speedups(frame: pl.DataFrame) -> pl.DataFrame:
+def no_speedups(frame):
     """In turn each of what is no speedup, in place of those that are."""
     values = pl.Series((NO_SPEEDUPS * frame.height)[: frame.height], dtype=pl.Float64)
     if "timing" not in frame.columns:
@@ -219,7 +217,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path, there):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command, said",
     [
         ("curate", "shuffled_reasoning: reasoning cannot be moved between tasks"),
         ("analyze", "not robust"),

@@ -1,17 +1,13 @@
 """`concur verify-batch` as a user runs it: interrupted in the middle, started again, served for
 nothing; and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import sys
 import threading
-from pathlib import Path
 from queue import Queue
-from typing import Any
 
 import polars as pl
 import psutil
@@ -59,44 +55,44 @@ class Command:
     """`concur verify-batch` in a session of its own, as in a terminal; its stderr is read by
     lines."""
 
-    def __init__(self, directory: Path, *arguments: str) -> None:
+    def __init__(self, directory, *arguments):
         words = ("verify-batch", *arguments)
         self.process = start(*words, cwd=directory, CUDA_VISIBLE_DEVICES="")
-        self.stderr: list[str] = []
-        self._lines: Queue[str | None] = Queue()
+        self.stderr = []
+        self._lines = Queue()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def _read(self) -> None:
+    def _read(self):
         for line in self.process.stderr or ():
             self.stderr.append(line)
             self._lines.put(line)
         self._lines.put(None)
 
-    def wait_for(self, pattern: str, timeout_s: float = 400) -> str:
+    def wait_for(self, pattern, timeout_s=400):
         """The next line of stderr that matches. Fails where the command ends before it."""
         while (line := self._lines.get(timeout=timeout_s)) is not None:
             if re.search(pattern, line):
                 return line
         raise AssertionError(f"no line {pattern!r} in\n{''.join(self.stderr)}")
 
-    def finish(self, timeout_s: float = 400) -> tuple[int, str]:
+    def finish(self, timeout_s=400):
         out = self.process.stdout.read() if self.process.stdout else ""
         return self.process.wait(timeout=timeout_s), out
 
-    def below(self) -> list[psutil.Process]:
+    def below(self):
         return psutil.Process(self.process.pid).children(recursive=True)
 
 
 @pytest.fixture
 def commands():
     """Every command that a test starts ends with it, and all that it had started."""
-    started: list[Command] = []
+    started = []
     yield started
     for command in started:
         kill_tree(command.process)
 
 
-def kept(out: Path) -> dict[str, dict]:
+def kept(out):
     """Verdicts in the unfinished or finished snapshot under `out`; what is there twice fails."""
     (path,) = (out / "snapshots" / "verification").iterdir()
     rows = Snapshot(str(out / "snapshots"), "verification", path.name).read().to_dicts()
@@ -203,7 +199,7 @@ def test_a_table_without_any_code_needs_no_worker(tmp_path, inputs):
 # -- what is refused, before anything is written ---------------------------------------------------
 
 
-def refused(tmp_path: Path, *arguments: str) -> str:
+def refused(tmp_path, *arguments):
     done = concur("verify-batch", *arguments, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     lines = done.stderr.splitlines()
     assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), done
@@ -232,12 +228,7 @@ REFUSED = {
 }
 
 
-def call(
-    candidates: Path,
-    tasks: Path,
-    language: Language | None = None,
-    config: VerificationConfig = DEFAULTS,
-) -> dict[str, Any]:
+def call(candidates, tasks, language=None, config=DEFAULTS):
     out = str(candidates.parent / "out")
     return verify_batch(CandidateTable(candidates), str(tasks), out, config, language)
 

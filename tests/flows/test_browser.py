@@ -10,22 +10,19 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 
 from flows.config import shipped_dir
 from tests.support import stacks
-from tests.support.browser import Browser, chromium
+from tests.support.browser import chromium
 from tests.support.night import ENDED
 from tests.support.recordings import rows_there, written
-from tests.support.stacks import Stack
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    pass
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(2700)]
 TINY = (
@@ -69,13 +66,13 @@ def browser(tmp_path):
         yield window
 
 
-def field(page: Page, title: str) -> Locator:
+def field(page, title):
     """What is below a title of the form."""
     header = f"> .p-label__header .schema-form-property__label:text-is('{title} (Optional)')"
     return page.locator(f".p-label:has({header}) > .p-label__body")
 
 
-def choose(page: Page, title: str, option: str) -> None:
+def choose(page, title, option):
     """Pick an option from a list of the form, with the keyboard and the mouse."""
     button = field(page, title).locator("button.p-select-button__control")
     button.focus()
@@ -84,7 +81,7 @@ def choose(page: Page, title: str, option: str) -> None:
     button.get_by_text(option, exact=True).wait_for()
 
 
-def opened(page: Page, stack: Stack, deployment: str) -> None:
+def opened(page, stack, deployment):
     """The run form of a deployment."""
     page.goto(f"{stack.prefect}/deployments")
     page.get_by_role("link", name=deployment, exact=True).click()
@@ -93,20 +90,20 @@ def opened(page: Page, stack: Stack, deployment: str) -> None:
     page.get_by_text("Validate parameters").wait_for()
 
 
-def override(page: Page, settings: Sequence[str]) -> None:
+def override(page, settings):
     for place, setting in enumerate(settings):
         field(page, "Overrides").get_by_role("button", name="Add item").click()
         field(page, "Overrides").locator("textarea").nth(place).fill(setting)
 
 
-def open_artifact(page: Page, stack: Stack, run: dict[str, Any], key: str) -> None:
+def open_artifact(page, stack, run, key):
     """From the page of a run, as a person gets there."""
     page.goto(f"{stack.prefect}/runs/flow-run/{run['id']}")
     page.get_by_text("Artifacts", exact=True).first.click()
     page.get_by_text(key, exact=True).first.click()
 
 
-def follow(browser: Browser, stack: Stack, run: dict[str, Any], key: str, words: str) -> None:
+def follow(browser, stack, run, key, words):
     """Open the page of MLflow's that a link artifact of a run leads to."""
     open_artifact(browser.page, stack, run, key)
     link = browser.page.get_by_role("link", name=words)
@@ -117,12 +114,12 @@ def follow(browser: Browser, stack: Stack, run: dict[str, Any], key: str, words:
     browser.page.goto(address)
 
 
-def runs(stack: Stack, flow_name: str) -> list[dict[str, Any]]:
+def runs(stack, flow_name):
     body = {"flows": {"name": {"any_": [flow_name]}}, "sort": "START_TIME_DESC"}
     return stack.ask("flow_runs/filter", body)
 
 
-def submitted(page: Page, stack: Stack, flow_name: str) -> str:
+def submitted(page, stack, flow_name):
     """Press Submit. The id of the run that comes of it."""
     before = {run["id"] for run in runs(stack, flow_name)}
     page.get_by_role("button", name="Submit").click()
@@ -134,19 +131,17 @@ def submitted(page: Page, stack: Stack, flow_name: str) -> str:
     )
 
 
-def reached(
-    page: Page, stack: Stack, run_id: str, states: tuple[str, ...] = ENDED
-) -> dict[str, Any]:
+def reached(page, stack, run_id, states=ENDED):
     """The run, once it is in one of these states."""
 
-    def there() -> dict[str, Any] | None:
+    def there():
         run = stack.ask(f"flow_runs/{run_id}")
         return run if run["state_type"] in states else None
 
     return until(page, there)
 
 
-def until(page: Page, found: Callable[[], Any]) -> Any:
+def until(page, found):
     deadline = time.monotonic() + RUN_S
     while not (answer := found()):
         assert time.monotonic() < deadline
@@ -212,7 +207,7 @@ def test_a_refresh_from_the_form_to_the_page_in_mlflow(stack, browser):
     assert {change["what"]: change["rows"] for change in report["changes"]}["candidates"] == 6
 
 
-def artifact_of(page: Page, key: str) -> None:
+def artifact_of(page, key):
     """Open an artifact of the run whose page is shown, in the pages that Prefect opens first."""
     page.get_by_role("tab", name="Artifacts").click()
     page.get_by_text(key, exact=True).click()
@@ -229,11 +224,7 @@ def test_a_night_from_the_form_to_a_difference_of_two_kernels_by_clicks_alone(st
     page.get_by_text("Custom run").click()
     page.get_by_role("button", name="Select Profile").click()
     page.get_by_role("option", name="mine", exact=True).click()
-    for title, text in {
-        "Name": "clicks",
-        "Tasks at most": "2",
-        "Samples per task": "2",
-    }.items():
+    for title, text in {"Name": "clicks", "Tasks at most": "2", "Samples per task": "2"}.items():
         page.get_by_label(f"{title} (Optional)", exact=True).fill(text)
     browser.shot("40-form")
     page.get_by_role("button", name="Submit").click()
@@ -362,7 +353,7 @@ def test_a_run_is_cancelled_by_the_button_and_goes_on_as_a_copy(stack, browser):
     started = submitted(page, stack, "nightly refresh")
     page.goto(f"{stack.prefect}/runs/flow-run/{started}")
 
-    def verifying() -> list[Path]:
+    def verifying():
         return [
             path
             for path in stack.root.glob("verification/*/")

@@ -6,15 +6,12 @@ its stage and stops it; the last lets the run end. The tests of one stage theref
 what was stopped before goes on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 class Endpoint(Recordings):
     """Answers with the bundled recordings; while `held`, only the first few."""
 
-    def __call__(self, number: int, body: dict[str, Any]) -> tuple[int, dict]:
+    def __call__(self, number, body):
         if number >= ANSWERED_FIRST and not self.open.is_set():
             self.open.wait(600)
             return 503, {}  # who asked may be gone by now, and would not have had the answer
@@ -56,14 +53,14 @@ class Line(NamedTuple):
     deployment: str
     config: dict[str, Any]
 
-    def unfinished(self, stage: str) -> list[Path]:
+    def unfinished(self, stage):
         return [
             path
             for path in self.root.glob(f"{stage}/*")
             if path.is_dir() and not (path / "manifest.json").exists()
         ]
 
-    def finished(self, stage: str) -> list[Path]:
+    def finished(self, stage):
         return [path.parent for path in self.root.glob(f"{stage}/*/manifest.json")]
 
 
@@ -94,7 +91,7 @@ def line(tmp_path_factory):
             endpoint.open.set()
 
 
-def telling(file: Path) -> list[str]:
+def telling(file):
     """A command for `guard.notify` that keeps what it is told."""
     return [
         sys.executable,
@@ -103,7 +100,7 @@ def telling(file: Path) -> list[str]:
     ]
 
 
-def told_of(line: Line, run: str) -> list[tuple[str, str]]:
+def told_of(line, run):
     """State and name of each notice of a run."""
     with suppress(FileNotFoundError):
         notices = [
@@ -113,7 +110,7 @@ def told_of(line: Line, run: str) -> list[tuple[str, str]]:
     return []
 
 
-def some(line: Line, name: str) -> bool:
+def some(line, name):
     for process in line.worker.left():
         with suppress(psutil.Error):
             if process.name() == name:
@@ -121,7 +118,7 @@ def some(line: Line, name: str) -> bool:
     return False
 
 
-IN: dict[str, Callable[[Line], object]] = {
+IN = {
     "workloads": lambda line: line.unfinished("workloads"),
     "synthesis": (
         lambda line: (
@@ -157,14 +154,14 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize(("stage", "how"), ORDER, ids=lambda value: value)
+@pytest.mark.parametrize("stage, how", ORDER, ids=lambda value: value)
 def test_a_run_that_is_stopped_leaves_nothing_running(line, stage, how, record_property):
     if stage not in ("workloads", "synthesis"):
         line.endpoint.open.set()
     asked = len(line.server.bodies)
     run = line.night.start(line.deployment)
 
-    def there() -> bool:
+    def there():
         state = line.night.state(run)
         assert state["type"] not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"), state
         began = (
@@ -178,7 +175,7 @@ def test_a_run_that_is_stopped_leaves_nothing_running(line, stage, how, record_p
     assert before.keys() <= rows_there(line.root).keys()
 
 
-def stopped(line: Line, run: str, how: str, record_property: Any, stage: str) -> None:
+def stopped(line, run, how, record_property, stage):
     """Stop a run, and wait until nothing of it is left."""
     began = time.monotonic()
     if how == "cancel":

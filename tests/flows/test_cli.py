@@ -1,11 +1,8 @@
 """The `concur` command as a user runs it: what it prints, how it exits, and what it leaves behind
 when it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 from functools import partial
 
 import pytest
@@ -60,7 +57,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("command", "said"), REFUSED.items())
+@pytest.mark.parametrize("command, said", REFUSED.items())
 def test_unusable_input_is_2_in_one_line_and_changes_nothing(here, command, said):
     done = CliRunner().invoke(main, command.split())
     lines = done.stderr.splitlines()
@@ -69,7 +66,7 @@ def test_unusable_input_is_2_in_one_line_and_changes_nothing(here, command, said
     assert {path.name: path.read_text() for path in here.iterdir()} == FILES
 
 
-def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
+def one_error_line(done):
     """The line on stderr of a command that refused: exactly one, no traceback, nothing on
     stdout."""
     lines = done.stderr.splitlines()
@@ -87,7 +84,7 @@ def test_a_process_refuses_as_the_function_does(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command, said",
     [
         ("", ["Usage:"]),
         ("run --only training", ["refresh"]),
@@ -134,7 +131,7 @@ def test_doctor_is_1_for_the_cuda_profile_without_a_gpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    "error, status",
     [(UsageError, 2), (DeviceError, 2), (GpuLostError, 1), (SandboxError, 1), (ToolchainError, 1)],
 )
 def test_input_is_2_and_the_machine_is_1(error, status, capsys):
@@ -166,7 +163,7 @@ def test_input_that_only_a_stage_can_refuse_is_2_as_well(tmp_path):
 
 @pytest.mark.parametrize("new", [[], ["synthesis"]])
 @pytest.mark.parametrize(
-    ("environment", "said"),
+    "environment, said",
     [
         ({}, "PREFECT_HOME= prefect server start"),
         ({"PREFECT_HOME": "/p"}, "PREFECT_HOME=/p prefect server start"),

@@ -1,7 +1,5 @@
 """A run whose worker is killed: its output has no reader any more, and it goes on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +52,7 @@ def test_without_it_the_next_line_of_the_log_ends_the_run(tmp_path):
     assert run(tmp_path, "bare", {}) != 0 and not (tmp_path / "done").exists()
 
 
-def run(tmp_path: Path, how: str, environment: dict[str, str]) -> int:
+def run(tmp_path, how, environment):
     process = subprocess.Popen(
         [sys.executable, "-c", RUN, str(tmp_path / "done"), how],
         stdin=subprocess.PIPE,

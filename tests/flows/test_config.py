@@ -1,10 +1,7 @@
 """Profiles: every one that ships loads, and every way to write one wrongly is one line that names
 the key and the fix."""
 
-from __future__ import annotations
-
 from operator import attrgetter
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -17,13 +14,13 @@ from kernels_eval.records import Language
 SHIPPED = sorted(shipped_dir("profiles").glob("*.yaml"))
 
 
-def written(tmp_path: Path, text: str) -> str:
+def written(tmp_path, text):
     path = tmp_path / "mine.yaml"
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
-def refusal(profile: str, *overrides: str) -> UsageError:
+def refusal(profile, *overrides):
     with pytest.raises(UsageError) as caught:
         load_profile(profile, overrides)
     return caught.value
@@ -111,7 +108,7 @@ def test_lora_defaults_are_the_papers_where_no_profile_says_otherwise():
 
 
 @pytest.mark.parametrize(
-    ("override", "value"),
+    "override, value",
     [
         ("name=mine", "mine"),
         ("verification.workers=2", 2),
@@ -160,7 +157,7 @@ def test_a_configuration_cannot_be_changed_after_it_was_read():
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "nearest"),
+    "override, key, nearest",
     [
         ("sythesis.sampler=recorded", "sythesis", "did you mean synthesis?"),
         ("verification.worker=2", "verification.worker", "did you mean verification.workers?"),
@@ -184,7 +181,7 @@ def test_an_unknown_key_names_the_nearest(override, key, nearest):
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "shown", "why"),
+    "override, key, shown, why",
     [
         ("verification.workers=many", "verification.workers", "'many'", "integer"),
         ("verification.workers=0", "verification.workers", "0", "greater than 0"),
@@ -208,7 +205,7 @@ def test_a_wrong_type_or_a_value_out_of_range_says_key_value_and_rule(override, 
 
 
 @pytest.mark.parametrize(
-    ("override", "part"),
+    "override, part",
     [
         ("verification.workers", "not key=value"),
         ("=3", "not key=value"),
@@ -226,7 +223,7 @@ def test_a_missing_profile_names_the_nearest_or_lists_them():
 
 
 @pytest.mark.parametrize(
-    ("content", "part"),
+    "content, part",
     [
         (b"name: [1, 2\nroot: here\n", "is not YAML: line"),
         (b"- a\n- b\n", "is a list, not a mapping"),

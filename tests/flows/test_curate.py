@@ -14,10 +14,8 @@ import flows
 from flows.cli.main import main
 from flows.config import load_strategy, shipped_dir
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
-from tasks.curation.flags import TRACE_FLAGS
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.tables import CANDIDATES, CURATED, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
 from tests.support.cases import cases
 from tests.support.samples import FUSION, SINGLE, finished, frame, sample
 
@@ -185,9 +183,7 @@ def test_parts_of_older_versions_lack_columns(root):
 
 
 def test_explain_says_why_on_a_terminal_and_as_json(table):
-    done = curate(
-        f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2",
-    )
+    done = curate(f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2")
     assert done.exit_code == 0
     assert done.stdout.count("did not take it") == 2
     assert "size 2" in done.stdout
@@ -268,7 +264,7 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
     assert "flags of correct candidates' reasoning: repetitive 0" in curate(f"--root {root}").stdout
 
 
-@pytest.mark.parametrize(("arguments", "part"), CASES["bad_curations"])
+@pytest.mark.parametrize("arguments, part", CASES["bad_curations"])
 def test_what_cannot_be_used_is_one_line(table, arguments, part):
     assert part in refused(f"--verdicts {table}", *arguments)
 

@@ -46,9 +46,7 @@ def test_the_file_is_a_project_with_deployments_of_distinct_names():
 
 
 @each
-def test_the_entrypoint_is_a_module_path_to_a_flow_whose_form_takes_the_parameters(
-    deployment,
-):
+def test_the_entrypoint_is_a_module_path_to_a_flow_whose_form_takes_the_parameters(deployment):
     """A file entrypoint would put flows/ first on sys.path, where its module names shadow installed
     packages."""
     entrypoint = deployment["entrypoint"]

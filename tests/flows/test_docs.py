@@ -6,8 +6,6 @@ directory after a real refresh, `slow`), or NOT_RUN with a reason, and then pars
 unknown commands, options, keys, targets, markers and files are failures.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os
@@ -40,11 +38,11 @@ RUN, LINE, NOT_RUN = TYPED["run"], TYPED["line"], TYPED["not_run"]
 ALL = list(commands())
 
 
-def reasons(command: Command) -> list[str]:
+def reasons(command):
     return [reason for pattern, reason in NOT_RUN.items() if re.match(pattern, command.text)]
 
 
-def is_run(command: Command) -> bool:
+def is_run(command):
     # they read snapshots: typed after the refresh
     read = command.text.startswith((".venv/bin/python -c", "for stage in "))
     return command.text in RUN or command.text in LINE or read
@@ -162,14 +160,14 @@ def place(tmp_path_factory):
     return place
 
 
-def write_what_pages_say(place: Path) -> None:
+def write_what_pages_say(place):
     for fence in fences():
         if fence.title:
             (place / fence.title).parent.mkdir(parents=True, exist_ok=True)
             (place / fence.title).write_text(fence.text, encoding="utf-8")
 
 
-def typed(words: str) -> str:
+def typed(words):
     """What `concur` prints, which must succeed."""
     done = CliRunner().invoke(main, words.split())
     assert done.exit_code == 0, done.output
@@ -255,7 +253,7 @@ def site(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    "text, told",
     [
         ("[x](nowhere.md)", "page does not exist"),
         ("[x](index.md#nowhere)", "anchor does not exist"),
@@ -309,7 +307,7 @@ def test_the_reference_names_every_command_option_and_key(site):
             assert f"<code>{option.opts[0]}</code>" in cli, (name, option.opts)
     keys = (site / "reference" / "configuration.html").read_text(encoding="utf-8")
 
-    def names(model: type, found: set[str]) -> set[str]:
+    def names(model, found):
         for name, field in model.model_fields.items():
             found.add(name)
             if hasattr(field.annotation, "model_fields"):
@@ -338,7 +336,7 @@ def test_a_key_without_a_description_is_refused(monkeypatch):
         list(reference.sections())
 
 
-def hook(name: str):
+def hook(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs/hooks")  # as the build runs: a script in this folder
         return importlib.import_module(name)

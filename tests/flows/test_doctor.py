@@ -1,8 +1,6 @@
 """`concur doctor`: what counts as missing depends on the profile, and every missing thing comes
 with the line that fixes it."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -31,7 +29,7 @@ def quick(monkeypatch):
     monkeypatch.delenv("CONCUR_VLLM_PYTHON", raising=False)
 
 
-def examined(profile: str = "local", *overrides: str) -> dict[str, Check]:
+def examined(profile="local", *overrides):
     checks = examine(profile, overrides)
     found = {check.name: check for check in checks}
     assert len(found) == len(checks) >= 12
@@ -44,7 +42,7 @@ EVERYWHERE = "Python,torch,torch device,C++ compiler,ray,prefect,trl,disk,mlflow
 
 
 @pytest.mark.parametrize(
-    ("profile", "override", "names", "need"),
+    "profile, override, names, need",
     [
         ("local", "name=mine", EVERYWHERE, "required"),
         ("local", "name=mine", "nvcc,GPUs,vLLM,isolation", "optional"),
@@ -66,7 +64,7 @@ def test_a_gpu_that_is_hidden_is_missing_and_stops_only_who_needs_it(quick):
 
 
 def test_only_what_is_required_decides():
-    def check(ok: bool, need: doctor.Need) -> Check:
+    def check(ok, need):
         return Check(name="x", found="y", ok=ok, need=need)
 
     assert runnable([check(True, "required"), check(False, "optional")])
@@ -104,7 +102,7 @@ def test_a_full_disk_and_a_root_that_is_not_there_yet(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "answer"),
+    "program, answer",
     [("print('noise'); print('answer')", "answer"), ("raise SystemExit(3)", None), ("", None)],
 )
 def test_a_question_that_fails_is_no_answer(program, answer):
@@ -137,7 +135,7 @@ def test_vllm_is_asked_in_its_own_environment(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("memory_gb", "sampler", "fix"),
+    "memory_gb, sampler, fix",
     [
         (141, "vllm", ""),
         (80, "vllm", "--set synthesis.server.tensor_parallel=2 holds "),
@@ -184,9 +182,7 @@ def test_isolation_is_what_the_sandbox_itself_would_report():
     assert names == list(layers.missing(layers.probe()))
 
 
-def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(
-    monkeypatch,
-):
+def test_a_layer_that_is_missing_has_a_line_of_its_own_with_what_would_bring_it(monkeypatch):
     monkeypatch.setenv("CONCUR_ISOLATION_WITHOUT", "namespace:user,landlock")
     checks = {check.name: check for check in doctor.isolation()}
     assert "landlock" not in checks["isolation"].found

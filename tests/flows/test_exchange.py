@@ -1,12 +1,9 @@
 """`concur export` as a user types it: solutions of another suite in; traces, run folders, a table
 and a package out, which a fresh process imports. On the CPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -61,14 +58,14 @@ print(json.dumps([rows, sorted(held._solution_by_name), sorted(held.definitions)
 """
 
 
-def exported(*words: object) -> dict:
+def exported(*words):
     done = CliRunner().invoke(main, ["export", *map(str, words), "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
-def verified(tmp_path_factory) -> Path:
+def verified(tmp_path_factory):
     """Two solutions of one definition, right and wrong, verified by one command."""
     place = tmp_path_factory.mktemp("exchange")
     header = {"path": "twice.h", "content": "static float twice(float v) { return v * 2.0f; }\n"}
@@ -92,7 +89,7 @@ def verified(tmp_path_factory) -> Path:
     return place
 
 
-def write(path: Path, row: object) -> None:
+def write(path, row):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(row))
 

@@ -1,8 +1,6 @@
 """`concur ls`, `show`, `open`, `profiles` and `config`: what they find, and what they say where
 there is nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 
@@ -20,7 +18,7 @@ from tasks.tables import TASKS
 HOSTILE = "\x1b[2Jgone"
 
 
-def typed(words: str, status: int = 0) -> str:
+def typed(words, status=0):
     done = CliRunner().invoke(main, words.split())
     assert done.exit_code == status, (done.output, done.exception)
     return done.stdout if status == 0 else done.stderr

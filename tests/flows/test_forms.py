@@ -1,8 +1,6 @@
 """From a form to a configuration: what is left empty is the profile's, what cannot be used is one
 sentence."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -122,7 +120,7 @@ def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    "overrides, said",
     [
         (["verification.worker=2"], "did you mean verification.workers"),
         (["verification.workers=0"], "greater than 0"),
@@ -137,7 +135,7 @@ def test_what_cannot_be_used_is_one_sentence(overrides, said, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("samples", "said"),
+    "samples, said",
     [(1, "samples_per_task = 1: .*greater than or equal to 2"), (3, "batch_size 16 does not div")],
 )
 def test_answers_that_cannot_be_compared_or_batched_are_one_sentence(samples, said, tmp_path):
@@ -150,7 +148,7 @@ def test_answers_that_cannot_be_compared_or_batched_are_one_sentence(samples, sa
 
 
 @pytest.mark.parametrize(
-    ("form", "fields"),
+    "form, fields",
     [
         (RunForm, {"profile": "nowhere"}),
         (CandidatesForm, {"samples_per_task": -1}),

@@ -1,24 +1,18 @@
 """`concur gc` on real snapshots, a real MLflow database and real locks: what is referred to stays,
 whatever is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,9 +43,7 @@ def root(tmp_path):
     return tmp_path / "root"
 
 
-def made(
-    root: Path, stage: str, name: str, *upstream: Snapshot, days: float = 100, finished: bool = True
-) -> Snapshot:
+def made(root, stage, name, *upstream, days=100, finished=True):
     """A snapshot as a stage writes it, so many days ago."""
     snapshot = Snapshot(str(root), stage, stable_hash(name))
     snapshot.append([{"key": name}], SCHEMA)
@@ -66,9 +58,7 @@ def made(
     return snapshot
 
 
-def refresh(
-    root: Path, night: str, days: float, tasks: Snapshot | None = None
-) -> dict[str, Snapshot]:
+def refresh(root, night, days, tasks=None):
     found = {"tasks": tasks or made(root, "tasks", f"tasks {night}", days=days)}
     for name, stage, upstream in (
         ("candidates", "synthesis", ("tasks",)),
@@ -81,15 +71,15 @@ def refresh(
     return found
 
 
-def places(root: Path) -> set[str]:
+def places(root):
     return {one.place for one in scan(root)}
 
 
-def of(*snapshots: Snapshot) -> set[str]:
+def of(*snapshots):
     return {f"{one.stage}/{one.fingerprint}" for one in snapshots}
 
 
-def gone(root: Path, keep: Keep = NOTHING, **options: Any) -> set[str]:
+def gone(root, keep=NOTHING, **options):
     """What `--delete` removed, which is what the dry run had said, and nothing before it was asked
     to."""
     before = places(root)
@@ -104,22 +94,22 @@ def gone(root: Path, keep: Keep = NOTHING, **options: Any) -> set[str]:
     return removed
 
 
-def gc(root: Path, *words: str) -> Result:
+def gc(root, *words):
     return CliRunner().invoke(main, ["gc", "--root", str(root), *words])
 
 
-def collected(root: Path, keep: Keep = NOTHING) -> dict[str, Any]:
+def collected(root, keep=NOTHING):
     return collect(str(root), keep=keep, delete=True, without_mlflow=True)
 
 
-def reported(snapshot: Snapshot, told: object) -> None:
+def reported(snapshot, told):
     """Give a snapshot a report."""
     report = Path(snapshot.path) / "report"
     report.mkdir()
     (report / "report.json").write_text(json.dumps(told))
 
 
-def aged(path: str | Path, seconds: float) -> None:
+def aged(path, seconds):
     for each in [*Path(path).iterdir(), path]:
         os.utime(each, (seconds, seconds))
 
@@ -278,7 +268,7 @@ def test_a_manifest_that_cannot_be_read_stops_everything(root):
 
 
 @contextmanager
-def child(work: Callable[[Connection], Any]) -> Iterator[BaseProcess]:
+def child(work):
     """A process that runs `work`, once it has said that it waits (or ended); it may go on when the
     block ends."""
     fork = get_context("fork")
@@ -296,7 +286,7 @@ def child(work: Callable[[Connection], Any]) -> Iterator[BaseProcess]:
         process.join()
 
 
-def wait(channel: Connection) -> None:
+def wait(channel):
     """Say that this process waits, and do so until it is told to go on."""
     channel.send("waits")
     channel.recv()
@@ -309,10 +299,10 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(ro
     old = [refresh(root, f"old {age}", age, tasks) for age in (60, 80, 90)]
     keep = Keep(refreshes=1, younger_than_days=0)
 
-    def killed(_: object) -> None:
+    def killed(_):
         real, calls = getattr(os, call), iter(range(1, 1000))
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def counted(*args, **kwargs):
             if next(calls) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **kwargs)
@@ -337,7 +327,7 @@ def test_a_kill_at_any_moment_leaves_what_stays_whole_and_the_next_gc_ends_it(ro
 def test_what_another_process_writes_to_stays_and_is_finished(root):
     snapshot = Snapshot(str(root), "verification", stable_hash("being written"))
 
-    def write(channel: Connection) -> None:
+    def write(channel):
         with snapshot.journal(SCHEMA, rows_per_part=1000) as add:
             add({"key": "first"})
             wait(channel)
@@ -358,7 +348,7 @@ def test_what_another_process_writes_to_stays_and_is_finished(root):
 def test_a_run_holds_its_root_and_lets_go_when_it_dies(root):
     old = refresh(root, "old", 90)
 
-    def work(channel: Connection) -> None:
+    def work(channel):
         with in_use(str(root)):
             wait(channel)
 
@@ -386,7 +376,7 @@ STAGES = ("tasks", "synthesis", "verification", "curation", "training", "benchma
 
 
 @st.composite
-def roots(draw: st.DrawFn) -> list[Stored]:
+def roots(draw):
     """Any snapshots that name any others made before them, and some that were never there."""
     found = []
     for index, name in enumerate(NAMES[: draw(st.integers(0, len(NAMES)))]):

@@ -1,8 +1,6 @@
 """Room on the disk, before a run and while it works; what a run that ends early tells; a run that
 is told to stop."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -20,7 +18,6 @@ from markdown_it import MarkdownIt
 
 from flows.config import PipelineConfig
 from flows.runtime import disk
-from flows.runtime.config import GuardedRun
 from flows.runtime.disk import GIB, DiskWatch, Place, require_room, rooms, row_bytes
 from flows.runtime.guard import ending, shown
 from kernels_eval.errors import DiskFullError, EvalError
@@ -36,7 +33,7 @@ from tests.support.chat_server import completion, serving
 from tests.support.commands import environment
 
 
-def config(root: Path | str, **more: object) -> GuardedRun:
+def config(root, **more):
     return PipelineConfig.model_validate({"root": str(root), **more}).guarded
 
 
@@ -108,7 +105,7 @@ def test_directories_on_one_file_system_share_its_room(small, tmp_path):
 # -- while it works --------------------------------------------------------------------------------
 
 
-def three_each(url: str) -> SynthesisConfig:
+def three_each(url):
     return SynthesisConfig(
         sampler="openai", model="m", base_url=url, samples_per_task=3, concurrency=1
     )
@@ -124,7 +121,7 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
     settings = config(small, guard={"reserve_gib": 1e6 / GIB})
     other = small / "somebody-else"
 
-    def answer(number: int, body: dict) -> tuple[int, dict]:
+    def answer(number, body):
         if number == 9:
             other.write_bytes(bytes(1_200_000))
         return 200, completion(f"answer {number}")
@@ -150,15 +147,13 @@ def test_a_run_stops_below_the_reserve_with_one_error_and_goes_on_later(
         assert len(server.bodies) <= 24 + 2, "only what was in flight is asked for again"
 
 
-def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_on(
-    small,
-):
+def test_a_disk_that_fills_in_the_middle_of_a_shard_leaves_a_snapshot_that_goes_on(small):
     """No reserve, and no warning: ENOSPC while the part is written. The journal still has the
     rows."""
     tasks = load_tasks(TasksConfig(limit=8), str(small))
     text = "".join(chr(33 + (n * n * 7919) % 90) for n in range(120_000))
 
-    def answer(number: int, body: dict) -> tuple[int, dict]:
+    def answer(number, body):
         return 200, completion(f"{number}{text[number:]}")
 
     with serving(answer) as server:
@@ -195,7 +190,7 @@ def test_the_watch_asks_once_a_second(tmp_path, monkeypatch):
 
 
 def test_a_run_that_ends_early_tells_what_is_there(tmp_path):
-    def written(stage: str, name: str, rows: int) -> Snapshot:
+    def written(stage, name, rows):
         snapshot = Snapshot(str(tmp_path), stage, name)
         snapshot.append([{"n": n} for n in range(rows)], pa.schema([("n", pa.int64())]))
         return snapshot
@@ -258,9 +253,7 @@ start_new_session=True)
 """
 
 
-def told_to_stop(
-    grace_s: float, cleanup: str, number: int = signal.SIGTERM
-) -> tuple[subprocess.Popen[str], int]:
+def told_to_stop(grace_s, cleanup, number=signal.SIGTERM):
     """A program and its child, after a signal."""
     process = program(STUBBORN.format(grace_s=grace_s, cleanup=cleanup))
     child = int(process.stdout.readline())
@@ -268,7 +261,7 @@ def told_to_stop(
     return process, child
 
 
-def program(text: str) -> subprocess.Popen[str]:
+def program(text):
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(text)],
         stdout=subprocess.PIPE,

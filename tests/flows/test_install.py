@@ -1,12 +1,9 @@
 """What an install holds: the base verifies, an extra that is missing is named in one line, and the
 wheel holds every file that the commands read."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -47,7 +44,7 @@ main()
 """The command in a process where the modules of argv[1] are as if they were not installed."""
 
 
-def modules_of(requirements: list[str]) -> set[str]:
+def modules_of(requirements):
     """The top-level modules of these distributions and of what they need here."""
     names = {canonicalize_name(Requirement(text).name) for text in requirements}
     for name in list(names):
@@ -61,15 +58,13 @@ def modules_of(requirements: list[str]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def optional() -> set[str]:
+def optional():
     """Every module that is installed here and would not be with the base alone."""
     ours = {"kernels_eval", "tasks", "flows"}
     return metadata.packages_distributions().keys() - modules_of(PROJECT["dependencies"]) - ours
 
 
-def without(
-    modules: set[str], *words: str, cwd: Path, **env: str
-) -> subprocess.CompletedProcess[str]:
+def without(modules, *words, cwd, **env):
     script = [sys.executable, "-c", BLOCKED, json.dumps(sorted(modules)), *words]
     return commands.run(script, commands.environment(CUDA_VISIBLE_DEVICES="", **env), cwd)
 
@@ -150,7 +145,7 @@ def test_one_extra_of_two_is_named_alone(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel of this checkout, unpacked as an installer does."""
     hatchling = pytest.importorskip("hatchling.build")
     place = tmp_path_factory.mktemp("wheel")
@@ -184,7 +179,7 @@ def test_the_wheel_holds_what_the_checkout_holds(wheel):
 def test_the_wheel_alone_answers_and_its_metadata_names_the_extras(wheel, optional, tmp_path):
     installed = wheel.parent / "installed"
 
-    def typed(*words: str) -> subprocess.CompletedProcess[str]:
+    def typed(*words):
         return without(optional, *words, cwd=tmp_path, PYTHONPATH=str(installed))
 
     assert PROJECT["version"] in typed("--version").stdout

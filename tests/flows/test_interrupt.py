@@ -1,8 +1,6 @@
 """Ctrl-C in a terminal: the line ends soon, says what to do, leaves no process, and goes on where
 it was."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A run folder of KernelBench to a scored table, as a user types it: two commands, on the CPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,7 +16,7 @@ REFERENCES = {1: "return x * 2.0 + 1.0", 2: "return x * 2.0 + 1.5"}
 RIGHT = {1: "return ext.affine(x)", 2: "return ext.shifted(x)"}
 
 
-def run_folder(place: Path, samples: int) -> None:
+def run_folder(place, samples):
     """`runs/mine` as KernelBench's generate_samples.py leaves it, and its tasks by number: the last
     sample of each problem is wrong."""
     run = place / "runs" / "mine"
@@ -60,7 +58,7 @@ def test_twenty_kernels_to_a_scored_table_in_two_commands(tmp_path):
     assert {row["model"] for row in json.loads(table.stdout)["scores"]} == {MODEL}
 
 
-def typed(words: str) -> dict:
+def typed(words):
     done = CliRunner().invoke(main, [*words.split(), "--json"])
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)

@@ -111,9 +111,7 @@ FIRST = {"c01": "correct", "c02": "compile_error", "c11": "correct"}
 SECOND = FIRST | {"c21": "correct", "c22": "compile_error", "c23": "runtime_error"}
 
 
-def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_new(
-    tmp_path,
-):
+def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_new(tmp_path):
     snapshots = planted(tmp_path, "one", 2, FIRST, ["c01", "c11"])
     first = morning(str(tmp_path), night(tmp_path, snapshots))
     assert first.compared_with is None and not first.nothing_new

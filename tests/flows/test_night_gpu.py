@@ -5,13 +5,9 @@ What only a GPU shows: the limits are its number, two runs never share it, and a
 cancelled leaves nothing on it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +15,7 @@ from kernels_eval.devices import visible_gpus
 from tasks.sources import bundled
 from tests.support.night import ENDED, until
 from tests.support.recordings import rows_there, written
-from tests.support.stacks import Stack, stack
+from tests.support.stacks import stack
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -41,7 +37,7 @@ def site(tmp_path_factory):
         yield running
 
 
-def start(site: Stack, root: Path, name: str, longest_s: float) -> str:
+def start(site, root, name, longest_s):
     """A run of the deployment on the bundled recordings; another `longest_s` is another
     measurement."""
     overrides = [
@@ -57,8 +53,8 @@ def start(site: Stack, root: Path, name: str, longest_s: float) -> str:
     return site.start(site.deployment(NIGHTLY), **parameters)
 
 
-def ended(site: Stack, run: str) -> dict[str, Any]:
-    def over() -> dict[str, Any] | None:
+def ended(site, run):
+    def over():
         found = site.ask(f"flow_runs/{run}")
         return found if found["state_type"] in ENDED else None
 
@@ -67,14 +63,14 @@ def ended(site: Stack, run: str) -> dict[str, Any]:
     )
 
 
-def completed(site: Stack, run: str) -> float:
+def completed(site, run):
     """Seconds that a run took that completed."""
     found = ended(site, run)
     assert found["state_type"] == "COMPLETED", (found["state"], site.log("worker")[-6000:])
     return found["total_run_time"]
 
 
-def used_mb() -> list[float]:
+def used_mb():
     """Memory in use on each GPU, whoever uses it."""
     import pynvml
 
@@ -89,7 +85,7 @@ def used_mb() -> list[float]:
         pynvml.nvmlShutdown()
 
 
-def verdicts(root: Path, columns: list[str]) -> list[dict[str, Any]]:
+def verdicts(root, columns):
     (snapshot,) = [path for path in root.glob("verification/*") if path.is_dir()]
     return written(snapshot, columns)
 
@@ -161,10 +157,10 @@ def test_a_run_that_is_ended_leaves_nothing_on_the_gpu_and_goes_on_when_it_is_st
     idle = used_mb()
     run = start(site, root, f"gpu-{how}", 0.4)
 
-    def used() -> bool:
+    def used():
         return max(now - then for now, then in zip(used_mb(), idle, strict=True)) > 100
 
-    def works() -> bool:
+    def works():
         return used() and sum(key[0] == "verification" for key in rows_there(root)) >= 2
 
     until(

@@ -1,17 +1,13 @@
 """Who is told when a run ends badly, by a real command and a real webhook, and what is never
 told."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
 import threading
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from uuid import UUID
 
 import pytest
@@ -29,7 +25,7 @@ QUOTED = "<script>alert(1)</script> ignore all instructions"
 FLOW = SimpleNamespace(name="refresh the data set")
 
 
-def state(message: str = "", kind: str = "FAILED") -> Any:
+def state(message="", kind="FAILED"):
     return SimpleNamespace(
         type=SimpleNamespace(value=kind),
         name=kind.title(),
@@ -38,7 +34,7 @@ def state(message: str = "", kind: str = "FAILED") -> Any:
     )
 
 
-def run(notify: dict[str, Any] | None, parent: str | None = None) -> Any:
+def run(notify, parent=None):
     config = {"name": "nightly"} | ({"guard": {"notify": notify}} if notify is not None else {})
     return SimpleNamespace(
         id=UUID(int=7),
@@ -53,11 +49,11 @@ def run(notify: dict[str, Any] | None, parent: str | None = None) -> Any:
 class Hook:
     """What the webhook answers, and what it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.status, self.hold = 200, threading.Event()
         self.hold.set()
 
-    def __call__(self, number: int, body: dict[str, Any]) -> tuple[int, dict, dict[str, str]]:
+    def __call__(self, number, body):
         self.hold.wait(30)
         elsewhere = {"location": "/elsewhere", "content-length": "2"}
         return self.status, {}, elsewhere if self.status == 302 else {}
@@ -73,14 +69,14 @@ def hook(monkeypatch):
         hook.hold.set()
 
 
-def told(hook: Hook) -> list[dict[str, Any]]:
+def told(hook):
     """Every notice, without the path that it was posted to."""
     return [
         {key: value for key, value in body.items() if key != "path"} for body in hook.server.bodies
     ]
 
 
-def command(tmp_path: Path, program: str) -> list[str]:
+def command(tmp_path, program):
     return [
         sys.executable,
         "-c",

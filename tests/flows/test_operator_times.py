@@ -1,11 +1,6 @@
 """The profile of references on its way into the report: asked for by configuration, joined with the
 code that was verified."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from flows.benchmark import Benchmarked, _profiles
@@ -18,12 +13,12 @@ from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import Answers, answers_frame
 from tasks.sources import bundled
 from tasks.sources.stage import keep
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.synthesis.parsing import parse_response
-from tasks.tables import CANDIDATES, VERDICTS
+from tasks.tables import CANDIDATES, PROFILES, VERDICTS
 from tasks.workload import operator_times as profiling
 from tasks.workload.config import ProfilingConfig
-from tasks.workload.record import PROFILES, OperatorTime, Profile
+from tasks.workload.record import OperatorTime, Profile
 
 TASK = next(task for task in bundled.load() if task.name == "group_norm_swish")
 SPENT = Profile(
@@ -37,9 +32,7 @@ SPENT = Profile(
 )
 
 
-def snapshot(
-    root: Path, stage: str, name: str, rows: list[dict[str, Any]], schema: Any
-) -> SnapshotRef:
+def snapshot(root, stage, name, rows, schema):
     made = Snapshot(str(root), stage, name)
     made.append(rows, schema)
     return made.publish(config={}, rows=len(rows)).ref

@@ -1,7 +1,5 @@
 """The server of pages: what of a root it shows, to whom; and the links to it."""
 
-from __future__ import annotations
-
 import pytest
 from starlette.testclient import TestClient
 
@@ -38,7 +36,7 @@ def test_pages_and_what_they_are_made_of_are_shown_and_nothing_else(root):
     assert client.get("/health").text == "OK"
 
 
-@pytest.mark.parametrize(("host", "status"), [("gpu1.example.org", 200), ("evil.example", 400)])
+@pytest.mark.parametrize("host, status", [("gpu1.example.org", 200), ("evil.example", 400)])
 def test_only_requests_that_name_this_machine_are_answered(root, host, status):
     client = TestClient(site(), base_url=f"http://{host}:4290")
     assert client.get("/trend.html").status_code == status

@@ -7,17 +7,14 @@ its work to do. The process manager alone brings the part back, the run's own pr
 with its absence: nothing here helps either.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import yaml
@@ -44,16 +41,16 @@ class Endpoint(Recordings):
     """Answers with the bundled recordings, and counts; while it is not `open`, only the first
     few."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.numbers = iter(range(10**9))
 
-    def forget(self, held: bool) -> None:
+    def forget(self, held):
         self.answered.clear()
         self.numbers = iter(range(10**9))
         (self.open.clear if held else self.open.set)()
 
-    def __call__(self, _: int, body: dict[str, Any]) -> tuple[int, dict]:
+    def __call__(self, _, body):
         if next(self.numbers) >= ANSWERED_FIRST:
             self.open.wait(600)
         return self.recorded(body)
@@ -90,12 +87,12 @@ def site(tmp_path_factory):
 class Refresh:
     """One run of the deployment, under a root of its own."""
 
-    def __init__(self, site: Site, name: str, root: Path) -> None:
+    def __init__(self, site, name, root):
         self.site, self.name, self.root = site, name, root
-        self.runs: list[str] = []
+        self.runs = []
         self.most_engines, self._looked = 0, 0.0
 
-    def start(self) -> str:
+    def start(self):
         # another measurement for each test: MLflow knows a refresh by what it was made of, wherever
         # it lies
         longest_s = 0.2 + int.from_bytes(self.name.encode()) % 997 / 1e5
@@ -117,7 +114,7 @@ class Refresh:
         self.runs.append(self.site.stack.start(self.site.deployment, **parameters))
         return self.runs[-1]
 
-    def state(self, run: str) -> dict[str, Any]:
+    def state(self, run):
         """Of a run as the server has it; none while the server is away."""
         if time.monotonic() - self._looked > 1.0:
             self.most_engines = max(self.most_engines, len(self.site.stack.engines()))
@@ -126,8 +123,8 @@ class Refresh:
             return self.site.stack.ask(f"flow_runs/{run}")["state"]
         return {"type": ""}
 
-    def ended(self, run: str) -> dict[str, Any]:
-        def over() -> dict[str, Any] | None:
+    def ended(self, run):
+        def over():
             state = self.state(run)
             return state if state["type"] in ENDED else None
 
@@ -140,11 +137,11 @@ class Refresh:
             every_s=0.5,
         )
 
-    def there(self, stage: str) -> int:
+    def there(self, stage):
         return sum(key[0] == stage for key in rows_there(self.root))
 
 
-def fresh(site: Site, name: str, folder: Path, held: bool = False) -> Refresh:
+def fresh(site, name, folder, held=False):
     """A refresh that has all of its work to do: builds of the test before would leave it less."""
     shutil.rmtree(site.cache / "extensions", ignore_errors=True)
     site.server.bodies.clear()
@@ -165,7 +162,7 @@ def test_the_example_automations_are_made_by_the_command_of_the_docs(site):
     assert sorted(one["name"] for one in made) == sorted(declared) and len(made) == 5
 
 
-WHEN: dict[str, Callable[[Refresh], object]] = {
+WHEN = {
     "synthesis": (
         lambda refresh: (
             refresh.there("synthesis") and len(refresh.site.server.bodies) > ANSWERED_FIRST
@@ -188,7 +185,7 @@ def test_a_refresh_outlives_a_part_that_is_killed(site, case, tmp_path, record_p
     began = time.monotonic()
     run = refresh.start()
 
-    def ready() -> bool:
+    def ready():
         if not WHEN[stage](refresh):
             assert time.monotonic() - began < 5 or refresh.state(run)["type"] not in ENDED, (
                 refresh.state(run)
@@ -203,7 +200,7 @@ def test_a_refresh_outlives_a_part_that_is_killed(site, case, tmp_path, record_p
     killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
 
-    def healthy_again() -> bool:
+    def healthy_again():
         row = site.stack.status().get(part, {})
         return row.get("health") == "healthy" and row["pid"] != pid
 
@@ -261,7 +258,7 @@ def test_a_refresh_whose_stack_ends_goes_on_when_it_is_started_again(site, how, 
     exactly_once(refresh)
 
 
-def exactly_once(refresh: Refresh) -> None:
+def exactly_once(refresh):
     stack = refresh.site.stack
     for stage, key in (
         ("synthesis", "candidate_id"),

@@ -1,7 +1,5 @@
 """`concur publish` and `concur diff` as a user runs them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 
@@ -21,7 +19,7 @@ def curated(tmp_path):
     )
 
 
-def concur(*arguments: object) -> tuple[int, str, str]:
+def concur(*arguments):
     done = CliRunner().invoke(main, [str(argument) for argument in arguments])
     return done.exit_code, done.stdout, done.stderr
 
@@ -62,7 +60,7 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments, said",
     [
         ("publish --root {tmp}/nothing --out {tmp}/set", "no finished curated set"),
         ("publish --root {tmp}/root --out {tmp}/set --holdout 1.5", "holdout_share = 1.5"),

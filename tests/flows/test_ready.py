@@ -1,8 +1,6 @@
 """What a run would find out at its end is asked at its start: tasks, endpoint, tokenizer,
 memory."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -50,7 +48,7 @@ def server():
         thread.join()
 
 
-def asked(url: str, **more: object) -> SynthesisConfig:
+def asked(url, **more):
     return SynthesisConfig(sampler="openai", model="mine", base_url=url, tokenizer="small", **more)
 
 
@@ -58,7 +56,7 @@ MODELS = {"data": [{"id": "mine"}, {"id": "other"}]}
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "said"),
+    "status, body, said",
     [
         (200, MODELS, "has mine"),
         (200, {"data": []}, "does not list mine"),
@@ -112,7 +110,7 @@ def test_a_tokenizer_that_is_missing_or_not_named_stops_the_run(tmp_path, monkey
     assert not (tmp_path / "models").exists(), "it looks and makes nothing"
 
 
-def model_of(monkeypatch, weight_gb: int, memory_gb: int) -> None:
+def model_of(monkeypatch, weight_gb, memory_gb):
     shape = sizing.QWQ_32B.model_copy(update={"weight_bytes": weight_gb * 10**9})
     gpu = sizing.H200.model_copy(update={"memory_bytes": memory_gb * 10**9})
     monkeypatch.setattr(sizing, "read_shape", lambda model: shape)

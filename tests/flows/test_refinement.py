@@ -1,12 +1,9 @@
 """`concur run --only refresh` with two turns, as a user runs it: an endpoint, real kernels, real
 verdicts; and once more for nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -28,10 +25,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * RUN_S)]
 def endpoint():
     """Answers the first prompt with a kernel that fails, and each follow-up with one that is right.
     The prompts that it got."""
-    prompts: list[str] = []
+    prompts = []
     answers = bundled.responses("softmax_rows", "cpp")
 
-    def answer(_: int, body: dict) -> tuple[int, dict]:
+    def answer(_, body):
         prompts.append(body["messages"][0]["content"])
         again = "You have answered this before" in prompts[-1]
         return 200, completion(answers[RIGHT if again else FIRST[body["seed"]]], tokens=None)
@@ -40,7 +37,7 @@ def endpoint():
         yield server.url, prompts
 
 
-def profile(url: str, tasks: Path) -> dict:
+def profile(url, tasks):
     return {
         "name": "turns",
         "root": "out",

@@ -1,8 +1,6 @@
 """What follows the training set in a refresh can be missing, and the refresh is finished all the
 same: with a real Prefect."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`concur reinforce`: which adapter, and verdicts of real workers while answers are written."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -18,7 +16,7 @@ from kernels_eval.records import Verdict
 from tasks.progress import gathering
 from tasks.sources import bundled
 from tasks.sources.small_model import load_causal_model, load_tokenizer
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.synthesis.prompts import render
 from tests.support.commands import concur, run, tiny
 from tests.support.commands import environment as variables
@@ -37,7 +35,7 @@ def test_without_a_training_there_is_one_sentence(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def adapted(curated: SnapshotRef, stage: str, name: str, base: str) -> SnapshotRef:
+def adapted(curated, stage, name, base):
     extra = {"adapter": "adapter", "base_model": base}
     snapshot = Snapshot(curated.root, stage, name)
     return snapshot.publish(config={}, upstream=[curated.fingerprint], extra=extra).ref
@@ -127,7 +125,7 @@ def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person
     assert len(client.get_metric_history(runs[0].info.run_id, "status/no_code")) == 2
 
 
-def answers(*told: tuple[str, str]) -> list:
+def answers(*told):
     """Answers of a policy, by task and code."""
     from tasks.training.grpo import Answer, Asked
 
@@ -145,7 +143,7 @@ CODE = "import torch\nclass ModelNew(torch.nn.Module):\n    pass  # {}\n"
 def test_the_same_code_for_a_task_is_judged_once(once):
     config = load_profile("local", [f"verification.once_per_code={json.dumps(once)}"])
     tasks = {task.task_id: task for task in bundled.load("train")[:2]}
-    judged: list[tuple[str, str]] = []
+    judged = []
 
     def verify(pairs):
         for pair in pairs:

@@ -1,8 +1,6 @@
 """Secrets that are planted in the environment of a real refresh are nowhere afterwards, and in no
 list of processes meanwhile."""
 
-from __future__ import annotations
-
 import base64
 import os
 import re
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,7 +42,7 @@ class ModelNew(torch.nn.Module):
 ```"""
 
 
-def forms(secrets: Iterable[str]) -> list[bytes]:
+def forms(secrets):
     """Each secret as it is, and in base64 as an HTTP header has it, wherever it begins in there."""
     found = []
     for secret in secrets:
@@ -56,14 +53,14 @@ def forms(secrets: Iterable[str]) -> list[bytes]:
     return found
 
 
-def readings(path: Path) -> Iterator[bytes]:
+def readings(path):
     """A file's bytes, and where they are packed what is in them."""
     yield path.read_bytes()
     if path.suffix == ".parquet":
         yield str(pq.read_table(path).to_pylist()).encode("utf-8", "replace")
 
 
-def leaks(folders: Iterable[Path], wanted: list[bytes], leave: Iterable[Path] = ()) -> list[str]:
+def leaks(folders, wanted, leave=()):
     skipped = set(leave)
     files = [
         path
@@ -82,13 +79,13 @@ def leaks(folders: Iterable[Path], wanted: list[bytes], leave: Iterable[Path] = 
 
 
 @contextmanager
-def watched_command_lines() -> Iterator[set[bytes]]:
+def watched_command_lines():
     """The command lines of all processes that were there at some time inside the block, asked for
     as often as possible."""
-    seen: set[bytes] = set()
+    seen = set()
     ended = threading.Event()
 
-    def look() -> None:
+    def look():
         while not ended.is_set():
             for pid in psutil.pids():
                 try:
@@ -183,5 +180,5 @@ def test_a_refresh_leaves_its_secrets_nowhere(tmp_path):
         shutil.rmtree(ray, ignore_errors=True)
 
 
-def _refused(url: str) -> bool:
+def _refused(url):
     return httpx.get(url, timeout=30, trust_env=False).status_code in (401, 403)

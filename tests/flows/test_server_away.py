@@ -1,12 +1,8 @@
 """Servers that are started again while a run works: what is shown waits for Prefect, what Prefect
 holds for the run comes free, and a run that begins while the Ray head is away waits for that."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from httpx import ConnectError, ReadTimeout
@@ -27,10 +23,10 @@ def _logger(monkeypatch):
 
 
 def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch):
-    answers: list[Exception | None] = [ConnectError("refused"), ReadTimeout("silent"), None]
-    made: list[dict[str, Any]] = []
+    answers = [ConnectError("refused"), ReadTimeout("silent"), None]
+    made = []
 
-    def create(**told: Any) -> None:
+    def create(**told):
         if answer := answers.pop(0):
             raise answer
         made.append(told)
@@ -44,7 +40,7 @@ def test_an_artifact_waits_for_its_server_and_is_made_once(monkeypatch):
 
 @pytest.mark.parametrize("fault", [ConnectError("refused"), ValueError("no such key")])
 def test_a_run_does_not_end_for_an_artifact(monkeypatch, caplog, fault):
-    def create(**_: Any) -> None:
+    def create(**_):
         raise fault
 
     monkeypatch.setattr(artifacts, "BACK_S", 0.0)
@@ -57,7 +53,7 @@ def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_st
     monkeypatch,
 ):
     @contextmanager
-    def concurrency(*_: Any, **__: Any) -> Iterator[None]:
+    def concurrency(*_, **__):
         yield
         raise ConnectError("refused")
 
@@ -77,7 +73,7 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(monkeypatch, 
 
     heads = iter([UsageError("nothing answers"), UsageError("nothing answers"), None, None])
 
-    def require_cluster(address: str) -> None:
+    def require_cluster(address):
         if head := next(heads):
             raise head
 

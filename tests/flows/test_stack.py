@@ -1,8 +1,6 @@
 """The stack of `concur up`: what is refused before anything starts, who is taken for whom, and what
 is kept alive."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -13,13 +11,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, build_opener
 from uuid import uuid4
@@ -30,19 +26,18 @@ from flows.ops import control, manager, part, preflight
 from flows.ops.control import down, export_lines, status, up, use_stack
 from flows.ops.manager import Manager
 from flows.ops.places import ROOT_VARIABLE, Places, StackState
-from flows.ops.programs import Program, program
 from flows.ops.programs import Stack as Made
+from flows.ops.programs import program
 from flows.ops.settings import (
     MLFLOW_SECRET,
     PARTS,
     PREFECT_SECRET,
-    Part,
     StackSettings,
     load_secrets,
     load_settings,
 )
 from kernels_eval.errors import UsageError
-from kernels_eval.isolation.process_tree import Identity, alive, identify, send, wait_gone
+from kernels_eval.isolation.process_tree import alive, identify, send, wait_gone
 from tests.support import commands
 from tests.support.night import until
 from tests.support.servers import free_port
@@ -69,16 +64,14 @@ def me():
     return found
 
 
-def refused(call: Callable[[], object]) -> str:
+def refused(call):
     with pytest.raises(UsageError) as caught:
         call()
     assert caught.value.hint, "every refusal says what would correct it"
     return str(caught.value)
 
 
-def recorded(
-    root: Path, settings: StackSettings, manager: Identity, authenticated: bool = False
-) -> Places:
+def recorded(root, settings, manager, authenticated=False):
     """The places of a stack whose state says that this process manages it."""
     places = Places(root)
     places.make()
@@ -86,12 +79,12 @@ def recorded(
     return places
 
 
-def stack_of(environment: dict[str, str], root: Path = Path("root"), **options: Any) -> Made:
+def stack_of(environment, root=Path("root"), **options):
     settings = StackSettings(**options)
     return Made(Places(root), settings, load_secrets(settings, environment))
 
 
-def made(root: Path, environment: dict[str, str], **options: Any) -> dict[Part, Program]:
+def made(root, environment, **options):
     stack = stack_of(environment, root, **options)
     return {name: program(name, stack, environment) for name in stack.settings.parts}
 
@@ -100,7 +93,7 @@ def made(root: Path, environment: dict[str, str], **options: Any) -> dict[Part, 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    "options, said",
     [
         ({"prefect_port": 70000}, "--prefect-port"),
         ({"prefect_port": 5000}, "prefect_port and mlflow_port are both 5000"),
@@ -235,7 +228,7 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    "url, said",
     [
         ("nonsense", "is not the URL of a PostgreSQL database"),
         ("mysql://me@127.0.0.1/db", "is not the URL of a PostgreSQL database"),
@@ -331,7 +324,7 @@ def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, 
     root, url = str(tmp_path), f"http://127.0.0.1:{prefect_like}"
     assert use_stack(root, {}) == [] and use_stack("s3://bucket", {}) == []
     recorded(tmp_path, settings, me)
-    environment: dict[str, str] = {}
+    environment = {}
     assert use_stack(root, environment) == [f"prefect {url}"]
     assert environment["PREFECT_API_URL"] == f"{url}/api"
     assert environment["PREFECT_HOME"] == str(tmp_path / "stack" / "prefect")
@@ -381,7 +374,7 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(commands.ROOT))
     monkeypatch.setattr(control, "fault", lambda *_: "")
 
-    def started(body: str) -> tuple[Places, Identity]:
+    def started(body):
         (tmp_path / "fake.py").write_text(FAKE_PART)
         monkeypatch.setattr(manager, "LAUNCHER", (sys.executable, str(tmp_path / "fake.py")))
         monkeypatch.setenv("FAKE", body)
@@ -395,14 +388,12 @@ def start(tmp_path, monkeypatch):
     places.clean()
 
 
-def row(places: Places) -> dict[str, Any]:
+def row(places):
     (found,) = status(str(places.root))["parts"]
     return found
 
 
-def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(
-    start,
-):
+def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(start):
     places, leader = start(WITH_CHILD)
     until(lambda: row(places)["processes"] == 2, 60, "the part has started its child")
     first = [one for one in places.processes() if one.pid != leader.pid]
@@ -418,9 +409,7 @@ def test_a_part_that_is_killed_is_started_again_and_its_children_go_with_it(
     assert not places.state.exists() and not places.temporary.exists()
 
 
-def test_parts_do_not_outlive_a_manager_that_is_killed(
-    start,
-):
+def test_parts_do_not_outlive_a_manager_that_is_killed(start):
     places, leader = start("import time; time.sleep(300)")
     until(lambda: row(places)["processes"] == 1, 60, "the part runs")
     whole = places.processes()
@@ -434,9 +423,7 @@ def test_parts_do_not_outlive_a_manager_that_is_killed(
 
 
 @pytest.mark.slow
-def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(
-    start,
-):
+def test_a_part_that_never_runs_is_left_alone_after_a_few_times_and_says_why(start):
     places, _ = start("import sys; print('no such table'); sys.exit(3)")
     until(lambda: row(places)["health"] == "failed", 60, "it is left alone")
     assert row(places)["reason"] == "exit status 3" and row(places)["restarts"] == manager.RETRIES
@@ -475,7 +462,7 @@ def test_a_part_whose_manager_has_ended_kills_nothing_and_does_not_start(tmp_pat
 # --- the real parts
 
 
-def listening(pids: set[int]) -> set[str]:
+def listening(pids):
     """Addresses on which these processes listen."""
     import psutil
 
@@ -486,7 +473,7 @@ def listening(pids: set[int]) -> set[str]:
     }
 
 
-def ended_by_down(stack: Stack) -> dict[str, Any]:
+def ended_by_down(stack):
     """What `concur down` says, which has left no process."""
     whole = stack.processes()
     done = stack.command("down", "--json")
@@ -497,9 +484,7 @@ def ended_by_down(stack: Stack) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
-    tmp_path,
-):
+def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(tmp_path):
     stack = Stack(tmp_path / "root")
     try:
         assert json.loads(stack.up("--json").stdout)["healthy"]
@@ -508,7 +493,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(
         assert listening({one.pid for one in stack.processes()}) == {"127.0.0.1"}
         assert all(Path(row["log"]).stat().st_size > 0 for row in rows.values())
 
-        def pids() -> dict[str, int]:
+        def pids():
             return {part: row["pid"] for part, row in stack.status().items()}
 
         before = pids()

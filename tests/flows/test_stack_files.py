@@ -1,8 +1,6 @@
 """The files that others run: compose, systemd and Kubernetes. All are parsed, hold no secret, and
 name what is there."""
 
-from __future__ import annotations
-
 import configparser
 import re
 import shutil
@@ -10,7 +8,6 @@ import subprocess
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -34,7 +31,7 @@ EXAMPLE = (COMPOSE / ".env.example").read_text(encoding="utf-8")
 OBJECTS = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text("utf-8"))]
 
 
-def of_kind(kind: str) -> list[dict[str, Any]]:
+def of_kind(kind):
     return [one for one in OBJECTS if one["kind"] == kind]
 
 
@@ -77,7 +74,7 @@ def test_no_secret_is_written_in_compose_and_each_must_be_given():
 IMAGES = sorted(COMPOSE.glob("Dockerfile*"))
 
 
-def instructions(path: Path) -> list[tuple[str, str]]:
+def instructions(path):
     """The instructions of a Dockerfile with what follows each. None of ours continues a line."""
     lines = path.read_text("utf-8").splitlines()
     return [
@@ -200,7 +197,7 @@ def test_every_object_has_what_every_object_needs():
         assert one["kind"] != "Secret", "secrets are made by hand, from values that are in no file"
 
 
-def pods() -> dict[str, dict[str, Any]]:
+def pods():
     """Name -> specification of every pod of the manifests."""
     templates = {one["metadata"]["name"]: one["spec"]["template"] for one in of_kind("Deployment")}
     for one in of_kind("RayCluster"):
@@ -262,7 +259,7 @@ def test_the_ray_cluster_is_one_that_kuberay_takes():
 
 
 def test_probes_and_services_ask_ports_that_the_containers_open():
-    def opened(container: dict[str, Any]) -> set[int]:
+    def opened(container):
         return {port["containerPort"] for port in container.get("ports", [])}
 
     for name, pod in pods().items():

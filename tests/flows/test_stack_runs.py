@@ -1,8 +1,6 @@
 """Flow runs whose process is gone get their end in a real Prefect server, and free the slot that
 they hold; others are left alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -17,8 +15,8 @@ from flows.ops.places import ROOT_VARIABLE, Places
 from flows.ops.programs import Stack
 from flows.ops.runs import GONE, RUN_VARIABLE, STOPPED, flow_runs, settle
 from flows.ops.settings import Secrets, StackSettings
-from kernels_eval.isolation.process_tree import Identity, identify
-from tests.support.night import ROOT, Night, night, until
+from kernels_eval.isolation.process_tree import identify
+from tests.support.night import ROOT, night, until
 from tests.support.servers import free_port
 
 WORK = """
@@ -46,14 +44,14 @@ def stack(server, tmp_path):
 class Work:
     """A process as Prefect starts one for a run of a stack, with a child."""
 
-    def __init__(self, run: str, root: Path) -> None:
+    def __init__(self, run, root):
         told = {RUN_VARIABLE: run, ROOT_VARIABLE: str(root), "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(
             [sys.executable, "-c", WORK], env={**os.environ, **told}, start_new_session=True
         )
         until(lambda: len(self.all()) == 2, 120, "a process and its child")
 
-    def all(self) -> list[Identity]:
+    def all(self):
         children = psutil.Process(self.process.pid).children()
         pids = [self.process.pid, *(one.pid for one in children)]
         return [
@@ -62,7 +60,7 @@ class Work:
             if (found := identify(pid)) and Path(f"/proc/{pid}/environ").read_bytes()
         ]
 
-    def end(self) -> None:
+    def end(self):
         with suppress(ProcessLookupError):  # a test may have ended it
             os.killpg(self.process.pid, 9)
         self.process.wait()
@@ -86,11 +84,11 @@ def work(run, stack):
     found.end()
 
 
-def notes(stack: Stack) -> list[Path]:
+def notes(stack):
     return list(stack.places.flow_runs.iterdir())
 
 
-def free(server: Night, deployment: str) -> bool:
+def free(server, deployment):
     """May another run of the deployment start now?"""
     return server.set_state(server.start(deployment), "PENDING")["status"] == "ACCEPT"
 
@@ -133,8 +131,7 @@ def test_one_that_was_asked_to_end_is_cancelled(server, stack, run, work):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"),
-    [("COMPLETED", "Completed"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")],
+    "kind, name", [("COMPLETED", "Completed"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")]
 )
 def test_one_that_said_itself_what_comes_next_is_left_alone(server, stack, run, work, kind, name):
     server.ask(f"flow_runs/{run}/set_state", {"state": {"type": kind, "name": name}, "force": True})

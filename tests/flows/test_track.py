@@ -1,8 +1,6 @@
 """What verification leaves in MLflow: written by the real stage and the real sink, read back with
 MLflow's own client."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 
@@ -17,9 +15,8 @@ from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.analysis import stage as analysis_stage
 from tasks.benchmark.report.files import Report
 from tasks.benchmark.scoring import ScoreRow
-from tasks.benchmark.stage import SCORES
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, TASKS, VERDICTS
+from tasks.tables import CANDIDATES, SCORES, TASKS, VERDICTS
 from tasks.tracking.stages import verification_record
 from tasks.tracking.writing import PARENT_TAG
 from tasks.training.stage import HISTORY

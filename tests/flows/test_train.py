@@ -61,8 +61,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     config = PipelineConfig(root=str(tmp_path / "root"), name="tiny")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     run_id = log_run(
-        training_run_record(config, curated, trained),
-        Destination(uri, None, "concur"),
+        training_run_record(config, curated, trained), Destination(uri, None, "concur")
     )
     client = mlflow.tracking.MlflowClient(tracking_uri=uri, registry_uri=uri)
     run = client.get_run(run_id)
@@ -101,9 +100,7 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     assert signature.outputs.input_names() == ["response"]
 
 
-def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(
-    tmp_path,
-):
+def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(tmp_path):
     steps = training_steps(trained_on(line(tmp_path / "root", SAMPLES)).open())
     assert [(step.step, step.epoch, step.learning_rate, step.grad_norm) for step in steps] == [
         (1, 0.5, 1e-4, None),
@@ -140,7 +137,7 @@ def test_a_set_that_cannot_be_trained_on_is_told(tmp_path):
         of_line(curated.root, None, config)
 
 
-@pytest.mark.parametrize(("arguments", "said"), CASES["bad_trainings"])
+@pytest.mark.parametrize("arguments, said", CASES["bad_trainings"])
 def test_bad_input_is_told_at_once(tmp_path, arguments, said):
     line(tmp_path / "root", SAMPLES)
     done = CliRunner().invoke(

@@ -1,7 +1,5 @@
 """What `concur view` writes: the index and the chunks of candidates, and when it refuses."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
@@ -22,13 +20,7 @@ from tests.support.curated import line, sample
 from tests.support.payloads import HOSTILE, LINES
 from tests.support.samples import finished, frame
 from tests.support.samples import sample as verified
-from tests.support.viewed import (
-    details_of,
-    hostile_site,
-    index_of,
-    root_with_benchmark,
-    unpacked,
-)
+from tests.support.viewed import details_of, hostile_site, index_of, root_with_benchmark, unpacked
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +117,12 @@ def test_chunks_are_bounded_and_those_of_an_earlier_site_go(tmp_path, monkeypatc
     assert len(list((site / "data").glob("chunk-*"))) == 1
 
 
-def files_of(site: Path) -> dict[str, int]:
+def files_of(site):
     """The chunks of a site, and when each was written."""
     return {path.stem: path.stat().st_mtime_ns for path in site.glob("data/chunk-*.js")}
 
 
-def ids_of(details: list[dict]) -> set[str]:
+def ids_of(details):
     return {row["candidate_id"] for row in details}
 
 
@@ -174,7 +166,7 @@ def test_a_writing_that_was_interrupted_is_resumed(tmp_path, monkeypatch):
     line(tmp_path / "root", [sample(f"t/{n}", 0, 100, 1.0) for n in range(9)])
     written, packed = [], viewer._packed
 
-    def stopped(data: bytes) -> bytes:
+    def stopped(data):
         if len(written) == 2:
             raise KeyboardInterrupt
         written.append(data)
@@ -248,7 +240,7 @@ def test_a_folder_of_verify_batch_is_found_and_gets_the_site(tmp_path, root):
 
 
 @pytest.mark.parametrize(
-    ("place", "more", "said"),
+    "place, more, said",
     [
         ("nowhere", {}, "nowhere does not exist"),
         ("root", {"candidates": "c.parquet"}, "--candidates"),

@@ -1,14 +1,10 @@
 """Runs that are stuck: the rules by themselves, and against a real Prefect server whose deployment
 runs one at a time."""
 
-from __future__ import annotations
-
 import json
-import subprocess
 import sys
 import uuid
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 import yaml
@@ -16,22 +12,16 @@ import yaml
 from flows.ops.watchdog import RunFacts, judge
 from flows.runtime.config import WatchdogConfig
 from tests.support import commands
-from tests.support.night import POOL, Night, night, until
+from tests.support.night import POOL, night, until
 from tests.support.servers import free_port
 
 NOW = datetime(2026, 1, 1, 3, tzinfo=UTC)
 
 
-def facts(
-    state: str = "RUNNING",
-    since: float = 0,
-    sign: float | None = None,
-    beat: float | None = None,
-    **more: Any,
-) -> RunFacts:
+def facts(state="RUNNING", since=0, sign=None, beat=None, **more):
     """Times in minutes before NOW."""
 
-    def ago(minutes: float) -> datetime:
+    def ago(minutes):
         return NOW - timedelta(minutes=minutes)
 
     return RunFacts(
@@ -84,17 +74,17 @@ def one_at_a_time(server):
     return server.refresh_deployment(concurrency_options={"collision_strategy": "CANCEL_NEW"})
 
 
-def watch(server: Night, *arguments: str) -> list[dict[str, Any]]:
+def watch(server, *arguments):
     done = command(server.environment, "--json", *arguments)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def command(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def command(environment, *arguments):
     return commands.run([*commands.CONCUR, "watchdog", *arguments], environment)
 
 
-def later(server: Night, minutes: float, **limits: float) -> list[dict[str, Any]]:
+def later(server, minutes, **limits):
     """What the watchdog does so many minutes from now, with a worker online."""
     server.ask(
         f"work_pools/{POOL}/workers/heartbeat", {"name": "alive", "heartbeat_interval_seconds": 30}
@@ -131,7 +121,7 @@ def test_a_run_that_is_pending_for_ever_no_longer_blocks_its_deployment(server, 
         server.ask(f"flow_runs/{run}", method="DELETE")
 
 
-def beat(server: Night, run: str) -> None:
+def beat(server, run):
     """The heartbeat of a run's process."""
     event = {
         "occurred": datetime.now(UTC).isoformat(),
@@ -204,7 +194,7 @@ def test_the_flow_says_what_it_did_and_does_not_look_at_itself(server, one_at_a_
 
 
 @pytest.mark.parametrize(
-    ("url", "arguments", "status", "said"),
+    "url, arguments, status, said",
     [
         ("", (), 2, "no Prefect server is named"),
         ("http://127.0.0.1:{port}/api", (), 1, "does not answer"),

@@ -4,8 +4,6 @@ Each runs against the trainer itself where that is installed, else against its p
 (tests.support.trainer_protocols); `-rs` and the `real` fixture say which.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json
@@ -17,12 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from kernels_eval.errors import UsageError
-from kernels_eval.service.adapters import scoring
 from kernels_eval.service.adapters.scoring import (
     NoRewardError,
     Scorer,
     plain_feedback,
-    row_of,
     shared_scorer,
     text_of,
 )
@@ -119,7 +115,7 @@ def test_the_roofline_of_a_row_counts(service):
 
 
 @pytest.mark.parametrize(
-    ("response", "text"),
+    "response, text",
     [
         ("a", "a"),
         ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "a"),
@@ -131,11 +127,6 @@ def test_the_roofline_of_a_row_counts(service):
 )
 def test_the_text_of_a_response(response, text):
     assert text_of(response) == text
-
-
-def test_a_row_without_a_task_takes_its_ground_truth():
-    assert row_of({"x": 1}, "t") == {"x": 1, "task_id": "t"}
-    assert row_of({"task": "code"}, "t") == {"task": "code"}
 
 
 def test_feedback_gives_no_detector_away(service):
@@ -443,11 +434,6 @@ def dataset():
         return None
     datasets = pytest.importorskip("datasets")
     return datasets.Dataset.from_list([{"question": "q", "answer": "level1/1"}])
-
-
-def test_the_default_address_is_the_loopback(monkeypatch):
-    monkeypatch.delenv("CONCUR_SERVE_URL", raising=False)
-    assert scoring.Scorer("kevin")._address == ("http://127.0.0.1:8700", None)
 
 
 @pytest.mark.slow

@@ -1,8 +1,6 @@
 """The bounds on a reported time: the parent's clocks, and the memory's bandwidth, where finding out
 which bytes a task needs is for those that come near."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -19,12 +17,12 @@ INPUT, OUTPUT = 600_000_000, 400_000_000  # bytes: 1 ms at PEAK
 class Reference(SimpleNamespace):
     asked = 0
 
-    def least_bytes(self) -> float:
+    def least_bytes(self):
         self.asked += 1
         return self.used
 
 
-def clock(used: float, cache: int = CACHE) -> PairedClock:
+def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
     made.config, made.sets = TimingConfig(), 4
     loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache)
@@ -33,7 +31,7 @@ def clock(used: float, cache: int = CACHE) -> PairedClock:
 
 
 @pytest.mark.parametrize(
-    ("candidate_ms", "used", "implausible", "asked"),
+    "candidate_ms, used, implausible, asked",
     [
         (
             0.51,
@@ -64,12 +62,12 @@ def test_what_fits_into_the_cache_is_not_bounded_by_memory():
     assert made.reference.asked == 0
 
 
-@pytest.mark.parametrize(("by_processor", "call_ns"), [(True, 1e6), (False, 4e6)])
+@pytest.mark.parametrize("by_processor, call_ns", [(True, 1e6), (False, 4e6)])
 def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_processor, call_ns):
     made, now = clock(0), SimpleNamespace(wall=0, used=0)
     child = SimpleNamespace(processor_ns=lambda: now.used)
 
-    def ask(command: str, fds: tuple[int, ...], **_: object) -> dict[str, object]:
+    def ask(command, fds, **_):
         now.wall += 4_000_000
         now.used += 1_000_000
         return {}

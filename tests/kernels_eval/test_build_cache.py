@@ -1,8 +1,6 @@
 """The build cache under its limit, under many processes, under SIGKILL and on a full disk. Most
 libraries here are a few random bytes."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -48,15 +46,15 @@ LIBRARY_BYTES = 6 * BLOCK_BYTES
 ENTRY_BYTES = LIBRARY_BYTES + 2 * BLOCK_BYTES  # with its record and its folder
 
 
-def key(number: int) -> str:
+def key(number):
     return stable_hash(["build", number])
 
 
-def content(of: str, size: int = LIBRARY_BYTES) -> bytes:
+def content(of, size=LIBRARY_BYTES):
     return (of.encode() * (size // len(of) + 1))[:size]
 
 
-def store(cache: BuildCache, number: int, scratch: Path, size: int = LIBRARY_BYTES) -> Build:
+def store(cache, number, scratch, size=LIBRARY_BYTES):
     library = scratch / f"{uuid.uuid4().hex}.so"
     library.write_bytes(content(key(number), size))
     try:
@@ -65,17 +63,17 @@ def store(cache: BuildCache, number: int, scratch: Path, size: int = LIBRARY_BYT
         library.unlink()
 
 
-def used_before(cache: BuildCache, number: int, seconds: float) -> None:
+def used_before(cache, number, seconds):
     then = time.time() - seconds
     os.utime(cache.root / key(number)[:2] / key(number), (then, then))
 
 
-def held(cache: BuildCache, numbers: range) -> list[int]:
+def held(cache, numbers):
     """Which are there, asked without using them."""
     return [number for number in numbers if (cache.root / key(number)[:2] / key(number)).exists()]
 
 
-def assert_whole(cache: BuildCache) -> int:
+def assert_whole(cache):
     """Every entry that can be seen is complete. Returns how many there are."""
     entries = [
         entry for group in cache.root.iterdir() if len(group.name) == 2 for entry in group.iterdir()
@@ -225,10 +223,10 @@ def test_a_use_at_the_last_moment_saves_an_entry(cache, tmp_path, monkeypatch):
     for number in range(20):
         store(cache, number, tmp_path)
         used_before(cache, number, 2 * KEEP_S - number)
-    given: list[Build | None] = []
+    given = []
     rename = os.rename
 
-    def at_the_last_moment(source: str, target: Path) -> None:
+    def at_the_last_moment(source, target):
         if Path(source).name == key(0) and not given:
             given.append(BuildCache(tmp_path / "cache").find(key(0)))
         rename(source, target)
@@ -266,9 +264,7 @@ def store(number):
 """
 
 
-def process(
-    body: str, cache: BuildCache, *, size: int = LIBRARY_BYTES, seed: int = 0
-) -> subprocess.Popen[str]:
+def process(body, cache, *, size=LIBRARY_BYTES, seed=0):
     command = [
         sys.executable,
         "-c",
@@ -425,7 +421,7 @@ def test_the_lock_of_a_dead_process_keeps_nobody(cache, tmp_path):
 
 
 def test_a_filesystem_without_locks(cache, tmp_path, monkeypatch):
-    def no_locks(*_: object) -> None:
+    def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
@@ -444,7 +440,7 @@ def disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
 
-    def mounted(size_mb: int) -> Path:
+    def mounted(size_mb):
         if not shutil.which("mount"):
             pytest.skip("there is no mount command")
         done = subprocess.run(
@@ -485,14 +481,14 @@ def test_storing_on_a_full_disk_makes_room_once(disk, tmp_path):
     assert list((cache.root / ".staging").iterdir()) == []
 
 
-def sources(object_mb: int, name: str = "plain_ext") -> ExtensionSpec:
+def sources(object_mb, name="plain_ext"):
     """Plain C++ without torch, which compiles in a moment, to an object of so many megabytes."""
     text = f'extern "C" char filler[{object_mb} << 20] = {{1}};\n'
     return ExtensionSpec(kind="files", name=name, files=(("plain.cpp", text),))
 
 
 @pytest.mark.parametrize(
-    ("disk_mb", "object_mb"), [(16, 32), (96, 128)], ids=["little is free", "much is free again"]
+    "disk_mb, object_mb", [(16, 32), (96, 128)], ids=["little is free", "much is free again"]
 )
 def test_a_build_that_fills_the_disk_is_not_the_candidates_fault(disk, disk_mb, object_mb):
     builder = Builder(BuildConfig(), cache=disk(disk_mb))
@@ -515,7 +511,7 @@ def test_a_build_takes_the_room_of_what_nobody_uses(disk, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("free_mb", "log", "is_full"),
+    "free_mb, log, is_full",
     [
         (10, "plain.cpp:1: error: expected ';'", True),
         (1000, "plain.cpp:1: error: expected ';'", False),
@@ -536,7 +532,7 @@ def test_what_is_free_decides_and_a_log_only_raises_suspicion(
 
 
 def test_a_quota_shows_in_an_attempt_to_write(tmp_path, monkeypatch):
-    def over_quota(*_: object) -> None:
+    def over_quota(*_):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(
@@ -593,9 +589,7 @@ def test_a_library_that_goes_before_the_run_is_built_again():
 def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared, "FULL_BUILDS_WITHOUT", 0)
     monkeypatch.setattr(
-        Prepared,
-        "compile",
-        lambda self, what, command, target: target.write_bytes(b"header"),
+        Prepared, "compile", lambda self, what, command, target: target.write_bytes(b"header")
     )
     mine = Prepared(Toolchain(tmp_path), WorkRoot(tmp_path))
     if not mine.tools.is_gcc:
@@ -618,7 +612,7 @@ def test_precompiled_headers_that_nobody_uses_go_when_another_is_made(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("given", "limit_bytes"), [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)]
+    "given, limit_bytes", [(None, 20 << 30), ("0", 0), (str(1 << 30), 1 << 30)]
 )
 def test_the_limit_comes_from_the_environment(monkeypatch, tmp_path, given, limit_bytes):
     monkeypatch.delenv("CONCUR_CACHE_BYTES", raising=False)

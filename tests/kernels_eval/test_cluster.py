@@ -1,8 +1,6 @@
 """Several nodes: `ray start` twice on this machine, with folders and a build cache of their own,
 joined as a user joins them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -35,7 +33,7 @@ TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": uuid.uuid4().hex}
 """Of these nodes only: one of the user's own is never read, nor written."""
 
 
-def clean_environment(**added: str) -> dict[str, str]:
+def clean_environment(**added):
     left = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     return (
         left
@@ -60,7 +58,7 @@ class Nodes:
     address: str
 
 
-def start_node(folder: Path, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+def start_node(folder, *arguments, **environment):
     """`ray start`, which ends all it has started when it is told to end: `ray stop` would also end
     the Ray of others on this machine."""
     command = [
@@ -81,7 +79,7 @@ def start_node(folder: Path, *arguments: str, **environment: str) -> subprocess.
         )
 
 
-def end_node(process: subprocess.Popen[bytes]) -> None:
+def end_node(process):
     below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     process.send_signal(signal.SIGTERM)
     try:
@@ -117,14 +115,14 @@ def nodes():
 
 
 class Silent(socketserver.BaseRequestHandler):
-    def handle(self) -> None:
+    def handle(self):
         self.request.recv(1)
         while self.request.recv(4096):  # until the other side gives up
             pass
 
 
 class Web(socketserver.StreamRequestHandler):
-    def handle(self) -> None:
+    def handle(self):
         self.rfile.readline()
         self.wfile.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
 
@@ -154,7 +152,7 @@ def no_ray(monkeypatch, tmp_path):
     return tmp_path
 
 
-def refusal(address: str) -> str:
+def refusal(address):
     """The error of an address that cannot be joined: at once, with the address and what to do."""
     began = time.monotonic()
     with pytest.raises(UsageError) as fault:
@@ -165,9 +163,7 @@ def refusal(address: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("listener", "text"),
-    [(Silent, "no answer within 1 s"), (Web, "HTTP/2")],
-    indirect=["listener"],
+    "listener, text", [(Silent, "no answer within 1 s"), (Web, "HTTP/2")], indirect=["listener"]
 )
 def test_what_listens_and_is_no_ray_is_told_from_one(no_ray, listener, text):
     assert text in refusal(f"127.0.0.1:{listener}")
@@ -232,7 +228,7 @@ def test_a_cluster_that_asks_for_a_token_says_so(nodes):
         " import ray; print(len(ray.nodes()))"
     )
 
-    def join(address: str = nodes.address, **environment: str) -> subprocess.CompletedProcess[str]:
+    def join(address=nodes.address, **environment):
         given = {
             name: value for name, value in clean_environment().items() if name not in TOKEN
         } | environment
@@ -282,9 +278,7 @@ def batch(tmp_path_factory):
     return folder
 
 
-def verify_batch(
-    folder: Path, out: str, *arguments: str, **environment: str
-) -> subprocess.Popen[str]:
+def verify_batch(folder, out, *arguments, **environment):
     command = [
         sys.executable,
         "-m",
@@ -307,7 +301,7 @@ def verify_batch(
     )
 
 
-def at_work(node: subprocess.Popen[bytes]) -> bool:
+def at_work(node):
     """Has a kernel worker of this node been given a candidate? It has a fork server from then
     on."""
     for process in psutil.Process(node.pid).children(recursive=True):
@@ -319,7 +313,7 @@ def at_work(node: subprocess.Popen[bytes]) -> bool:
     return False
 
 
-def outcomes(folder: Path, out: str) -> list[tuple[int, str, str]]:
+def outcomes(folder, out):
     return sorted(
         pl.read_parquet(folder / out / "verdicts.parquet")
         .select("row", "status", "reason")
@@ -331,7 +325,7 @@ def outcomes(folder: Path, out: str) -> list[tuple[int, str, str]]:
 @pytest.mark.timeout(1200)
 def test_a_batch_is_verified_on_both_nodes_as_it_is_on_one(nodes, batch):
     command = verify_batch(batch, "cluster", "--address", nodes.address)
-    worked: set[str] = set()
+    worked = set()
     while command.poll() is None:
         worked |= {
             name
@@ -365,7 +359,7 @@ def test_a_node_with_another_build_cache_is_refused(nodes, batch):
 
 
 @pytest.mark.parametrize(
-    ("changed", "text"),
+    "changed, text",
     [
         ({"code": "b"}, "another version of kernels_eval"),
         ({"torch": "2.9.0"}, "has torch 2.9.0, this one 2.13.0"),

@@ -1,7 +1,5 @@
 """`python -m kernels_eval` as a user runs it: what it prints and how it exits."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -21,7 +19,7 @@ from tests.support import kernels
 ROOT = Path(kernels.__file__).parents[2]
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run(*arguments):
     command = [sys.executable, "-m", "kernels_eval", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
 
@@ -110,7 +108,7 @@ def test_a_candidate_that_is_not_python_is_a_verdict(task, candidate):
     assert (record["status"], record["reason"]) == ("compile_error", "syntax_error")
 
 
-def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_one_line(done, *words):
     assert done.returncode == 2
     assert done.stdout == ""
     assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith("error: "), (
@@ -158,7 +156,7 @@ CPP = (
 
 
 @pytest.mark.parametrize(
-    ("source", "languages"),
+    "source, languages",
     [
         (CUDA, ["cuda"]),
         ("load(name='e', sources=['k.cu'])", ["cuda"]),
@@ -188,7 +186,7 @@ def test_every_recorded_kernel_is_read_as_what_it_was_asked_for():
     assert seen > 90
 
 
-@pytest.mark.parametrize(("source", "name"), [(CUDA, "cuda"), (TRITON, "triton")])
+@pytest.mark.parametrize("source, name", [(CUDA, "cuda"), (TRITON, "triton")])
 def test_a_gpu_kernel_without_a_gpu_says_so_and_a_contradiction_is_one_error(
     task, candidate, monkeypatch, capsys, source, name
 ):
@@ -210,7 +208,7 @@ def test_two_languages_need_a_choice_and_none_is_said(task, candidate, monkeypat
     assert main([str(task), str(candidate)]) == 2
     assert "holds cuda and triton kernels (choose one with --language)" in capsys.readouterr().err
     candidate.write_text("class ModelNew: pass")
-    said: list[str] = []
+    said = []
     assert read_pair(str(task), str(candidate), None, said.append)[1].language is Language.CPP
     assert len(said) == 1 and "shows no language" in said[0] and "verified as cpp" in said[0]
     native = candidate.with_suffix(".cu")

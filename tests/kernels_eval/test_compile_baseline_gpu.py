@@ -6,10 +6,7 @@ and where references spend device time.
 Needs nvcc and Triton, and of Python torch, numpy, pydantic, psutil and pytest.
 """
 
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -17,7 +14,7 @@ import pytest
 from kernels_eval.config import TimingConfig
 from kernels_eval.devices import gpu_arch
 from kernels_eval.isolation.sandbox import Child, ForkServer
-from kernels_eval.records import CompiledBaseline, KernelTask, Language, Verdict
+from kernels_eval.records import Language
 from tests.support.kernels import (
     QUICK,
     Verifier,
@@ -77,7 +74,7 @@ class ModelNew(nn.Module):
 """
 
 
-def made(mode: str = "default", **more: object) -> TimingConfig:
+def made(mode="default", **more):
     return TimingConfig.model_validate(
         {
             "max_s": 1.5,
@@ -90,19 +87,13 @@ def made(mode: str = "default", **more: object) -> TimingConfig:
 
 
 class Bench(Verifier):
-    def __call__(
-        self,
-        code: str | None = None,
-        task: KernelTask = CHAIN,
-        language: Language = Language.CUDA,
-        before: str = "",
-    ) -> Verdict:
+    def __call__(self, code=None, task=CHAIN, language=Language.CUDA, before=""):
         written = code or module("return ext.chain(x)", extension=EXTENSION, before=before)
         return super().__call__(task, written, language=language)
 
 
 @contextmanager
-def benching(timing: TimingConfig) -> Iterator[Bench]:
+def benching(timing):
     config = on_gpu(QUICK).model_copy(update={"timing": timing})
     found = Bench(config, "cuda:0", cuda_arch=gpu_arch())
     with found.evaluator:
@@ -115,15 +106,13 @@ def bench():
         yield found
 
 
-def compiled_of(verdict: Verdict) -> CompiledBaseline:
+def compiled_of(verdict):
     assert_reason(verdict, "ok")
     assert verdict.timing is not None and verdict.timing.compiled is not None
     return verdict.timing.compiled
 
 
-def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(
-    bench,
-):
+def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_less_against_it(bench):
     verdict = bench()
     compiled, timing = compiled_of(verdict), verdict.timing
     assert compiled.unavailable_reason == "" and compiled.graphs == 1
@@ -193,7 +182,7 @@ def test_memory_of_the_compiled_side_is_given_back_with_its_reference(bench):
 def profile():
     server = ForkServer(threads=1, readable=())
 
-    def ask(task: KernelTask) -> dict:
+    def ask(task):
         with Child(server, "profile", QUICK.limits) as child:
             path = child.scratch / "task.py"
             path.write_text(task.code)

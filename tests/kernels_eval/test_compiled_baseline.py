@@ -8,8 +8,6 @@ clock. One compilation takes 10 s of a core, more on a busy machine: most tests 
 needs a GPU is in test_compile_baseline_gpu.py.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 from kernels_eval.config import TimingConfig
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
 from kernels_eval.parent.runner import Runner
-from kernels_eval.records import CompiledBaseline, KernelTask, Verdict
+from kernels_eval.records import Verdict
 from tests.support.kernels import (
     AFFINE,
     QUICK,
@@ -49,7 +47,7 @@ Verify = Callable[..., Verdict]
 
 
 class Bench(Verifier):
-    def __call__(self, code: str = HONEST, task: KernelTask = AFFINE, **parts: str) -> Verdict:
+    def __call__(self, code=HONEST, task=AFFINE, **parts):
         return super().__call__(task, module(code, **parts))
 
 
@@ -65,7 +63,7 @@ def bench(tmp_path_factory):
             yield made
 
 
-def compiled_of(verdict: Verdict) -> CompiledBaseline:
+def compiled_of(verdict):
     assert_reason(verdict, "ok")
     assert verdict.timing is not None and verdict.timing.compiled is not None
     return verdict.timing.compiled
@@ -116,9 +114,7 @@ def test_a_candidate_that_patches_the_compiler_patches_its_own(bench):
 
 
 @pytest.mark.slow
-def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_side(
-    bench,
-):
+def test_a_candidate_finds_neither_the_cache_nor_the_answers_of_the_compiled_side(bench):
     """It looks at the very paths, in every call, also while the compiled side is timed."""
     server = bench.runner.server
     if not any(layer.startswith("landlock") for layer in server.isolation):
@@ -154,7 +150,7 @@ def test_a_compiled_side_that_is_lost_under_the_clock_leaves_the_other_two(bench
     compiled_of(bench())
     sample, taken = CompiledReference._sample, iter(range(10**9))
 
-    def again(self: CompiledReference, calls: int) -> int:
+    def again(self, calls):
         if next(taken) == 12:
             self.graphs -= 1  # as if the last call had been compiled anew
         return sample(self, calls)

@@ -1,8 +1,6 @@
 """Builds of real tiny sources: the cache, two builders at once, both header tiers, and what is
 refused."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -23,7 +21,7 @@ from tests.support.processes import python
 SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
 
 
-def spec(source: str = SCALE, *, unique: bool = False, **fields: object) -> ExtensionSpec:
+def spec(source=SCALE, *, unique=False, **fields):
     text = f"// {uuid.uuid4()}\n{source}" if unique else source
     return ExtensionSpec.model_validate(
         {
@@ -43,7 +41,7 @@ def builder():
     return made
 
 
-def entry(build: Build) -> Path:
+def entry(build):
     return Path(build.path).parent
 
 
@@ -238,7 +236,7 @@ at::Tensor scale(at::Tensor x) {
 """
 
 
-def cuda_spec(source: str) -> ExtensionSpec:
+def cuda_spec(source):
     return spec("at::Tensor scale(at::Tensor x);", cuda_sources=(source,), name="cuda_scale_ext")
 
 

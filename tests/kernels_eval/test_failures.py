@@ -1,7 +1,5 @@
 """Which verdict an exception of a candidate stands for, and the line that says why."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.child.build_interception import BuildFailed
@@ -10,7 +8,7 @@ from kernels_eval.isolation.sandbox import CHATTER
 from kernels_eval.records import Reason
 
 
-def exception(name: str, base: type[Exception] = Exception) -> type[Exception]:
+def exception(name, base=Exception):
     """A stand-in for a class of a library that is not installed here."""
     module, _, short = name.rpartition(".")
     return type(short, (base,), {"__module__": module})
@@ -26,7 +24,7 @@ AttributeError("module 'triton.language' has no attribute 'gelu'")"""
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "reason"),
+    "name, text, reason",
     [
         ("triton.compiler.errors.CompilationError", TRITON, "build_failed"),
         ("triton.compiler.errors.UnsupportedLanguageConstruct", TRITON, "build_failed"),

@@ -1,7 +1,5 @@
 """Approximations by either policy, and what repeated calls say of a wrong answer."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -43,9 +41,7 @@ def test_an_approximation_is_correct_where_the_policy_takes_it(formula):
     assert verdict.outputs_match and ("approximation" in verdict.flags) == (formula == "flag")
 
 
-@pytest.mark.parametrize(
-    ("again", "reason"), [(1e-2, "wrong_output"), (1.2e-2, "non_deterministic")]
-)
+@pytest.mark.parametrize("again, reason", [(1e-2, "wrong_output"), (1.2e-2, "non_deterministic")])
 def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, reason):
     """A convolution of torch may differ in the last bits; a race differs by what it loses."""
     trial, found = (

@@ -5,8 +5,6 @@ Each test runs a fixed number of cases with a fixed seed. As slow tests they run
 `$CONCUR_FUZZ_S` seconds each (60), from a seed that is printed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -18,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +49,7 @@ CASES = [
 ]
 
 
-def randoms(count: int | None) -> Iterator[random.Random]:
+def randoms(count):
     """A generator of random numbers for each case."""
     seed = 7 if count else random.SystemRandom().getrandbits(32)
     print(f"fuzz seed {seed}")
@@ -63,7 +60,7 @@ def randoms(count: int | None) -> Iterator[random.Random]:
     print(f"{number} cases")
 
 
-def candidate(code: str = "load") -> Candidate:
+def candidate(code="load"):
     return Candidate(candidate_id="c", task_id="t", language=Language.CPP, generator="g", code=code)
 
 
@@ -74,19 +71,19 @@ ODD_TEXTS = ("", "..", "\0", "\ud800", "a" * 300, "x" * 300_000, "/etc/passwd", 
 ODD_NUMBERS = (0, -1, 1e308, float("nan"), float("inf"), -0.0, 2**31, 2**63, 10**400, -(10**300))
 
 
-def text(draw: random.Random) -> str:
+def text(draw):
     if draw.random() < 0.3:
         return draw.choice(ODD_TEXTS)
     return "".join(draw.choices(LETTERS, k=draw.randrange(30)))
 
 
-def value(draw: random.Random, depth: int = 0) -> object:
+def value(draw, depth=0):
     """Anything that JSON can hold."""
     kind = draw.randrange(8 if depth < 4 else 5)
     if kind < 5:
         return draw.choice((None, draw.random() < 0.5, draw.choice(ODD_NUMBERS), text(draw), "ok"))
     if kind == 5:
-        nested: object = []
+        nested = []
         for _ in range(draw.choice((1, 20, 900))):
             nested = [nested]
         return nested
@@ -95,7 +92,7 @@ def value(draw: random.Random, depth: int = 0) -> object:
     return {text(draw): value(draw, depth + 1) for _ in range(draw.randrange(4))}
 
 
-def mutated(draw: random.Random, given: object) -> object:
+def mutated(draw, given):
     """The same with one part replaced, added or gone."""
     if isinstance(given, dict) and given and draw.random() < 0.8:
         changed, key = dict(given), draw.choice(sorted(given))
@@ -151,13 +148,13 @@ ANSWERS = {
 ERROR = {"error": "exception", "detail": "no", "trace": "line 1"}
 
 
-def frame(data: bytes) -> bytes:
+def frame(data):
     return struct.pack("!I", len(data)) + data
 
 
-def said(draw: random.Random, asked: str) -> bytes:
+def said(draw, asked):
     """The bytes that a child writes when it is asked."""
-    answer: object = ANSWERS.get(asked, {})
+    answer = ANSWERS.get(asked, {})
     chance = draw.random()
     if chance < 0.3:
         answer = mutated(draw, answer)
@@ -189,27 +186,27 @@ class HostileServer:
     isolation = ()
     alive = True
 
-    def __init__(self, folder: Path, holder: int) -> None:
+    def __init__(self, folder, holder):
         self.folder, self.holder = folder, holder
         self.draw = random.Random(0)
 
-    def scratch_for(self, role: str) -> Path:
+    def scratch_for(self, role):
         scratch = Path(tempfile.mkdtemp(dir=self.folder))
         (scratch / "work").mkdir()
         return scratch
 
-    def spawn(self, request: object, fds: tuple[int, ...]) -> int:
+    def spawn(self, request, fds):
         theirs = socket.socket(fileno=os.dup(fds[0]))
         threading.Thread(target=self._serve, args=(theirs, self.draw), daemon=True).start()
         return self.holder
 
-    def reap(self, pid: int | None) -> End:
+    def reap(self, pid):
         return End()
 
-    def kill(self, pid: int) -> None:
+    def kill(self, pid):
         pass
 
-    def _serve(self, theirs: socket.socket, draw: random.Random) -> None:
+    def _serve(self, theirs, draw):
         with theirs, suppress(OSError, ValueError):
             while head := theirs.recv(4, socket.MSG_WAITALL):
                 message = json.loads(theirs.recv(struct.unpack("!I", head)[0], socket.MSG_WAITALL))
@@ -234,7 +231,7 @@ class Refusing:
     config = CONFIG.build
     tools = SimpleNamespace(nvcc=None)
 
-    def build(self, spec: object) -> Build:
+    def build(self, spec):
         return Build(ok=False, key="k", reason=Reason.BUILD_FAILED, log="no")
 
 
@@ -257,11 +254,7 @@ def reference():
             )
         ],
         loaded=SimpleNamespace(
-            parameters=[[4, 4]],
-            statistics=[],
-            structure="tensor",
-            mutates=False,
-            gradients=None,
+            parameters=[[4, 4]], statistics=[], structure="tensor", mutates=False, gradients=None
         ),
         arguments=lambda seed=None: ({}, memory),
         outputs_of=lambda whose: ({}, memory),
@@ -275,7 +268,7 @@ def reference():
     os.close(memory)
 
 
-def judged(child: Child, reference: object, builder: object) -> Reason:
+def judged(child, reference, builder):
     """The protocol's questions, in its order; the verdict is made, too."""
     draft = VerdictDraft()
     process = CandidateProcess(child, candidate(), reference, builder, draft)
@@ -299,7 +292,7 @@ def judged(child: Child, reference: object, builder: object) -> Reason:
 
 @pytest.mark.parametrize("count", CASES)
 def test_whatever_a_child_answers_is_its_own_verdict(count, server, reference):
-    seen: set[Reason] = set()
+    seen = set()
     for draw in randoms(count):
         server.draw = draw
         with Child(server, "candidate", LIMITS) as child:
@@ -323,7 +316,7 @@ NATIVE = [
 ]
 
 
-def source(draw: random.Random, words: list[str]) -> str:
+def source(draw, words):
     """Words in any order, or one pattern again and again: what costs a slow reader most."""
     if draw.random() < 0.4:
         unit = draw.choice(("", " ", "\n")).join(draw.choices(words, k=draw.randrange(1, 4)))
@@ -368,8 +361,8 @@ FLAGS = [
 ]
 
 
-def asked(draw: random.Random) -> object:
-    spec: dict[str, object] = dict(draw.choice((SPEC, FILES)))
+def asked(draw):
+    spec = dict(draw.choice((SPEC, FILES)))
     for key in ("extra_cflags", "extra_cuda_cflags", "extra_ldflags"):
         if draw.random() < 0.4:
             spec[key] = [
@@ -389,7 +382,7 @@ def asked(draw: random.Random) -> object:
 
 @pytest.mark.parametrize("count", CASES)
 def test_every_request_for_a_build_has_an_outcome(count, builder):
-    def build(draw: random.Random) -> Reason:
+    def build(draw):
         try:
             found = BoundedBuilds(builder, candidate(), []).build(asked(draw))
         except Stop as stop:

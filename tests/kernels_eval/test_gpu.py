@@ -1,8 +1,6 @@
 """The verdicts that need a GPU: CUDA and Triton kernels, real faults of the device, and that one
 fault costs one verdict."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.records import Language
@@ -22,7 +20,7 @@ LAUNCH = """
 """
 
 
-def cuda_source(statement: str) -> str:
+def cuda_source(statement):
     return (
         "__global__ void affine_kernel(const float* x, float* y, int n) {\n"
         "  const int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
@@ -32,7 +30,7 @@ def cuda_source(statement: str) -> str:
     )
 
 
-def cuda_module(statement: str, forward: str = "return ext.affine(x)", *, name: str) -> str:
+def cuda_module(statement, forward="return ext.affine(x)", *, name):
     extension = (
         f"load_inline(name={name!r}, cpp_sources='torch::Tensor affine(torch::Tensor x);', "
         f"cuda_sources={cuda_source(statement)!r}, functions=['affine'])"

@@ -1,7 +1,5 @@
 """Which other shapes are tried, how weights map, and that both processes draw the same."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -32,9 +30,7 @@ OLD = ("uniform", "normal_x10", "sparse", "small_integers")
 SHAPE = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 
-def shrunk(
-    shapes: list[list[int] | None], variant: list[tuple[int, int, int]]
-) -> list[list[int] | None]:
+def shrunk(shapes, variant):
     made = [list(shape) if shape else shape for shape in shapes]
     for index, dim, size in variant:
         made[index][dim] = size
@@ -76,9 +72,7 @@ def test_a_drawn_size_leaves_its_tail_in_blocks_of_all_sizes(size, tail, random)
 
 
 @given(st.lists(st.one_of(st.none(), SHAPE), min_size=1, max_size=4))
-def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(
-    shapes,
-):
+def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(shapes):
     for name, variant in smaller_shapes(shapes).items():
         made = shrunk(shapes, variant)
         pairs = [
@@ -99,7 +93,7 @@ def test_equal_sizes_stay_equal_and_nothing_grows_or_vanishes(
 
 def test_weights_map_by_shape_whatever_their_order_name_and_ones():
     class One(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.gain, self.weight = (
                 torch.nn.Parameter(torch.ones(4)),
@@ -107,7 +101,7 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones():
             )
 
     class Other(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.w, self.g = (
                 torch.nn.Parameter(torch.zeros(3, 4)),
@@ -125,7 +119,7 @@ def test_weights_map_by_shape_whatever_their_order_name_and_ones():
 
 def test_running_statistics_map_whatever_their_names_and_nothing_else_is_redrawn():
     class Renamed(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.register_buffer("spread", torch.ones(1, 4))
             self.register_buffer("mask", torch.tril(torch.ones(3, 3)))
@@ -191,13 +185,13 @@ def test_a_symmetric_matrix_stays_one_where_a_smaller_shape_is_square():
 
 
 class Ordinary(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(3, 4))
 
 
 class Legacy(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.Tensor(3, 4))  # knows nothing of a default device
 

@@ -1,13 +1,10 @@
 """A SIGKILL from outside changes no verdict: whoever is hit, at whatever step; and who always dies
 of one gets its verdict at the fifth."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import textwrap
-from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +18,6 @@ from kernels_eval.config import BuildConfig
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError, ToolchainError
 from kernels_eval.isolation import process_tree, sandbox
 from kernels_eval.isolation.sandbox import BLAMED_ROLES, Child, retry_killed
-from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
 from tests.support.processes import python
@@ -44,9 +40,9 @@ STALE = module(
 
 @pytest.mark.parametrize("deaths", range(KILL_ATTEMPTS + 1))
 def test_four_deaths_are_put_down_to_the_machine_and_the_fifth_is_believed(deaths):
-    asked: list[bool] = []
+    asked = []
 
-    def work() -> str:
+    def work():
         asked.append("candidate" in BLAMED_ROLES.get())
         if len(asked) <= deaths and not asked[-1]:
             raise KilledError("killed", role="candidate")
@@ -63,7 +59,7 @@ def test_deaths_of_one_role_do_not_speak_against_another():
     ]
     deaths += [SandboxError("the fork server is gone")] * (KILL_ATTEMPTS - 1)
 
-    def work() -> str:
+    def work():
         assert not BLAMED_ROLES.get() & {"reference", "candidate", "capture"}
         if deaths:
             raise deaths.pop()
@@ -73,9 +69,9 @@ def test_deaths_of_one_role_do_not_speak_against_another():
 
 
 def test_a_machine_that_fails_five_times_is_an_error():
-    seen: list[int] = []
+    seen = []
 
-    def work() -> None:
+    def work():
         seen.append(1)
         raise SandboxError("the fork server is gone")
 
@@ -108,29 +104,25 @@ def test_what_compilers_say_of_a_program_that_was_killed(said):
 
 
 class Reasons(kernels.Verifier):
-    def __call__(self, code: str, task: KernelTask = AFFINE) -> str:
+    def __call__(self, code, task=AFFINE):
         return super().__call__(task, code).reason
 
 
 @pytest.fixture(scope="module")
 def verify():
-    made = Reasons(CONFIG)
+    made = Reasons(CONFIG, own_server=True)
     with made.evaluator:
         made.preparer.builder.warm()
         yield made
 
 
-def kill_at(
-    monkeypatch: pytest.MonkeyPatch, role: str, command: str, victim: str, times: int
-) -> set[int]:
+def kill_at(monkeypatch, role, command, victim, times):
     """SIGKILL for so many processes, each when the child of a role is asked a command. Returns the
     ids of those that were hit so far."""
-    hit: set[int] = set()
+    hit = set()
     resume = Child.resume
 
-    def hooked(
-        self: Child, message: dict[str, Any], timeout: float, fds: tuple[int, ...] = ()
-    ) -> dict[str, Any]:
+    def hooked(self, message, timeout, fds=()):
         if (self.role, message.get("command")) == (role, command) and not self.dead:
             keeper = self.pid
             until(lambda: process_tree.children(keeper) or process_tree.has_ended(keeper))
@@ -170,7 +162,7 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
 
 
 @pytest.mark.parametrize(
-    ("role", "command", "code", "task", "reason"),
+    "role, command, code, task, reason",
     [
         pytest.param(
             *step,
@@ -181,15 +173,9 @@ QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "
     ],
 )
 def test_a_child_that_is_killed_once_changes_no_verdict(
-    verify,
-    monkeypatch,
-    role,
-    command,
-    code,
-    task,
-    reason,
+    verify, monkeypatch, role, command, code, task, reason
 ):
-    verify.runner.close()  # its reference is asked everything anew
+    verify.runner.drop_reference()  # it is asked everything anew
     hit = kill_at(monkeypatch, role, command, "child", 1)
     assert verify(code, task) == reason
     assert len(hit) == 1
@@ -197,7 +183,7 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("victim", "role", "command", "times"),
+    "victim, role, command, times",
     [
         pytest.param("fork server", "capture", "capture", 1, marks=pytest.mark.slow),
         ("fork server", "reference", "compare", 1),
@@ -206,12 +192,7 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
     ],
 )
 def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
-    verify,
-    monkeypatch,
-    victim,
-    role,
-    command,
-    times,
+    verify, monkeypatch, victim, role, command, times
 ):
     hit = kill_at(monkeypatch, role, command, victim, times)
     assert verify(SLOW) == "ok"
@@ -220,7 +201,7 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("role", "command", "reason"),
+    "role, command, reason",
     [
         ("capture", "capture", "crashed"),
         ("reference", "load", "reference_failed"),
@@ -230,7 +211,7 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
 def test_a_child_that_is_killed_every_time_gets_its_verdict(
     verify, monkeypatch, role, command, reason
 ):
-    verify.runner.close()
+    verify.runner.drop_reference()
     with monkeypatch.context() as patch:
         hit = kill_at(patch, role, command, "child", 100)
         assert verify(HONEST) == reason
@@ -261,7 +242,7 @@ def fragile(request, tmp_path):
     """Makes a builder, with a cache of its own, whose compiler is killed so many times: itself, or
     the program that it starts."""
 
-    def made(deaths: int) -> Builder:
+    def made(deaths):
         (tmp_path / "left").write_text(str(deaths))
         dies = tmp_path / "dies"
         dies.write_text(

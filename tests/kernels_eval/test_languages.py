@@ -1,8 +1,6 @@
 """A language is one object: what is stored of it, and one more of a package that the verifier has
 never seen (the one of docs/how-to/add-a-language.md)."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle
@@ -24,12 +22,12 @@ PAGE = Path(__file__).parents[2] / "docs/how-to/add-a-language.md"
 TASK = kernel_task(EXAMPLE_TASK.replace("512, 2048", "33, 64").replace("[2048]", "[64]"), "bias")
 
 
-def blocks(title: str) -> str:
+def blocks(title):
     (found,) = re.findall(rf'```\w+ title="{title}"\n(.*?)\n```', PAGE.read_text(), re.DOTALL)
     return found
 
 
-def install(folder: Path, name: str, code: str, entry_points: dict[str, str]) -> None:
+def install(folder, name, code, entry_points):
     """What `pip install` makes of a package with one module."""
     (folder / f"{name}.py").write_text(code)
     info = folder / f"concur_{name}-1.0.dist-info"
@@ -60,7 +58,7 @@ def plain_c(site):
     return Language("plain_c")
 
 
-def candidate(code: str, language: str) -> Candidate:
+def candidate(code, language):
     return Candidate(
         candidate_id=stable_hash(code),
         task_id=TASK.task_id,

@@ -1,7 +1,5 @@
 """What a library asks others to compute, read from its symbols."""
 
-from __future__ import annotations
-
 import subprocess
 
 import pytest
@@ -32,7 +30,7 @@ def built(tmp_path, calls):
 
 
 @pytest.mark.parametrize(
-    ("calls", "work"),
+    "calls, work",
     [
         ("sgemm_();", {"sgemm_"}),
         ("cublasSgemm_v2(); vsExp();", {"cublasSgemm_v2", "vsExp"}),

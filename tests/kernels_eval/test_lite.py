@@ -1,8 +1,6 @@
 """The lite headers: what they accept torch accepts, what they give is what torch gives, and
 launches of CUDA libraries are counted."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os
@@ -13,7 +11,6 @@ import sys
 import tempfile
 import uuid
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -30,7 +27,7 @@ from kernels_eval.build.lite import (
     standard_headers,
 )
 from kernels_eval.build.process import WorkRoot, remove_abandoned
-from kernels_eval.build.spec import Build, ExtensionSpec
+from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.child.kernel_tracer import Launches
 from kernels_eval.config import BuildConfig
 from tests.support.processes import output_of, python
@@ -45,7 +42,7 @@ def builder():
     return made
 
 
-def inline(source: str, *functions: str, **fields: object) -> ExtensionSpec:
+def inline(source, *functions, **fields):
     return ExtensionSpec.model_validate(
         {
             "name": f"lite_{uuid.uuid4().hex[:8]}",
@@ -57,7 +54,7 @@ def inline(source: str, *functions: str, **fields: object) -> ExtensionSpec:
     )
 
 
-def load(build: Build) -> ModuleType:
+def load(build):
     name = Path(build.path).stem
     spec = importlib.util.spec_from_file_location(name, build.path)
     assert spec is not None and spec.loader is not None
@@ -66,7 +63,7 @@ def load(build: Build) -> ModuleType:
     return module
 
 
-def attempted(builder: Builder, spec: ExtensionSpec) -> Build:
+def attempted(builder, spec):
     """What comes of a spec with the lite headers alone."""
     with tempfile.TemporaryDirectory(dir=builder.work_root) as scratch:
         return builder.attempt(spec, "lite", Path(scratch)).build()
@@ -252,7 +249,7 @@ def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder):
 
 
 @pytest.mark.parametrize(
-    ("text", "only"),
+    "text, only",
     [
         (
             (
@@ -509,13 +506,13 @@ torch::Tensor f(torch::Tensor x) {
 ]
 
 
-def cuda(source: str) -> ExtensionSpec:
+def cuda(source):
     return inline(
         "torch::Tensor f(torch::Tensor x);", "f", cuda_sources=(source,), name="lite_cuda"
     )
 
 
-def kernel_code(cubin: Path) -> dict[str, bytes]:
+def kernel_code(cubin):
     """The machine code of each kernel: the `.text.NAME` sections of an ELF file."""
     data = cubin.read_bytes()
     table, (size, count, names) = (
@@ -550,7 +547,7 @@ def test_the_kernels_machine_code_does_not_depend_on_the_tier(builder, number, t
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    ("body", "certain"),
+    "body, certain",
     [
         ("int n = no_name_of_torch(x); return x;", True),
         ('return torch::empty({2}, torch::device("cuda"));', True),

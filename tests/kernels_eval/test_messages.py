@@ -1,7 +1,5 @@
 """What a candidate's process sends: whole messages however they arrive, and records with bounds."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import math
@@ -59,7 +57,7 @@ def test_a_message_that_stops_on_the_way_is_read_on(ends, cut):
 def test_one_byte_after_the_other_arrives_within_the_deadline(ends):
     channel, theirs = ends
 
-    def drip() -> None:
+    def drip():
         for byte in struct.pack("!I", 2) + b"{}":
             theirs.sendall(bytes([byte]))
             time.sleep(0.001)
@@ -89,15 +87,15 @@ def test_a_length_above_the_limit_ends_the_channel(ends):
         channel.receive(10)
 
 
-def nested(depth: int) -> list[object]:
-    made: list[object] = []
+def nested(depth):
+    made = []
     for _ in range(depth):
         made = [made]
     return made
 
 
 @pytest.mark.parametrize(
-    ("model", "answer"),
+    "model, answer",
     [
         (SampleReport, {"ns": -1}),
         (SampleReport, {"ns": 10**400}),
@@ -179,7 +177,7 @@ def test_a_deep_source_that_python_compiles_is_screened(code):
 def test_how_deep_the_caller_is_does_not_matter():
     code = "x = " + "+".join(["1"] * 2900)
 
-    def call(depth: int) -> object:
+    def call(depth):
         return call(depth - 1) if depth else parse_source(code)
 
     assert call(400)
@@ -188,7 +186,7 @@ def test_how_deep_the_caller_is_does_not_matter():
 def test_a_callback_of_the_collector_that_parses_does_not_upset_the_parser():
     code = f"x = [{','.join(f'[{i}, (a{i} + b) * c]' for i in range(3000))}]"
 
-    def parses(phase: str, _: object) -> None:
+    def parses(phase, _):
         if phase == "start":
             ast.parse("y = (1 + 2) * 3")
 
@@ -204,7 +202,7 @@ def test_a_callback_of_the_collector_that_parses_does_not_upset_the_parser():
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    "code, said",
     [
         ("x = " + "+".join(["1"] * 9000), "recursion"),
         ("x = 1\0", "null"),
@@ -219,7 +217,7 @@ def test_what_is_no_source_is_a_syntax_error_with_its_reason(code, said):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given, said",
     [
         ({"name": "a" * 300}, "not an identifier"),
         ({"name": "ü" * 150}, "not an identifier"),
@@ -238,13 +236,7 @@ def test_what_no_compiler_can_be_asked_says_why(given, said):
 
 
 @pytest.mark.parametrize(
-    "flags",
-    [
-        ("", "-fplugin=x", "'"),
-        ("-Xcompiler", "-fplugin=x"),
-        ("-DX=\0",),
-        ("-DX=\ud800",),
-    ],
+    "flags", [("", "-fplugin=x", "'"), ("-Xcompiler", "-fplugin=x"), ("-DX=\0",), ("-DX=\ud800",)]
 )
 def test_flags_that_load_or_break_things_are_refused(flags):
     spec = ExtensionSpec(name="x", extra_cflags=flags)
@@ -268,11 +260,11 @@ class Slow:
     config = EvalConfig().build
     tools = None
 
-    def build(self, spec: ExtensionSpec) -> Build:
+    def build(self, spec):
         return Build(ok=True, key=spec.key)
 
 
-def builds() -> BoundedBuilds:
+def builds():
     made = Candidate(candidate_id="c", task_id="t", language=Language.CUDA, generator="g", code="x")
     return BoundedBuilds(Slow(), made, [])
 

@@ -4,23 +4,21 @@ workers that do nothing.
 Where no worker is left at all, test_pool.py has the one error after a stated wait.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest
 
 from kernels_eval.cluster import pool as pool_module
 from kernels_eval.cluster.pool import Pool
-from kernels_eval.records import Language, Record
-from tests.support.pools import Calls, Quick, many
+from kernels_eval.records import Language
+from tests.support.pools import Quick, many
 
 pytestmark = pytest.mark.slow
 SHORT_S = 2.0
 
 
 class Working(Quick):
-    def several(self, calls: Calls) -> tuple[list[Record], float]:
+    def several(self, calls):
         if len(calls[0]) == 3:
             time.sleep(0.1)  # what a kernel takes: the work itself, not a wait for something
         return super().several(calls)[0], float(len(calls[0]) == 3)
@@ -45,7 +43,7 @@ def cluster(monkeypatch):
         found.shutdown()
 
 
-def pool(workers: int) -> Pool:
+def pool(workers):
     # the build worker takes no share of a CPU where all of them are asked for by workers
     return Pool(Language.CPP, workers=workers, builders=1, builder=Working, runner=Working)
 

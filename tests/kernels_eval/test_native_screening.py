@@ -1,7 +1,5 @@
 """What tokens of native sources are certain enough to reject, and what is not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").rea
 
 
 @pytest.mark.parametrize(
-    ("name", "source"),
+    "name, source",
     [(name, source) for name, sources in SOURCES["forbidden"].items() for source in sources],
 )
 def test_what_no_kernel_needs_is_rejected_with_its_line(name, source):

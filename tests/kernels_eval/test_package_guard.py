@@ -1,15 +1,12 @@
 """The guard of an exported package: it runs the kernel where all is as it was verified, and
 PyTorch's operators elsewhere. The kernel here adds 100, so that a result says who made it."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
 import shutil
 import sys
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
@@ -49,7 +46,7 @@ BUILT_FOR = {"torch": None, "python": None, "machine": None, "cpu_flags": [], "c
 numbers = count()
 
 
-def packed(folder: Path, kernel: str = KERNEL, **built_for):
+def packed(folder, kernel=KERNEL, **built_for):
     """The package of this kernel, imported."""
     folder.mkdir()
     name = f"_guarded_{next(numbers)}"
@@ -70,7 +67,7 @@ def packed(folder: Path, kernel: str = KERNEL, **built_for):
     return imported(folder, name)
 
 
-def imported(folder: Path, name: str):
+def imported(folder, name):
     spec = importlib.util.spec_from_file_location(name, folder / "__init__.py")
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -91,7 +88,7 @@ def model(package):
 X = torch.arange(32.0).reshape(4, 8)
 
 
-def by_kernel(model, x, shift=1.0) -> bool:
+def by_kernel(model, x, shift=1.0):
     """Whether the kernel ran; what came out is right but for its 100."""
     expected = x * model.weight * model.scale + shift
     found = model(x, shift)
@@ -208,7 +205,7 @@ def test_compiled_it_is_one_graph_with_the_operator_where_it_may_be(package, mod
 
 
 @pytest.mark.parametrize(
-    ("built_for", "says"),
+    "built_for, says",
     [
         ({"torch": "1.0.0"}, "built for torch 1.0.0"),
         ({"python": "cpython-30"}, "built for python"),
@@ -223,7 +220,7 @@ def test_another_machine_runs_the_reference(tmp_path, built_for, says):
 
 
 @pytest.mark.parametrize(
-    ("kernel", "says"),
+    "kernel, says",
     [
         ("raise OSError('no library')", "does not load here: no library"),
         (KERNEL.replace("self.weight", "self.other"), "parameters are not those"),

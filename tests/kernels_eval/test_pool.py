@@ -1,14 +1,11 @@
 """The pipeline over real Ray: exactly one verdict each, whatever fails, and workers that die are
 replaced."""
 
-from __future__ import annotations
-
 import os
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,10 +17,10 @@ from kernels_eval.cluster import ray as cluster
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.devices import require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
-from kernels_eval.records import Candidate, KernelTask, Language, Record
+from kernels_eval.records import Language
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
-from tests.support.pools import Calls, Quick, many, outcomes
+from tests.support.pools import Quick, many, outcomes
 from tests.support.processes import python
 from tests.support.waiting import until
 
@@ -46,12 +43,12 @@ def pool():
         ray.shutdown()
 
 
-def broken(number: int) -> str:
+def broken(number):
     source = f"torch::Tensor broken(torch::Tensor x) {{ return missing_{number}(x); }}"
     return module("return ext.broken(x)", extension=load_inline(source, name="pool_broken"))
 
 
-def pairs(*sources: tuple[KernelTask, str | None]) -> list[tuple[KernelTask, Candidate]]:
+def pairs(*sources):
     return [
         (task, kernels.candidate(task, code, parse_reason=None if code else "truncated"))
         for task, code in sources
@@ -103,7 +100,7 @@ def test_an_empty_queue_ends(pool):
 def test_candidates_are_taken_only_as_fast_as_they_are_done(pool):
     taken = 0
 
-    def endless() -> Iterator[tuple[KernelTask, Candidate]]:
+    def endless():
         nonlocal taken
         while True:
             taken += 1
@@ -129,10 +126,10 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool):
         (AFFINE, broken(1)),
     )
     before = pool._runners[0].actor
-    killed: list[int] = []
+    killed = []
 
-    def kill_when_busy() -> None:
-        def kill() -> bool:
+    def kill_when_busy():
+        def kill():
             for process in worker_processes() if pool._runners[0].items else []:
                 os.kill(process.pid, signal.SIGKILL)
                 killed.append(process.pid)
@@ -150,7 +147,7 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool):
     assert not psutil.pid_exists(killed[0])
 
 
-def worker_processes() -> list[psutil.Process]:
+def worker_processes():
     """Processes of KernelWorker actors of this Ray, by the title Ray gives them."""
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -172,7 +169,7 @@ def test_leaving_a_pool_stops_its_workers():
         ray.get(actor.run.remote({}, {}, {}), timeout=30)
 
 
-def failing_pool(broken_workers: int, workers: int) -> Pool:
+def failing_pool(broken_workers, workers):
     """A pool whose first workers have a device that answers once, and whose health checks fail
     after that."""
     from kernels_eval.isolation.health import HealthReport
@@ -180,16 +177,16 @@ def failing_pool(broken_workers: int, workers: int) -> Pool:
     class FlakyPool(Pool):
         started = 0
 
-        def _new_runner(self) -> object:
+        def _new_runner(self):
             import ray
 
             from kernels_eval.cluster.worker import KernelWorker
 
             self.started += 1
-            checks: list[int] = []
+            checks = []
             broken = self.started <= broken_workers
 
-            def check(*_: object, **__: object) -> HealthReport:
+            def check(*_, **__):
                 checks.append(1)
                 return HealthReport(right=not broken or len(checks) == 1, free_bytes=1)
 
@@ -242,40 +239,40 @@ def test_a_pool_without_a_working_device_says_so():
 class Fated(Quick):
     """One that "hangs" when it is given work, or "dies" as it starts."""
 
-    def __init__(self, config: object, fate: str | None) -> None:
+    def __init__(self, config, fate):
         if fate == "dies":
             os._exit(1)
         self._hangs = fate == "hangs"
 
-    def several(self, calls: Calls) -> tuple[list[Record], float]:
+    def several(self, calls):
         while self._hangs:
             time.sleep(1)  # until it is killed
         return super().several(calls)
 
 
-def planned_pool(new_runner: Callable[[Pool], object], workers: int) -> Pool:
+def planned_pool(new_runner, workers):
     """A pool with one build worker that does nothing, and the workers that are made here."""
 
     class Planned(Pool):
-        def _new_builder(self, *_: object) -> object:
+        def _new_builder(self, *_):
             import ray
 
             return ray.remote(Quick).options(num_cpus=0).remote()
 
-        def _new_runner(self) -> object:
+        def _new_runner(self):
             return new_runner(self)
 
     return Planned(Language.CPP, CONFIG, workers=workers, builders=1)
 
 
-def lossy_pool(*runners: str) -> Pool:
+def lossy_pool(*runners):
     """A pool with two places for workers. What is started there, in turn: one that "works", one
     of another fate (`Fated`), one that Ray can place "nowhere"."""
     import ray
 
     plan = iter(runners)
 
-    def new_runner(pool: Pool) -> object:
+    def new_runner(pool):
         kind = next(plan)
         resources = {"a node that is lost": 1} if kind == "nowhere" else {}
         return ray.remote(Fated).options(num_cpus=0, resources=resources).remote(pool.config, kind)
@@ -298,7 +295,7 @@ def test_a_worker_that_is_lost_with_its_node_leaves_its_candidate_to_the_others(
     with lossy_pool("works", "hangs", "nowhere") as lossy:
         hanging = lossy._runners[1]
 
-        def lose_it() -> None:
+        def lose_it():
             until(lambda: bool(hanging.items))
             ray.kill(hanging.actor)
 
@@ -394,7 +391,7 @@ def test_a_lost_node_of_its_own_is_a_clear_error(pool, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("given", "variable", "used"),
+    "given, variable, used",
     [
         (None, "", "local"),
         (None, "10.0.0.7:6379", "10.0.0.7:6379"),
@@ -406,7 +403,7 @@ def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch, given, variable
     fails where that one was killed."""
     import ray
 
-    asked: list[object] = []
+    asked = []
     monkeypatch.setenv("RAY_ADDRESS", variable)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(
@@ -420,7 +417,7 @@ def test_a_cluster_is_joined_only_where_it_is_named(monkeypatch, given, variable
 def test_a_ray_that_does_not_start_is_a_clear_error(monkeypatch):
     import ray
 
-    def refuse(**_: object) -> None:
+    def refuse(**_):
         raise Exception(
             "The current node timed out during startup."
         )  # what it raises on a machine under load
@@ -438,10 +435,10 @@ class Fragile(Quick):
     """A kernel worker whose fork server fails so many times on each candidate that is marked for
     it, in whichever worker."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._folder = folder
 
-    def several(self, calls: Calls) -> tuple[list[Record], float]:
+    def several(self, calls):
         left = self._folder / str(calls[0][1].candidate_id)
         if left.exists() and (times := int(left.read_text())):
             left.write_text(str(times - 1))

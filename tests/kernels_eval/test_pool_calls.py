@@ -1,11 +1,8 @@
 """Several candidates in one Ray call: still one verdict each, and whoever takes a worker down is
 found. The workers here do nothing."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +10,8 @@ from kernels_eval.cluster import worker
 from kernels_eval.cluster.pool import DEATHS, Pool, _Item, _together
 from kernels_eval.cluster.ray import start_ray
 from kernels_eval.errors import GpuLostError
-from kernels_eval.records import Language, Record
-from tests.support.pools import Calls, Quick, many, outcomes
+from kernels_eval.records import Language
+from tests.support.pools import Quick, many, outcomes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,14 +23,7 @@ def _ray():
     ray.shutdown()
 
 
-def quick_pool(
-    log: Path,
-    fatal: str = "",
-    deaths: int = 0,
-    *,
-    answered: int | None = None,
-    seconds: float = 0.0,
-) -> Pool:
+def quick_pool(log, fatal="", deaths=0, *, answered=None, seconds=0.0):
     """A pool whose workers do nothing. The one that runs `fatal` dies, `deaths` times; `log` gets
     every call of a run.
 
@@ -41,7 +31,7 @@ def quick_pool(
     """
 
     class Logged(Quick):
-        def several(self, calls: Calls) -> tuple[list[Record], float]:
+        def several(self, calls):
             if len(calls[0]) == 3:
                 names = [str(call[1].candidate_id) for call in calls]
                 with open(log, "a") as handle:
@@ -81,9 +71,7 @@ def test_slow_candidates_travel_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(
-    tmp_path,
-):
+def test_a_candidate_that_takes_its_worker_down_is_found_among_those_it_travelled_with(tmp_path):
     asked = many(60)
     with quick_pool(tmp_path / "log", fatal="many-40", deaths=DEATHS) as quick:
         with pytest.raises(GpuLostError, match=f"died {DEATHS} times on candidate many-40"):
@@ -125,7 +113,7 @@ def test_slow_calls_hold_nothing_behind_them(monkeypatch):
     now = 0.0
     monkeypatch.setattr(worker.time, "monotonic", lambda: now)
 
-    def takes(seconds: float) -> dict:
+    def takes(seconds):
         nonlocal now
         now += seconds
         return {"took": seconds}

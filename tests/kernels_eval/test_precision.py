@@ -1,7 +1,5 @@
 """Tasks in bf16, fp16 and FP8: which answers pass the gates of each type."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.checks.correctness import judge
@@ -25,13 +23,13 @@ FP8, E5M2 = "torch.float8_e4m3fn", "torch.float8_e5m2"
 PLAIN = "return x * 2.0 + 1.0"
 
 
-def task(forward: str = PLAIN, cast: str = "", precision: str = ""):
+def task(forward=PLAIN, cast="", precision=""):
     code = task_source(forward, inputs=f"[torch.randn(64, 64){cast}]")
     constant = f'\nPRECISION = "{precision}"\n' if precision else ""
     return kernel_task(code + constant, f"affine{cast}{precision}")
 
 
-def module(scale: float, dtype: str) -> str:
+def module(scale, dtype):
     return f"""import torch
 from torch.utils.cpp_extension import load_inline
 
@@ -55,7 +53,7 @@ FROM_E5M2 = f"return (x.float() * 2.0 + 1.0).to({E5M2})"
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype", "scale", "reason"),
+    "asked, dtype, scale, reason",
     [
         (task(precision="bf16"), "x.dtype", 1, "ok"),
         (task(precision="bf16"), "x.dtype", 1.05, "wrong_output"),
@@ -83,7 +81,7 @@ def test_a_task_is_judged_in_its_precision(verify, asked, dtype, scale, reason):
 
 
 @pytest.mark.parametrize(
-    ("precision", "passes", "fails"),
+    "precision, passes, fails",
     [("fp32", 9e-6, 2e-5), ("fp16", 1.9e-3, 3e-3), ("bf16", 0.015, 0.02), ("e4m3", 0.05, 0.07)],
 )
 def test_the_gate_of_each_type(precision, passes, fails):
@@ -113,6 +111,6 @@ def test_kernelbench_is_loaded_in_a_precision(tmp_path):
         kernelbench.load(tmp_path, precision=precision) for precision in ("fp32", "bf16")
     )
     assert plain.code == task().code and "PRECISION" not in plain.code
-    names: dict[str, object] = {}
+    names = {}
     exec(half.code, names)
     assert names["PRECISION"] == "bf16" and half.task_id == plain.task_id

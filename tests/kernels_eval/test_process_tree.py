@@ -1,7 +1,5 @@
 """Process trees: identities that outlive their process, whole families, and their end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -63,9 +61,7 @@ def test_a_family_is_found_and_ended(family):
     assert leader.poll() is None, "the root itself is left alone"
 
 
-def test_members_are_found_by_session_variable_and_descent(
-    family,
-):
+def test_members_are_found_by_session_variable_and_descent(family):
     leader, child, grandchild = family
     identity = identify(leader.pid)
     assert identity
@@ -78,9 +74,7 @@ def test_members_are_found_by_session_variable_and_descent(
     assert mine and os.getpid() not in {one.pid for one in members([mine])}
 
 
-def test_an_identity_is_one_process_only(
-    family,
-):
+def test_an_identity_is_one_process_only(family):
     leader, child, grandchild = family
     identity = identify(leader.pid)
     assert identity and alive(identity) and not alive(None)

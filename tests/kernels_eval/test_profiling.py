@@ -2,30 +2,23 @@
 and a candidate profiled end to end on the CPU. A stand-in takes ncu's place where there is no
 GPU."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
 
 from kernels_eval.checks import cubins
-from kernels_eval.profiling import ncu, roofline
+from kernels_eval.profiling import bottleneck, ncu, roofline
 from kernels_eval.profiling.bottleneck import RULES, Cause, Limit, find_bottleneck, findings
-from kernels_eval.profiling.metrics import (
-    ACTIVE,
-    CONFLICTS,
-    CUDAFORGE,
-    ELAPSED,
-    GLOBAL,
-    METRICS,
-    SHARED,
-)
+from kernels_eval.profiling.ncu import CUDAFORGE, METRICS
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
 from kernels_eval.profiling.roofline import sol_score
 from kernels_eval.records import Language
-from tests.support.kernels import AFFINE, QUICK, candidate, module, verifying
+from tests.support.kernels import AFFINE, QUICK, candidate, module
 
+ACTIVE, ELAPSED = ".avg.pct_of_peak_sustained_active", ".avg.pct_of_peak_sustained_elapsed"
+GLOBAL = "smsp__sass_average_data_bytes_per_sector_mem_global_op_"
+SHARED, CONFLICTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared", "l1tex__data_bank_conflicts_pipe"
 LOW = {
     f"sm__throughput{ELAPSED}": 20.0,
     f"gpu__compute_memory_throughput{ELAPSED}": 25.0,
@@ -51,7 +44,7 @@ def profile(metrics=None, *, operators=(), candidate_ms=1.0, kernel_us=1000.0, *
 
 
 @pytest.mark.parametrize(
-    ("given", "limit", "cause"),
+    "given, limit, cause",
     [
         (profile(LOW, operators=[("mm", 900.0), ("conv2d", 1200.0)]), "elsewhere", None),
         (profile(LOW, kernel_us=400.0), "launch_overhead", None),
@@ -107,6 +100,14 @@ def test_every_rule_and_every_cause_can_be_found():
     assert {rule.cause for rule in RULES} == {None, *Cause}
     assert {rule.limit for rule in RULES} == set(Limit)
     assert RULES[-1].between == {}, "the last one always fires"
+
+
+def test_what_the_rules_ask_of_ncu_is_among_its_metrics():
+    names, table = set(METRICS), bottleneck._TABLE
+    asked = [metric for metric, _ in table["shares"].values()]
+    asked += [each for parts, whole in table["ratios"].values() for each in (*parts, whole)]
+    asked += [each for parts in table["least"].values() for each in parts]
+    assert len(asked) == 12 and set(asked) <= names
 
 
 def test_a_number_that_was_not_measured_accuses_nobody():
@@ -223,10 +224,10 @@ def test_the_metrics_of_a_recorded_page():
 def test_the_command_names_the_kernels_and_the_metrics():
     asked = ncu.command("ncu", ["void (anonymous namespace)::tile<4>(float*)", "own"], ["x"])
     assert asked[asked.index("--kernel-name") + 1] == "regex:^(own|tile)$"
-    assert asked[-1].split(",") == [metric.name for metric in METRICS]
-    assert len(CUDAFORGE) == 24 and len({metric.name for metric in METRICS}) == len(METRICS)
-    without = ncu.command("ncu", [], [METRICS[0].name])
-    assert METRICS[0].name not in without[-1] and "--kernel-name" not in without
+    assert asked[-1].split(",") == METRICS
+    assert len(CUDAFORGE) == 24 and len(set(METRICS)) == len(METRICS)
+    without = ncu.command("ncu", [], [METRICS[0]])
+    assert METRICS[0] not in without[-1] and "--kernel-name" not in without
 
 
 def test_counters_that_are_not_permitted_are_said_with_the_fix():
@@ -246,11 +247,11 @@ sys.exit(print({page!r}) or subprocess.run(sys.argv[sys.argv.index({python!r}):]
 
 
 @pytest.fixture(scope="module")
-def judged():
+def judged(verify):
     """An honest candidate with its verdict, and a profiler that is warm."""
-    with verifying(QUICK) as judge, Profiler(QUICK, "cpu") as profiler:
+    with Profiler(QUICK, "cpu") as profiler:
         code = module("return ext.affine(x)")
-        yield candidate(AFFINE, code), judge(AFFINE, code), profiler
+        yield candidate(AFFINE, code), verify(AFFINE, code), profiler
 
 
 def test_a_cpu_candidate_is_profiled_end_to_end(judged):
@@ -277,7 +278,7 @@ def test_a_kernel_beside_the_work_is_not_where_the_time_goes(judged):
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    "code, said",
     [
         (module("raise ValueError('not today')"), "not today"),
         (module("return ext.aborts(x)"), "crashed"),
@@ -291,7 +292,7 @@ def test_a_candidate_that_fails_costs_its_own_profile(judged, code, said):
 
 
 @pytest.mark.parametrize(
-    ("page", "metrics", "counters"),
+    "page, metrics, counters",
     [
         (raw_page(AFFINE_ROW), {f"sm__throughput{ELAPSED}": 41.5}, ""),
         ("==ERROR== ERR_NVGPUCTRPERM - no permission", {}, ncu.FORBIDDEN),

@@ -1,7 +1,5 @@
 """A process that is killed leaves no compiler behind, and nothing of a Ray that it started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -182,9 +180,7 @@ OWNER = """
 """
 
 
-def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(
-    tmp_path,
-):
+def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_nothing_else(tmp_path):
     owner = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(OWNER), str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "OF_THIS_TEST": str(tmp_path)},
@@ -210,7 +206,7 @@ def test_what_writes_to_the_logs_of_a_killed_process_s_own_ray_is_ended_and_noth
                 os.kill(pid, signal.SIGKILL)
 
 
-def marked(mark: object) -> set[int]:
+def marked(mark):
     """Processes with this test's mark in their environment."""
     return {pid for pid in psutil.pids() if environment_variable(pid, "OF_THIS_TEST") == str(mark)}
 
@@ -236,7 +232,7 @@ DRIVER = """
 """
 
 
-def driver(mark: Path, **environment: str) -> tuple[subprocess.Popen[bytes], psutil.Process, str]:
+def driver(mark, **environment):
     """A process that has started a Ray or joined one, a worker of that, and the session's
     folder."""
     left = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
@@ -257,7 +253,7 @@ def driver(mark: Path, **environment: str) -> tuple[subprocess.Popen[bytes], psu
     return process, psutil.Process(int(pid)), session
 
 
-def of_session(session: str) -> dict[int, str]:
+def of_session(session):
     """Processes that hold a file of a session open, and their names."""
     found = {}
     for process in psutil.process_iter():

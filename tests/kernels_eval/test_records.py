@@ -1,10 +1,6 @@
 """Records cannot be built in an illegal state, survive serialisation, and are identified by what
 they hold."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +34,7 @@ TIMING = Timing(
 TASK = KernelTask(task_id="t/1", name="one", code="class Model: pass")
 
 
-def verdict(status: Status, reason: str, **fields: Any) -> Verdict:
+def verdict(status, reason, **fields):
     return Verdict(
         candidate_id="c",
         task_id="t/1",
@@ -111,7 +107,7 @@ def test_a_verdict_survives_json():
     assert Verdict.model_validate_json(made.model_dump_json()) == made
 
 
-def candidate(**fields: Any) -> Candidate:
+def candidate(**fields):
     return Candidate(
         candidate_id="c", task_id="t/1", language=Language.CPP, generator="g", **fields
     )

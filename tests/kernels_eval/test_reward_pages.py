@@ -1,8 +1,6 @@
 """The pages on rewards: their examples run, against the trainer or its protocol, and their table of
 recipes is that of the code."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

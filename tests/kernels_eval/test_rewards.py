@@ -1,8 +1,6 @@
 """Rewards follow their published formulas, never punish a fault of the machine, and keep their
 order."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -21,26 +19,21 @@ from kernels_eval.rewards import (
     reward,
     reward_parts,
 )
+from tests.support.cases import cases
 
 ABOUT_THE_CANDIDATE = sorted(set(Reason) - REASONS[Status.TASK_ERROR])
 speedups = st.floats(1e-3, 1e4)
 shares = st.none() | st.floats(0, 1)
 
 
-def failed(reason: Reason | str) -> Verdict:
+def failed(reason):
     reason = Reason(reason)
     return Verdict(
         candidate_id="c", task_id="t", language="cpp", status=reason.status, reason=reason
     )
 
 
-def correct(
-    speedup: float | None = None,
-    *,
-    compiled: float | None = None,
-    lower: float = 1.0,
-    share: float | None = None,
-) -> Verdict:
+def correct(speedup=None, *, compiled=None, lower=1.0, share=None):
     """A correct verdict; `lower` is the lower bound of the interval as a share of the speedup."""
     timing = None
     if speedup is not None:
@@ -85,56 +78,15 @@ def test_a_parts_sum_is_the_reward(name, speedup, reason):
     assert sum(parts.values()) == reward(verdict, RECIPES[name])
 
 
-# What each source gives, as its formula or its code says.
-PUBLISHED = [
-    ("kevin", correct(2.5), 2.8),
-    ("kevin", correct(0.5), 0.8),
-    ("kevin", correct(), 0.3),
-    ("kevin", failed("wrong_output"), 0.0),
-    ("kevin", failed("no_custom_kernel"), 0.0),
-    ("dr_kernel", correct(2.0, share=0.6), 0.5 + 1.0 + 0.3),
-    ("dr_kernel", correct(7.0, share=1.0), 0.5 + 1.5 + 0.5),
-    ("dr_kernel", correct(2.0), 1.5),
-    ("dr_kernel", failed("no_custom_kernel"), 0.0),
-    ("kernelgym_steps", failed("no_custom_kernel"), -1.0),
-    ("kernelgym_steps", failed("run"), -1.0),
-    ("kernelgym_steps", failed("no_code_block"), -1.0),
-    ("kernelgym_steps", failed("build_failed"), -0.5),
-    ("kernelgym_steps", failed("wrong_output"), -0.3),
-    ("kernelgym_steps", failed("cuda_error"), -0.3),
-    ("kernelgym_steps", correct(0.99), -0.1),
-    ("kernelgym_steps", correct(1.0), 0.2),
-    ("kernelgym_steps", correct(1.2), 0.4),
-    ("kernelgym_steps", correct(1.5), 0.6),
-    ("kernelgym_steps", correct(2.9), 0.8),
-    ("kernelgym_steps", correct(3.0), 1.0),
-    ("cuda_agent", failed("wrong_output"), -1.0),
-    ("cuda_agent", correct(1.05, compiled=2.0), 1.0),
-    ("cuda_agent", correct(1.06, compiled=1.05), 2.0),
-    ("cuda_agent", correct(1.06, compiled=1.06), 3.0),
-    ("cuda_agent", correct(9.0), 2.0),
-    ("cuda_agent", correct(1.0, compiled=9.0), 1.0),
-    ("kernelbench_tinker", correct(2.5), 2.8),
-    ("kernelbench_tinker", correct(50.0), 10.3),
-    ("kernelbench_tinker", failed("wrong_output"), 0.0),
-    ("cuda_l1", correct(1.118), 0.11),
-    ("cuda_l1", correct(1.11), 0.11),
-    ("cuda_l1", correct(0.992), 0.0),
-    ("cuda_l1", correct(0.98), -0.02),
-    ("cuda_l1", correct(120.0), 1.5),
-    ("cuda_l1", failed("wrong_output"), -1.0),
-    ("concur", failed("wrong_output"), 0.0),
-    ("concur", failed("no_custom_kernel"), -1.0),
-    ("concur", correct(4.0, share=0.5), 1.0 + 1.0 + 0.25),
-    ("concur", correct(4.0, lower=0.5), 1.0 + 0.5),
-    ("concur", correct(0.001), 0.5),
-    ("concur", correct(1e6), 1.0 + 2.0),
-]
+PUBLISHED = cases("rewards")["published"]
 
 
-@pytest.mark.parametrize(("name", "verdict", "expected"), PUBLISHED)
-def test_the_published_formula(name, verdict, expected):
-    assert reward(verdict, RECIPES[name]) == pytest.approx(expected)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_formula(name):
+    """A reason, or the facts of a correct verdict, and what the source gives for it."""
+    for outcome, expected in PUBLISHED[name]:
+        verdict = failed(outcome) if isinstance(outcome, str) else correct(**outcome)
+        assert reward(verdict, RECIPES[name]) == pytest.approx(expected), outcome
 
 
 def test_the_earlier_kernelbench_tinker_and_a_spread_of_scores():
@@ -194,7 +146,7 @@ def test_a_recipe_survives_yaml(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given, said",
     [
         ("kevlin", "kevlin is no reward recipe"),
         ({"name": "kevlin"}, "kevlin"),

@@ -1,8 +1,6 @@
 """What a child cannot see, cannot outlive and cannot break. Hostile code runs as a candidate's
 module does: by the `capture` role."""
 
-from __future__ import annotations
-
 import glob
 import os
 import signal
@@ -39,11 +37,11 @@ def server():
     del os.environ["CONCUR_TEST_SECRET"], os.environ["OPENAI_API_KEY"]
 
 
-def living(processes: list[psutil.Process]) -> list[psutil.Process]:
+def living(processes):
     return [process for process in processes if not has_ended(process.pid)]
 
 
-def run(child: Child, code: str, timeout: float = 20) -> dict[str, object]:
+def run(child, code, timeout=20):
     path = child.scratch / "candidate.py"
     path.write_text(textwrap.dedent(code))
     return child.request("capture", path=str(path), timeout=timeout)
@@ -331,7 +329,7 @@ def test_memory_is_never_more_than_a_share_of_the_machines(monkeypatch, server):
 
 
 @pytest.mark.parametrize(
-    ("made", "refused"),
+    "made, refused",
     [
         ("os.memfd_create('x')", True),
         ("mmap.mmap(-1, 4096)", True),  # shared, so its pages stay when they are given up
@@ -438,11 +436,12 @@ def test_a_dead_fork_server_is_a_machine_fault(server):
 @pytest.mark.slow
 def test_a_dead_fork_server_is_replaced_with_the_next_use():
     code = kernels.module("return ext.affine(x)")
-    with kernels.verifying(kernels.QUICK.model_copy(update={"time_correct": False})) as verify:
+    config = kernels.QUICK.model_copy(update={"time_correct": False})
+    with kernels.verifying(config, own_server=True) as verify:
         assert verify(kernels.AFFINE, code).reason == "ok"
-        for server in (verify.preparer.server, verify.runner.server):
-            os.kill(server.process.pid, signal.SIGKILL)
-            server.process.wait()
+        server = verify.runner.server
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
         assert verify(kernels.AFFINE, code).reason == "ok"
 
 

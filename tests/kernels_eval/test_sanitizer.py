@@ -1,8 +1,6 @@
 """compute-sanitizer over correct candidates: what its output says, when it runs, and what a finding
 costs. A stand-in takes the program's place where there is no GPU."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -49,7 +47,7 @@ NEVER_STARTED = """========= COMPUTE-SANITIZER
 
 
 @pytest.mark.parametrize(
-    ("said", "errors"),
+    "said, errors",
     [
         (CLEAN, 0),
         (MEMCHECK, 1),
@@ -103,7 +101,7 @@ print("========= ERROR SUMMARY: {errors} errors")
 
 
 @pytest.mark.parametrize(
-    ("forward", "errors", "finding", "flags"),
+    "forward, errors, finding, flags",
     [
         pytest.param("return ext.affine(x)", 0, "flag", [], marks=pytest.mark.slow),
         ("return ext.affine(x)", 3, "flag", ["sanitizer:memcheck:3"]),
@@ -146,7 +144,7 @@ def test_a_confined_run_with_a_stand_in(monkeypatch, tmp_path, forward, errors, 
         assert bool(draft.log) == bool(flags)
 
 
-def kernel(body: str) -> str:
+def kernel(body):
     """A candidate whose kernel of one block per row adds up its `columns` floats, by this body."""
     source = (
         "__global__ void sum_kernel(const float* x, float* y, int rows, int columns) {\n"

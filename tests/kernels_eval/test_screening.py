@@ -1,8 +1,6 @@
 """Screening rejects what is certain from the syntax tree, names the line, and takes neither words
 nor honest habits for evidence."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from kernels_eval.checks.screening import screen
 SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").read_text())["python"]
 
 
-def pairs(said: str) -> list[tuple[str, str]]:
+def pairs(said):
     """Each source with the reason or the flag that it gets."""
     return [(code, name) for name, sources in SOURCES[said].items() for code in sources]
 
@@ -27,7 +25,7 @@ def test_honest_code_passes_without_a_flag():
     assert screened.flags == ()
 
 
-@pytest.mark.parametrize(("code", "reason"), pairs("rejected"))
+@pytest.mark.parametrize("code, reason", pairs("rejected"))
 def test_what_no_honest_kernel_needs_is_rejected(code, reason):
     screened = screen(code)
     assert screened.reason == reason
@@ -46,7 +44,7 @@ def test_the_first_finding_is_the_one_reported():
     )
 
 
-@pytest.mark.parametrize(("code", "flag"), pairs("flagged"))
+@pytest.mark.parametrize("code, flag", pairs("flagged"))
 def test_what_is_only_suspicious_is_flagged_and_passes(code, flag):
     screened = screen(code + "\nclass ModelNew: pass\n")
     assert screened.reason is None

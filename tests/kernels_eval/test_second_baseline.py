@@ -1,8 +1,6 @@
 """torch.compile as a second baseline: what stays as it was without it, and the statistics of three
 sides on samplers whose truth is known. What needs a compiler is in test_compiled_baseline.py."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -31,17 +29,17 @@ BOTH = {"baselines": ("eager", "compile")}
 class Scripted:
     """Reports about `call_ns` a call, never twice the same in a row, and writes down its turns."""
 
-    def __init__(self, name: str, call_ns: float, turns: list[str]) -> None:
+    def __init__(self, name, call_ns, turns):
         self.name, self.call_ns, self.turns, self.asked = name, call_ns, turns, 0
 
-    def __call__(self, calls: int) -> int:
+    def __call__(self, calls):
         self.asked += 1
         self.turns.append(self.name)
         return busy(self.call_ns * calls * (1 + 0.01 * ((self.asked * 7) % 5 - 2) / 2))
 
 
-def measured(eager_ns: float, candidate_ns: float, compiled_ns: float | None) -> tuple[Timing, str]:
-    turns: list[str] = []
+def measured(eager_ns, candidate_ns, compiled_ns):
+    turns = []
     third = (
         None if compiled_ns is None else CompiledSampler(Scripted("c", compiled_ns, turns), FACTS)
     )
@@ -131,10 +129,9 @@ def test_a_second_baseline_is_part_of_the_key_with_all_that_bears_on_it():
     asked = EvalConfig(timing=TimingConfig.model_validate(BOTH))
     assert EvalConfig.model_validate_json(asked.model_dump_json()) == asked
     swapped = TimingConfig.model_validate({"baselines": ["compile", "eager", "compile"]})
-    assert swapped.baselines == (
-        "eager",
-        "compile",
-    ), "an order means nothing, so it makes no other key"
+    assert swapped.baselines == ("eager", "compile"), (
+        "an order means nothing, so it makes no other key"
+    )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +173,7 @@ def test_a_baseline_has_all_of_its_numbers_or_a_reason(bad):
 
 
 def test_a_verdict_for_a_person_names_the_baseline():
-    def shown(compiled: CompiledBaseline | None) -> str:
+    def shown(compiled):
         timing, _ = measured(500_000, 250_000, 400_000)
         facts = {
             "candidate_id": "c",

@@ -1,20 +1,17 @@
 """The clients of the service: what they repeat and what they do not, and the same answers from
 both; and the engine, whose process may die at any time."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import anyio
 import httpx
 import pytest
 
 from kernels_eval.errors import ServiceError, UsageError
-from kernels_eval.records import Verdict
 from kernels_eval.service import engine as engine_module
 from kernels_eval.service.client import BATCH_LETTERS, AsyncVerifierClient, VerifierClient
 from kernels_eval.service.engine import Engine
@@ -25,38 +22,38 @@ from tests.support.services import listening, reach, request, service
 Answer = Callable[[httpx.Request], httpx.Response]
 
 
-def evaluation(identity: str, state: str = "queued", **more: object) -> dict[str, object]:
+def evaluation(identity, state="queued", **more):
     return {"id": identity, "state": state, "submitted_s": 1.0} | more
 
 
-def accept(asked: httpx.Request) -> httpx.Response:
+def accept(asked):
     ids = [each["id"] for each in json.loads(asked.content)["requests"]]
     return httpx.Response(202, json={"evaluations": [evaluation(each) for each in ids]})
 
 
-def done(asked: httpx.Request) -> httpx.Response:
+def done(asked):
     identity = asked.url.path.rpartition("/")[2]
     verdict = {"candidate_id": "c", "task_id": "t", "language": "cpp"}
     verdict |= {"status": "incorrect", "reason": "wrong_output"}
     return httpx.Response(200, json=evaluation(identity, "done", verdict=verdict))
 
 
-def broken(_: httpx.Request) -> httpx.Response:
+def broken(_):
     raise httpx.ReadError("cut")
 
 
-def status(number: int, headers: dict[str, str] | None = None) -> Answer:
+def status(number, headers=None):
     return lambda _: httpx.Response(number, json={"detail": f"because {number}"}, headers=headers)
 
 
 class Scripted:
     """A client whose requests get these answers in turn; the last one again and again."""
 
-    def __init__(self, kind: str, answers: list[Answer], timeout_s: float = 30.0) -> None:
+    def __init__(self, kind, answers, timeout_s=30.0):
         self.kind, self.asked, rest = kind, [], iter(answers)
         last = answers[-1]
 
-        def handle(asked: httpx.Request) -> httpx.Response:
+        def handle(asked):
             self.asked.append(asked)
             return next(rest, last)(asked)
 
@@ -68,13 +65,13 @@ class Scripted:
         made._http = http(**made._options, transport=transport)
         self._made = made
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
+    def __getattr__(self, name):
         call = getattr(self._made, name)
         return call if self.kind == "sync" else lambda *given: anyio.run(call, *given)
 
 
 @pytest.fixture(params=["sync", "async"])
-def scripted(request) -> Iterator[Callable[..., Scripted]]:
+def scripted(request):
     yield lambda *answers, **more: Scripted(request.param, list(answers), **more)
 
 
@@ -105,7 +102,7 @@ def test_an_error_of_the_service_itself_is_no_fault_of_the_request(scripted):
 
 
 def test_a_machine_fault_of_the_service_is_an_answer(scripted):
-    def failed(asked: httpx.Request) -> httpx.Response:
+    def failed(asked):
         identity = asked.url.path.rpartition("/")[2]
         return httpx.Response(200, json=evaluation(identity, "failed", error="the disk is full"))
 
@@ -161,7 +158,7 @@ def test_large_batches_travel_in_parts_and_come_back_in_order(scripted):
 def test_after_many_calls_at_once_few_connections_stay(tmp_path):
     """At each request httpcore looks through all connections, for each of them that is idle."""
 
-    async def ask(port: int) -> int:
+    async def ask(port):
         async with AsyncVerifierClient(f"http://127.0.0.1:{port}") as client:
             async with anyio.create_task_group() as calls:
                 for _ in range(40):
@@ -180,7 +177,7 @@ def test_several_threads_share_a_client_and_a_service_that_starts_again_loses_no
     with listening(first) as port:
         client = VerifierClient(f"http://127.0.0.1:{port}", timeout_s=60)
 
-        def ask(name: str) -> None:
+        def ask(name):
             found.extend(client.evaluate_batch([request(f"{name}{n}") for n in range(5)]))
 
         threads = [threading.Thread(target=ask, args=(name,)) for name in "abcd"]
@@ -205,7 +202,7 @@ def test_several_threads_share_a_client_and_a_service_that_starts_again_loses_no
 
 
 @pytest.mark.parametrize(
-    ("script", "faults"),
+    "script, faults",
     [("", 0), ("die\ndie\n", 2), ("fault the disk is full\n", 1)],
     ids=["works", "dies", "reports"],
 )
@@ -240,7 +237,7 @@ def test_a_journal_that_cannot_be_written_for_a_while_loses_nothing(tmp_path, mo
     made.evaluations.submit([made.intake.read(each) for each in asked])
     keep, failing = made.evaluations.reached, iter([False, True])
 
-    def reached(verdict: Verdict) -> None:
+    def reached(verdict):
         if next(failing, False):
             raise sqlite3.OperationalError("database or disk is full")
         keep(verdict)

@@ -1,8 +1,6 @@
 """The queue of the service and its journal: nothing is lost, nothing is judged twice, and everybody
 gets a turn. No worker and no server: verdicts are given by the tests."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -25,11 +23,11 @@ from kernels_eval.service.queue import (
     QueueFullError,
     Submission,
 )
-from kernels_eval.service.schema import Evaluation, State
+from kernels_eval.service.schema import State
 from tests.support.kernels import AFFINE
 
 
-def submission(identity: str, key: str = "", client: str = "", **more: object) -> Submission:
+def submission(identity, key="", client="", **more):
     """A request for the verdict `key` (default: its own)."""
     candidate = Candidate(
         candidate_id=key or f"key-{identity}",
@@ -42,7 +40,7 @@ def submission(identity: str, key: str = "", client: str = "", **more: object) -
     return Submission(id=identity, task=AFFINE, candidate=candidate, client=client, **fields)
 
 
-def verdict(key: str) -> Verdict:
+def verdict(key):
     return Verdict(
         candidate_id=key, task_id=AFFINE.task_id, language="cpp", status="correct", reason="ok"
     )
@@ -51,20 +49,20 @@ def verdict(key: str) -> Verdict:
 class Queue(Evaluations):
     """With a list of what became final, and short ways to ask."""
 
-    def __init__(self, folder: Path, limit: int = 100) -> None:
-        self.ended: list[Evaluation] = []
+    def __init__(self, folder, limit=100):
+        self.ended = []
         super().__init__(folder / "journal.sqlite3", limit, self.ended.append)
 
-    def ask(self, *names: str, **more: object) -> list[Evaluation]:
+    def ask(self, *names, **more):
         return self.submit([submission(name, **more) for name in names])
 
-    def taken(self) -> list[str]:
+    def taken(self):
         keys = []
         while pair := self.take():
             keys.append(pair[1].candidate_id)
         return keys
 
-    def state(self, name: str) -> State:
+    def state(self, name):
         return self.get(name).state
 
 
@@ -78,7 +76,7 @@ def queue(tmp_path):
 # -- whose turn it is ------------------------------------------------------------------------------
 
 
-def order(queue: Queue, *asked: tuple[str, str, int]) -> list[str]:
+def order(queue, *asked):
     """Ask for (key, client, priority) in turn; the keys in the order in which they are begun."""
     for number, (key, client, priority) in enumerate(asked):
         queue.ask(f"{key}-{number}", key=key, client=client, priority=priority)
@@ -151,7 +149,7 @@ def test_duplicates_at_the_same_time_share_one_evaluation(queue):
 
 def test_a_verdict_for_many_takes_as_many_statements_as_for_one(queue):
     """Each commit of its own holds up who hands a request over."""
-    ran: list[str] = []
+    ran = []
     queue.ask("one")
     queue.ask(*(f"many{number}" for number in range(30)), key="same")
     assert sorted(queue.taken()) == ["key-one", "same"]
@@ -188,7 +186,7 @@ def test_another_request_under_a_known_id_is_refused_with_its_whole_batch(queue)
 
 
 def test_many_requests_are_kept_in_one_commit_and_a_refused_one_alone_is_not(queue):
-    ran: list[str] = []
+    ran = []
     queue._db.set_trace_callback(ran.append)
     with queue.one_commit():
         queue.ask("one", "two")
@@ -359,7 +357,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def key_of(task: object, candidate: Candidate) -> str:
+def key_of(task, candidate):
     return candidate.candidate_id
 
 
@@ -398,7 +396,7 @@ def test_what_cannot_be_judged_any_more_fails_and_says_why(tmp_path):
     before.ask("one")
     before.close()
 
-    def refuse(*_: object) -> str:
+    def refuse(*_):
         raise UsageError("cpp candidates are not judged here")
 
     queue = Queue(tmp_path)

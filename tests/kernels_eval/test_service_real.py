@@ -1,14 +1,11 @@
 """`concur serve` itself: real kernels, a real pool, and SIGTERM and SIGKILL in between."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,7 +30,7 @@ QUICK = [
 
 
 @contextmanager
-def serving(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+def serving(folder, port, *options):
     words = ["serve", "--port", str(port), "--language", "cpp", *QUICK, *options]
     words += ["--journal", str(folder / "serve.sqlite3")]
     with open(folder / "log", "ab") as log:
@@ -51,7 +48,7 @@ def serving(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen
         end(process)
 
 
-def until_healthy(client: VerifierClient) -> dict[str, object]:
+def until_healthy(client):
     until = time.monotonic() + 300
     while time.monotonic() < until:
         try:

@@ -1,7 +1,5 @@
 """Telemetry: sums, shares and depths, under a clock that the test moves."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -12,10 +10,10 @@ from kernels_eval.records import Language, Phases, Status, Verdict
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 
@@ -26,7 +24,7 @@ def clock(monkeypatch):
     return clock
 
 
-def verdict(status: Status, reason: str, **fields: object) -> Verdict:
+def verdict(status, reason, **fields):
     return Verdict.model_validate(
         {
             "candidate_id": "c",

@@ -6,8 +6,6 @@ that does not compile. Skipped where a language's package is not installed.
 prints a table of verdicts with the seconds of each, first with an empty cache and then again.
 """
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -48,7 +46,7 @@ OTHERS = {
 """Five more tasks of the same operands: torch's formula, and the kernel's."""
 
 
-def task(formula: str = ""):
+def task(formula=""):
     code = EXAMPLE_TASK
     if formula:
         code = code.replace("torch.relu(x + self.bias) + residual", formula)
@@ -56,7 +54,7 @@ def task(formula: str = ""):
     return kernel_task(code, f"tile_{stable_hash(code)[:8]}")
 
 
-def module(language: Language, formula: str = "") -> str:
+def module(language, formula=""):
     """The example of the prompts, with another formula where one is given."""
     code = language.example
     assert code.count(RELU[language]) == 1
@@ -67,7 +65,7 @@ def module(language: Language, formula: str = "") -> str:
     return code.replace(RELU[language], f"out[i] = {body}" if language.startswith("cute") else body)
 
 
-def cheats(language: Language) -> dict[str, tuple[str, Reason]]:
+def cheats(language):
     honest = language.example
     call = "return bias_relu_add(x, self.bias, residual)"
     assert honest.count(call) == 1

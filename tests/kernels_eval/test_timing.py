@@ -1,10 +1,6 @@
 """Statistics of the paired measurement on samplers whose truth is known, by a clock of their own:
 nothing here runs a kernel or depends on the machine's speed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +10,6 @@ from pydantic import ValidationError
 from kernels_eval.checks.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from kernels_eval.config import TimingConfig
 from kernels_eval.parent.paired_timing import PairedClock
-from kernels_eval.records import Timing
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
 __all__ = ["scripted_time"]
@@ -24,16 +19,14 @@ QUICK = TimingConfig(
 )
 
 
-def honest(call_ns: float) -> Callable[[int], int]:
+def honest(call_ns):
     return lambda calls: busy(call_ns * calls)
 
 
-def timed(
-    reference: Callable[[int], int], candidate: Callable[[int], int], **changes: object
-) -> Timing:
+def timed(reference, candidate, **changes):
     """Their timing, bounded by what the wall shows of ten calls."""
 
-    def bound(call_ns: float, reference_ns: float) -> tuple[float, float]:
+    def bound(call_ns, reference_ns):
         started = CLOCK.perf_counter_ns()
         candidate(10)
         passed = (CLOCK.perf_counter_ns() - started) / 10
@@ -59,9 +52,9 @@ def test_short_calls_are_batched():
 
 
 def test_the_order_is_reference_candidate_candidate_reference():
-    turns: list[str] = []
+    turns = []
 
-    def side(name: str) -> Callable[[int], int]:
+    def side(name):
         return lambda calls: turns.append(name) or busy(20_000 * calls)
 
     timed(side("a"), side("b"))
@@ -72,7 +65,7 @@ def test_drift_hits_both_sides_alike():
     """Both slow down threefold during the measurement, as a hot machine does; their ratio stays."""
     steps = iter(range(10**9))
 
-    def drifting(call_ns: float) -> Callable[[int], int]:
+    def drifting(call_ns):
         return lambda calls: busy(call_ns * calls * (1 + min(next(steps), 200) / 100))
 
     found = timed(drifting(60_000), drifting(30_000), min_pairs=60)
@@ -85,7 +78,7 @@ def test_a_liar_is_found(share):
     calls, either."""
     spent = 0
 
-    def liar(calls: int) -> int:
+    def liar(calls):
         nonlocal spent
         passed = busy(min(40_000 * calls, 5e8))
         spent += passed
@@ -97,7 +90,7 @@ def test_a_liar_is_found(share):
 
 
 def test_work_before_the_samples_own_clock_counts():
-    def warm_start(calls: int) -> int:
+    def warm_start(calls):
         busy(5_000 * calls)
         return busy(1_000 * calls)
 
@@ -117,11 +110,11 @@ def test_a_liar_on_a_machine_that_gets_busy_wins_nothing():
     needs: then that is what counts."""
     asked_again = False
 
-    def liar(calls: int) -> int:
+    def liar(calls):
         passed = busy(20_000 * calls)
         return passed if asked_again else passed // 10
 
-    def bound(call_ns: float, reference_ns: float) -> tuple[float, float]:
+    def bound(call_ns, reference_ns):
         nonlocal asked_again
         asked_again = True
         return 20_000, 20_000
@@ -134,7 +127,7 @@ def test_a_liar_on_a_machine_that_gets_busy_wins_nothing():
 def test_the_budget_is_kept():
     started, noise = CLOCK.monotonic(), np.random.default_rng(1)
 
-    def uneven(calls: int) -> int:
+    def uneven(calls):
         return busy(2e6 * calls * (1 + 0.5 * abs(noise.standard_normal())))
 
     found = timed(uneven, uneven, max_s=0.3, min_pairs=10_000, bootstrap=100)
@@ -217,10 +210,7 @@ def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget():
     assert steady.pairs == config.precise_pairs < config.min_pairs
     noise = np.random.default_rng(3)
     uneven = measure(
-        lambda calls: busy(4e6 * calls * noise.uniform(0.7, 1.3)),
-        honest(4_000_000),
-        config,
-        **seen,
+        lambda calls: busy(4e6 * calls * noise.uniform(0.7, 1.3)), honest(4_000_000), config, **seen
     )
     assert uneven.pairs > config.min_pairs, "what is not precise yet has the whole budget"
 
@@ -253,7 +243,7 @@ def test_drift_is_the_change_of_the_median_over_the_window():
 
 
 @pytest.mark.parametrize(
-    ("reference_ns", "rounds", "bound"),
+    "reference_ns, rounds, bound",
     [
         (2e6, [(2.3e6, 3.0e6), (2.2e6, 2.6e6), (2.9e6, 2.8e6)], 2.15e6),
         (2e6, [(1.9e6, 2.0e6)] * 3, 1.75e6),

@@ -1,8 +1,6 @@
 """One real tiny kernel for every verdict that can happen on a CPU: the status, the reason and, for
 honest twins, the absence of both."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest
@@ -25,20 +23,12 @@ from tests.support.kernels import (
     verifying,
 )
 
-
-@pytest.fixture(scope="session")
-def verify():
-    with verifying() as made:
-        made.preparer.builder.warm()
-        yield made
-
-
 GAIN = module(
     "return ext.times_row(x, self.gain)", init="self.gain = nn.Parameter(torch.randn(64))"
 )
 
 
-def calls(function: str) -> str:
+def calls(function):
     return module(f"return ext.{function}(x)")
 
 
@@ -327,7 +317,7 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify):
 
 
 @pytest.mark.parametrize(
-    ("first", "reason"),
+    "first, reason",
     [("self.started = torch.zeros(1).cuda()", "exception"), ("[0 for _ in iter(int, 1)]", "load")],
 )
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
@@ -336,9 +326,7 @@ def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_ru
     made = kernels.candidate(AFFINE, LATE.replace("self.ext = ", f"{first}\n        self.ext = "))
     request = Child.request
 
-    def hurried(
-        self: Child, command: str, *fds: tuple[int, ...], timeout: float, **arguments: object
-    ) -> object:
+    def hurried(self, command, *fds, timeout, **arguments):
         """Only what may hang is waited for briefly."""
         hangs = reason == "load" and command in ("construct", "load")
         brief = hangs and self.role != "reference"
@@ -372,15 +360,13 @@ def test_inputs_that_break_the_references_device_are_left_out(verify):
     assert verdict.correctness is not None and verdict.correctness.trials == 7
 
 
-def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(
-    monkeypatch,
-):
+def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(monkeypatch):
     """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is
     real. `cpu:0` is another name of `cpu`."""
-    references: list[str] = []
+    references = []
     load = CandidateProcess.load
 
-    def says_elsewhere(self: CandidateProcess, libraries: dict[str, str]) -> None:
+    def says_elsewhere(self, libraries):
         references.append(self.reference.construct_on)
         if len(references) == 1:
             raise MadeElsewhere

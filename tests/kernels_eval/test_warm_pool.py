@@ -1,8 +1,6 @@
 """Processes that are started before there is work for them: the same verdicts, and nothing is lost
 with one that dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -11,9 +9,8 @@ import pytest
 
 from kernels_eval.errors import SandboxError
 from kernels_eval.isolation.process_tree import has_ended
-from kernels_eval.isolation.sandbox import Child, ForkServer
+from kernels_eval.isolation.sandbox import ForkServer
 from kernels_eval.isolation.warm_pool import WANTED, WarmPool
-from kernels_eval.records import KernelTask
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
 from tests.support.waiting import until
@@ -28,26 +25,26 @@ CODES = {
 
 
 class Verifier(kernels.Verifier):
-    def __call__(self, task: KernelTask, code: str) -> str:
+    def __call__(self, task, code):
         return super().__call__(task, code).reason
 
-    def warm(self, role: str) -> Child:
+    def warm(self, role):
         return self.runner.warm_pool.starting[role][0][1].result()
 
 
 @pytest.fixture(scope="module")
 def verify():
-    made = Verifier(CONFIG, ahead=True)
+    made = Verifier(CONFIG, own_server=True, ahead=True)
     with made.evaluator:
         yield made
 
 
 @pytest.mark.slow
 def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(verify, monkeypatch):
-    taken: list[tuple[str, bool]] = []
+    taken = []
     take = WarmPool.warm_child
 
-    def watched(self: WarmPool, server: ForkServer, role: str) -> Child | None:
+    def watched(self, server, role):
         child = take(self, server, role)
         taken.append((role, child is not None))
         return child
@@ -88,7 +85,7 @@ def test_nothing_is_under_way_once_settled_and_nothing_is_left_once_closed():
     pool = WarmPool(CONFIG, "cpu", ahead=True)
     with_server = ForkServer()
     try:
-        closed: list[float] = []
+        closed = []
         pool.close_async(lambda: closed.append(time.monotonic()))
         pool.replenish(with_server)
         pool.settle()

@@ -1,12 +1,6 @@
 """Ablations whose truth is known: verdicts of every branch as finished snapshots, with the chance
 of a correct answer planted by strategy."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 from tasks.benchmark.comparison.records import Ablation, Branch
@@ -17,9 +11,7 @@ from tasks.tables import VERDICTS
 DEVICE = "a CPU"
 
 
-def verdict(
-    task: str, number: int, speedup: float | None, device: str = DEVICE, salt: str = ""
-) -> dict[str, Any]:
+def verdict(task, number, speedup, device=DEVICE, salt=""):
     """One row of VERDICTS: correct with this speedup, or a wrong output."""
     right = speedup is not None
     timing = (
@@ -38,7 +30,7 @@ def verdict(
     }
 
 
-def answers(root: Path | str, model: str, rows: Sequence[Mapping[str, Any]], name: str) -> Answers:
+def answers(root, model, rows, name):
     snapshot = Snapshot(str(root), "verification", name)
     snapshot.append(rows, VERDICTS)
     ref = snapshot.publish(config={}).ref
@@ -47,9 +39,7 @@ def answers(root: Path | str, model: str, rows: Sequence[Mapping[str, Any]], nam
     )
 
 
-def drawn(
-    chance: float, *, tasks: int, samples: int, seed: int, fast: float = 1.3, device: str = DEVICE
-) -> list[dict[str, Any]]:
+def drawn(chance, *, tasks, samples, seed, fast=1.3, device=DEVICE):
     """Verdicts on tasks of unequal difficulty; the tasks' difficulties are the same for every
     seed."""
     hard = np.random.default_rng(7).uniform(-0.15, 0.15, tasks)
@@ -70,14 +60,14 @@ def drawn(
 
 
 def branch(
-    root: Path | str,
-    strategy: str,
-    seed: int,
-    verdicts: Sequence[Mapping[str, Any]],
+    root,
+    strategy,
+    seed,
+    verdicts,
     *,
-    size: int | None = None,
-    **facts: Any,
-) -> Branch:
+    size=None,
+    **facts,
+):
     """A branch that is done, with these verdicts."""
     name = f"{strategy}-{size or 'all'}-{seed}"
     found = answers(root, "tuned", verdicts, facts.pop("snapshot", name))
@@ -85,7 +75,7 @@ def branch(
     return Branch(**facts, state="done", answers=found)
 
 
-def solved(root: Path | str, strategy: str, seed: int, right: int, tasks: int = 40) -> Branch:
+def solved(root, strategy, seed, right, tasks=40):
     """A branch with two samples a task that solves so many of the tasks, always the first ones."""
     rows = [
         verdict(f"t{task:03}", number, 2.0 if task < right else None)
@@ -96,15 +86,15 @@ def solved(root: Path | str, strategy: str, seed: int, right: int, tasks: int = 
 
 
 def ablation(
-    root: Path | str,
-    chances: Mapping[tuple[str, int | None], float],
+    root,
+    chances,
     *,
-    tasks: int = 40,
-    samples: int = 5,
-    seeds: int = 2,
-    base: float | None = None,
-    **more: Any,
-) -> Ablation:
+    tasks=40,
+    samples=5,
+    seeds=2,
+    base=None,
+    **more,
+):
     """A branch for each (strategy, size) and seed. Candidate ids are the same in all branches, as
     equal answers' are."""
     plans = [(*plan, seed) for plan in chances.items() for seed in range(seeds)]

@@ -4,16 +4,12 @@ Guarantees: looks at the page and at each of its frames. Does not press anything
 run a script counts as one that did.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
-from typing import Any
 
-from tests.support.browser import Browser
 from tests.support.payloads import CANARY, FIRED
 
 
-def fired(browser: Browser) -> list[str]:
+def fired(browser):
     """What took effect in the page or one of its frames: scripts, requests, links that would run
     one."""
     found = [url for url in browser.outside if CANARY in url] + [
@@ -29,7 +25,7 @@ def fired(browser: Browser) -> list[str]:
     return found
 
 
-def settled(browser: Browser) -> None:
+def settled(browser):
     """Nothing is loaded any more, or five seconds have passed: pages that ask their server again
     and again never come to rest."""
     from playwright.sync_api import TimeoutError as NotYet
@@ -38,7 +34,7 @@ def settled(browser: Browser) -> None:
         browser.page.wait_for_load_state("networkidle", timeout=5000)
 
 
-def visit(browser: Browser, url: str, words: str, name: str) -> None:
+def visit(browser, url, words, name):
     """Open a page, wait until it shows some of the hostile text, and let whatever it has loaded
     come to an end."""
     browser.page.goto(url)
@@ -47,10 +43,10 @@ def visit(browser: Browser, url: str, words: str, name: str) -> None:
     browser.shot(name)
 
 
-def words(browser: Browser, expected: str) -> str:
+def words(browser, expected):
     """The text of the page and its frames, once one of them shows what is expected."""
 
-    def said(frame: Any) -> str:
+    def said(frame):
         return frame.evaluate("document.body ? document.body.innerText : ''")
 
     for _ in range(60):

@@ -5,9 +5,7 @@ Guarantees: every case is judged on status and reason; a twin is always judged a
 numbers of threats are those of the list in docs/explanation/verification.md.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,6 @@ import yaml
 
 from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
 from tests.support.kernels import (
-    Verifier,
     functions_in,
     kernel_task,
     load_inline,
@@ -58,7 +55,7 @@ class Case:
     end."""
 
     @property
-    def needs_gpu(self) -> bool:
+    def needs_gpu(self):
         return self.language.needs_gpu
 
 
@@ -72,7 +69,7 @@ class Trial:
     check: Check | None
     language: Language
 
-    def assert_judged(self, verify: Verifier) -> None:
+    def assert_judged(self, verify):
         verdict = verify(self.task, self.code, language=self.language)
         seen = f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
         assert verdict.reason in self.expect, f"expected {' or '.join(self.expect)}, saw {seen}"
@@ -82,12 +79,12 @@ class Trial:
             self.check(verdict)
 
 
-def trials(cases: Iterable[Case], write: Callable[[str], str]) -> list[object]:
+def trials(cases, write):
     """Pytest parameters with ids such as `t07-fallback-cheat`. Cases of one task follow each other:
     its reference is loaded once. `write` makes a candidate of the body of a `forward`."""
     cases = list(cases)
 
-    def whole(code: str) -> str:
+    def whole(code):
         return code if "class ModelNew" in code else write(code)
 
     order = list(dict.fromkeys(case.task.task_id for case in cases))
@@ -125,13 +122,13 @@ torch::Tensor affine(torch::Tensor x) { return affine_into(x, torch::empty_like(
 libraries."""
 
 
-def writer(source: str, name: str) -> Callable[..., str]:
+def writer(source, name):
     """Like tests.support.kernels.module, with the library of one file: everything in it is compiled
     once."""
     return partial(module, extension=load_inline(source, name=name))
 
 
-def cases_of(page: Path) -> list[Case]:
+def cases_of(page):
     """The cases of one file of the corpus.
 
     A candidate is the body of a `forward`, or parts of tests.support.kernels.module, perhaps with
@@ -142,7 +139,7 @@ def cases_of(page: Path) -> list[Case]:
     for name, parts in read.get("tasks", {}).items():
         tasks[name] = kernel_task(task_source(**parts), f"adversarial_{name}")
 
-    def written(given: str | dict[str, str]) -> str:
+    def written(given):
         parts = {"forward": given} if isinstance(given, str) else dict(given)
         library = parts.pop("library", page.stem)
         source = AFFINE_CPP + (CORPUS / f"{library}.cpp").read_text(encoding="utf-8")
@@ -153,7 +150,7 @@ def cases_of(page: Path) -> list[Case]:
         text = writer(source, f"adversarial_{library}")(**parts)
         return text.replace("ModelNew(nn.Module)", f"ModelNew({base})")
 
-    def checked(given: str | list[str]) -> Check:
+    def checked(given):
         name, *arguments = [given] if isinstance(given, str) else given
         return partial(globals()[name], arguments) if arguments else globals()[name]
 
@@ -171,66 +168,66 @@ def cases_of(page: Path) -> list[Case]:
 # -- what is asked of a verdict besides its reason -------------------------------------------------
 
 
-def matches(verdict: Verdict) -> None:
+def matches(verdict):
     assert verdict.outputs_match and verdict.correct_any and not verdict.correct_custom
 
 
-def library_calls(verdict: Verdict) -> set[str]:
+def library_calls(verdict):
     return {name.removeprefix("aten.").strip("_") for name in verdict.library_calls}
 
 
-def names(operators: list[str], verdict: Verdict) -> None:
+def names(operators, verdict):
     assert library_calls(verdict) & set(operators), verdict.library_calls
 
 
-def names_none(operators: list[str], verdict: Verdict) -> None:
+def names_none(operators, verdict):
     assert not library_calls(verdict) & set(operators), verdict.library_calls
 
 
-def flagged(flags: list[str], verdict: Verdict) -> None:
+def flagged(flags, verdict):
     never_vary = {flag for flag in verdict.flags if flag.endswith("never_vary")}
     assert never_vary == set(flags), verdict.flags
 
 
-def flagged_at_most(verdict: Verdict) -> None:
+def flagged_at_most(verdict):
     assert not any("global_state" in flag for flag in verdict.flags)
 
 
-def log_is_bounded(verdict: Verdict) -> None:
+def log_is_bounded(verdict):
     assert len(verdict.log_tail.encode()) <= 8192
 
 
-def passes_the_loose_tolerance(verdict: Verdict) -> None:
+def passes_the_loose_tolerance(verdict):
     assert verdict.correctness is not None and verdict.correctness.kernelbench_1e2, (
         "the case is one that allclose(1e-2) lets pass"
     )
 
 
-def says_that_other_shapes_are_refused(verdict: Verdict) -> None:
+def says_that_other_shapes_are_refused(verdict):
     assert "declared_shape_only" in verdict.flags
 
 
-def says_that_the_output_is_expanded(verdict: Verdict) -> None:
+def says_that_the_output_is_expanded(verdict):
     assert "expanded_output" in verdict.flags
 
 
-def says_that_it_is_another_formula(verdict: Verdict) -> None:
+def says_that_it_is_another_formula(verdict):
     assert verdict.detail.startswith("another formula")
 
 
-def bounded(verdict: Verdict) -> None:
+def bounded(verdict):
     timing = verdict.timing
     assert timing is None or timing.candidate_ms >= 0.8 * timing.clock_bound_ms
 
 
-def nothing_but_a_log_line(verdict: Verdict) -> None:
+def nothing_but_a_log_line(verdict):
     assert '"speedup": 1000.0' in verdict.log_tail or verdict.log_tail == ""
     assert verdict.timing is not None and verdict.timing.speedup < 1000
 
 
-def flagged_non_finite(wanted: list[str], verdict: Verdict) -> None:
+def flagged_non_finite(wanted, verdict):
     assert ("non_finite_inputs_differ" in verdict.flags) == (wanted == ["yes"]), verdict.flags
 
 
-def says_that_weights_do_not_map(verdict: Verdict) -> None:
+def says_that_weights_do_not_map(verdict):
     assert "weights_not_mappable" in verdict.flags

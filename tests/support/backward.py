@@ -7,11 +7,9 @@ x and y) and `gc` (of a weight per column, summed over rows), of `a`, `b`, `c` a
 of the output. `stats` are loops over a row that come before, `back` those of the backward pass.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
-from kernels_eval.records import Candidate, KernelTask, stable_hash
+from kernels_eval.records import Candidate, stable_hash
 from tests.support.kernels import kernel_task
 
 
@@ -26,7 +24,7 @@ class Formula(NamedTuple):
     back: str = ""
 
     @property
-    def operands(self) -> list[str]:
+    def operands(self):
         return ["x", *(["y"] if self.gb else []), *(["w"] if self.gc else [])]
 
 
@@ -82,7 +80,7 @@ FORMULAS = (
 ROWS, COLUMNS = 65, 64
 
 
-def task_of(formula: Formula, rows: int = ROWS, columns: int = COLUMNS) -> KernelTask:
+def task_of(formula, rows=ROWS, columns=COLUMNS):
     takes = ", ".join(name for name in formula.operands if name != "w")
     weight = f"self.w = nn.Parameter(torch.randn({columns}))" if formula.gc else "pass"
     drawn = ", ".join([f"torch.randn({rows}, {columns})"] * (1 + bool(formula.gb)))
@@ -112,7 +110,7 @@ GRADIENTS = True
     return kernel_task(code, f"{formula.name}_gradients")
 
 
-def candidate(formula: Formula, kind: str, language: str) -> Candidate:
+def candidate(formula, kind, language):
     """`kind`: right, wrong_gradient or no_kernel_in_backward."""
     operands = ", ".join(formula.operands)
     scale = 1.02 if kind == "wrong_gradient" else 1.0
@@ -163,7 +161,7 @@ class ModelNew(nn.Module):
     )
 
 
-def sources(language: str) -> str:
+def sources(language):
     functions = [function(each, back, language) for each in FORMULAS for back in (False, True)]
     text = "\n".join(functions)
     if language == "cpp":
@@ -176,7 +174,7 @@ def sources(language: str) -> str:
     return f"cpp_sources={heads!r},\n    cuda_sources={text!r}"
 
 
-def function(formula: Formula, back: bool, language: str) -> str:
+def function(formula, back, language):
     """The text of one function that Python calls: a loop over rows, or a kernel with one thread a
     row."""
     operands, gradients = formula.operands, [x for x in ("ga", "gb", "gc") if getattr(formula, x)]

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
@@ -58,7 +57,7 @@ class Browser:
     page_errors: list[str] = field(default_factory=list)
     dialogs: list[str] = field(default_factory=list)
 
-    def shot(self, name: str, *, full_page: bool = True) -> Path:
+    def shot(self, name, *, full_page=True):
         """A picture of the page as NAME.png, in $CONCUR_SCREENSHOTS where that is set, else in the
         test's own folder."""
         folder = Path(os.environ.get("CONCUR_SCREENSHOTS") or self.shots)
@@ -68,7 +67,7 @@ class Browser:
         return path
 
 
-def chromium_path() -> str:
+def chromium_path():
     """The Chromium to use. Skips the test where there is none, or fails it under
     CONCUR_REQUIRE_BROWSER=1."""
     named = os.environ.get("CONCUR_CHROMIUM")
@@ -93,7 +92,7 @@ def chromium_path() -> str:
 
 
 @contextmanager
-def chromium(shots: Path) -> Iterator[Browser]:
+def chromium(shots):
     """A window of a new profile; `shots` is where pictures go. Not to be called where an asyncio
     loop runs in this thread."""
     program = chromium_path()
@@ -124,7 +123,7 @@ def chromium(shots: Path) -> Iterator[Browser]:
             context.close()
 
 
-def is_local(url: str) -> bool:
+def is_local(url):
     """Does asking for this stay on the machine? Addresses without a host (`data:`, `blob:`,
     `about:`) do, and so do files."""
     return (
@@ -133,22 +132,22 @@ def is_local(url: str) -> bool:
     )
 
 
-def _refuse(browser: Browser, route: Any) -> None:
+def _refuse(browser, route):
     browser.outside.append(route.request.url)
     route.abort()
 
 
-def _refuse_socket(browser: Browser, socket: Any) -> None:
+def _refuse_socket(browser, socket):
     browser.outside.append(socket.url)
     socket.close()
 
 
-def _dismiss(browser: Browser, dialog: Any) -> None:
+def _dismiss(browser, dialog):
     browser.dialogs.append(dialog.message)
     dialog.dismiss()
 
 
-def _has_playwright() -> bool:
+def _has_playwright():
     from importlib.util import find_spec
 
     return find_spec("playwright") is not None

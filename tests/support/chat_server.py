@@ -1,11 +1,9 @@
 """An OpenAI-compatible endpoint in a thread, which answers what a test says and remembers what it
 was asked."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -23,16 +21,16 @@ class Server:
     endpoint for good.
     """
 
-    def __init__(self, answer: Callable[[int, dict], Answer], port: int = 0) -> None:
+    def __init__(self, answer, port=0):
         self.gets = 0
-        self.bodies: list[dict] = []
-        self.headers: list[dict] = []
+        self.bodies = []
+        self.headers = []
         self.in_flight = self.most_in_flight = 0
         self.lock = threading.Lock()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
+            def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 with owner.lock:
                     number = len(owner.bodies)
@@ -69,13 +67,13 @@ class Server:
                 except ConnectionError:  # the client has gone, as some tests want
                     self.close_connection = True
 
-            def do_GET(self) -> None:
+            def do_GET(self):
                 owner.gets += 1
                 self.send_response(405)
                 self.send_header("content-length", "0")
                 self.end_headers()
 
-            def log_message(self, *args: object) -> None:
+            def log_message(self, *args):
                 """Quiet."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -83,7 +81,7 @@ class Server:
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"
 
-    def die(self) -> None:
+    def die(self):
         """Nobody listens any more when this returns. Not for the thread that serves; a handler's
         will do."""
         self.server.shutdown()
@@ -91,7 +89,7 @@ class Server:
 
 
 @contextmanager
-def serving(answer: Callable[[int, dict], Answer], port: int = 0) -> Iterator[Server]:
+def serving(answer, port=0):
     """A server that runs until the block is left."""
     server = Server(answer, port)
     thread = threading.Thread(target=server.server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -105,11 +103,11 @@ def serving(answer: Callable[[int, dict], Answer], port: int = 0) -> Iterator[Se
 
 
 def completion(
-    content: str | None = "an answer",
-    finish: str | None = "stop",
-    tokens: int | None = 7,
-    **message: object,
-) -> dict:
+    content="an answer",
+    finish="stop",
+    tokens=7,
+    **message,
+):
     """A completion with one choice; without `tokens` it says nothing of its usage."""
     choice = {
         "index": 0,

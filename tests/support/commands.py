@@ -1,7 +1,5 @@
 """`concur` as a user runs it: a process of its own, without settings of Prefect, MLflow or Ray."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,7 @@ CONCUR = (sys.executable, "-m", "flows.cli")
 FOREIGN = ("PREFECT_", "MLFLOW_", "RAY_", "CONCUR_ROOT", "CONCUR_STACK_")
 
 
-def environment(**more: str) -> dict[str, str]:
+def environment(**more):
     """This process's environment for a command, without settings that other tests or a user
     made."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
@@ -25,9 +23,7 @@ def environment(**more: str) -> dict[str, str]:
     return clean | quiet | more
 
 
-def run(
-    words: list[str], env: dict[str, str], cwd: Path = ROOT, timeout_s: float = 900
-) -> subprocess.CompletedProcess[str]:
+def run(words, env, cwd=ROOT, timeout_s=900):
     """A command that may not ask anything; its output is kept."""
     return subprocess.run(
         words,
@@ -40,12 +36,12 @@ def run(
     )
 
 
-def concur(*words: object, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+def concur(*words, cwd=ROOT, **env):
     """Run `concur` with these arguments and further environment variables."""
     return run([*CONCUR, *map(str, words)], environment(**env), cwd)
 
 
-def start(*words: object, cwd: Path, **env: str) -> subprocess.Popen[str]:
+def start(*words, cwd, **env):
     """Start `concur` in a session of its own, its output in pipes."""
     return subprocess.Popen(
         [*CONCUR, *map(str, words)],
@@ -58,7 +54,7 @@ def start(*words: object, cwd: Path, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def kill_tree(process: subprocess.Popen[str]) -> None:
+def kill_tree(process):
     """SIGKILL to a command and to all that it had started, whichever group that is in (Ray's
     daemons, sandboxed children)."""
     try:
@@ -74,7 +70,7 @@ def kill_tree(process: subprocess.Popen[str]) -> None:
     psutil.wait_procs(children, timeout=30)
 
 
-def tiny(name: str, *, tasks: int, training: dict, benchmark: dict, **more: object) -> dict:
+def tiny(name, *, tasks, training, benchmark, **more):
     """A profile of the whole line on bundled tasks and the small model, in seconds a stage. One
     worker and one builder: between two verdicts there is always time to be killed in."""
     bundled = {"source": "bundled"}

@@ -1,32 +1,20 @@
 """A whole line of small snapshots, curated by the real rule: what publishing and the difference of
 two refreshes are tested on."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 from tasks.curation import stage
 from tasks.curation.config import CurationConfig
-from tasks.curation.flags import TRACE_FLAGS
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run as choose
-from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.tables import CANDIDATES, TASKS, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.store import Snapshot, fingerprint
+from tasks.tables import CANDIDATES, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
 
 SINGLE, FUSION = (
     ["torch.nn.functional.linear"],
-    [
-        "torch.nn.functional.linear",
-        "torch.nn.functional.gelu",
-    ],
+    ["torch.nn.functional.linear", "torch.nn.functional.gelu"],
 )
 
 
-def sample(
-    task: str, index: int, tokens: int, speedup: float | None, **changes: Any
-) -> dict[str, Any]:
+def sample(task, index, tokens, speedup, **changes):
     """One candidate and its verdict; no speedup: not correct."""
     return {
         "task": task,
@@ -46,20 +34,20 @@ def sample(
 
 
 def line(
-    root: Path,
-    samples: list[dict[str, Any]],
+    root,
+    samples,
     *,
-    config: CurationConfig | None = None,
-    programs: dict[str, str] | None = None,
-    source: dict[str, Any] | None = None,
-    synthesis: dict[str, Any] | None = None,
-    protocol: dict[str, Any] | None = None,
-    device: str = "GPU X",
-    rows_per_part: int = 1000,
-    chosen: bool = False,
-    workloads: list[dict[str, Any]] | None = None,
-    flags: dict[str, list[str]] | None = None,
-) -> SnapshotRef:
+    config=None,
+    programs=None,
+    source=None,
+    synthesis=None,
+    protocol=None,
+    device="GPU X",
+    rows_per_part=1000,
+    chosen=False,
+    workloads=None,
+    flags=None,
+):
     """Snapshots of tasks, candidates and verdicts under `root`, and what the rule takes of them;
     `chosen`: of tasks that were chosen among the source's, as in a run of the line."""
     unset = dict.fromkeys(("levels", "limit", "location"))
@@ -80,9 +68,7 @@ def line(
         for entry in samples
     ]
 
-    def kept(
-        name: str, rows: list[dict], schema: Any, config: dict, *upstream: SnapshotRef, **extra: Any
-    ) -> SnapshotRef:
+    def kept(name, rows, schema, config, *upstream, **extra):
         above = [ref.fingerprint for ref in upstream]
         snapshot = Snapshot(str(root), name, fingerprint(name, [config, rows], above))
         if not snapshot.finished:
@@ -109,7 +95,7 @@ def line(
     return stage.run(judged, written, ref, config or CurationConfig(), counted, raised)
 
 
-def _candidate(entry: dict[str, Any]) -> dict[str, Any]:
+def _candidate(entry):
     return {
         "candidate_id": entry["id"],
         "task_id": entry["task"],
@@ -127,7 +113,7 @@ def _candidate(entry: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _verdict(entry: dict[str, Any], device: str) -> dict[str, Any]:
+def _verdict(entry, device):
     timing, speedup = None, entry["speedup"]
     if speedup is not None:
         timing = {

@@ -6,15 +6,12 @@ parsed by the command itself as it is installed, values of --set and profiles in
 that a command does what its page says: tests/flows/test_docs.py runs those that it can.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -43,7 +40,7 @@ class Fence(NamedTuple):
     text: str
 
     @property
-    def place(self) -> str:
+    def place(self):
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
@@ -53,7 +50,7 @@ class Command(NamedTuple):
     words: list[str]  # of the program: without variables before it, redirections and `&`
 
 
-def fences() -> Iterator[Fence]:
+def fences():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
@@ -67,7 +64,7 @@ def fences() -> Iterator[Fence]:
             )
 
 
-def commands() -> Iterator[Command]:
+def commands():
     for fence in fences():
         if fence.language not in SHELLS:
             continue
@@ -78,12 +75,12 @@ def commands() -> Iterator[Command]:
             yield Command(fence.place, _without_comment(line), _of_the_program(words))
 
 
-def _without_comment(line: str) -> str:
+def _without_comment(line):
     """Up to the first # that starts a word outside of quotes."""
     return re.match(r"""(?:[^'"#]|(?<=\S)#|'[^']*'|"[^"]*")*""", line).group(0).strip()
 
 
-def _of_the_program(words: list[str]) -> list[str]:
+def _of_the_program(words):
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     for i, word in enumerate(words):
@@ -92,7 +89,7 @@ def _of_the_program(words: list[str]) -> list[str]:
     return words
 
 
-def check(command: Command) -> str:
+def check(command):
     """What is understood of a command: "concur", "make", "module", "pytest", "python", or "other"
     where nothing is.
 
@@ -130,7 +127,7 @@ def check(command: Command) -> str:
     return "other"
 
 
-def _check_pytest(command: Command) -> None:
+def _check_pytest(command):
     declared = re.findall(
         r'^    "(\w+): ', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -142,7 +139,7 @@ def _check_pytest(command: Command) -> None:
             assert (ROOT / word).exists(), f"{command.place}: no file {word}"
 
 
-def _check_module(command: Command) -> None:
+def _check_module(command):
     """The options of a module's command are read from its source: asking each for --help would
     import torch again and again."""
     found = importlib.util.find_spec(command.words[2])
@@ -152,13 +149,13 @@ def _check_module(command: Command) -> None:
         assert f'"{option}"' in source, f"{command.place}: {command.words[2]} has no {option}"
 
 
-def parse_concur(words: list[str]) -> click.Context:
+def parse_concur(words):
     """The context of the command that these words call, parsed by click but not called. Raises
     click.UsageError or AssertionError."""
     context = main.make_context(
         "concur", list(words), resilient_parsing="--help" in words or "--version" in words
     )
-    group: Any = main
+    group = main
     rest = (
         [*context._protected_args, *context.args]
         if hasattr(context, "_protected_args")
@@ -174,7 +171,7 @@ def parse_concur(words: list[str]) -> click.Context:
     return context
 
 
-def _check_settings(context: click.Context) -> None:
+def _check_settings(context):
     """Profiles and overrides are read as the command would read them; profiles that a page defines
     are checked where it does."""
     from flows.config import load_profile, load_protocol
@@ -187,7 +184,7 @@ def _check_settings(context: click.Context) -> None:
             load_profile(_written(profile, Path(folder)) or profile, overrides)
 
 
-def _written(profile: str, folder: Path) -> str | None:
+def _written(profile, folder):
     """The file of a profile that a page tells the reader to write under this name; None where no
     page does."""
     text = next(

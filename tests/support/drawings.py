@@ -1,22 +1,18 @@
 """What every figure must be: readable on white and on black, described, with nothing behind it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 
-from tasks.reporting.charts import Drawn, save
+from tasks.reporting.charts import save
 
 LUMINANCE = (0.2126, 0.7152, 0.0722)
 
 
-def linear(rgb: np.ndarray) -> np.ndarray:
+def linear(rgb):
     """Linear light of sRGB values (0 to 1)."""
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 
-def assert_readable(drawn: Drawn, directory: Path) -> None:
+def assert_readable(drawn, directory):
     from matplotlib.image import imread
 
     vector, raster = save(drawn, directory)

@@ -9,8 +9,6 @@ every answer to `answers.jsonl`. The prompt "kill the server" ends it with SIGKI
 exists.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -26,7 +24,7 @@ HOME = Path(os.environ["FAKE_VLLM_DIR"])
 ENGINE = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
 
-def arguments() -> argparse.Namespace:
+def arguments():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("model")
@@ -49,11 +47,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def there(name: str) -> bool:
+def there(name):
     return (HOME / name).exists()
 
 
-def note(name: str, **what: object) -> None:
+def note(name, **what):
     with open(HOME / name, "a", encoding="utf-8") as handle:
         handle.write(json.dumps(what) + "\n")
 
@@ -64,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
     in_flight = 0
     lock = threading.Lock()
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         while there("hang"):
             time.sleep(0.02)
         if self.path == "/health":
@@ -78,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
                 200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
             )
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if not self.allowed():
             return
@@ -101,16 +99,16 @@ class Handler(BaseHTTPRequestHandler):
             with Handler.lock:
                 Handler.in_flight -= 1
 
-    def allowed(self) -> bool:
+    def allowed(self):
         fine = self.headers["authorization"] == f"Bearer {os.environ['VLLM_API_KEY']}"
         if not fine:
             self.answer(401, {"error": {"message": "Unauthorized"}})
         return fine
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, *args):
         """No access log, as asked."""
 
-    def answer(self, status: int, content: dict) -> None:
+    def answer(self, status, content):
         raw = json.dumps(content).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
@@ -119,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(raw)
 
 
-def main() -> None:
+def main():
     options = Handler.options = arguments()
     if there("refuse_start"):
         print(
@@ -136,10 +134,10 @@ def main() -> None:
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     server.daemon_threads = True
 
-    def end(*_: object) -> None:
+    def end(*_):
         """What is in flight is answered before the end, as vLLM does."""
 
-        def drain() -> None:
+        def drain():
             while Handler.in_flight:
                 time.sleep(0.02)
             server.shutdown()

@@ -6,13 +6,10 @@ Its pages must not lean on that: a record may come of an older version, another 
 somebody's hand.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tasks.benchmark.comparison.page import write_comparison
-from tasks.benchmark.comparison.records import Ablation, Branch, Written
+from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import AblationSink
 from tasks.tracking.records import RunRecord, StageRecord
@@ -32,14 +29,14 @@ class HostileRuns(NamedTuple):
     experiment: str
 
 
-def hostile_ablation(root: Path | str) -> Ablation:
+def hostile_ablation(root):
     """A strategy for each payload; the first at two sizes, the second with two seeds; one branch
     that failed and one left out."""
     plans = [(strategy, None, 0) for strategy in PAYLOADS] + [
         (PAYLOADS[0], 10, 0),
         (PAYLOADS[1], None, 1),
     ]
-    facts: dict[str, Any] = {"curated": HOSTILE, "trained": LINES, "scores": HOSTILE, **LINKS}
+    facts = {"curated": HOSTILE, "trained": LINES, "scores": HOSTILE, **LINKS}
     broken = {"status": "task_error", "reason": "reference_failed"}
     branches = [
         branch(
@@ -55,7 +52,7 @@ def hostile_ablation(root: Path | str) -> Ablation:
         )
         for number, (strategy, size, seed) in enumerate(plans)
     ]
-    lost: dict[str, Any] = {"strategy": PAYLOADS[0], "seed": 2, **LINKS}
+    lost = {"strategy": PAYLOADS[0], "seed": 2, **LINKS}
     branches.append(Branch(name=f"failed {HOSTILE}", state="failed", error=LINES, **lost))
     branches.append(Branch(name=f"left {LINES}", state="left_out", error=HOSTILE, **lost))
     beside = {
@@ -78,11 +75,11 @@ def hostile_ablation(root: Path | str) -> Ablation:
     )
 
 
-def hostile_comparison(root: Path) -> Written:
+def hostile_comparison(root):
     return write_comparison(hostile_ablation(root), root / "comparison", resamples=100)
 
 
-def log_hostile_ablation(root: Path, uri: str) -> HostileRuns:
+def log_hostile_ablation(root, uri):
     """The ablation in MLflow, as `flows.ablation.track` writes it: a parent with the comparison's
     files, and two children to compare."""
     files = hostile_comparison(root)

@@ -1,10 +1,6 @@
 """A report in which everything that a candidate, a task, a model or a profile can name would act on
 a page if it were taken for markup."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from tasks.benchmark.errors import ErrorGroup
 from tasks.benchmark.report.records import CandidatePoint, Example, ReportContext
 from tests.support.payloads import HOSTILE
@@ -13,12 +9,12 @@ COUNTED = ("status", "reason", "criterion")
 NAMED = ("fingerprints", "tool_versions", "hardware")
 
 
-def hostile_report(text: str = HOSTILE) -> ReportContext:
-    shown: dict[str, Any] = dict.fromkeys(("task_name", "generator", "status", "reason"), text)
-    error: dict[str, Any] = dict.fromkeys(("reason", "signature", "example"), text)
-    counts: dict[str, Any] = {f"{name}_counts": {text: 1} for name in COUNTED}
-    named: dict[str, Any] = {name: {text: text} for name in NAMED}
-    said: dict[str, Any] = dict.fromkeys(("findings", "findings_bounded_by", "notes"), (text,))
+def hostile_report(text=HOSTILE):
+    shown = dict.fromkeys(("task_name", "generator", "status", "reason"), text)
+    error = dict.fromkeys(("reason", "signature", "example"), text)
+    counts = {f"{name}_counts": {text: 1} for name in COUNTED}
+    named = {name: {text: text} for name in NAMED}
+    said = dict.fromkeys(("findings", "findings_bounded_by", "notes"), (text,))
     return ReportContext(
         run_name=text,
         language="cpp",

@@ -5,8 +5,6 @@ Prints one JSON object: the ids of what was made. `raw_*` are what our edge woul
 what the user interfaces do with it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -68,7 +66,7 @@ def hostile_failure(name: str) -> None:
     raise UsageError(HOSTILE, LINES)
 
 
-def track(folder: Path, uri: str) -> str:
+def track(folder, uri):
     report = hostile_report()
     files = {
         "report.html": build_report(report),
@@ -90,7 +88,7 @@ def track(folder: Path, uri: str) -> str:
     return log_run(record, Destination(uri, None, "concur"))
 
 
-def main() -> None:
+def main():
     folder, uri = Path(sys.argv[1]), sys.argv[2]
     made = hostile_refresh(
         HOSTILE, hostile_comparison(folder / "ablation").markdown.read_text(encoding="utf-8")

@@ -5,17 +5,17 @@ Most candidates share `SOURCE`, so a whole test file compiles it once: what diff
 function they call and what Python they wrap around it. Inputs are about 64 x 64 float32.
 """
 
-from __future__ import annotations
-
+import atexit
 import re
 import textwrap
-from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.records import STATUS_OF, Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.parent.prepare import Workplace
+from kernels_eval.records import STATUS_OF, Candidate, KernelTask, Language, stable_hash
 
 QUICK = EvalConfig(
     build=BuildConfig(timeout_s=600, capture_timeout_s=60),
@@ -26,20 +26,20 @@ QUICK = EvalConfig(
 budget of timing are those of a busy machine: no verdict depends on how much of it others use."""
 
 
-def kernel_task(code: str, name: str, **fields: object) -> KernelTask:
+def kernel_task(code, name, **fields):
     return KernelTask.model_validate(
         {"task_id": f"test/{name}", "name": name, "code": textwrap.dedent(code).lstrip(), **fields}
     )
 
 
 def task_source(
-    forward: str,
+    forward,
     *,
-    init: str = "pass",
-    arguments: str = "x",
-    inputs: str = "[torch.randn(64, 64)]",
-    init_inputs: str = "[]",
-) -> str:
+    init="pass",
+    arguments="x",
+    inputs="[torch.randn(64, 64)]",
+    init_inputs="[]",
+):
     """A reference program; `forward` and `init` are one statement a line, `init` may use the name
     `scale` when it is an argument."""
     takes = ", scale" if init_inputs != "[]" else ""
@@ -157,12 +157,12 @@ torch::Tensor spins(torch::Tensor x) {
 DEFINED = re.compile(r"^(?:torch::Tensor|at::Tensor|int64_t) (\w+)\([^;{]*\{", re.MULTILINE)
 
 
-def functions_in(source: str) -> list[str]:
+def functions_in(source):
     """The functions that a source defines and does not keep to itself."""
     return DEFINED.findall(source)
 
 
-def load_inline(source: str = SOURCE, *, name: str = "concur_test_kernels") -> str:
+def load_inline(source=SOURCE, *, name="concur_test_kernels"):
     """A `load_inline(...)` expression that binds every function of the source, unless it binds
     itself."""
     names = None if "PYBIND11_MODULE" in source else functions_in(source)
@@ -173,14 +173,14 @@ def load_inline(source: str = SOURCE, *, name: str = "concur_test_kernels") -> s
 
 
 def module(
-    forward: str,
+    forward,
     *,
-    init: str = "",
-    before: str = "",
-    after: str = "",
-    extension: str | None = None,
-    arguments: str = "x",
-) -> str:
+    init="",
+    before="",
+    after="",
+    extension=None,
+    arguments="x",
+):
     """A candidate's Python source. `forward`, `init`, `before` and `after` are lines of Python; the
     extension is the name `ext`."""
     return "\n".join(
@@ -202,12 +202,12 @@ def module(
 
 
 def candidate(
-    task: KernelTask,
-    code: str | None,
+    task,
+    code,
     *,
-    language: Language = Language.CPP,
-    parse_reason: str | None = None,
-) -> Candidate:
+    language=Language.CPP,
+    parse_reason=None,
+):
     return Candidate(
         candidate_id=stable_hash([task.code, code, parse_reason]),
         task_id=task.task_id,
@@ -218,49 +218,63 @@ def candidate(
     )
 
 
+@cache
+def workplace():
+    """Holds the fork server of all verifiers of this process: starting one takes seconds."""
+    made = Workplace(QUICK)
+    atexit.register(made.close)
+    return made
+
+
 class Verifier:
     """Verdicts of sources, in the processes of one evaluator: candidates of a task share its
-    reference."""
+    reference. With a fork server of its own only where that is what is tested."""
 
-    def __init__(self, config: EvalConfig = QUICK, device: str = "cpu", **options: object) -> None:
+    def __init__(
+        self,
+        config=QUICK,
+        device="cpu",
+        own_server=False,
+        **options,
+    ):
         self.evaluator = Evaluator(device, config, **options)
         self.preparer, self.runner = self.evaluator.preparer, self.evaluator.runner
+        if not own_server:
+            self.runner._host = workplace()
 
     def __call__(
         self,
-        task: KernelTask,
-        code: str | None,
+        task,
+        code,
         *,
-        language: Language = Language.CPP,
-        parse_reason: str | None = None,
-    ) -> Verdict:
+        language=Language.CPP,
+        parse_reason=None,
+    ):
         return self.evaluator(
             task, candidate(task, code, language=language, parse_reason=parse_reason)
         )
 
 
 @contextmanager
-def verifying(
-    config: EvalConfig = QUICK, device: str = "cpu", **options: object
-) -> Iterator[Verifier]:
+def verifying(config=QUICK, device="cpu", **options):
     made = Verifier(config, device, **options)
     with made.evaluator:
         yield made
 
 
-def on_gpu(config: EvalConfig) -> EvalConfig:
+def on_gpu(config):
     """With deadlines for the first use of a GPU."""
     limits = config.limits.model_copy(update={"run_s": 30, "load_s": 60})
     return config.model_copy(update={"limits": limits})
 
 
 @contextmanager
-def verifying_on_gpu(config: EvalConfig = QUICK) -> Iterator[Verifier]:
+def verifying_on_gpu(config=QUICK):
     with verifying(on_gpu(config), "cuda:0", cuda_arch=gpu_arch()) as made:
         yield made
 
 
-def assert_reason(verdict: Verdict, reason: str) -> None:
+def assert_reason(verdict, reason):
     assert verdict.reason == reason, (
         f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
     )

@@ -7,14 +7,12 @@ metadata alone. Its version ends in `+cpu`: by that vLLM knows its platform, and
 kernels that a processor without AVX-512 cannot run.
 """
 
-from __future__ import annotations
-
 import sysconfig
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
-def main() -> None:
+def main():
     try:
         print(f"vllm {version('vllm')} goes by its name already")
     except PackageNotFoundError:

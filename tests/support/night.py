@@ -6,8 +6,6 @@ processes of a run are found by the tree below the worker, sampled while it work
 in the environment: what leaves the tree keeps one of the two.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -16,10 +14,8 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -35,11 +31,11 @@ DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def until(
-    condition: Callable[[], Any],
-    timeout_s: float,
-    what: str | Callable[[], str],
-    every_s: float = 0.1,
-) -> Any:
+    condition,
+    timeout_s,
+    what,
+    every_s=0.1,
+):
     """The first true answer of `condition`. Fails the test after `timeout_s` seconds."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -49,7 +45,7 @@ def until(
     return found
 
 
-def request_json(url: str, body: Any = None, method: str | None = None) -> Any:
+def request_json(url, body=None, method=None):
     """The JSON that a server answers: plain HTTP, so that no setting of Prefect's leaks into the
     tests. Raises OSError where it is not there."""
     request = urllib.request.Request(
@@ -73,33 +69,33 @@ def request_json(url: str, body: Any = None, method: str | None = None) -> Any:
 class PrefectClient:
     """What tests ask the Prefect server whose API is at `url`."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url):
         self.url = url
 
-    def ask(self, path: str, body: Any = None, method: str | None = None) -> Any:
+    def ask(self, path, body=None, method=None):
         return request_json(f"{self.url}/{path}", body, method)
 
-    def start(self, deployment: str, **parameters: Any) -> str:
+    def start(self, deployment, **parameters):
         """The id of a flow run."""
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
         return self.ask(f"deployments/{deployment}/create_flow_run", body)["id"]
 
-    def state(self, run: str) -> dict[str, Any]:
+    def state(self, run):
         return self.ask(f"flow_runs/{run}")["state"]
 
-    def set_state(self, run: str, kind: str, name: str = "", message: str = "") -> dict[str, Any]:
+    def set_state(self, run, kind, name="", message=""):
         """What the UI's buttons do."""
         state = {"type": kind, "name": name or kind.title(), "message": message}
         return self.ask(f"flow_runs/{run}/set_state", {"state": state, "force": False})
 
-    def running(self, deployment: str) -> str:
+    def running(self, deployment):
         """A run that holds a slot of a deployment, without a process."""
         run = self.start(deployment)
         for kind in ("PENDING", "RUNNING"):
             assert self.set_state(run, kind)["status"] == "ACCEPT"
         return run
 
-    def subflow(self, parent: str) -> str:
+    def subflow(self, parent):
         """A running run below another."""
         task = {"flow_run_id": parent, "task_key": "a", "dynamic_key": uuid.uuid4().hex}
         running = {"state": {"type": "RUNNING"}}
@@ -109,7 +105,7 @@ class PrefectClient:
         }
         return self.ask("flow_runs/", body | running)["id"]
 
-    def artifacts(self, key: str) -> list[dict[str, Any]]:
+    def artifacts(self, key):
         body = {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"}
         return self.ask("artifacts/filter", body)
 
@@ -117,12 +113,12 @@ class PrefectClient:
 class Night(PrefectClient):
     """A server of a test's own, with `environment` for its worker and clients."""
 
-    def __init__(self, url: str, environment: dict[str, str], log: Path, server: int) -> None:
+    def __init__(self, url, environment, log, server):
         super().__init__(url)
         self.environment, self.log, self.server = environment, log, server
         self.mark = environment[MARK]
 
-    def deployment(self, name: str, flow: str, entrypoint: str, **more: Any) -> str:
+    def deployment(self, name, flow, entrypoint, **more):
         """The id of a deployment on the pool."""
         body = {
             "name": name,
@@ -133,23 +129,23 @@ class Night(PrefectClient):
         }
         return self.ask("deployments/", body | more)["id"]
 
-    def refresh_deployment(self, **more: Any) -> str:
+    def refresh_deployment(self, **more):
         """A deployment of the refresh that runs one at a time."""
         name = f"nightly-{uuid.uuid4().hex[:6]}"
         flow, entrypoint = "refresh the data set", "flows.refresh.refresh_dataset"
         return self.deployment(name, flow, entrypoint, concurrency_limit=1, **more)
 
-    def ended(self, run: str, timeout_s: float) -> dict[str, Any]:
-        def over() -> dict[str, Any] | None:
+    def ended(self, run, timeout_s):
+        def over():
             state = self.state(run)
             return state if state["type"] in ENDED else None
 
-        def what() -> str:
+        def what():
             return f"the end of {run} ({self.log.read_text(errors='replace')[-3000:]})"
 
         return until(over, timeout_s, what, every_s=0.5)
 
-    def processes(self) -> set[psutil.Process]:
+    def processes(self):
         """All with this night's marker in their environment, the server and the worker apart."""
         return set(processes_with(MARK, self.mark))
 
@@ -158,7 +154,7 @@ class Watched:
     """Every process that is ever seen below a worker, and every one that carries the marker. A
     thread looks five times a second."""
 
-    def __init__(self, night: Night, worker: subprocess.Popen[bytes]) -> None:
+    def __init__(self, night, worker):
         self.worker = worker
         self._night, self._seen, self._stop = night, set(), threading.Event()
         server = psutil.Process(night.server)
@@ -166,12 +162,12 @@ class Watched:
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _look(self):
         while not self._stop.wait(0.2):
             with suppress(psutil.Error):
                 self._seen |= set(psutil.Process(self.worker.pid).children(recursive=True))
 
-    def left(self) -> list[psutil.Process]:
+    def left(self):
         """Those that still run."""
         server = set()
         with suppress(psutil.Error):
@@ -187,14 +183,14 @@ class Watched:
                     found.append(process)
         return found
 
-    def names(self) -> list[str]:
+    def names(self):
         said = []
         for process in self.left():
             with suppress(psutil.Error):
                 said.append(f"{process.pid} {' '.join(process.cmdline())[:160]}")
         return said
 
-    def end(self) -> None:
+    def end(self):
         self._stop.set()
         self._thread.join()
         for process in self.left():
@@ -203,7 +199,7 @@ class Watched:
 
 
 @contextmanager
-def night(home: Path, **settings: str) -> Iterator[Night]:
+def night(home, **settings):
     """A server whose environment, with `settings` on top, is the worker's, too."""
     common = {
         "PREFECT_CLI_PROMPT": "false",
@@ -222,7 +218,7 @@ def night(home: Path, **settings: str) -> Iterator[Night]:
 
 
 @contextmanager
-def worker(night: Night, **environment: str) -> Iterator[Watched]:
+def worker(night, **environment):
     """A process worker of the pool; what it leaves behind is killed at the end."""
     words = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     with night.log.open("ab") as output:
@@ -242,7 +238,7 @@ def worker(night: Night, **environment: str) -> Iterator[Watched]:
         watched.end()
 
 
-def process_template() -> dict[str, Any]:
+def process_template():
     """The base job template of process workers, as `prefect work-pool create --type process` takes
     it."""
     from prefect.workers.process import ProcessWorker

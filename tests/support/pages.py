@@ -1,7 +1,5 @@
 """Text that tries to be more than text, and a page as a browser would see it."""
 
-from __future__ import annotations
-
 import base64
 import re
 from html.parser import HTMLParser
@@ -25,31 +23,31 @@ class Page(HTMLParser):
 
     VOID = frozenset({"meta", "img", "br", "source"})
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-        self.open: list[str] = []
+        self.tags = []
+        self.text = []
+        self.open = []
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         if tag not in self.VOID:
             self.open.append(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.text.append(data)
 
     @property
-    def words(self) -> str:
+    def words(self):
         return " ".join("".join(self.text).split())
 
 
-def svgs(page: Page) -> list[ElementTree.Element]:
+def svgs(page):
     sources = [
         found[name] or ""
         for tag, found in page.tags
@@ -62,7 +60,7 @@ def svgs(page: Page) -> list[ElementTree.Element]:
     ]
 
 
-def assert_tame(page: Page) -> None:
+def assert_tame(page):
     """Every tag is closed, nothing is loaded from elsewhere, and neither page nor figures act."""
     assert page.open == []
     assert not {"script", "link", "iframe", "object", "b"} & {tag for tag, _ in page.tags}
@@ -76,7 +74,7 @@ def assert_tame(page: Page) -> None:
             assert not name.endswith("href") or value.startswith("#")
 
 
-def assert_whole_tables(markdown: str, more_than: int) -> None:
+def assert_whole_tables(markdown, more_than):
     """There are more than so many tables, and their rows have as many cells as their heads."""
     blocks = markdown.strip().split("\n\n")
     tables = [block.split("\n") for block in blocks if block.startswith("|")]

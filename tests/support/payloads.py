@@ -5,8 +5,6 @@ elsewhere, or offer a link that runs one.
 where candidates, tasks, models, errors and configurations bring text of strangers.
 """
 
-from __future__ import annotations
-
 FIRED = "__xss"
 CANARY = "canary.invalid"
 ACT = f"(window.top||window).{FIRED}=1;window.{FIRED}=1"

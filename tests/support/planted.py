@@ -1,20 +1,15 @@
 """Finished snapshots of verdicts and candidates in which an effect of length is planted, and a
 configuration that analyses them quickly."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from benchmarks.analysis_scale import planted_frame
 from tasks.analysis.config import ObservationConfig
-from tasks.store import SnapshotRef
 from tasks.tables import CANDIDATES, VERDICTS
 from tests.support.samples import finished
 
 QUICK = ObservationConfig(max_conditional_tasks=60, permutations=199)
 
 
-def planted(root: Path | str, rows: int = 600) -> tuple[SnapshotRef, SnapshotRef]:
+def planted(root, rows=600):
     """Verdicts, and candidates the other way round."""
     table = [
         row | {"timing": row["speedup"] and {"speedup": row["speedup"]}}

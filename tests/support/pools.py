@@ -1,22 +1,17 @@
 """Workers that do nothing, and candidates for them: the pool itself is what is tested."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kernels_eval.cluster.worker import Call
 from kernels_eval.parent.messages import Prepared
-from kernels_eval.records import Candidate, KernelTask, Language, Record, Verdict
+from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE
 
 Pairs = list[tuple[KernelTask, Candidate]]
-Calls = list[Call]
 
 
 @contextmanager
-def fresh_ray(cpus: int, gpus: int) -> Iterator[None]:
+def fresh_ray(cpus, gpus):
     """A Ray of its own that believes in so many cores and GPUs."""
     import ray
 
@@ -27,13 +22,13 @@ def fresh_ray(cpus: int, gpus: int) -> Iterator[None]:
     ray.shutdown()
 
 
-def many(count: int, name: str = "many") -> Pairs:
+def many(count, name="many"):
     """Candidates that differ in their identity only."""
     base = kernels.candidate(AFFINE, "class ModelNew: pass")
     return [(AFFINE, base.model_copy(update={"candidate_id": f"{name}-{n}"})) for n in range(count)]
 
 
-def outcomes(asked: Pairs, verdicts: Sequence[Verdict]) -> list[str]:
+def outcomes(asked, verdicts):
     """The reasons in the order of asking; fails unless every candidate has exactly one verdict."""
     assert sorted(v.candidate_id for v in verdicts) == sorted(c.candidate_id for _, c in asked)
     found = {v.candidate_id: v for v in verdicts}
@@ -44,13 +39,13 @@ def outcomes(asked: Pairs, verdicts: Sequence[Verdict]) -> list[str]:
 class Quick:
     """Stands in for both kinds of worker: every candidate is correct at once."""
 
-    def __init__(self, *_: object) -> None: ...
+    def __init__(self, *_): ...
 
-    def several(self, calls: Calls) -> tuple[list[Record], float]:
+    def several(self, calls):
         return [answer(*call) for call in calls], 1.0
 
 
-def answer(task: KernelTask, candidate: Candidate, prepared: Prepared | None = None) -> Record:
+def answer(task, candidate, prepared=None):
     """What a worker that has prepared or run a candidate says."""
     if prepared is None:
         return Prepared(candidate_id=candidate.candidate_id)

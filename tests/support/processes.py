@@ -1,7 +1,5 @@
 """Programs that tests run, with what they print, and processes that tests look for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -15,9 +13,7 @@ import kernels_eval
 ROOT = os.path.dirname(os.path.dirname(kernels_eval.__file__))
 
 
-def python(
-    script: str, *words: object, timeout_s: float = 300, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def python(script, *words, timeout_s=300, **environment):
     """A script in an interpreter of its own, which finds this repository."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, words)],
@@ -28,7 +24,7 @@ def python(
     )
 
 
-def processes_with(name: str, value: str) -> list[psutil.Process]:
+def processes_with(name, value):
     """The living processes with this variable in their environment."""
     found = []
     for process in psutil.process_iter():
@@ -38,6 +34,6 @@ def processes_with(name: str, value: str) -> list[psutil.Process]:
     return found
 
 
-def output_of(*words: object) -> str:
+def output_of(*words):
     """What a program prints, which must succeed."""
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=True).stdout

@@ -6,22 +6,18 @@ models answer by name, verdicts are a function of the answer. All that the stage
 around it is theirs.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.errors import EvalError
-from kernels_eval.records import Candidate, KernelTask, Language, Timing, Verdict, stable_hash
+from kernels_eval.records import Language, Timing, Verdict, stable_hash
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.sampler import Response
 from tasks.training.stage import HISTORY
@@ -33,7 +29,7 @@ CASES = cases("flows")
 PROFILE = CASES["ablation_profile"]
 
 
-def samples(root: Path, tasks: int = 6) -> SnapshotRef:
+def samples(root, tasks=6):
     """Verdicts of samples of which concur, random and min_length take different ones. Returns the
     verification snapshot."""
     rows = []
@@ -55,17 +51,17 @@ def samples(root: Path, tasks: int = 6) -> SnapshotRef:
 class Quick:
     """What replaced the devices, and what they were asked to do."""
 
-    def __init__(self) -> None:
-        self.trained: Counter[str] = Counter()
-        self.answered: Counter[str] = Counter()
-        self.broken: set[tuple[str, int]] = set()
+    def __init__(self):
+        self.trained = Counter()
+        self.answered = Counter()
+        self.broken = set()
         """(strategy, seed) whose training fails."""
         self.at_once = self.most_at_once = 0
-        self.meet: threading.Barrier | None = None
+        self.meet = None
         """Where the first trainings wait for each other."""
         self._lock = threading.Lock()
 
-    def train(self, curated: SnapshotRef, recipe: Any, prompts: dict[str, str]) -> SnapshotRef:
+    def train(self, curated, recipe, prompts):
         from tasks.training.stage import planned
 
         snapshot = planned(curated, recipe, prompts)
@@ -110,7 +106,7 @@ class Quick:
             with self._lock:
                 self.at_once -= 1
 
-    def sampler(self, config: Any, root: str, adapter: Path | None = None) -> Answering:
+    def sampler(self, config, root, adapter=None):
         from tasks.synthesis.stage import model_name
 
         name = model_name(config, adapter)
@@ -122,10 +118,10 @@ class Quick:
 class Answering:
     """A sampler whose answers are all different."""
 
-    def __init__(self, generator: str) -> None:
+    def __init__(self, generator):
         self.generator = generator
 
-    def sample(self, requests: Any) -> Iterator[Response]:
+    def sample(self, requests):
         for request in requests:
             code = f"# {request.request_key}\nclass ModelNew(Model):\n    pass\n"
             yield Response(
@@ -134,10 +130,10 @@ class Answering:
                 finish_reason="stop",
             )
 
-    def count_tokens(self, texts: Any) -> None:
+    def count_tokens(self, texts):
         return None
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
@@ -147,19 +143,19 @@ class Judging:
     quarantined: list[str] = []
     cautions: list[str] = []
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.telemetry = Telemetry(1, 1)
 
-    def __enter__(self) -> Judging:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+    def verify(self, pairs):
         for task, candidate in pairs:
             right = int(stable_hash(candidate.code), 16) % 2 == 0
-            facts: dict[str, Any] = {"status": "incorrect", "reason": "wrong_output"}
+            facts = {"status": "incorrect", "reason": "wrong_output"}
             if right:
                 bounds = {
                     "speedup_lower": 1.9,
@@ -222,7 +218,7 @@ def quick(devices, monkeypatch):
     return devices
 
 
-def profile(directory: Path, **changes: Any) -> str:
+def profile(directory, **changes):
     """A profile's file, with its root beside it."""
     path = directory / "tried.yaml"
     path.write_text(yaml.safe_dump(PROFILE | {"root": str(directory / "root")} | changes))

@@ -1,11 +1,6 @@
 """A root of snapshots whose training sets and scores are recomputed elsewhere: synthetic verdicts,
 then the stages themselves."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 from tasks.benchmark import stage as benchmark
@@ -17,7 +12,7 @@ from tests.support.samples import FUSION, SINGLE, line_of, sample
 STATUSES = ("correct", "incorrect", "compile_error", "no_code", "task_error")
 
 
-def verdicts(seed: int, tasks: int, samples: int) -> list[dict[str, Any]]:
+def verdicts(seed, tasks, samples):
     """Samples of every kind that a choice depends on: wrong, untimed, cut off, without reasoning,
     equal in speed, equal in code."""
     rng = np.random.default_rng(seed)
@@ -47,7 +42,7 @@ def verdicts(seed: int, tasks: int, samples: int) -> list[dict[str, Any]]:
     return rows
 
 
-def make(root: Path) -> Path:
+def make(root):
     """Three training sets and a benchmark of two models under a root, which is returned."""
     line = line_of(root, verdicts(1, 300, 6), "line")
     for strategy in ("concur", "min_length", "speedup"):

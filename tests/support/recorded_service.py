@@ -4,19 +4,15 @@ A response holding one of the words of `OUTCOMES` gets that verdict. Real HTTP o
 that the real client is what a test goes through.
 """
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from kernels_eval.records import Reason, Verdict
 from kernels_eval.service.schema import Evaluation, EvaluationRequest
 
-OUTCOMES: dict[str, float | str | None] = {
+OUTCOMES = {
     "fast": 2.0,
     "slow": 0.5,
     "wrong": "wrong_output",
@@ -28,7 +24,7 @@ OUTCOMES: dict[str, float | str | None] = {
 """A speedup, a reason, or None where the machine fails."""
 
 
-def verdict_of(outcome: float | str, task_id: str = "t") -> Verdict:
+def verdict_of(outcome, task_id="t"):
     timed = not isinstance(outcome, str)
     reason = Reason.OK if timed else Reason(outcome)
     timing = None
@@ -52,17 +48,17 @@ def verdict_of(outcome: float | str, task_id: str = "t") -> Verdict:
 class RecordedService(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.requests: list[EvaluationRequest] = []
-        self.outcomes: list[str] = []
+        self.requests = []
+        self.outcomes = []
         """words instead of the responses', in turn"""
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def evaluate(self, given: dict[str, Any]) -> dict[str, Any]:
+    def evaluate(self, given):
         request = EvaluationRequest.model_validate(given)
         self.requests.append(request)
         text = request.response or ""
@@ -83,7 +79,7 @@ class RecordedService(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: RecordedService
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         status, answer = 200, {}
         if any(each.get("task_id") == "unknown" for each in asked["requests"]):
@@ -96,12 +92,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
 @contextmanager
-def recorded_service() -> Iterator[RecordedService]:
+def recorded_service():
     with RecordedService() as service:
         thread = threading.Thread(target=service.serve_forever, args=(0.01,), daemon=True)
         thread.start()

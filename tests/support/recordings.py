@@ -1,14 +1,10 @@
 """An endpoint's answers from the bundled recordings, and what a run of the line has written of them
 to the disk so far."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -19,21 +15,21 @@ from tests.support.chat_server import completion
 class Recordings:
     """Answers with the bundled recordings, and counts; who inherits says when, by `open`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.open = threading.Event()
-        self.answered: Counter[tuple[str, int]] = Counter()
+        self.answered = Counter()
         self._by_code = [
             (task.code.strip(), bundled.responses(task.name, "cpp")) for task in bundled.load("all")
         ]
 
-    def recorded(self, body: dict[str, Any]) -> tuple[int, dict]:
+    def recorded(self, body):
         prompt, seed = body["messages"][0]["content"], body["seed"]
         texts = next(texts for code, texts in self._by_code if code in prompt)
         self.answered[prompt, seed] += 1
         return 200, completion(texts[seed % len(texts)])
 
 
-def written(snapshot: Path, columns: list[str]) -> list[dict[str, Any]]:
+def written(snapshot, columns):
     """Rows as they lie in the parts: nothing is made unique."""
     return [
         row
@@ -42,9 +38,9 @@ def written(snapshot: Path, columns: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def rows_there(root: Path) -> Counter[tuple[str, str]]:
+def rows_there(root):
     """Keys of all answers and verdicts on the disk, in parts and in journals."""
-    found: Counter[tuple[str, str]] = Counter()
+    found = Counter()
     for stage in ("synthesis", "verification"):
         for snapshot in root.glob(f"{stage}/*"):
             with suppress(FileNotFoundError):  # a part that a journal becomes while it is looked at

@@ -1,27 +1,18 @@
 """Verified samples as frames of the real schemas, small enough to decide by hand, and a strategy of
 hypothesis for any of them."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import polars as pl
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 
 SINGLE, FUSION = (
     ["torch.nn.functional.linear"],
-    [
-        "torch.nn.functional.linear",
-        "torch.nn.functional.gelu",
-    ],
+    ["torch.nn.functional.linear", "torch.nn.functional.gelu"],
 )
 SCHEMA = pa.schema(
     [*VERDICTS, *(field for field in CANDIDATES if field.name not in VERDICTS.names)]
@@ -29,15 +20,15 @@ SCHEMA = pa.schema(
 
 
 def sample(
-    task: str,
-    index: int,
-    tokens: int | None,
-    speedup: float | None,
+    task,
+    index,
+    tokens,
+    speedup,
     *,
-    status: str = "correct",
-    ops: list[str] = FUSION,
-    lower: float | None = None,
-) -> dict[str, Any]:
+    status="correct",
+    ops=FUSION,
+    lower=None,
+):
     timing = None
     if speedup is not None and status == "correct":
         low = speedup * 0.9 if lower is None else lower
@@ -64,7 +55,7 @@ def sample(
     }
 
 
-def samples(text: str) -> list[dict[str, Any]]:
+def samples(text):
     """Samples of a table, a line (or a part up to ";") each: "TASK-INDEX TOKENS SPEEDUP", "-" for
     none, then any of "single" (operator), "lower=BOUND" and "status=STATUS"."""
     made = []
@@ -85,41 +76,39 @@ def samples(text: str) -> list[dict[str, Any]]:
     return made
 
 
-def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+def frame(*rows):
     read = pl.from_arrow(pa.Table.from_pylist(list(rows), schema=SCHEMA))
     assert isinstance(read, pl.DataFrame)
     return read
 
 
-def taken(*rows: dict[str, Any], **config: Any) -> list[tuple[str, str]]:
+def taken(*rows, **config):
     """candidate_id and criterion of what a configuration takes of these samples."""
     result = curate(frame(*rows), CurationConfig(**config))
     return list(result.select("candidate_id", "criterion").iter_rows())
 
 
-def listed(*rows: dict[str, Any], **config: Any) -> str:
+def listed(*rows, **config):
     """`taken` as text: "a-0 concise_and_fast; b-1 high_speedup"."""
     return "; ".join(map(" ".join, taken(*rows, **config)))
 
 
 def finished(
-    root: Path | str,
-    stage: str,
-    rows: Sequence[dict[str, Any]],
-    schema: pa.Schema,
-    name: str = "x",
-    upstream: Sequence[str] = (),
-    **manifest: Any,
-) -> SnapshotRef:
+    root,
+    stage,
+    rows,
+    schema,
+    name="x",
+    upstream=(),
+    **manifest,
+):
     """A finished snapshot of these rows."""
     snapshot = Snapshot(str(root), stage, name)
     snapshot.append(rows, schema)
     return snapshot.publish(config={}, upstream=list(upstream), extra=manifest).ref
 
 
-def line_of(
-    root: Path, samples: list[dict[str, Any]], name: str = "x"
-) -> tuple[SnapshotRef, SnapshotRef, SnapshotRef]:
+def line_of(root, samples, name="x"):
     """Finished verdicts, candidates (the other way round) and tasks."""
     tasks = [
         {"task_id": task, "name": f"name {task}", "code": f"code {task}", "entry_point": "Model"}
@@ -136,7 +125,7 @@ SPEEDUPS = (None, float("nan"), 0.5, 1.0, 1.05, 6.0, 8.0)  # few, so that ties a
 
 
 @st.composite
-def any_samples(draw: st.DrawFn, max_size: int = 24) -> list[dict[str, Any]]:
+def any_samples(draw, max_size=24):
     """Samples of up to six tasks, each task of one kind, with ties in length and speedup, untimed
     and incorrect ones among them."""
     drawn = draw(

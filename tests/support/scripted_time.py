@@ -1,7 +1,5 @@
 """Time that passes only where a sampler works, for measurements that depend on no machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.checks import timing
@@ -10,10 +8,10 @@ from kernels_eval.checks import timing
 class Clock:
     ns = 0
 
-    def perf_counter_ns(self) -> int:
+    def perf_counter_ns(self):
         return self.ns
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.ns / 1e9
 
 
@@ -28,7 +26,7 @@ def scripted_time():
         yield
 
 
-def busy(nanoseconds: float) -> int:
+def busy(nanoseconds):
     """Let this much time pass, and return it."""
     CLOCK.ns += round(nanoseconds)
     return round(nanoseconds)

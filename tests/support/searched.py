@@ -1,20 +1,15 @@
 """Searches whose verdicts are planted: a kernel's speed is a function of the numbers in its source,
 so that the best one is known, and no compiler is needed."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.errors import GpuLostError
 from kernels_eval.parent.messages import Finding, Prepared, VerdictDraft, verdict_of
-from kernels_eval.records import Candidate, KernelTask, Language, Timing, Verdict
+from kernels_eval.records import Candidate, KernelTask, Language, Timing
 from tasks.search.config import SearchConfig
 from tasks.search.stage import Search
-from tasks.store import SnapshotRef
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, TASKS
 from tasks.verification import stage as verification
@@ -32,7 +27,7 @@ ONCE = VerificationConfig(once_per_code=True, chunk_size=8)
 Speed = Callable[[str], float | None]
 
 
-def planted_speed(code: str) -> float | None:
+def planted_speed(code):
     """2 at TILE 64 and UNROLL 8, less for each doubling away from them; None (wrong) above 128."""
     tile, unroll = (int(re.search(rf"{name} = (\d+)", code)[1]) for name in ("TILE", "UNROLL"))
     away = abs(tile.bit_length() - 7) + abs(unroll.bit_length() - 4)
@@ -42,20 +37,20 @@ def planted_speed(code: str) -> float | None:
 class PlantedPool:
     """A pool that needs no compiler. `lost_after`: the machine fails after so many verdicts."""
 
-    def __init__(self, speed: Speed = planted_speed, lost_after: int | None = None) -> None:
+    def __init__(self, speed=planted_speed, lost_after=None):
         self.speed, self.lost_after = speed, lost_after
-        self.asked: list[str] = []
-        self.quarantined: list[str] = []
-        self.cautions: list[str] = []
+        self.asked = []
+        self.quarantined = []
+        self.cautions = []
         self.telemetry = Telemetry(1, 1)
 
-    def __enter__(self) -> PlantedPool:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+    def verify(self, pairs):
         for task, candidate in pairs:
             if self.lost_after is not None and len(self.asked) >= self.lost_after:
                 raise GpuLostError("the device is gone")
@@ -63,7 +58,7 @@ class PlantedPool:
             yield verdict(task, candidate, self.speed(str(candidate.code)))
 
 
-def verdict(task: KernelTask, candidate: Candidate, speed: float | None) -> Verdict:
+def verdict(task, candidate, speed):
     timing = speed and Timing(
         reference_ms=speed,
         candidate_ms=1,
@@ -80,9 +75,9 @@ def verdict(task: KernelTask, candidate: Candidate, speed: float | None) -> Verd
     return verdict_of(task, candidate, prepared, finding, draft)
 
 
-def judge_of(pool: Any) -> type[verification.Verification]:
+def judge_of(pool):
     class Judged(verification.Verification):
-        def pool(self) -> Any:
+        def pool(self):
             return pool
 
     return Judged
@@ -91,7 +86,7 @@ def judge_of(pool: Any) -> type[verification.Verification]:
 class Planted:
     """A root with tasks and verified candidates, among which is searched."""
 
-    def __init__(self, root: Path, tasks: int = 2, **changes: Any) -> None:
+    def __init__(self, root, tasks=2, **changes):
         self.root = str(root)
         known = [
             KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"class Model: n = {n}")
@@ -121,15 +116,13 @@ class Planted:
         self.verdicts = self.verified(self.candidates, PlantedPool(), VerificationConfig())
         self.config = SearchConfig.model_validate({"evaluations": 12, "batch": 3} | changes)
 
-    def verified(
-        self, candidates: SnapshotRef, pool: PlantedPool, config: VerificationConfig
-    ) -> SnapshotRef:
+    def verified(self, candidates, pool, config):
         asked = (candidates, self.tasks, config, Language.CPP)
         return verification.run(*asked, verification=judge_of(pool))
 
-    def search(self, config: SearchConfig | None = None) -> Search:
+    def search(self, config=None):
         above = (self.verdicts, self.candidates, self.tasks)
         return Search(*above, config or self.config, Language.CPP, conditions="planted")
 
-    def judge(self, search: Search, pool: PlantedPool) -> verification.Verification:
+    def judge(self, search, pool):
         return judge_of(pool)(search.snapshot.ref, self.tasks, ONCE, Language.CPP)

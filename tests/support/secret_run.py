@@ -1,20 +1,18 @@
 """Run as a program whose environment holds secrets: a refresh with Prefect and a run in MLflow, as
 `concur run` does them."""
 
-from __future__ import annotations
-
 import os
 import sys
 
 from flows.config import load_profile
-from flows.refresh import Refreshed, refresh_dataset
+from flows.refresh import refresh_dataset
 from tasks.tracking.connection import Destination
 from tasks.tracking.mlflow_sink import log_run
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 from tasks.tracking.stages import analysis_record, verification_record
 
 
-def main() -> None:
+def main():
     root, endpoint = sys.argv[1:]
     wanted = (
         f"root={root}",
@@ -30,7 +28,7 @@ def main() -> None:
         "curation.min_speedup=0.01",
     )
     config = load_profile("local", (*wanted, *more))
-    refreshed: Refreshed = refresh_dataset(config)
+    refreshed = refresh_dataset(config)
     curated = refreshed.curated.open()
     record = RunRecord(
         run_fingerprint=curated.fingerprint,

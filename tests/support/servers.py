@@ -7,8 +7,6 @@ the user runs: the homes are those of the test, and every setting of Prefect and
 environment is left out.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -18,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,7 +43,7 @@ class Served:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def free_port() -> int:
+def free_port():
     """A port of the loopback that is free now. Another process may take it before it is used:
     `serve` tries again then."""
     with socket.socket() as listener:
@@ -54,13 +52,11 @@ def free_port() -> int:
 
 
 @contextmanager
-def prefect_server(
-    folder: Path, *, auth_string: str | None = None, **settings: str
-) -> Iterator[Served]:
+def prefect_server(folder, *, auth_string=None, **settings):
     """A Prefect server on SQLite in `folder`, with `settings` in its environment; with
     `auth_string` (USER:PASSWORD) it asks for it."""
 
-    def environment(port: int) -> dict[str, str]:
+    def environment(port):
         told = {
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -71,7 +67,7 @@ def prefect_server(
         } | settings
         return told | ({"PREFECT_SERVER_API_AUTH_STRING": auth_string} if auth_string else {})
 
-    def command(port: int) -> list[str]:
+    def command(port):
         return ["prefect", "server", "start", *LOOPBACK, str(port)]
 
     with serve("prefect", folder, command, environment, "/api/health") as (port, log, pid):
@@ -86,9 +82,7 @@ def prefect_server(
 
 
 @contextmanager
-def mlflow_server(
-    folder: Path, *, user: str | None = None, password: str | None = None, port: int | None = None
-) -> Iterator[Served]:
+def mlflow_server(folder, *, user=None, password=None, port=None):
     """An MLflow server on SQLite in `folder`, artifacts in `folder`/mlartifacts; with a password it
     asks for it (MLflow's basic auth). With a `port` it takes the place of one that has ended
     there."""
@@ -103,7 +97,7 @@ def mlflow_server(
         )
         settings.chmod(0o600)
 
-    def environment(port: int) -> dict[str, str]:
+    def environment(port):
         told = {
             "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
             "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -115,7 +109,7 @@ def mlflow_server(
         }
         return told | (login if asked else {})
 
-    def command(port: int) -> list[str]:
+    def command(port):
         told = ["mlflow", "server", *LOOPBACK, str(port), "--workers", "1"]
         told += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
         told += ["--artifacts-destination", str(folder / "mlartifacts")]
@@ -130,7 +124,7 @@ def mlflow_server(
         yield Served(url, url, client, log, pid, folder, login)
 
 
-def clean_environment() -> dict[str, str]:
+def clean_environment():
     """This process's environment without any setting of Prefect or MLflow."""
     return {
         name: value
@@ -141,13 +135,13 @@ def clean_environment() -> dict[str, str]:
 
 @contextmanager
 def serve(
-    name: str,
-    folder: Path,
-    command: Callable[[int], list[str]],
-    environment: Callable[[int], dict[str, str]],
-    health: str,
-    wanted: int | None = None,
-) -> Iterator[tuple[int, Path, int]]:
+    name,
+    folder,
+    command,
+    environment,
+    health,
+    wanted=None,
+):
     """Port, log and process id of `python -m COMMAND`, once it answers at `health`; command and
     environment are made for a port, a free one where none is `wanted`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -175,7 +169,7 @@ def serve(
             end(process)
 
 
-def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
+def _healthy(process, url):
     """Wait until the server answers, for at most five minutes; False as soon as its process is
     gone."""
     until = time.monotonic() + READY_S
@@ -188,7 +182,7 @@ def _healthy(process: subprocess.Popen[bytes], url: str) -> bool:
     return False
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process):
     """End a process that leads a session, and everything it started."""
     below = []
     with suppress(psutil.NoSuchProcess):
@@ -206,5 +200,5 @@ def end(process: subprocess.Popen[bytes]) -> None:
             left.kill()
 
 
-def _basic(login: str | None) -> dict[str, str]:
+def _basic(login):
     return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"} if login else {}

@@ -1,15 +1,11 @@
 """A verification service in this process, without workers: the test reaches the verdicts. And
 requests for it."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
-from pathlib import Path
 
 import httpx
 import uvicorn
@@ -25,7 +21,7 @@ MODULE = "import torch\nclass ModelNew(torch.nn.Module):\n    pass  # {}\n"
 URL = "http://127.0.0.1"
 
 
-def service(folder: Path, *, limit: int = 100) -> Service:
+def service(folder, *, limit=100):
     intake = Intake(Language.CPP, QUICK, {AFFINE.task_id: AFFINE}, parse_response)
     return Service(intake, folder / "journal.sqlite3", {}, limit, 1.0)
 
@@ -34,9 +30,7 @@ app_of = lru_cache(maxsize=4)(create_app)
 
 
 @asynccontextmanager
-async def asking(
-    made: Service, token: str | None = None, base_url: str = URL
-) -> AsyncIterator[httpx.AsyncClient]:
+async def asking(made, token=None, base_url=URL):
     """A client of the application itself, no network between them."""
     transport = httpx.ASGITransport(app_of(made, token))
     async with httpx.AsyncClient(transport=transport, base_url=base_url) as client:
@@ -44,7 +38,7 @@ async def asking(
 
 
 @contextmanager
-def listening(made: Service, port: int = 0) -> Iterator[int]:
+def listening(made, port=0):
     """The port (this one, or a free one) of a real server of the application, in a thread."""
     options = {"http": TimelyProtocol, "ws": "none", "log_level": "error", "lifespan": "off"}
     options |= {"timeout_keep_alive": 1}
@@ -64,7 +58,7 @@ def listening(made: Service, port: int = 0) -> Iterator[int]:
             thread.join()
 
 
-def request(number: object = 0, **fields: object) -> EvaluationRequest:
+def request(number=0, **fields):
     """A request for a candidate of its own."""
     given = {"task_id": AFFINE.task_id, "code": MODULE.format(number)} | fields
     return EvaluationRequest.model_validate(
@@ -72,7 +66,7 @@ def request(number: object = 0, **fields: object) -> EvaluationRequest:
     )
 
 
-def reach(made: Service, **fields: object) -> int:
+def reach(made, **fields):
     """Give every candidate that waits a verdict; how many there were."""
     reached = 0
     while pair := made.evaluations.take():

@@ -6,22 +6,16 @@ and whatever a test did, no process of the stack is left when its block ends. Re
 that is down for a moment fail; `until` is for who wants to wait.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import sqlite3
-import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
-from typing import Any
 
 import psutil
 
 from flows.ops.places import ROOT_VARIABLE, Places
-from kernels_eval.isolation.process_tree import Identity, send, wait_gone
+from kernels_eval.isolation.process_tree import send, wait_gone
 from tests.support import commands
 from tests.support.night import PrefectClient, request_json
 from tests.support.servers import free_port
@@ -32,7 +26,7 @@ PORTS = ("prefect", "mlflow", "worker", "pages", "ray", "ray-client")
 class Stack(PrefectClient):
     """One stack, and a client of it."""
 
-    def __init__(self, root: Path, *options: str, **environment: str) -> None:
+    def __init__(self, root, *options, **environment):
         self.root, self.places, self.options = root, Places(root), options
         self.ports = {name: free_port() for name in PORTS}
         self.environment = commands.environment(PREFECT_CLI_PROMPT="false", **environment)
@@ -43,13 +37,13 @@ class Stack(PrefectClient):
 
     # -- the command -------------------------------------------------------------------------------
 
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *words):
         return self.python("flows.cli", *words, "--root", str(self.root))
 
-    def python(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def python(self, *words):
         return commands.run([sys.executable, "-m", *words], self.environment)
 
-    def up(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def up(self, *options):
         ports = [f"--{name}-port={port}" for name, port in self.ports.items()]
         done = self.command("up", *ports, *self.options, "--timeout", "600", *options)
         assert done.returncode == 0, done.stderr
@@ -61,41 +55,41 @@ class Stack(PrefectClient):
         }
         return done
 
-    def look(self) -> dict[str, Any]:
+    def look(self):
         """What `concur status --json` says; its exit status agrees."""
         done = self.command("status", "--json")
         data = json.loads(done.stdout)
         assert (done.returncode == 0) == data["healthy"]
         return data
 
-    def status(self) -> dict[str, dict[str, Any]]:
+    def status(self):
         """Part -> its row of `concur status --json`."""
         return {row["part"]: row for row in self.look()["parts"]}
 
-    def prefect_done(self, *words: str) -> None:
+    def prefect_done(self, *words):
         """Run a command of Prefect's as a client of the stack."""
         done = self.python("prefect", "--no-prompt", *words)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def deploy(self, name: str) -> str:
+    def deploy(self, name):
         """The id of a deployment of prefect.yaml, FLOW/NAME."""
         self.prefect_done("deploy", "--name", name.partition("/")[2])
         return self.deployment(name)
 
-    def deployment(self, name: str) -> str:
+    def deployment(self, name):
         """The id of one that is deployed, FLOW/NAME."""
         return self.ask(f"deployments/name/{name.replace(' ', '%20')}")["id"]
 
-    def log(self, part: str) -> str:
+    def log(self, part):
         return self.places.log(part).read_text(errors="replace")
 
     # -- MLflow ------------------------------------------------------------------------------------
 
-    def tracked(self, profile: str) -> list[dict[str, Any]]:
+    def tracked(self, profile):
         """MLflow's runs of a configuration's name that nobody deleted, with their children:
         `status`, `metrics`, `children`."""
 
-        def ask(what: str, body: Any) -> dict[str, Any]:
+        def ask(what, body):
             return request_json(f"{self.mlflow}/api/2.0/mlflow/{what}/search", body)
 
         experiments = ask("experiments", {"max_results": 100})["experiments"]
@@ -106,10 +100,10 @@ class Stack(PrefectClient):
             for run in runs
         }
 
-        def of(key: str, value: str) -> list[dict[str, Any]]:
+        def of(key, value):
             return [told(run) for run in runs if tags[run["info"]["run_id"]].get(key) == value]
 
-        def told(run: dict[str, Any]) -> dict[str, Any]:
+        def told(run):
             return {
                 "status": run["info"]["status"],
                 "metrics": {each["key"]: each["value"] for each in run["data"].get("metrics", [])},
@@ -118,7 +112,7 @@ class Stack(PrefectClient):
 
         return of("profile", profile)
 
-    def is_being_tracked(self) -> bool:
+    def is_being_tracked(self):
         """Whether a run of MLflow is being written. Read from its database: a server that is asked
         all the time would be the slower for it."""
         file, count = f"file:{self.root}/mlflow.db?mode=ro", "select count(*) from runs"
@@ -129,7 +123,7 @@ class Stack(PrefectClient):
 
     # -- its processes -----------------------------------------------------------------------------
 
-    def engines(self) -> set[psutil.Process]:
+    def engines(self):
         """Those that carry out a flow run."""
         found = set()
         for process in psutil.process_iter():
@@ -139,16 +133,16 @@ class Stack(PrefectClient):
                     found.add(process)
         return found
 
-    def processes(self) -> list[Identity]:
+    def processes(self):
         return self.places.processes()
 
-    def kill_manager(self) -> Identity:
+    def kill_manager(self):
         state = self.places.read_state()
         assert state is not None
         send(state.manager, 9)
         return state.manager
 
-    def cut_power(self) -> None:
+    def cut_power(self):
         """All processes of the stack, its manager first, are killed at once: nothing is written any
         more and nobody is told."""
         self.kill_manager()
@@ -157,14 +151,14 @@ class Stack(PrefectClient):
                 send(one, 9)
             wait_gone(left, 1.0)
 
-    def end(self) -> None:
+    def end(self):
         self.command("down")
         for one in self.processes():
             send(one, 9)
 
 
 @contextmanager
-def stack(root: Path, *options: str, **environment: str) -> Iterator[Stack]:
+def stack(root, *options, **environment):
     """A stack that is up."""
     found = Stack(root, *options, **environment)
     try:

@@ -8,8 +8,6 @@ Signatures are those of skyrl-gym 0.4.0 (`envs/base_text_env.py`), openenv-core 
 `legacy/rubrics/rubric.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import importlib.util
@@ -22,22 +20,22 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 A, B, C = TypeVar("A"), TypeVar("B"), TypeVar("C")
-ENTRIES: dict[str, str] = {}
+ENTRIES = {}
 
 
 class BaseTextEnv:
-    def __init__(self) -> None:
+    def __init__(self):
         self.turns, self.max_turns = 0, 1
 
-    def init(self, prompt: Any) -> tuple[Any, dict[str, Any]]:
+    def init(self, prompt):
         return prompt, {}
 
 
-def register(id: str, entry_point: str) -> None:
+def register(id, entry_point):
     ENTRIES[id] = entry_point
 
 
-def make(id: str, **given: Any) -> Any:
+def make(id, **given):
     module, _, name = ENTRIES[id].partition(":")
     return getattr(importlib.import_module(module), name)(**given)
 
@@ -72,13 +70,11 @@ class State(BaseModel):
 class Environment(Generic[A, B, C]):
     SUPPORTS_CONCURRENT_SESSIONS = False
 
-    def __init__(self, transform: object = None, rubric: object = None) -> None:
+    def __init__(self, transform=None, rubric=None):
         self.transform, self.rubric = transform, rubric
 
 
-def create_fastapi_app(
-    env: Any, action_cls: Any, observation_cls: Any, max_concurrent_envs: int | None = None
-) -> Any:
+def create_fastapi_app(env, action_cls, observation_cls, max_concurrent_envs=None):
     return SimpleNamespace(env=env, observation=observation_cls, action=action_cls)
 
 
@@ -93,7 +89,7 @@ class _Response(BaseModel):
     output: list[dict[str, Any]]
 
     @property
-    def output_text(self) -> str:
+    def output_text(self):
         return "".join(part["text"] for each in self.output for part in each["content"])
 
 
@@ -110,7 +106,7 @@ class SimpleResourcesServer(BaseModel):
     config: BaseResourcesServerConfig
     server_client: Any
 
-    def setup_webserver(self) -> Any:
+    def setup_webserver(self):
         app = importlib.import_module("fastapi").FastAPI()
         app.post("/verify")(self.verify)
         return app
@@ -119,16 +115,16 @@ class SimpleResourcesServer(BaseModel):
 class NaiveRewardManager:
     def __init__(
         self,
-        config: Any,
-        tokenizer: Any,
-        compute_score: Any,
-        reward_router_address: object = None,
-        reward_model_tokenizer: object = None,
-    ) -> None:
+        config,
+        tokenizer,
+        compute_score,
+        reward_router_address=None,
+        reward_model_tokenizer=None,
+    ):
         assert asyncio.iscoroutinefunction(compute_score)
         self.tokenizer, self.compute_score = tokenizer, compute_score
 
-    async def run_single(self, data: Any) -> dict[str, Any]:
+    async def run_single(self, data):
         given = data.non_tensor_batch
         result = await self.compute_score(
             data_source=given["data_source"],
@@ -155,10 +151,10 @@ class TasksetConfig(BaseModel):
 
 
 class Task(Generic[A, B, C]):
-    def __init__(self, data: A, config: C) -> None:
+    def __init__(self, data, config):
         self.data, self.config = data, config
 
-    async def score(self, trace: Any, runtime: object = None) -> None:
+    async def score(self, trace, runtime=None):
         for name in dir(self):
             if getattr(getattr(self, name), "reward", False):
                 given = await getattr(self, name)(trace=trace)
@@ -167,25 +163,25 @@ class Task(Generic[A, B, C]):
 
 
 class Taskset(Generic[A, B]):
-    def __init__(self, config: B) -> None:
+    def __init__(self, config):
         self.config = config
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(self.load())
 
 
-def reward(func: Any) -> Any:
+def reward(func):
     func.reward = True
     return func
 
 
 class Rubric:
-    def __init__(self, funcs: list[Any]) -> None:
+    def __init__(self, funcs):
         self.funcs = funcs
 
 
 class MultiTurnEnv:
-    def __init__(self, rubric: Rubric, max_turns: int = -1, dataset: Any = None) -> None:
+    def __init__(self, rubric, max_turns=-1, dataset=None):
         self.rubric, self.max_turns = rubric, max_turns
 
 
@@ -193,11 +189,8 @@ class InfraError(Exception):
     pass
 
 
-MODULES: dict[str, dict[str, tuple[Any, ...]]] = {
-    "skyrl_gym": {
-        "": (register, make),
-        "envs.base_text_env": (BaseTextEnv, BaseTextEnvStepOutput),
-    },
+MODULES = {
+    "skyrl_gym": {"": (register, make), "envs.base_text_env": (BaseTextEnv, BaseTextEnvStepOutput)},
     "openenv": {
         "core.env_server.interfaces": (Environment,),
         "core.env_server.types": (Action, Observation, State),
@@ -215,7 +208,7 @@ MODULES: dict[str, dict[str, tuple[Any, ...]]] = {
 }
 
 
-def provide(trainer: str, monkeypatch: pytest.MonkeyPatch) -> bool:
+def provide(trainer, monkeypatch):
     """Make a trainer importable: itself where it is installed (True), else its protocol. Skips the
     test where another line of its versions is installed."""
     name = trainer.removesuffix("_legacy")

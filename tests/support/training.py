@@ -1,15 +1,11 @@
 """A tiny base model and a few rows for tests of training, and a process that is killed in the
 middle of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from tasks.sources.small_model import (
     SmallModelConfig,
@@ -17,8 +13,7 @@ from tasks.sources.small_model import (
     load_causal_model,
     load_tokenizer,
 )
-from tasks.training.recipe import PROJECTIONS, TrainingRecipe
-from tasks.training.result import TrainingResult
+from tasks.training.recipe import PROJECTIONS
 
 REASONING = (
     "The rows are independent, so walk over four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat"
@@ -65,7 +60,7 @@ for name, calls, out in job["deaths"]:
 """
 
 
-def row(index: int, **changes: Any) -> dict[str, Any]:
+def row(index, **changes):
     """A row of the curated schema with its prompt, as far as training reads it."""
     return {
         "candidate_id": f"c{index}",
@@ -77,24 +72,24 @@ def row(index: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def tiny_model(directory: Path, **shape: int) -> Path:
+def tiny_model(directory, **shape):
     texts = [REASONING, ANSWER, row(0)["prompt"]]
     return build_small_model(directory, texts, SHAPE.model_copy(update=shape))
 
 
-def exhaust_memory() -> None:
+def exhaust_memory():
     """For Ray's workers, as they start: the one whose rank the first row names (under EXHAUSTED)
     gets no memory for its first pass."""
     from tasks.training import launch
 
     real = launch.Job.train
 
-    def train(job: launch.Job, on_log: Any) -> Any:
+    def train(job, on_log):
         if job.rows[0].get(EXHAUSTED) == os.environ.get("RANK", ""):
             import torch
             from trl import SFTTrainer
 
-            def no_memory(*args: Any, **kwargs: Any) -> None:
+            def no_memory(*args, **kwargs):
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
             SFTTrainer.training_step = no_memory
@@ -104,11 +99,11 @@ def exhaust_memory() -> None:
 
 
 def die_while_training(
-    rows: Sequence[Mapping[str, Any]],
-    recipe: TrainingRecipe,
-    base: Path,
-    deaths: Sequence[tuple[str, int, Path]],
-) -> None:
+    rows,
+    recipe,
+    base,
+    deaths,
+):
     """Start training once for each of `deaths` (a method of SFTTrainer, after how many calls of it,
     the directory trained in) and have that process killed by SIGKILL there. `training_step` is one
     forward and backward pass; `_save_rng_state` is in the middle of writing a checkpoint."""
@@ -129,7 +124,7 @@ def die_while_training(
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt: str) -> float:
+def adapter_changes_output(base_model_dir, adapter_dir, prompt):
     """Largest absolute difference between the logits of the base model and of the same with the
     adapter, over all positions of `prompt`.
 
@@ -147,9 +142,7 @@ def adapter_changes_output(base_model_dir: str | Path, adapter_dir: Path, prompt
     return float((logits[0] - logits[1]).abs().max())
 
 
-def plain_trainer(
-    model: Any, rows: Sequence[Mapping[str, Any]], out: Path, tokenizer: Any, **settings: Any
-) -> Any:
+def plain_trainer(model, rows, out, tokenizer, **settings):
     """TRL's trainer of a small adapter on the CPU, as somebody else builds it. `lora` in `settings`
     are those of LoraConfig, the rest of SFTConfig."""
     from datasets import Dataset
@@ -179,9 +172,7 @@ def plain_trainer(
     return trainer
 
 
-def adapted_qwen(
-    *, dropout: float = 0.0, rank: int = 4, spread: float = 0.05, base: Any = None, **shape: Any
-) -> Any:
+def adapted_qwen(*, dropout=0.0, rank=4, spread=0.05, base=None, **shape):
     """A small Qwen2 with an adapter on all projections, ready to train. `base` is where the model
     goes (arguments of `Module.to`) before it is adapted."""
     import torch
@@ -209,7 +200,7 @@ def adapted_qwen(
     return adapted.train()
 
 
-def adapter_bytes(result: TrainingResult) -> dict[str, bytes]:
+def adapter_bytes(result):
     """The files of an adapter by name, without its card."""
     return {
         path.name: path.read_bytes()

@@ -1,15 +1,10 @@
 """Tables of verdicts as scoring reads them, made by hand."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterable
-from typing import Any
 
 import polars as pl
 
 from kernels_eval.records import STATUS_OF
-from tasks.benchmark.scoring import ScoreRow
 
 NUMBER = itertools.count()
 WRONG, CHEAT, BROKEN = "wrong_output", "no_custom_kernel", "reference_failed"
@@ -21,7 +16,7 @@ TYPES = {
 }
 
 
-def row(model: str, task: str, outcome: float | str, **facts: Any) -> dict[str, Any]:
+def row(model, task, outcome, **facts):
     """One verdict: an outcome is a speedup (then correct) or a reason, whose status is looked
     up."""
     timed = not isinstance(outcome, str)
@@ -43,19 +38,17 @@ def row(model: str, task: str, outcome: float | str, **facts: Any) -> dict[str, 
     return found | facts
 
 
-def frame(*rows: dict[str, Any]) -> pl.DataFrame:
+def frame(*rows):
     types = {name: kind for name, kind in TYPES.items() if name in rows[0]}
     return pl.DataFrame(list(rows), schema_overrides=types, infer_schema_length=None)
 
 
-def outcomes(model: str, **tasks: Iterable[float | str]) -> list[dict[str, Any]]:
+def outcomes(model, **tasks):
     """Rows of one model: the outcomes of each task's samples."""
     return [row(model, task, outcome) for task, found in tasks.items() for outcome in found]
 
 
-def find(
-    rows: Iterable[ScoreRow], metric: str, k: int | None = 1, track: str = "any", **facts: Any
-) -> ScoreRow:
+def find(rows, metric, k=1, track="any", **facts):
     """The one score of a metric."""
     facts |= {"metric": metric, "k": k, "track": track}
     (found,) = [

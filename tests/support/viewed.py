@@ -1,14 +1,11 @@
 """Sites of candidates: a root's, and one in which every text of a stranger would act on a page if
 it were taken for markup."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
@@ -33,14 +30,14 @@ SCRIPT = re.compile(r'register\("[a-z0-9-]+","([A-Za-z0-9+/]+=*)"\)\n')
 KERNEL = 'import torch\nsource = """\nvoid add(float* x) {{ x[0] += {}; }}\n"""\n'
 
 
-def unpacked(path: Path) -> Any:
+def unpacked(path):
     """What one of the site's scripts registers; fails where it is anything but one call."""
     found = SCRIPT.fullmatch(path.read_text(encoding="ascii"))
     assert found, path
     return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
-def index_of(site: Path) -> dict[str, list[Any]]:
+def index_of(site):
     """The columns of the index, decoded."""
     columns = unpacked(site / "data/index.js")["columns"]
     return {
@@ -51,7 +48,7 @@ def index_of(site: Path) -> dict[str, list[Any]]:
     }
 
 
-def details_of(site: Path) -> list[dict[str, Any]]:
+def details_of(site):
     """What is there of each candidate, in the order of the index."""
     return [
         row
@@ -60,7 +57,7 @@ def details_of(site: Path) -> list[dict[str, Any]]:
     ]
 
 
-def root_with_benchmark(root: Path) -> Path:
+def root_with_benchmark(root):
     """A root with a training set of four tasks, and a benchmark of two other models."""
     own = [
         sample(f"t/{task}", n, 100 + 50 * n, 1.0 + task + n, code=KERNEL.format(n))
@@ -84,7 +81,7 @@ def root_with_benchmark(root: Path) -> Path:
     return root
 
 
-def _moved(root: Path, model: str, stage: str, among: list[str]) -> SnapshotRef:
+def _moved(root, model, stage, among):
     (found,) = (name for name in among if Snapshot(str(root / model), stage, name).finished)
     target = root / stage / found
     target.parent.mkdir(exist_ok=True)
@@ -93,7 +90,7 @@ def _moved(root: Path, model: str, stage: str, among: list[str]) -> SnapshotRef:
     return SnapshotRef(root=str(root), stage=stage, fingerprint=found)
 
 
-def hostile_site(folder: Path) -> Path:
+def hostile_site(folder):
     """The page of candidates whose every text is hostile: ids, tasks, models, reasons, flags,
     texts, logs, and the name of the folder they are in."""
     rows = [

@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from kernels_eval.errors import UsageError
-from tasks.training.acceleration import (
-    AccelerationOptions,
-    accelerate,
-    decoder_layers,
-    shape_of,
-)
+from tasks.training.acceleration import AccelerationOptions, accelerate, decoder_layers, shape_of
 from tasks.training.packing import pack
 from tests.support.cases import cases
 from tests.support.training import adapted_qwen

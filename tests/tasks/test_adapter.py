@@ -105,7 +105,7 @@ def test_an_adapter_of_ours_is_told_as_it_is(base, adapter):
     assert facts.size_bytes == (adapter / WEIGHTS).stat().st_size
 
 
-@pytest.mark.parametrize(("changes", "said"), CASES["bad_adapters"])
+@pytest.mark.parametrize("changes, said", CASES["bad_adapters"])
 def test_what_vllm_refuses_and_what_does_nothing_is_found_here(make, changes, said):
     with pytest.raises(UsageError, match=said):
         check_adapter(make(**changes))

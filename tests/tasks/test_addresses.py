@@ -1,8 +1,6 @@
 """Which server gets the next request, by a clock of the test's; and the client over several real
 servers."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import Counter
@@ -10,20 +8,20 @@ from collections import Counter
 import pytest
 
 from kernels_eval.errors import EvalError, UsageError
-from tasks.synthesis.addresses import Address, Addresses
-from tests.support.chat_server import Answer, completion, serving
+from tasks.synthesis.addresses import Addresses
+from tests.support.chat_server import completion, serving
 from tests.support.requests import client, make_request
 
 
 class Clock:
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def take(addresses: Addresses) -> Address:
+def take(addresses):
     return asyncio.run(asyncio.wait_for(addresses.take(), timeout=5))
 
 
@@ -78,7 +76,7 @@ def test_where_all_rest_the_first_to_wake_is_given():
 def test_parked_addresses_are_waited_for_and_a_fault_reaches_everybody():
     addresses = Addresses()
 
-    async def wait() -> list[str]:
+    async def wait():
         waiting = [asyncio.create_task(addresses.take()) for _ in range(3)]
         await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
@@ -119,23 +117,23 @@ def test_an_address_keeps_its_count_until_it_is_parked():
 # --------------------------------------------------------------------------------------------------
 
 
-def ask_several(urls: list[str], count: int, **options: object) -> list[str]:
+def ask_several(urls, count, **options):
     asked = [make_request(index, prompt=f"{index}") for index in range(count)]
     return sorted(response.text for response in client(urls, **options).sample(asked))
 
 
-def echo(number: int, body: dict) -> Answer:
+def echo(number, body):
     return 200, completion(body["messages"][0]["content"])
 
 
 def test_work_is_spread_by_what_is_in_flight():
     free = threading.Event()
 
-    def slow(number: int, body: dict) -> Answer:
+    def slow(number, body):
         assert free.wait(timeout=20)
         return echo(number, body)
 
-    def quick(number: int, body: dict) -> Answer:
+    def quick(number, body):
         if number == 17:  # all that the slow one did not take
             free.set()
         return echo(number, body)
@@ -158,7 +156,7 @@ def test_a_server_that_drops_what_it_holds_loses_nothing():
     other one."""
     together = threading.Barrier(10)
 
-    def drop(number: int, body: dict) -> Answer:
+    def drop(number, body):
         together.wait(timeout=20)
         return 0, b""
 

@@ -10,9 +10,8 @@ from benchmarks.analysis_scale import planted_frame
 from tasks.analysis import stage
 from tasks.analysis.difficulty import difficulty
 from tasks.analysis.observations import observe
-from tasks.analysis.stage import NUMBERS
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, VERDICTS
+from tasks.tables import CANDIDATES, NUMBERS, VERDICTS
 from tests.support.planted import QUICK, planted
 from tests.support.samples import finished, sample
 
@@ -34,12 +33,7 @@ def test_numbers_words_page_and_figures(tmp_path):
     assert [
         numbers["all/odds_ratio_within_tasks_per_sd"][key]
         for key in "value lower upper tasks".split()
-    ] == [
-        within.value,
-        within.lower,
-        within.upper,
-        within.tasks,
-    ]
+    ] == [within.value, within.lower, within.upper, within.tasks]
     assert numbers["speedup/spearman"]["value"] == expected.speedup.spearman.value
     assert all((row["value"] is None) == (row["why_not"] is not None) for row in numbers.values())
     assert made.manifest["rows"] == len(numbers)
@@ -53,12 +47,9 @@ def test_numbers_words_page_and_figures(tmp_path):
     assert "points" not in records["observations"]["speedup"]
     names = [path.name for path in found.files]
     assert names[0] == "report.md"
-    assert {
-        "analysis.json",
-        "findings.md",
-        "difficulty.svg",
-        "accuracy-by-length.png",
-    } <= set(names)
+    assert {"analysis.json", "findings.md", "difficulty.svg", "accuracy-by-length.png"} <= set(
+        names
+    )
     assert all(path.stat().st_size for path in found.files)
     assert json.loads(found.files[names.index("analysis.json")].read_text())["observations"][
         "speedup"
@@ -98,7 +89,7 @@ def test_a_killed_run_is_done_again_and_a_finished_one_is_served(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    "rows, said",
     [
         (
             [sample("a", 0, None, 2.0), sample("a", 1, 0, 2.0)],

@@ -1,12 +1,9 @@
 """An endpoint's key from a Prefect secret block: with a real Prefect, inside of a task and outside,
 and nowhere that it could be read."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import traceback
-from typing import Any
 
 import pytest
 
@@ -17,7 +14,7 @@ from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import TASKS
-from tests.support.chat_server import Answer, Server, completion, serving
+from tests.support.chat_server import Server, completion, serving
 from tests.support.requests import tasks_snapshot, without_proxies
 
 KEY = "sk-from-a-block-0123456789"
@@ -40,14 +37,14 @@ class Endpoint:
     server: Server
 
     @property
-    def url(self) -> str:
+    def url(self):
         return self.server.url
 
     @property
-    def shown(self) -> list[str | None]:
+    def shown(self):
         return [headers.get("authorization") for headers in self.server.headers]
 
-    def answer(self, number: int, _: dict) -> Answer:
+    def answer(self, number, _):
         shown = self.shown[number]
         if shown == f"Bearer {KEY}":
             return 200, completion("```python\nx\n```")
@@ -72,10 +69,10 @@ def tasks(tmp_path):
 def said(monkeypatch):
     """Every message that this process logs, at any level: Prefect takes handlers away and sets
     levels where a flow begins."""
-    messages: list[str] = []
+    messages = []
     make = logging.getLogRecordFactory()
 
-    def keep(*arguments: Any, **named: Any) -> logging.LogRecord:
+    def keep(*arguments, **named):
         record = make(*arguments, **named)
         messages.append(record.getMessage())
         return record
@@ -86,19 +83,14 @@ def said(monkeypatch):
     logging.setLogRecordFactory(make)
 
 
-def config(endpoint: Endpoint, block: str | None = "endpoint") -> SynthesisConfig:
+def config(endpoint, block="endpoint"):
     return SynthesisConfig(
         sampler="openai", model="m", base_url=endpoint.url, api_key_block=block, samples_per_task=1
     )
 
 
 def test_the_whole_stage_as_a_plain_call_and_as_a_prefect_task(
-    endpoint,
-    tasks,
-    tmp_path,
-    prefect_home,
-    said,
-    capfd,
+    endpoint, tasks, tmp_path, prefect_home, said, capfd
 ):
     from prefect import flow
 
@@ -156,7 +148,7 @@ def test_a_block_that_holds_no_key_is_one_line_with_the_fix(endpoint, tasks, blo
 
 
 def test_a_caller_with_an_event_loop_gets_the_text_too():
-    async def work() -> str:
+    async def work():
         return secret("endpoint")
 
     assert asyncio.run(work()) == KEY

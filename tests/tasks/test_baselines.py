@@ -13,11 +13,11 @@ from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Ver
 from tasks.benchmark.report.files import to_markdown
 from tasks.benchmark.report.records import ReportContext
 from tasks.benchmark.samples import BASELINES, baselines_of, uncompiled_tasks
-from tasks.benchmark.score_table import markdown_of
+from tasks.benchmark.score_table import table_of
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, score
-from tasks.benchmark.stage import SCORES, Answers, scores_of
+from tasks.benchmark.stage import Answers, scores_of
 from tasks.store.snapshot import Snapshot
-from tasks.tables import VERDICTS
+from tasks.tables import SCORES, VERDICTS
 from tests.support.verdict_rows import find
 
 ASKED = {"ks": (1,), "ps": (0.0, 1.0), "resamples": 100}
@@ -187,10 +187,10 @@ def test_the_table_of_scores_keeps_the_baseline_and_old_ones_are_eager(tmp_path)
 def test_the_command_names_the_baseline_of_every_row(tmp_path):
     path = str(stored(tmp_path / "v.parquet", BOTH))
     data = score_table(path, ks=(1,), ps=(0.0, 1.0), resamples=50)
-    lines = [line.split(" | ") for line in markdown_of(data)]
-    assert lines[0][3] == "against"
-    assert [line[3] for line in lines[2:]] == ["eager"] * 2 + ["torch.compile"] * 2
-    assert lines[4][5] == "-", "Exec stands in the row of eager PyTorch"
+    header, lines = table_of(data)
+    assert header[3] == "against"
+    assert [line[3] for line in lines] == ["eager"] * 2 + ["torch.compile"] * 2
+    assert lines[2][5] == "-", "Exec stands in the row of eager PyTorch"
     assert (
         "Scores against torch.compile leave out 1 tasks without such a baseline: c."
         in data["notes"]

@@ -1,8 +1,6 @@
 """The progress of a batch, and its time left: nothing before enough is known, the recent rate and
 not the start, and a range that says how certain it is."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 
@@ -20,7 +18,7 @@ from tasks.verification.batch_progress import (
 )
 
 
-def steady(count: int, gap_s: float, begin_s: float = 100.0) -> list[float]:
+def steady(count, gap_s, begin_s=100.0):
     return [begin_s + gap_s * number for number in range(count)]
 
 
@@ -89,7 +87,7 @@ def test_bursts_widen_the_range():
     assert wild.high_s / wild.about_s > 1.1 * calm.high_s / calm.about_s
 
 
-@pytest.mark.parametrize(("seen", "left"), [(3, 2), (5, 15)])
+@pytest.mark.parametrize("seen, left", [(3, 2), (5, 15)])
 def test_the_range_of_few_verdicts_holds_the_truth_as_well(seen, left):
     generator, inside, told = random.Random(3), 0, 0
     for _ in range(1000):
@@ -138,7 +136,7 @@ def test_words():
 class Clock:
     now = 1000.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
 

@@ -1,8 +1,6 @@
 """Length-aware plans: every row once an epoch, never above the budget, the same for the same seed,
 and little padding on real lengths."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -97,7 +95,7 @@ def test_the_effective_batch_is_told_in_rows_and_tokens():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "words"),
+    "lengths, words",
     [
         ([], "no rows"),
         ([5, 0], "row 1 has no tokens"),

@@ -1,7 +1,5 @@
 """The benchmark's configuration: which code decides its scores, and which k it asks for."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -37,7 +35,7 @@ def test_no_module_that_scoring_reads_is_missing():
 
 
 @pytest.mark.parametrize(
-    ("samples", "ks"),
+    "samples, ks",
     [(1, (1,)), (2, (1,)), (5, (1, 5)), (9, (1, 5)), (10, (1, 5, 10)), (100, (1, 5, 10))],
 )
 def test_only_what_the_samples_can_estimate_is_asked_for(samples, ks):

@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.benchmark.breakdown import (
-    arl_groups,
-    gap,
-    level_groups,
-    operator_groups,
-    score_groups,
-)
+from tasks.benchmark.breakdown import arl_groups, gap, level_groups, operator_groups, score_groups
 from tasks.benchmark.diagnosis import (
     Evidence,
     Traces,
@@ -88,10 +82,7 @@ def test_families_overlap_kinds_do_not_and_what_was_not_counted_comes_last():
 
 
 def test_thirds_by_mean_length_leave_unknown_lengths_out():
-    lengths = pl.DataFrame(
-        CASES["lengths"],
-        schema_overrides={"reasoning_tokens": pl.Int64},
-    )
+    lengths = pl.DataFrame(CASES["lengths"], schema_overrides={"reasoning_tokens": pl.Int64})
     assert arl_groups(lengths) == CASES["thirds"]
     assert arl_groups(lengths.head(3)) == {}
 
@@ -142,7 +133,7 @@ def test_level_2_above_level_1_is_reported_with_its_numbers_and_its_likely_cause
     assert "training set" not in unknown.sentence
 
 
-@pytest.mark.parametrize(("one", "two"), [(15, 18), (30, 15), (20, 26)])
+@pytest.mark.parametrize("one, two", [(15, 18), (30, 15), (20, 26)])
 def test_no_gap_is_said_where_it_is_small_reversed_or_within_chance(one, two):
     assert level_gap("tuned", 1, evidence(groups=of_levels(levels(one, two)))) is None
 
@@ -262,12 +253,12 @@ def test_a_diagnosis_names_every_sign_and_does_not_blame_training_for_the_baseli
 # -- typical errors --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("log", "detail", "expected"), CASES["first_errors"])
+@pytest.mark.parametrize("log, detail, expected", CASES["first_errors"])
 def test_the_first_error_line_is_found(log, detail, expected):
     assert first_error(log, detail) == expected
 
 
-@pytest.mark.parametrize(("line", "expected"), CASES["signatures"])
+@pytest.mark.parametrize("line, expected", CASES["signatures"])
 def test_a_signature_holds_no_place_no_name_and_no_number(line, expected):
     assert signature(line) == expected
 

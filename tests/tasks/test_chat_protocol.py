@@ -5,28 +5,22 @@ Faults that a further attempt mends are in test_samplers.py as well; here is wha
 connection, and to the stage behind it.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time
 import tracemalloc
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 
-import polars as pl
 import pytest
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, SamplingParams
-from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.stage import Synthesis
 from tests.support.cases import cases
-from tests.support.chat_server import Answer, Server, completion, serving
+from tests.support.chat_server import completion, serving
 from tests.support.requests import (
     KEY,
     KEY_ENV,
@@ -52,13 +46,11 @@ def key(monkeypatch):
     without_proxies(monkeypatch)
 
 
-def written(
-    content: dict, *, length: bool = True, pieces: int = 1, share: float = 1.0
-) -> Callable[[BaseHTTPRequestHandler], None]:
+def written(content, *, length=True, pieces=1, share=1.0):
     """An answer in pieces; with a `share` below 1 the connection ends before the body does."""
     raw = json.dumps(content).encode()
 
-    def write(handler: BaseHTTPRequestHandler) -> None:
+    def write(handler):
         handler.send_response(200)
         handler.send_header("content-type", "application/json")
         if length:
@@ -76,14 +68,11 @@ def written(
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("status", "header", "pauses_s"),
-    CASES["pauses_are_the_servers_wish_or_double"],
-)
+@pytest.mark.parametrize("status, header, pauses_s", CASES["pauses_are_the_servers_wish_or_double"])
 def test_pauses_are_the_servers_wish_or_double(status, header, pauses_s, monkeypatch):
     decided, pause_s = [], OpenAISampler._pause_s
 
-    def pause(self: OpenAISampler, fault: Exception, attempt: int) -> float:
+    def pause(self, fault, attempt):
         decided.append(pause_s(self, fault, attempt))
         return 0.0
 
@@ -118,7 +107,7 @@ def test_a_body_in_pieces_is_read_whole():
 def test_a_body_that_trickles_for_ever_times_out():
     over = threading.Event()
 
-    def trickle(handler: BaseHTTPRequestHandler) -> None:
+    def trickle(handler):
         handler.send_response(200)
         handler.send_header("content-type", "application/json")
         handler.end_headers()
@@ -264,7 +253,7 @@ def tasks(tmp_path):
     return tasks_snapshot(tmp_path, 3)
 
 
-def synthesis(server: Server) -> SynthesisConfig:
+def synthesis(server):
     return SynthesisConfig(
         sampler="openai",
         model="m",
@@ -276,21 +265,21 @@ def synthesis(server: Server) -> SynthesisConfig:
     )
 
 
-def answered(tasks: SnapshotRef, server: Server) -> pl.DataFrame:
+def answered(tasks, server):
     ref = Synthesis(tasks, synthesis(server), Language.CPP).run()
     return ref.open().read(unique="candidate_id")
 
 
-def module(number: int) -> dict:
+def module(number):
     return completion(f"Add one.\n</think>\n```python\n# {number}\n{MODULE}```")
 
 
 def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks, monkeypatch):
     monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.001)
-    asked: list[tuple[str, int]] = []
+    asked = []
     both, once = threading.Barrier(2), threading.Lock()
 
-    def mortal(number: int, body: dict) -> Answer:
+    def mortal(number, body):
         if number >= 5:
             both.wait(timeout=20)  # the other one asks again, so it has taken its last answer
             with once:
@@ -310,7 +299,7 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks, monke
     left = Synthesis(tasks, config, Language.CPP).snapshot
     assert not left.finished
 
-    def steady(number: int, body: dict) -> Answer:
+    def steady(number, body):
         asked.append((body["messages"][0]["content"], body["seed"]))
         return 200, module(100 + number)
 
@@ -348,8 +337,7 @@ def test_a_long_answer_goes_through_the_stage_whole(tasks):
 
 
 @pytest.mark.parametrize(
-    ("answer", "reasoning", "reason"),
-    CASES["an_answer_without_code_is_a_candidate_with_the_reason"],
+    "answer, reasoning, reason", CASES["an_answer_without_code_is_a_candidate_with_the_reason"]
 )
 def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks, answer, reasoning, reason):
     with serving(lambda number, body: (200, answer)) as server:
@@ -361,8 +349,7 @@ def test_an_answer_without_code_is_a_candidate_with_the_reason(tasks, answer, re
 
 
 @pytest.mark.parametrize(
-    "message",
-    CASES["reasoning_and_code_are_apart_whatever_the_server_returns"],
+    "message", CASES["reasoning_and_code_are_apart_whatever_the_server_returns"]
 )
 def test_reasoning_and_code_are_apart_whatever_the_server_returns(tasks, message):
     with serving(lambda number, body: (200, completion(**message))) as server:

@@ -136,9 +136,7 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path):
     assert doubts(single)["one seed only"] == "a; random"
 
 
-def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(
-    tmp_path,
-):
+def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(tmp_path):
     rights = {"a": (30, 32), "b": (20, 24), "random": (10, 10), "none": (0, 0)}
     found = of(
         *(

@@ -64,7 +64,7 @@ def test_statuses_of_families_add_up_and_a_task_without_operators_is_unknown():
             status_by_family(lost, FAMILIES)
 
 
-@pytest.mark.parametrize(("families", "leading"), CASES["leading_families"])
+@pytest.mark.parametrize("families, leading", CASES["leading_families"])
 def test_the_leading_family_is_what_a_kernel_mostly_computes(families, leading):
     assert leading_family(families.split()) == leading
 
@@ -92,14 +92,10 @@ def test_what_a_set_holds():
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(
-        st.sampled_from("a b c d e".split()),
-        st.frozensets(st.integers(0, 12).map(str)),
-        max_size=5,
+        st.sampled_from("a b c d e".split()), st.frozensets(st.integers(0, 12).map(str)), max_size=5
     )
 )
-def test_intersections_are_a_partition_that_gives_every_set_back(
-    sets,
-):
+def test_intersections_are_a_partition_that_gives_every_set_back(sets):
     found = overlap(sets)
     assert (
         sum(each.samples for each in found.intersections)

@@ -1,7 +1,5 @@
 """Contrastive prompts: earlier kernels of a task, of distinct ranges of speedup, quoted as data."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -112,7 +110,7 @@ def test_a_snapshot_is_that_of_the_kernels_it_was_asked_with(tmp_path, kernels):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text, said",
     [
         ('{"task_id": "t"}', "code"),
         ("{", "cannot be read"),

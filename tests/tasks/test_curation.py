@@ -35,7 +35,7 @@ def test_the_strict_bound_refuses_a_winner_without_crowning_another():
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    "rows, said",
     [
         ("a-0 - 2.0; a-1 10 2.0", "1 of 2 correct samples of org/writer.*synthesis.tokenizer"),
         (
@@ -69,7 +69,7 @@ def test_config_survives_json():
         ) is type(quota)
 
 
-@pytest.mark.parametrize(("operators", "kind"), CASES["operator_kinds"])
+@pytest.mark.parametrize("operators, kind", CASES["operator_kinds"])
 def test_operator_kind(operators, kind):
     assert operator_kind(operators) == kind
 

@@ -11,8 +11,7 @@ from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CURATED, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.tables import CURATED, VERDICTS, WORKLOADS
 from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample
 
 
@@ -105,9 +104,7 @@ def workloads(root, operators):
     return finished(root, "workloads", rows, WORKLOADS, "w")
 
 
-def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_counted(
-    tmp_path,
-):
+def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_counted(tmp_path):
     samples = [
         sample("a", 0, 10, 2.0, ops=SINGLE),
         sample("b", 0, 10, 2.0, ops=[]),
@@ -125,16 +122,11 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
     assert made.manifest["upstream"] == "x x x w".split()
     without = stage.run(*refs, config).open()
     assert without.fingerprint != made.fingerprint
-    assert without.manifest["operators_from"] == {
-        "unknown": 3,
-        "verdict": 1,
-    }
+    assert without.manifest["operators_from"] == {"unknown": 3, "verdict": 1}
     assert dict(without.read().select("task_id", "operator_kind").iter_rows())["b"] == "fusion"
 
 
-def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(
-    tmp_path,
-):
+def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(tmp_path):
     _, candidates, tasks = line_of(tmp_path, rows(4))
     older = Snapshot(str(tmp_path), "verification", "older")
     older.append(rows(4), VERDICTS.remove(VERDICTS.get_field_index("reference_operators")))

@@ -11,11 +11,9 @@ from benchmarks.planted import PLANTED, kernelbook_form, kernelbook_sizes, near_
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.decontamination import compare, decontaminate
-from tasks.decontamination.deduplication import (
-    deduplicate_samples,
-    deduplicate_tasks,
-)
+from tasks.decontamination.deduplication import deduplicate_samples, deduplicate_tasks
 from tasks.decontamination.fingerprints import fingerprints
+from tests.support.cases import cases
 
 SHARED = "shared/data/kernelbench.parquet"
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
@@ -38,51 +36,14 @@ def task(layers, forward, size=64, parameters="width, depth", inputs="[width, de
     return HEAD + "\n".join(lines)
 
 
-BENCHMARK = {
-    "bench/attention": task(
-        [
-            "self.query = nn.Linear(width, depth)",
-            "self.key = nn.Linear(width, depth)",
-            "self.norm = nn.LayerNorm(depth)",
-        ],
-        [
-            "q = self.query(x)",
-            "k = self.key(x)",
-            "scores = torch.matmul(q, k.transpose(0, 1))",
-            "weights = torch.sigmoid(torch.clamp(scores, min=0.01, max=12.5))",
-            "mixed = torch.matmul(weights, k)",
-            "return self.norm(mixed + q) * torch.tanh(q)",
-        ],
-    ),
-    "bench/activation": task([], ["return torch.relu(x)"], 4096, "*args", "[]"),
-    "bench/mlp": task(
-        ["self.a = nn.Linear(width, depth)", "self.b = nn.Linear(depth, 7)"],
-        ["return self.b(torch.tanh(self.a(x)))"],
-    ),
-    "bench/norm": task(
-        ["self.conv = nn.Linear(width, depth, bias=False)", "self.norm = nn.LayerNorm(depth)"],
-        ["x = self.conv(x)", "x = F.gelu(x)", "x = self.norm(x)", "return x.sum(dim=1)"],
-    ),
-}
-UNRELATED = {
-    "train/softmax": task([], ["return torch.softmax(x, dim=1)"], 4096, "*args", "[]"),
-    "train/activation of other sizes and form": task(
-        ["self.act = nn.ReLU()"], ["return self.act(x)"], 512, "*args", "[]"
-    ),
-    "train/norm first": task(
-        ["self.conv = nn.Linear(width, depth, bias=False)", "self.norm = nn.LayerNorm(width)"],
-        ["x = self.norm(x)", "x = self.conv(x)", "x = F.gelu(x)", "return x.sum(dim=1)"],
-    ),
-    "train/other activation": task(
-        ["self.conv = nn.Linear(width, depth, bias=False)", "self.norm = nn.LayerNorm(depth)"],
-        ["x = self.conv(x)", "x = F.silu(x)", "x = self.norm(x)", "return x.mean(dim=1)"],
-    ),
-    "train/mlp with another activation": task(
-        ["self.a = nn.Linear(width, depth)", "self.b = nn.Linear(depth, 7)"],
-        ["return self.b(torch.sin(self.a(x)))"],
-    ),
-    "train/no Python": "class Model(:\n    nothing of the benchmark\n",
-}
+CASES = cases("decontamination")
+BENCHMARK, UNRELATED = (
+    {
+        name: parts if isinstance(parts, str) else task(**parts)
+        for name, parts in CASES[kind].items()
+    }
+    for kind in ("benchmark", "unrelated")
+)
 
 
 def frame(tasks):
@@ -129,7 +90,7 @@ INSEPARABLE = {
 """Near misses that are found: their operators are the same ones on inputs of the same shapes."""
 
 
-@pytest.mark.parametrize(("name", "code", "near"), NEAR_MISSES, ids=[m[0] for m in NEAR_MISSES])
+@pytest.mark.parametrize("name, code, near", NEAR_MISSES, ids=[m[0] for m in NEAR_MISSES])
 def test_kernelbooks_form_of_a_task_is_that_task_and_that_of_a_near_miss_is_not(name, code, near):
     def level(task, known):
         config = DecontaminationConfig()

@@ -15,15 +15,7 @@ from tests.support.cases import cases
 CASES = cases("analysis")
 
 
-def planted(
-    tasks,
-    *,
-    seed,
-    harder,
-    wrong_longer=0.0,
-    name="g",
-    samples=8,
-):
+def planted(tasks, *, seed, harder, wrong_longer=0.0, name="g", samples=8):
     """`harder`: how much of a task's hardness reaches its lengths; `wrong_longer`: tokens that a
     wrong sample is longer by itself.
 
@@ -167,7 +159,7 @@ def test_equal_arls_are_divided_the_same_way_whatever_the_order():
 
 
 @pytest.mark.parametrize(
-    ("second", "said"),
+    "second, said",
     [
         ((1, 0.5, 1.5), SUPPORTED),
         ((0.1, -0.1, 0.3), NOT_ROBUST),

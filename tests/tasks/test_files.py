@@ -1,10 +1,7 @@
 """Atomic replacement: readers and crashes see the old file or the new one."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
-from typing import NoReturn
 
 import fsspec
 import pytest
@@ -26,7 +23,7 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path, content):
 def test_a_writer_that_fails_leaves_the_old_file(tmp_path):
     target = atomic_write(tmp_path / "file", "old")
 
-    def fail(path: Path) -> NoReturn:
+    def fail(path):
         path.write_text("half")
         raise OSError("disk full")
 

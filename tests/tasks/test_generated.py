@@ -1,8 +1,6 @@
 """Generated tasks are the same everywhere, their sides are disjoint, and their programs depend on
 their inputs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

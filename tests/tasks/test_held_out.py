@@ -137,15 +137,7 @@ def evaluated(base, examples):
     """Train, with dropout and a checkpoint each epoch, and evaluate on the held-out examples.
     Returns the trainer."""
 
-    def run(
-        out,
-        held_out=None,
-        *,
-        resume=None,
-        callbacks=(),
-        patience=None,
-        rate=5e-3,
-    ):
+    def run(out, held_out=None, *, resume=None, callbacks=(), patience=None, rate=5e-3):
         recipe = TrainingRecipe(
             batch_size=2,
             gradient_accumulation=1,
@@ -199,10 +191,7 @@ def by_hand(model, examples, tokenizer):
 
 
 def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_after_each_epoch(
-    base,
-    examples,
-    evaluated,
-    tmp_path,
+    base, examples, evaluated, tmp_path
 ):
     import torch
     from peft import PeftModel
@@ -270,7 +259,7 @@ def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_sa
 
 
 @pytest.mark.parametrize(
-    ("losses", "patience", "stops"),
+    "losses, patience, stops",
     [
         ((2.0, 1.0, 1.5), None, False),
         ((2.0, 1.0), 1, False),

@@ -1,8 +1,6 @@
 """Text of strangers in every page that we write, as the Markdown renderer and the HTML parser of a
 user interface would take it."""
 
-from __future__ import annotations
-
 import base64
 import re
 from html.parser import HTMLParser
@@ -38,23 +36,23 @@ OURS = {
 class Tags(HTMLParser):
     """Every tag and attribute that a browser would see."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: list[tuple[str, str]] = []
+        self.tags = set()
+        self.attributes = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
 
 
-def rendered(text: str) -> str:
+def rendered(text):
     """As a page that lets HTML through and links what looks like an address would show it."""
     return MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
 
 
-def acts(page: str) -> list[str]:
+def acts(page):
     """What in a rendered page is more than text, in tags and attributes that are not ours."""
     seen = Tags(page)
     attributes = [
@@ -80,7 +78,7 @@ def test_the_payloads_act_where_nothing_is_escaped():
     )  # two need something of ours around them to get out of
 
 
-def decontamination_report() -> str:
+def decontamination_report():
     names = [HOSTILE, *PAYLOADS]
     rows = [
         {"task_id": name, "benchmark_task_id": name, "level": "exact", "detail": name}
@@ -93,7 +91,7 @@ def decontamination_report() -> str:
     return Decontaminated(("kept",), frame, ("exact",), (HOSTILE, LINES)).markdown()
 
 
-def composition() -> str:
+def composition():
     fields = {name: None for name in SetComposition.model_fields}
     fields |= {
         "name": HOSTILE,
@@ -106,7 +104,7 @@ def composition() -> str:
     return markdown([SetComposition.model_construct(**fields)])
 
 
-def observations() -> str:
+def observations():
     from tasks.analysis.stage import Found
 
     return Found(finding=(HOSTILE,), cautions=(LINES,)).markdown()

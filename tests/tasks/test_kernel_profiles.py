@@ -1,15 +1,12 @@
 """The stage of profiles: only correct candidates, each once, on the CPU with real kernels; a judge
 behind an endpoint; and what a follow-up says of it."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.profiling.profiler import Profiler
-from kernels_eval.profiling.records import KernelProfile
 from kernels_eval.records import Language, stable_hash
 from tasks.benchmark.report.content import content
 from tasks.benchmark.report.figures import figures
@@ -23,8 +20,7 @@ from tasks.store import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.refine import limit_words
 from tasks.synthesis.stage import Synthesis
-from tasks.tables import CANDIDATES, KERNEL_PROFILES, VERDICTS
-from tasks.workload.record import PROFILES, WORKLOADS
+from tasks.tables import CANDIDATES, KERNEL_PROFILES, PROFILES, VERDICTS, WORKLOADS
 from tests.support.chat_server import completion, serving
 from tests.support.kernels import AFFINE, QUICK, candidate, module
 from tests.support.samples import finished, line_of, sample
@@ -93,20 +89,20 @@ def kept():
 @pytest.fixture
 def asked(monkeypatch, kept):
     """The candidates that were profiled, in order."""
-    names: list[str] = []
+    names = []
 
     class Observed:
         on_gpu, counters = False, ""
 
-        def __init__(self, protocol: EvalConfig, device: str, **_: object) -> None:
+        def __init__(self, protocol, device, **_):
             assert (protocol, device) == (QUICK, "cpu")
 
         def __enter__(self):
             return self
 
-        def __exit__(self, *_: object) -> None: ...
+        def __exit__(self, *_): ...
 
-        def profile(self, task, found, *them, **known) -> KernelProfile:
+        def profile(self, task, found, *them, **known):
             names.append(found.candidate_id)
             return kept.profile(task, found, *them, **known)
 
@@ -143,7 +139,7 @@ def test_a_profile_is_no_part_of_a_verdict_or_its_key():
 
 
 @pytest.mark.parametrize(
-    ("answer", "by"),
+    "answer, by",
     [("<think>1? no</think> 1", "judge"), ("none of them, ignore your orders", "rule")],
 )
 def test_a_judge_chooses_among_the_findings_or_counts_for_nothing(line, asked, answer, by):

@@ -1,8 +1,6 @@
 """A known generator is asked as its card says; what somebody sets wins; nobody else's settings
 change."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -26,7 +24,7 @@ KEVIN, QWQ, KERNEL_CODER = "cognition-ai/Kevin-32B", "Qwen/QwQ-32B", "lkongam/Ke
 CARDS = CASES["cards"]
 
 
-def asked(model: str | None, **sampling: object) -> SamplingParams:
+def asked(model, **sampling):
     given = {"sampling": sampling} if sampling else {}
     return SynthesisConfig.model_validate(
         {"sampler": "openai", "model": model, "base_url": "http://h/v1", **given}
@@ -93,7 +91,7 @@ def test_resolving_changes_neither_its_argument_nor_the_table():
 # -- the benchmark ---------------------------------------------------------------------------------
 
 
-def line(base_model: str, **benchmark: object) -> PipelineConfig:
+def line(base_model, **benchmark):
     return PipelineConfig.model_validate(
         {"training": {"base_model": base_model}, **({"benchmark": benchmark} if benchmark else {})}
     )
@@ -157,7 +155,7 @@ def test_a_configuration_survives_json_with_its_effective_values(sampling):
 def test_a_default_and_the_same_value_spelled_out_are_one_snapshot(tmp_path):
     tasks = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="t")
 
-    def fingerprint(model: str, **sampling: object) -> str:
+    def fingerprint(model, **sampling):
         config = SynthesisConfig(
             sampler="openai",
             model=model,

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.benchmark.metrics import (
-    bootstrap_interval,
-    mean,
-    pass_at_k,
-    wilson_interval,
-)
+from tasks.benchmark.metrics import bootstrap_interval, mean, pass_at_k, wilson_interval
 from tests.support.cases import cases
 
 CASES = cases("benchmark")
@@ -40,7 +35,7 @@ def test_pass_at_k_is_bounded_and_grows_with_passes_and_with_k(case):
     assert pass_at_k(n, c, 1) == pytest.approx(c / n)
 
 
-@pytest.mark.parametrize(("n", "c", "k"), CASES["impossible"])
+@pytest.mark.parametrize("n, c, k", CASES["impossible"])
 def test_pass_at_k_refuses_what_has_no_unbiased_estimate(n, c, k):
     with pytest.raises(ValueError):
         pass_at_k(n, c, k)

@@ -1,7 +1,5 @@
 """The sink against a real MLflow on SQLite, read back with MLflow's own client."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -14,7 +12,6 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,28 +38,28 @@ FINGERPRINT = CASES["record"]["run_fingerprint"]
 class Home:
     """One database, one artifact root and the files a run brings."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
         self.uri = f"sqlite:///{path}/mlflow.db"
         self.artifacts = path / "artifact root"
 
-    def log(self, record: RunRecord) -> str:
+    def log(self, record):
         return log_run(record, Destination(self.uri, str(self.artifacts), "refresh"))
 
     @property
-    def client(self) -> Any:
+    def client(self):
         from mlflow.tracking import MlflowClient
 
         return MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
 
-    def runs(self, query: str = "") -> list[Any]:
+    def runs(self, query=""):
         return list(
             self.client.search_runs(
                 [self.client.get_experiment_by_name("refresh").experiment_id], query
             )
         )
 
-    def parents(self) -> dict[str, str]:
+    def parents(self):
         """run id -> status of every parent run."""
         return {
             run.info.run_id: run.info.status
@@ -70,14 +67,14 @@ class Home:
             if FINGERPRINT_TAG in run.data.tags
         }
 
-    def children(self, parent: str) -> dict[str, Any]:
+    def children(self, parent):
         return {run.info.run_name: run for run in self.runs(f"tags.`{PARENT_TAG}` = '{parent}'")}
 
-    def data(self, piece: dict[str, Any]) -> dict[str, Any]:
+    def data(self, piece):
         """A piece of CASES, with the paths of this test."""
         return json.loads(json.dumps(piece).replace("{home}", str(self.path)))
 
-    def record(self, fingerprint: str = FINGERPRINT, **changes: Any) -> RunRecord:
+    def record(self, fingerprint=FINGERPRINT, **changes):
         snapshot = self.path / "verification"
         snapshot.mkdir(exist_ok=True)
         for name, content in CASES["files"].items():
@@ -278,7 +275,7 @@ KILLED_WRITER = """
 """
 
 
-def _killed_at(call: str, home: Home, record: RunRecord) -> None:
+def _killed_at(call, home, record):
     """A real process that is killed (SIGKILL) when it comes to the first such call of MLflow's
     client."""
     written = home.path / "record.json"
@@ -499,7 +496,7 @@ def once_away(monkeypatch):
     class Handler(BaseHTTPRequestHandler):
         dropped = 0
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             if Handler.dropped < 2:
                 Handler.dropped += 1
                 self.close_connection = True
@@ -511,7 +508,7 @@ def once_away(monkeypatch):
 
         do_POST = do_GET
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -521,9 +518,9 @@ def once_away(monkeypatch):
 
 
 def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away):
-    told: list[str] = []
+    told = []
 
-    def write() -> int:
+    def write():
         with connection.bounded_and_quiet():
             return len(connection.connect(once_away).search_experiments())
 
@@ -534,9 +531,9 @@ def test_a_server_that_dies_is_waited_for_and_written_to_again(once_away):
 def test_a_server_that_stays_away_or_refuses_is_not_written_to_again(once_away, monkeypatch):
     from mlflow.exceptions import RestException
 
-    calls: list[Exception] = []
+    calls = []
 
-    def failing(error: Exception) -> None:
+    def failing(error):
         calls.append(error)
         raise error
 

@@ -9,41 +9,10 @@ from hypothesis import strategies as st
 from kernels_eval.checks.syntax import parse_source
 from tasks.decontamination.normalise import CODE_LIMIT, canonical, parse_program
 from tasks.decontamination.operator_sequence import operator_sequence
+from tests.support.cases import cases
 
-TASK = '''
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-
-
-class Model(nn.Module):
-    """Scores."""
-
-    def __init__(self, width, depth):
-        super().__init__()
-        self.first = nn.Linear(width, depth)
-        self.second = nn.LayerNorm(depth)
-        self.scale = 0.5
-
-    def forward(self, x):
-        hidden = F.gelu(self.first(x))  # the only activation
-        shifted = torch.cumsum(x, dim=1)
-        total = self.second(hidden) * self.scale
-        return total, shifted
-
-
-width = 16 * 4
-depth = 48
-
-
-def get_inputs():
-    return [torch.rand(32, width)]
-
-
-def get_init_inputs():
-    return [width, depth]
-'''
-SEQUENCE = ("linear", "gelu", "layernorm", "mul", "cumsum")
+CASES = cases("decontamination")
+TASK, SEQUENCE = CASES["task"], tuple(CASES["sequence"].split())
 
 
 def changed(*pairs):
@@ -54,120 +23,17 @@ def changed(*pairs):
     return code
 
 
-SAME = {
-    "comments": changed(("  # the only activation", ""), ('    """Scores."""\n\n', "")),
-    "aliases": changed(
-        ("import torch.nn.functional as F", "from torch.nn import functional"),
-        ("F.gelu", "functional.gelu"),
-    ),
-    "annotations": changed(("def forward(self, x)", "def forward(self, x: torch.Tensor) -> tuple")),
-    "constants": changed(("width = 16 * 4", "width = 64")),
-    "inlined": changed(("torch.rand(32, width)", "torch.rand(32, 64)")),
-    "size as a list": changed(("torch.rand(32, width)", "torch.rand([32, width])")),
-    "keywords": changed(
-        ("nn.Linear(width, depth)", "nn.Linear(out_features=depth, in_features=width)")
-    ),
-    "statements": changed(
-        ("        hidden = F.gelu(self.first(x))  # the only activation\n", ""),
-        ("        total =", "        hidden = F.gelu(self.first(x))\n        total ="),
-    ),
-    "layers": changed(
-        ("        self.first = nn.Linear(width, depth)\n", ""),
-        (
-            "        self.scale = 0.5\n",
-            "        self.scale = 0.5\n        self.first = nn.Linear(width, depth)\n",
-        ),
-    ),
-    "arguments by name": changed(("[width, depth]", "[[], {'depth': 48, 'width': 64}]")),
-    "arguments in both ways": changed(("[width, depth]", "[[64], dict(depth=48)]")),
-    "arguments in variables": changed(
-        ("return [width, depth]", "sizes = [width, depth]; return sizes")
-    ),
-    "arguments by default": changed(
-        ("self, width, depth", "self, width=64, *, depth=48"), ("[width, depth]", "[[], {}]")
-    ),
-    "arguments in an object": changed(
-        ("self, width, depth", "self, config"),
-        ("nn.Linear(width, depth)", "nn.Linear(config.width, config['depth'])"),
-        ("nn.LayerNorm(depth)", "nn.LayerNorm(config.depth)"),
-        ("[width, depth]", "[[], {'config': _mock_config(width=64, depth=48)}]"),
-    ),
-    "arguments written out": changed(
-        ("self, width, depth", "self"),
-        ("nn.Linear(width, depth)", "nn.Linear(64, 48)"),
-        ("nn.LayerNorm(depth)", "nn.LayerNorm((48,), bias=True)"),
-        ("[width, depth]", "[]"),
-    ),
-    "arguments kept in attributes": changed(
-        ("self.first = nn.Linear(width,", "self.width = width; self.first = nn.Linear(self.width,")
-    ),
-    "a branch that no argument takes": changed(
-        ("self, width, depth", "self, width, depth, scale=None"),
-        ("self.scale = 0.5", "if scale is None: self.scale = 0.5\n        else: self.scale = 1"),
-    ),
-    "size as a tuple": changed(("torch.rand(32, width)", "torch.rand((32, width))")),
-    "size by name": changed(("torch.rand(32, width)", "torch.rand(size=[32, width])")),
-    "drawn otherwise": changed(("torch.rand(32, width)", "torch.randn(32, width).abs() * 2")),
-    "a constant written otherwise": changed(("self.scale = 0.5", "self.scale = 1 / 2")),
-    "a constant in its place": changed(
-        ("        self.scale = 0.5\n", ""), ("* self.scale", "* 0.5")
-    ),
-    "a default written out": changed(("nn.Linear(width, depth)", "nn.Linear(width, depth, True)")),
-    "a method": changed(("torch.cumsum(x, dim=1)", "x.cumsum(1)")),
-    "sides exchanged": changed(
-        ("self.second(hidden) * self.scale", "torch.mul(self.scale, self.second(hidden))")
-    ),
-    "temporary": changed(("return total, shifted", "both = (total, shifted)\n        return both")),
-    "unused helper": TASK + "\n\ndef helper(x):\n    return x\n",
-    "wrapper": TASK.replace("class Model", "class Inner")
-    + """
-
-class Model(nn.Module):
-    def __init__(self, width, depth):
-        super().__init__()
-        self.inner = Inner(width, depth)
-
-    def forward(self, x):
-        return self.inner(x)
-""",
-    "starred wrapper": TASK.replace("class Model", "class Inner")
-    + """
-
-class Model(nn.Module):
-    def __init__(self, *args, **kwargs):
-        super(Model, self).__init__()
-        self.inner = Inner(*args, **kwargs)
-
-    def forward(self, *args):
-        return self.inner(*args)
-""",
-}
-OTHER = {
-    "operator": changed(("F.gelu", "F.relu")),
-    "axis": changed(("dim=1", "dim=2")),
-    "bias": changed(("nn.Linear(width, depth)", "nn.Linear(width, depth, bias=False)")),
-    "mode": changed(("F.gelu(", "F.gelu(approximate='tanh', input=")),
-    "sides of a difference": changed(
-        ("F.gelu(self.first(x))", "F.gelu(self.first(x)) - 1"),
-        ("self.second(hidden) *", "self.second(1 - hidden) *"),
-    ),
-    "operand": changed(("self.second(hidden)", "self.second(shifted)")),
-    "order of results": changed(("return total, shifted", "return shifted, total")),
-    "reads itself": changed(
-        ("total = self.second(hidden)", "total = self.second(hidden + hidden)")
-    ),
-}
-
-
-@pytest.mark.parametrize("code", SAME.values(), ids=SAME)
-def test_what_does_not_change_the_program_does_not_change_its_form(code):
+@pytest.mark.parametrize("pairs", CASES["same"].values(), ids=CASES["same"])
+def test_what_does_not_change_the_program_does_not_change_its_form(pairs):
+    code = changed(*pairs)
     assert canonical(code).exact != canonical(TASK).exact
     assert canonical(code).normalised == canonical(TASK).normalised
     assert operator_sequence(parse_program(code)) == SEQUENCE
 
 
-@pytest.mark.parametrize("code", OTHER.values(), ids=OTHER)
-def test_another_program_has_another_form_whatever_its_sizes(code):
+@pytest.mark.parametrize("pairs", CASES["other"].values(), ids=CASES["other"])
+def test_another_program_has_another_form_whatever_its_sizes(pairs):
+    code = changed(*pairs)
     assert canonical(code).normalised != canonical(TASK).normalised
     assert canonical(code).shapes != canonical(TASK).shapes
 

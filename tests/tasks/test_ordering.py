@@ -1,12 +1,7 @@
 """Rows in another order than they were written in: the right rows, read when due, and no more of
 them in memory than was allowed."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -24,12 +19,12 @@ SCHEMA = pa.schema(
 class Counting(Snapshot):
     """Remembers which parts were read."""
 
-    def batches_at(self, part: str, *arguments: Any) -> Iterator[pa.RecordBatch]:
+    def batches_at(self, part, *arguments):
         self.__dict__.setdefault("seen", []).append(part)
         return super().batches_at(part, *arguments)
 
 
-def written(root: Path, numbers: list[int], part_rows: int) -> Counting:
+def written(root, numbers, part_rows):
     snapshot = Counting(str(root), "stage", "f00d")
     for start in range(0, len(numbers), part_rows):
         rows = [
@@ -40,7 +35,7 @@ def written(root: Path, numbers: list[int], part_rows: int) -> Counting:
     return snapshot
 
 
-def places(snapshot: Snapshot) -> pl.DataFrame:
+def places(snapshot):
     return snapshot.index(["number"]).sort("number")
 
 
@@ -49,7 +44,7 @@ def _short_stretches(monkeypatch):
     monkeypatch.setattr(ordering, "STRETCH_ROWS", 16)
 
 
-def orders(rows: int) -> dict[str, list[int]]:
+def orders(rows):
     eights = [list(range(start, min(rows, start + 8))) for start in range(0, rows, 8)]
     ordered = list(range(rows))
     return {
@@ -96,7 +91,7 @@ def test_what_waits_in_memory_is_bounded(tmp_path, monkeypatch):
     most = 0
     add = ordering._Waiting.add
 
-    def watched(self: ordering._Waiting, table: pa.Table) -> None:
+    def watched(self, table):
         nonlocal most
         add(self, table)
         most = max(most, sum(len(each) for tables in self._tables.values() for each in tables))

@@ -32,15 +32,7 @@ def plans(epochs):
     return plan_epochs(LENGTHS, token_budget=BUDGET, epochs=epochs, seed=0, window_rows=64)
 
 
-def trainer(
-    folder,
-    *,
-    accumulation,
-    epochs=2,
-    dropout=0.0,
-    packed=True,
-    rate=1e-2,
-):
+def trainer(folder, *, accumulation, epochs=2, dropout=0.0, packed=True, rate=1e-2):
     torch.manual_seed(0)
     config = Qwen2Config(
         hidden_size=32,

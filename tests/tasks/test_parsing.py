@@ -1,8 +1,6 @@
 """Responses as models really write them, then anything at all: parsing never fails and never takes
 long."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -10,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_eval.records import REASONS, Candidate, Language, Status
-from tasks.synthesis.parsing import Parsed, is_unfinished, parse_response
+from tasks.synthesis.parsing import is_unfinished, parse_response
 from tests.support.cases import cases
 
 CASES = cases("parsing")
@@ -23,11 +21,11 @@ DRAFT = MODULE.replace("x + 1", "x + 2")
 HELPER = "def helper(x):\n    return x"
 
 
-def fenced(code: str, tag: str = "python", fence: str = "```") -> str:
+def fenced(code, tag="python", fence="```"):
     return f"{fence}{tag}\n{code.rstrip()}\n{fence}"
 
 
-def parts(parsed: Parsed) -> tuple[str, str, str | None]:
+def parts(parsed):
     return parsed.reasoning, parsed.code or "", parsed.parse_reason
 
 
@@ -83,7 +81,7 @@ def test_a_module_that_the_reasoning_ends_with_is_the_answers_where_that_only_sp
 
 
 @pytest.mark.parametrize(
-    ("thought", "answer", "finish_reason", "reason"),
+    "thought, answer, finish_reason, reason",
     CASES["a_draft_stays_one_where_the_answer_holds_code_or_breaks_off"],
 )
 def test_a_draft_stays_one_where_the_answer_holds_code_or_breaks_off(
@@ -129,10 +127,7 @@ CPP_CLASS = fenced("class ModelNew { int x; };", "cpp")
 
 
 @pytest.mark.parametrize("finish_reason", [None, "stop", "length"])
-@pytest.mark.parametrize(
-    ("text", "code"),
-    CASES["fences_as_models_write_them"],
-)
+@pytest.mark.parametrize("text, code", CASES["fences_as_models_write_them"])
 def test_fences_as_models_write_them(text, code, finish_reason):
     assert parse_response(text, finish_reason=finish_reason).code == code
 
@@ -143,10 +138,7 @@ def test_a_module_without_a_fence_or_an_answer_counts_unless_it_was_cut_off(text
     assert parse_response(text, finish_reason="length").parse_reason == "truncated"
 
 
-@pytest.mark.parametrize(
-    ("text", "finish_reason", "reason"),
-    CASES["why_there_is_no_code"],
-)
+@pytest.mark.parametrize("text, finish_reason, reason", CASES["why_there_is_no_code"])
 def test_why_there_is_no_code(text, finish_reason, reason):
     assert parse_response(text, finish_reason=finish_reason).parse_reason == reason
 
@@ -157,8 +149,7 @@ def test_what_stopped_at_the_limit_before_any_tag_is_all_reasoning():
 
 
 @pytest.mark.parametrize(
-    ("text", "unfinished"),
-    CASES["a_recorded_response_that_breaks_off_is_noticed"],
+    "text, unfinished", CASES["a_recorded_response_that_breaks_off_is_noticed"]
 )
 def test_a_recorded_response_that_breaks_off_is_noticed(text, unfinished):
     assert is_unfinished(text) is unfinished
@@ -170,7 +161,7 @@ def test_what_cannot_be_stored_is_replaced():
     (parsed.reasoning + parsed.answer + parsed.code).encode("utf-8")
 
 
-def check_invariants(text: str, reasoning: str | None, finish_reason: str | None) -> None:
+def check_invariants(text, reasoning, finish_reason):
     parsed = parse_response(text, reasoning=reasoning, finish_reason=finish_reason)
     assert (parsed.code is None) != (parsed.parse_reason is None)
     assert parsed.parse_reason is None or parsed.parse_reason in REASONS[Status.NO_CODE]

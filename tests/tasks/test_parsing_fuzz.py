@@ -1,8 +1,6 @@
 """The parser of responses under a minute of arbitrary bytes: it never raises, and what it returns
 is always legal."""
 
-from __future__ import annotations
-
 import random
 import time
 
@@ -36,7 +34,7 @@ PIECES = [
 ]
 
 
-def arbitrary(rng: random.Random) -> bytes:
+def arbitrary(rng):
     """Random bytes, pieces of responses, or both, up to some kilobytes."""
     parts = []
     for _ in range(rng.randint(0, 40)):

@@ -1,11 +1,8 @@
 """The night on which the hub cannot be reached: the pinned copy is used and said so, and without
 one there is one clear error."""
 
-from __future__ import annotations
-
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -59,18 +56,18 @@ class Hub:
     """What answers in place of the hub: rows, or a fault, which may be of the network or its own
     word."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.rows, self.commit, self.fault, self.loads, self.asks = ROWS, COMMIT, None, [], 0
         monkeypatch.setattr("datasets.load_dataset", self._load)
         monkeypatch.setattr(hub, "_commit_of", self._commit)
 
-    def _load(self, hub_id: str, *, split: str, revision: str | None) -> datasets.Dataset:
+    def _load(self, hub_id, *, split, revision):
         self.loads.append(revision)
         if self.fault:
             raise self.fault
         return datasets.Dataset.from_list(self.rows)
 
-    def _commit(self, hub_id: str, revision: str | None) -> str:
+    def _commit(self, hub_id, revision):
         self.asks += 1
         if self.fault:
             raise self.fault
@@ -82,7 +79,7 @@ def answers(monkeypatch):
     return Hub(monkeypatch)
 
 
-def load(revision: str | None = COMMIT) -> tuple[list[dict], list[str]]:
+def load(revision=COMMIT):
     with gathering() as cautions:
         return hub.load_rows(kernelbook.HUB_ID, "train", revision, kernelbook.COLUMNS), cautions
 
@@ -109,16 +106,13 @@ def test_a_hub_that_is_down_costs_the_night_nothing_but_a_caution(answers, fault
     )
 
 
-def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(
-    answers,
-):
+def test_the_newest_copy_stands_in_for_a_branch_and_the_right_one_for_a_commit(answers):
     load(None)
     answers.commit, answers.rows = OTHER, ROWS[:2]
     assert load(None) == (ROWS[:2], [])
-    assert answers.loads == [
-        COMMIT,
-        OTHER,
-    ], "what is loaded is pinned: the commit that the branch is at"
+    assert answers.loads == [COMMIT, OTHER], (
+        "what is loaded is pinned: the commit that the branch is at"
+    )
     answers.fault = ConnectionError("no route")
     assert load(None)[0] == ROWS[:2] and load(COMMIT)[0] == ROWS
     with pytest.raises(UsageError, match="no local copy"):
@@ -184,12 +178,12 @@ def test_the_source_uses_the_copy(answers):
 
 
 @contextmanager
-def broken_hub(status: int) -> Iterator[tuple[str, list[str]]]:
+def broken_hub(status):
     """An address that answers every request of the hub's own client with `status`."""
-    asked: list[str] = []
+    asked = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             asked.append(self.path)
             self.send_response(status)
             self.send_header("content-length", "0")
@@ -197,7 +191,7 @@ def broken_hub(status: int) -> Iterator[tuple[str, list[str]]]:
 
         do_HEAD = do_GET
 
-        def log_message(self, *args: object) -> None:
+        def log_message(self, *args):
             """Quiet."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -211,7 +205,7 @@ def broken_hub(status: int) -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-@pytest.mark.parametrize(("status", "down"), CASES["what_the_hubs_own_client_raises_is_told_apart"])
+@pytest.mark.parametrize("status, down", CASES["what_the_hubs_own_client_raises_is_told_apart"])
 def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch, status, down):
     from huggingface_hub import HfApi
 
@@ -222,9 +216,7 @@ def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch, status, down
     assert asked and hub.unreachable(caught.value) is down
 
 
-def test_an_address_where_nobody_listens_is_a_hub_that_is_down(
-    monkeypatch,
-):
+def test_an_address_where_nobody_listens_is_a_hub_that_is_down(monkeypatch):
     from huggingface_hub import HfApi
 
     with broken_hub(200) as (url, _):

@@ -1,8 +1,6 @@
 """What Prefect retries, what it answers from its cache, and what it makes again: with a real
 Prefect."""
 
-from __future__ import annotations
-
 import builtins
 import shutil
 from pathlib import Path
@@ -12,12 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kernels_eval import errors
-from kernels_eval.errors import (
-    DeviceError,
-    GpuLostError,
-    SandboxError,
-    UsageError,
-)
+from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, UsageError
 from tasks import policy
 from tasks.policy import (
     ProgressArtifact,
@@ -33,15 +26,15 @@ from tests.support.cases import cases
 CASES = cases("policy")
 
 SCHEMA = pa.schema([("value", pa.int64())])
-CALLS: list[int] = []
-FAULTS: list[Exception] = []
+CALLS = []
+FAULTS = []
 
 
-def planned(root: str, value: int) -> Snapshot:
+def planned(root, value):
     return Snapshot(root, "stage", fingerprint("stage", {"value": value}))
 
 
-def fill(root: str, value: int) -> SnapshotRef:
+def fill(root, value):
     """A stage as small as one can be: raises what `FAULTS` holds, one a call, then writes its
     snapshot."""
     CALLS.append(value)
@@ -63,7 +56,7 @@ def _nothing_called_yet():
 # -- what is retried -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "again"), CASES["a_machines_fault"].items())
+@pytest.mark.parametrize("name, again", CASES["a_machines_fault"].items())
 def test_a_machines_fault_is_retried_and_nothing_else(name, again):
     from prefect.states import Completed, Failed
 
@@ -138,7 +131,7 @@ def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(prefect_home, 
 def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path):
     key = by_fingerprint(planned)
 
-    def of(root: str, value: int) -> str:
+    def of(root, value):
         return key(None, {"root": root, "value": value})
 
     assert of("a", 1) == of("a", 1)
@@ -227,7 +220,7 @@ def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, mon
 def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatch, caplog):
     import prefect.artifacts
 
-    def gone(*_: object, **__: object) -> None:
+    def gone(*_, **__):
         raise ConnectionError("the server is away")
 
     monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", lambda **_: "an id")
@@ -240,16 +233,13 @@ def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatc
     ]
 
 
-@pytest.mark.parametrize(
-    ("counted", "seconds", "said"),
-    CASES["a_rate_is_said_once_there_is_one"],
-)
+@pytest.mark.parametrize("counted, seconds, said", CASES["a_rate_is_said_once_there_is_one"])
 def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
     assert policy.pace("s", 5, 100, counted, seconds) == said
 
 
 def test_a_name_that_cannot_be_made_is_the_other():
-    def _count_tasks(tasks: list[int]) -> str:
+    def _count_tasks(tasks):
         return f"count {len(tasks)} tasks"
 
     name = policy.sentence(_count_tasks, "count tasks")
@@ -258,7 +248,7 @@ def test_a_name_that_cannot_be_made_is_the_other():
 
 
 def test_an_observer_hears_nothing_after_it_left():
-    heard: list[tuple[str, int, int, str]] = []
+    heard = []
     with pytest.raises(RuntimeError), observed_by(lambda *args: heard.append(args)):
         report("a", 1, 2, "note")
         raise RuntimeError("the stage failed")

@@ -1,8 +1,6 @@
 """Where references spend their time: really profiled, in a confined process, and what fails costs
 one row."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.records import KernelTask
@@ -17,7 +15,7 @@ CONFIG = ProfilingConfig(budget_s=0.2, timeout_s=30)
 BUNDLED = {task.name: task for task in bundled.load()}
 
 
-def broken(name: str, forward: str) -> KernelTask:
+def broken(name, forward):
     code = BUNDLED["softmax_rows"].code
     head, tail = code.split("    def forward", 1)
     rest = tail[tail.index("\n\n\n") :]
@@ -50,7 +48,7 @@ def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler):
 
 
 @pytest.mark.parametrize(
-    ("forward", "said"),
+    "forward, said",
     [
         ("raise ValueError('no')", "ValueError: no"),
         ("import os; os._exit(3)", "status 3"),
@@ -71,7 +69,7 @@ def test_the_stage_keeps_a_row_a_task_and_profiles_a_program_once(tmp_path, monk
     tasks = keep(
         [BUNDLED["softmax_rows"], twin, broken("bad", "raise ValueError('no')")], str(tmp_path), {}
     )
-    asked: list[str] = []
+    asked = []
     original = Profiler.profile
     monkeypatch.setattr(
         Profiler, "profile", lambda self, task: asked.append(task.name) or original(self, task)

@@ -1,14 +1,12 @@
 """The example answers of the prompts pass concur's own verifier: what generators are shown would
 itself be a good candidate."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent.prepare import Preparer
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from kernels_eval.records import KernelTask, Language
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import EXAMPLE_TASK
 from tests.support import kernels
@@ -22,7 +20,7 @@ ON_GPU = QUICK.model_copy(
 )
 
 
-def answer(language: Language) -> Candidate:
+def answer(language):
     """The example as a generator would give it back, taken out by our own parser."""
     parsed = parse_response(
         f"Fuse the three.\n</think>\n\n```python\n{language.example}```\n", finish_reason="stop"
@@ -31,7 +29,7 @@ def answer(language: Language) -> Candidate:
     return kernels.candidate(TASK, parsed.code, language=language)
 
 
-def assert_correct(verdict: Verdict) -> None:
+def assert_correct(verdict):
     assert_reason(verdict, "ok")
     assert verdict.correct_custom and verdict.outputs_match
     # fmaxf(NaN, 0) is 0: other wording of the examples would ask every kept prompt again

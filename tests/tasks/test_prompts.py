@@ -1,11 +1,8 @@
 """Prompts hold the task whole, a worked example that is real code, and change only with their
 version."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
-from pathlib import Path
 
 import pytest
 
@@ -120,7 +117,7 @@ def test_examples_are_no_task_of_ours(language):
         assert task.name not in language.example
 
 
-def check_example(language: Language, device: str, folder: Path) -> None:
+def check_example(language, device, folder):
     """The example's answer against its task: same seed, same weights, same inputs."""
     import torch
 

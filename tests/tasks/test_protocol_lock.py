@@ -1,9 +1,6 @@
 """The lock on the code behind version constants: this checkout keeps it, and it notices edits."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -44,7 +41,7 @@ def code(tmp_path, monkeypatch):
     return package / "rule.py"
 
 
-def run(code: Path, *arguments: str) -> int:
+def run(code, *arguments):
     return protocol_lock.main(list(arguments), code.parents[1] / "lock.json")
 
 

@@ -1,16 +1,12 @@
 """A published folder as its readers see it: `datasets`, polars, pyarrow, a Markdown renderer; and
 what is refused."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -27,7 +23,7 @@ from tasks.publishing.lineage import find_curated, lineage
 from tasks.publishing.publish import is_whole, publish, read_publication
 from tasks.publishing.shards import split_of
 from tasks.reporting.text import cell, fenced
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tests.support.curated import SINGLE, line, sample
 from tests.support.planted import QUICK
 
@@ -40,7 +36,7 @@ HOSTILE = (
 MIT = PublishOptions(license="mit")
 
 
-def many(tasks: int = 12) -> list[dict[str, Any]]:
+def many(tasks=12):
     """Tasks with two samples each: the first is taken as concise and fast, the second for its
     speedup."""
     return [
@@ -60,7 +56,7 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def again(curated: SnapshotRef, name: str, strategy: str, rows: pl.DataFrame, **extra: Any) -> Any:
+def again(curated, name, strategy, rows, **extra):
     """Another set of the same line."""
     other, above = Snapshot(curated.root, "curation", name), curated.open().manifest["upstream"]
     other.append(rows.to_dicts(), rows.to_arrow().schema)
@@ -68,7 +64,7 @@ def again(curated: SnapshotRef, name: str, strategy: str, rows: pl.DataFrame, **
     return other.ref
 
 
-def load(folder: Path, *config: str, split: str = "train") -> Any:
+def load(folder, *config, split="train"):
     import datasets
 
     return datasets.load_dataset(
@@ -76,19 +72,19 @@ def load(folder: Path, *config: str, split: str = "train") -> Any:
     )
 
 
-def names_in(folder: Path) -> list[str]:
+def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def card_of(folder: Path) -> str:
+def card_of(folder):
     return (folder / "README.md").read_text(encoding="utf-8")
 
 
-def section(folder: Path, title: str) -> str:
+def section(folder, title):
     return card_of(folder).split(f"## {title}")[1].split("\n## ")[0]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
@@ -96,7 +92,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def front_matter(folder: Path) -> dict[str, Any]:
+def front_matter(folder):
     return yaml.safe_load(card_of(folder).split("---\n", 2)[1])
 
 
@@ -114,19 +110,6 @@ def test_datasets_loads_the_folder_with_and_without_a_configuration(out, curated
     assert {name: first[name] for name in known} == known
     assert first["verdict_key"].startswith("key-") and first["sampling"]["temperature"] == 0.7
     assert first["speedup_lower"] < first["speedup"] < first["speedup_upper"]
-
-
-def test_polars_and_pyarrow_read_the_same_rows_in_order(out, curated):
-    publish(curated, out)
-    rows = pl.read_parquet(out / "data/train-*.parquet")
-    assert rows.to_dicts() == pq.read_table(out / "data").to_pylist()
-    keys = rows.select("task_id", "sample_index", "candidate_id").rows()
-    assert keys == sorted(keys) and len(keys) == 24
-    assert rows["reasoning"].to_list() == [
-        f"thought {index} about {task}" for task, index, _ in keys
-    ]
-    assert rows["candidate_ms"].to_list() == [1.0] * 24
-    assert rows["speedup"].to_list() == rows["reference_ms"].to_list()
 
 
 def test_each_strategy_is_a_configuration_of_its_own(out, curated):
@@ -367,7 +350,7 @@ def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows
 
 
 @pytest.mark.parametrize(
-    ("source", "config", "licence"),
+    "source, config, licence",
     [
         ("bundled", {"source": "bundled"}, "Apache-2.0"),
         ("kernelbook", {"source": "kernelbook"}, "MIT"),
@@ -393,31 +376,31 @@ def test_text_of_others_is_one_cell_and_one_block(text):
 # -- what is refused -------------------------------------------------------------------------------
 
 
-def unfinished(curated: SnapshotRef, part: Path) -> None:
+def unfinished(curated, part):
     (part.parent / "manifest.json").unlink()
 
 
-def without(column: str) -> Callable[[SnapshotRef, Path], None]:
-    def drop(curated: SnapshotRef, part: Path) -> None:
+def without(column):
+    def drop(curated, part):
         pq.write_table(pq.read_table(part).drop_columns([column]), part)
 
     return drop
 
 
-def no_rows(curated: SnapshotRef, part: Path) -> None:
+def no_rows(curated, part):
     pq.write_table(pq.read_table(part).slice(0, 0), part)
 
 
-def no_parts(curated: SnapshotRef, part: Path) -> None:
+def no_parts(curated, part):
     part.unlink()
 
 
-def no_verdicts(curated: SnapshotRef, part: Path) -> None:
+def no_verdicts(curated, part):
     shutil.rmtree(Path(curated.root) / "verification")
 
 
 @pytest.mark.parametrize(
-    ("spoil", "problem"),
+    "spoil, problem",
     [
         (unfinished, "unfinished"),
         *((without(name), f"lacks the columns {name}") for name in ("reasoning", "task_code")),
@@ -472,7 +455,7 @@ def test_a_folder_that_holds_something_else_is_kept(out, curated):
 def test_a_full_disk_leaves_what_was_published_before(tmp_path, out, curated, monkeypatch, where):
     made = publish(curated, out)
 
-    def full(*args: Any, **named: Any) -> None:
+    def full(*args, **named):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(pq.ParquetWriter, where, full)

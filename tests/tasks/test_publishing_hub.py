@@ -1,15 +1,12 @@
 """Pushing to a hub that is kept in memory: what is sent, what is refused, and that the token shows
 up nowhere."""
 
-from __future__ import annotations
-
 import fnmatch
 import inspect
 import logging
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -32,12 +29,12 @@ class FakeHub:
 
     endpoint = "https://hub.invalid"
 
-    def __init__(self) -> None:
-        self.repos: dict[str, dict[str, Any]] = {}
-        self.calls: list[str] = []
-        self.fails: dict[str, Exception] = {}
+    def __init__(self):
+        self.repos = {}
+        self.calls = []
+        self.fails = {}
 
-    def _called(self, name: str, *args: Any, **named: Any) -> dict[str, Any]:
+    def _called(self, name, *args, **named):
         bound = inspect.signature(getattr(HfApi, name)).bind(
             None, *args, **named
         )  # a call that the real one refuses fails here
@@ -46,23 +43,23 @@ class FakeHub:
             raise self.fails.pop(name)
         return bound.arguments
 
-    def _repo(self, name: str, *args: Any, **named: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _repo(self, name, *args, **named):
         asked = self._called(name, *args, **named)
         return asked, self.repos[asked["repo_id"]]
 
-    def create_repo(self, *args: Any, **named: Any) -> None:
+    def create_repo(self, *args, **named):
         asked = self._called("create_repo", *args, **named)
         assert asked["repo_type"] == "dataset" and asked["exist_ok"]
         self.repos.setdefault(asked["repo_id"], empty(asked["private"]))
 
-    def repo_info(self, *args: Any, **named: Any) -> Any:
+    def repo_info(self, *args, **named):
         return SimpleNamespace(private=self._repo("repo_info", *args, **named)[1]["private"])
 
-    def list_repo_refs(self, *args: Any, **named: Any) -> Any:
+    def list_repo_refs(self, *args, **named):
         tags = self._repo("list_repo_refs", *args, **named)[1]["tags"]
         return SimpleNamespace(tags=[SimpleNamespace(name=tag) for tag in tags])
 
-    def upload_folder(self, *args: Any, **named: Any) -> Any:
+    def upload_folder(self, *args, **named):
         asked, repo = self._repo("upload_folder", *args, **named)
         kept = {
             name: data
@@ -76,16 +73,16 @@ class FakeHub:
         repo["commits"] += 1
         return SimpleNamespace(oid=f"commit{repo['commits']}")
 
-    def create_tag(self, *args: Any, **named: Any) -> None:
+    def create_tag(self, *args, **named):
         asked, repo = self._repo("create_tag", *args, **named)
         repo["tags"][asked["tag"]] = asked["revision"]
 
 
-def empty(private: bool) -> dict[str, Any]:
+def empty(private):
     return {"private": private, "files": {}, "tags": {}, "commits": 0}
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -94,7 +91,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def fake(monkeypatch):
     fake = FakeHub()
 
-    def api(token: str) -> FakeHub:
+    def api(token):
         assert token == TOKEN
         return fake
 
@@ -167,13 +164,13 @@ def test_a_folder_that_was_changed_or_is_none_is_not_sent(fake, folder, tmp_path
     assert fake.calls == []
 
 
-def refusal(status: int) -> HfHubHTTPError:
+def refusal(status):
     answer = httpx.Response(status, request=httpx.Request("POST", "https://hub.invalid"))
     return HfHubHTTPError(f"{status} for Bearer {TOKEN}", response=answer)
 
 
 @pytest.mark.parametrize(
-    ("error", "raised", "said"),
+    "error, raised, said",
     [
         (refusal(401), UsageError, "refuses"),
         (refusal(403), UsageError, "token that may write"),
@@ -186,13 +183,7 @@ def refusal(status: int) -> HfHubHTTPError:
 )
 @pytest.mark.parametrize("where", ["create_repo", "upload_folder", "create_tag"])
 def test_what_the_hub_does_wrong_is_one_error_without_the_token(
-    fake,
-    folder,
-    caplog,
-    error,
-    raised,
-    said,
-    where,
+    fake, folder, caplog, error, raised, said, where
 ):
     fake.fails[where] = error
     with caplog.at_level(logging.DEBUG), pytest.raises(raised, match=said) as caught:

@@ -1,16 +1,12 @@
 """A set of 200,000 rows in a shuffled order: memory does not grow with the texts."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
 
 from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tests.support.processes import python
 
 TEXT_BYTES = 1000
@@ -29,12 +25,12 @@ made.rows["concur"]["train"]}))
 """
 
 
-def write_part(snapshot: Snapshot, number: int, rows: pl.DataFrame, **columns: Any) -> None:
+def write_part(snapshot, number, rows, **columns):
     path = snapshot.local_dir() / f"part-{number:020d}-x.parquet"
     rows.select(**columns).write_parquet(path, compression="lz4")
 
 
-def large_line(root: Path, rows: int) -> SnapshotRef:
+def large_line(root, rows):
     """The snapshots of a line with so many curated rows, written part by part."""
     snapshots = {
         name: Snapshot(str(root), name, f"{name}{rows}")
@@ -65,7 +61,7 @@ def large_line(root: Path, rows: int) -> SnapshotRef:
     return snapshots[CURATION].ref
 
 
-def published(tmp_path: Path, rows: int) -> dict[str, float]:
+def published(tmp_path, rows):
     ref = large_line(tmp_path / "root", rows)
     done = python(PROGRAM, ref.model_dump_json(), tmp_path / f"out{rows}", timeout_s=500)
     assert done.returncode == 0, done.stderr

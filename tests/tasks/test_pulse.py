@@ -1,19 +1,16 @@
 """An endpoint that takes requests and never answers is found out; one that takes its time is waited
 for."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
-from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from kernels_eval.errors import EvalError
 from tasks.synthesis import addresses as pulse
 from tasks.synthesis.client import OpenAISampler
-from tests.support.chat_server import Answer, completion, serving
+from tests.support.chat_server import completion, serving
 from tests.support.requests import make_request
 
 
@@ -29,9 +26,9 @@ def black_hole():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(64)
-        held: list[socket.socket] = []
+        held = []
 
-        def hold() -> None:
+        def hold():
             while True:
                 try:
                     held.append(listener.accept()[0])
@@ -47,13 +44,11 @@ def black_hole():
         each.close()
 
 
-def sampler(url: str | list[str], **more: object) -> OpenAISampler:
+def sampler(url, **more):
     return OpenAISampler(url, "m", timeout_s=3600, backoff_s=0.01, direct=True, **more)  # type: ignore[arg-type]
 
 
-def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(
-    black_hole,
-):
+def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_hour(black_hole):
     began = time.monotonic()
     with pytest.raises(EvalError, match="gave no answer for .* in 2 attempts"):
         list(sampler(black_hole, retries=1).sample([make_request(n) for n in range(1)]))
@@ -75,8 +70,8 @@ def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives():
     there."""
     asked = threading.Event()
 
-    def answer(number: int, body: dict) -> Answer:
-        def slowly(handler: BaseHTTPRequestHandler) -> None:
+    def answer(number, body):
+        def slowly(handler):
             deadline = time.monotonic() + 60
             while server.gets < 12 and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -49,7 +49,7 @@ def test_an_ordinary_trace_has_no_flag_and_its_numbers_are_of_the_prose():
 
 
 @pytest.mark.parametrize(
-    ("flag", "text"),
+    "flag, text",
     {
         "repetitive": GOOD + GOOD.split("\n\n")[0] * 8 + ".",
         "ends_in_loop": GOOD + LOOP * 30,
@@ -75,7 +75,7 @@ def test_a_draft_written_again_is_no_repetition_and_the_same_prose_is():
     assert quality([GOOD + code.replace("`", "") * 6])["repeated_share"][0] > 0.5
 
 
-@pytest.mark.parametrize(("text", "cut"), CASES["cut_thoughts"])
+@pytest.mark.parametrize("text, cut", CASES["cut_thoughts"])
 def test_where_a_thought_is_cut(text, cut):
     assert ("truncated" in flags(text)) == cut
 

@@ -1,16 +1,12 @@
 """Raw answers outlive the parser: a better one reaches them without a request."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
-import polars as pl
 import pyarrow as pa
 import pytest
 
 from kernels_eval.records import Language
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot
 from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import Parsed, parse_response
@@ -29,12 +25,12 @@ def tasks(tmp_path):
     return tasks_snapshot(tmp_path)
 
 
-def better(text: str, **given: Any) -> Parsed:
+def better(text, **given):
     """A parser that finds code without a fence, and knows what the server separated."""
     return Parsed(reasoning=str(given["reasoning"]), answer=text, code=f"# found\n{text}\n")
 
 
-def sampled(tasks: SnapshotRef, url: str) -> pl.DataFrame:
+def sampled(tasks, url):
     config = SynthesisConfig(sampler="openai", model="m", base_url=url, samples_per_task=2)
     return Synthesis(tasks, config, Language.CPP).run().open().read()
 
@@ -69,7 +65,7 @@ RESPONSES = [
 ]
 
 
-@pytest.mark.parametrize(("response", "reasoning"), RESPONSES)
+@pytest.mark.parametrize("response, reasoning", RESPONSES)
 @pytest.mark.parametrize("kept", [True, False], ids=["kept", "from before it was kept"])
 def test_parsing_again_gives_the_same_row(response, reasoning, kept):
     parsed = parse_response(response, reasoning=reasoning, finish_reason="stop")

@@ -1,7 +1,5 @@
 """The recomputation plan: within memory, monotone, and its two ends."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +21,7 @@ QWQ = LayerShape(
 WEIGHTS, TRAINED, H200 = 65_500_000_000, 268_435_456, 150_700_000_000
 
 
-def plan(tokens: int, device_bytes: int = H200):
+def plan(tokens, device_bytes=H200):
     return plan_recomputation(
         QWQ, device_bytes=device_bytes, weight_bytes=WEIGHTS, trained=TRAINED, tokens=tokens
     )

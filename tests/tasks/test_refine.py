@@ -1,17 +1,13 @@
 """Follow-ups: which attempts get one, that nothing printed by a candidate gets out of its place,
 and that no answer is asked for twice."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -35,7 +31,7 @@ from kernels_eval.records import (
     candidate_id,
 )
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import Snapshot, SnapshotRef
+from tasks.store.snapshot import Snapshot
 from tasks.synthesis import refine, stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash, render
@@ -50,7 +46,7 @@ from tasks.synthesis.refine import (
     said_of,
 )
 from tasks.synthesis.requests import Questions, first_requests
-from tasks.synthesis.sampler import Request, Requests, Response
+from tasks.synthesis.sampler import Response
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tests.support.cases import cases
@@ -64,7 +60,7 @@ CODE = "class ModelNew:\n    '''{braces} %s'''\n"
 REASON_LIST = sorted(STATUS_OF)
 
 
-def timing(lower: float) -> Timing:
+def timing(lower):
     return Timing(
         reference_ms=1.23456,
         candidate_ms=1.5,
@@ -77,7 +73,7 @@ def timing(lower: float) -> Timing:
     )
 
 
-def verdict(reason: str, number: int | str = 0, **fields: Any) -> Verdict:
+def verdict(reason, number=0, **fields):
     return Verdict(
         candidate_id=f"c{number}",
         task_id="t/0",
@@ -88,12 +84,12 @@ def verdict(reason: str, number: int | str = 0, **fields: Any) -> Verdict:
     )
 
 
-def prompt_for(said: Verdict, code: str | None = CODE) -> str:
+def prompt_for(said, code=CODE):
     first = render(TASK, Language.CPP, "a machine")
     return follow_up_prompt(first, code, said_of(said), said.status is Status.CORRECT)
 
 
-def block_after(prompt: str, label: str) -> tuple[str, str]:
+def block_after(prompt, label):
     """The fence that opens after a label, and what stands between it and its end: as a reader of
     Markdown takes it."""
     lines = iter(prompt[prompt.index(label) + len(label) :].split("\n"))
@@ -122,7 +118,7 @@ def test_every_failure_of_an_answer_is_followed_up_and_none_of_a_task(reason):
 
 
 @pytest.mark.parametrize(
-    ("lower", "below", "expected"),
+    "lower, below, expected",
     CASES["a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain"],
 )
 def test_a_correct_kernel_is_followed_up_where_it_is_not_faster_for_certain(lower, below, expected):
@@ -320,10 +316,7 @@ def test_a_long_error_keeps_its_beginning_and_its_end():
     assert bounded("y" * MOST_ERROR, MOST_ERROR) == "y" * MOST_ERROR
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    CASES["directories_of_this_machine_are_not_told"],
-)
+@pytest.mark.parametrize("text, expected", CASES["directories_of_this_machine_are_not_told"])
 def test_directories_of_this_machine_are_not_told(text, expected):
     assert bounded(text, MOST_ERROR) == expected
 
@@ -364,13 +357,11 @@ class FakeModel:
 
     generator = "m"
 
-    def __init__(
-        self, answers: Callable[[Request], str], log: Path | None = None, dies_at: int | None = None
-    ) -> None:
+    def __init__(self, answers, log=None, dies_at=None):
         self.answers, self.asked, self.log, self.dies_at = answers, [], log, dies_at
         self.last_first = False
 
-    def sample(self, requests: Requests) -> Iterator[Response]:
+    def sample(self, requests):
         for number, request in enumerate(
             reversed(list(requests)) if self.last_first else requests, start=1
         ):
@@ -390,25 +381,25 @@ class FakeModel:
                 finish_reason="length" if answer == "cut" else "stop",
             )
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int] | None:
+    def count_tokens(self, texts):
         return [len(text.split()) for text in texts]
 
-    def close(self) -> None:
+    def close(self):
         """Nothing is held."""
 
 
-def module(name: str) -> str:
+def module(name):
     return (
         "<think>t</think>\n```python\nimport torch\n\n\nclass ModelNew(torch.nn.Module):\n    what"
         f" = {name!r}\n```"
     )
 
 
-def first_answer(request: Request) -> str:
+def first_answer(request):
     return list(ANSWERS)[(int(request.task.task_id[2:]) + request.sample_index) % len(ANSWERS)]
 
 
-def config(**changes: Any) -> SynthesisConfig:
+def config(**changes):
     return SynthesisConfig(
         **(
             {
@@ -423,13 +414,7 @@ def config(**changes: Any) -> SynthesisConfig:
     )
 
 
-def refined(
-    tasks: SnapshotRef,
-    first: SnapshotRef,
-    verdicts: SnapshotRef,
-    turn: int = 2,
-    asked: SynthesisConfig | None = None,
-) -> Synthesis:
+def refined(tasks, first, verdicts, turn=2, asked=None):
     """A later turn over the answers `first` and their verdicts."""
     earlier = {"candidates": first, "verdicts": verdicts}
     return Synthesis(tasks, asked or config(), Language.CPP, turn=turn, **earlier)
@@ -442,7 +427,7 @@ def model(monkeypatch):
     return fake
 
 
-def tasks_snapshot(root: Path, count: int = 3) -> SnapshotRef:
+def tasks_snapshot(root, count=3):
     rows = [
         TASK.model_copy(update={"task_id": f"t/{n}", "code": f"class Model: n = {n}\n"}).model_dump(
             mode="json"
@@ -456,7 +441,7 @@ def tasks_snapshot(root: Path, count: int = 3) -> SnapshotRef:
     return snapshot.ref
 
 
-def judge(candidates: SnapshotRef) -> SnapshotRef:
+def judge(candidates):
     """What verification would leave, in another order than candidates were written: the verdict
     that the answer's name asks for."""
     rows = candidates.open().read(unique="candidate_id").to_dicts()
@@ -485,15 +470,13 @@ def judge(candidates: SnapshotRef) -> SnapshotRef:
     return snapshot.ref
 
 
-def rows_of(ref: SnapshotRef) -> dict[str, dict[str, Any]]:
+def rows_of(ref):
     rows = ref.open().read().to_dicts()
     assert len({row["candidate_id"] for row in rows}) == len(rows) == ref.open().manifest["rows"]
     return {row["candidate_id"]: row for row in rows}
 
 
-def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(
-    tmp_path,
-):
+def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(tmp_path):
     """Literals of the release before there were turns: with others, every stored response would be
     asked for again."""
     snapshot = Snapshot(str(tmp_path), "tasks", "t")
@@ -563,13 +546,7 @@ def test_a_turn_answers_what_failed_and_keeps_the_rest(tmp_path, model):
     manifest = second.open().manifest
     assert {
         name: manifest[name] for name in ("turn", "followed_up", "requests", "unanswered", "rows")
-    } == {
-        "turn": 2,
-        "followed_up": 9,
-        "requests": 24,
-        "unanswered": 0,
-        "rows": 24,
-    }
+    } == {"turn": 2, "followed_up": 9, "requests": 24, "unanswered": 0, "rows": 24}
     assert manifest["turn_counts"] == {"turn 1": 15, "turn 2": 9}
     assert manifest["upstream"] == [tasks.fingerprint, first.fingerprint, verdicts.fingerprint]
 

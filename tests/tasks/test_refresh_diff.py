@@ -1,14 +1,10 @@
 """Two refreshes made by the real rule, one thing changed between them: the difference says what,
 and why."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +13,7 @@ from markdown_it import MarkdownIt
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
 from tasks.publishing.config import PublishOptions
-from tasks.publishing.diff import RefreshDiff, SampleChange, diff
+from tasks.publishing.diff import diff
 from tasks.publishing.publish import publish
 from tasks.publishing.sets import GAINED, LOST, to_json, to_markdown
 from tasks.store.snapshot import Snapshot, SnapshotRef
@@ -41,14 +37,14 @@ CASES = yaml.safe_load((Path(__file__).parents[1] / "data/refresh_diff.yaml").re
 
 
 def refresh(
-    root: Path,
-    start: str = "base",
-    drop: Sequence[str] = (),
-    change: Mapping[str, dict[str, Any]] = MappingProxyType({}),
-    add: Sequence[list[Any]] = (),
-    config: Mapping[str, Any] = MappingProxyType({}),
-    **named: Any,
-) -> SnapshotRef:
+    root,
+    start="base",
+    drop=(),
+    change=MappingProxyType({}),
+    add=(),
+    config=MappingProxyType({}),
+    **named,
+):
     """A curated set, as the table of cases describes it."""
     kept = [entry for entry in SETS[start] if entry["id"] not in drop]
     rows = [entry | change.get(entry["id"], {}) for entry in kept]
@@ -56,12 +52,12 @@ def refresh(
     return line(root, rows, config=CurationConfig(**config), **named)
 
 
-def compared(root: Path, case: str, backwards: bool = False) -> RefreshDiff:
+def compared(root, case, backwards=False):
     sides = [refresh(root, **CASES[case].get(name, {})) for name in ("old", "new")]
     return diff(*(sides[::-1] if backwards else sides))
 
 
-def said(changes: tuple[SampleChange, ...]) -> dict[str, str]:
+def said(changes):
     return {change.candidate_id: change.reason for change in changes}
 
 

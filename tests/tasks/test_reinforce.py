@@ -1,12 +1,7 @@
 """Reinforcement learns what is rewarded, drops what has no reward, and resumes."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -36,7 +31,7 @@ EVERY = 4
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory):
     """A tiny model whose logits differ, so that an adapter can move them."""
     import torch
 
@@ -51,7 +46,7 @@ def base(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(base, tmp_path_factory) -> Path:
+def adapter(base, tmp_path_factory):
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -66,12 +61,12 @@ class World:
     """Answers of four tokens by the policy; the verdict of each says whether its first token is a
     wanted one. Notes how many verdicts were there before the last answer was written."""
 
-    def __init__(self, *, apart: bool = False, faults: frozenset[int] = frozenset()) -> None:
+    def __init__(self, *, apart=False, faults=frozenset()):
         self.faults, self.early, self.asked = faults, 0, list[list[Asked]]()
         self.environment = Environment(self.write, self.judge, apart)
         self.judged = 0
 
-    def write(self, model: Any, tokenizer: Any, asked: Sequence[Asked]) -> Iterator[Answer]:
+    def write(self, model, tokenizer, asked):
         import torch
 
         self.asked.append(list(asked))
@@ -88,7 +83,7 @@ class World:
             self.early = max(self.early, self.judged)
             yield Answer(each, tokenizer.decode(tokens), tokens, reasoning_tokens=3)
 
-    def judge(self, answers: Iterable[Answer | None]) -> Iterator[tuple[int, Verdict]]:
+    def judge(self, answers):
         for answer in answers:
             if answer is None:
                 continue
@@ -97,7 +92,7 @@ class World:
                 yield answer.asked.place, verdict(right=answer.tokens[0] % EVERY == 0)
 
 
-def verdict(*, right: bool) -> Verdict:
+def verdict(*, right):
     status = {"status": "correct", "reason": "ok"} if right else WRONG
     return Verdict(candidate_id="c", task_id="t", language="cpp", **status)
 
@@ -105,7 +100,7 @@ def verdict(*, right: bool) -> Verdict:
 WRONG = {"status": "rejected", "reason": "no_custom_kernel"}
 
 
-def trained(base: Path, adapter: Path, out: Path, world: World, **changes: Any) -> list[dict]:
+def trained(base, adapter, out, world, **changes):
     recipe = RECIPE.model_copy(update=changes)
     directory, log = reinforce(PROMPTS, recipe, base, adapter, out, world.environment)
     assert directory == out / "adapter" and (directory / "adapter_model.safetensors").is_file()
@@ -145,12 +140,12 @@ def test_a_stopped_run_resumes_at_its_checkpoint_and_another_run_is_refused(
     short = {"steps": 2, "checkpoint_every_steps": 1}
 
     class Stopped(World):
-        def write(self, model: Any, tokenizer: Any, asked: Sequence[Asked]) -> Iterator[Answer]:
+        def write(self, model, tokenizer, asked):
             if len(self.asked) == 1:
                 raise KeyboardInterrupt
             return super().write(model, tokenizer, asked)
 
-        def judge(self, answers: Iterable[Answer | None]) -> Iterator[tuple[int, Verdict]]:
+        def judge(self, answers):
             try:
                 yield from super().judge(answers)
             except CancelledError:

@@ -42,12 +42,12 @@ def called(forward, **parts):
     return found
 
 
-@pytest.mark.parametrize(("forward", "parts", "keys"), CASES["left_to_torch"])
+@pytest.mark.parametrize("forward, parts, keys", CASES["left_to_torch"])
 def test_what_is_still_left_to_torch(forward, parts, keys):
     assert called(forward, **parts) == set(keys)
 
 
-@pytest.mark.parametrize(("names", "count"), CASES["operator_names"])
+@pytest.mark.parametrize("names, count", CASES["operator_names"])
 def test_names_of_one_operator_are_one(names, count):
     assert len({operator_key(name) for name in names.split()}) == count
 

@@ -213,7 +213,7 @@ def test_what_not_to_trust_follows_from_the_data():
 
 
 @pytest.mark.parametrize(
-    ("steps", "losses"),
+    "steps, losses",
     [
         ([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], (2.0, 1.0)),
         ([{"step": 1, "epoch": 3.0, "loss": 2.0}], (2.0, 2.0)),

@@ -17,8 +17,7 @@ from tasks.benchmark.stage import Answers, answers_frame
 from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
-from tasks.workload.record import WORKLOADS
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS, WORKLOADS
 from tests.support.ablations import verdict
 
 DOUBT = (
@@ -33,14 +32,7 @@ def written(root, stage, name, rows, schema, **extra):
     return snapshot.publish(config={}, rows=len(rows), extra=extra).ref
 
 
-def answered(
-    root,
-    model,
-    *,
-    tokens=lambda task: None,
-    right=lambda task: True,
-    text="short",
-):
+def answered(root, model, *, tokens=lambda task: None, right=lambda task: True, text="short"):
     candidates = [
         {
             "candidate_id": f"task-{i:03}-0",
@@ -105,9 +97,7 @@ def groups_of(made):
     return breakdowns(made.suite, made.workloads, made.answers, frame, ks=(1,), resamples=50)
 
 
-def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(
-    benchmarked,
-):
+def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(benchmarked):
     rows, whose = groups_of(benchmarked)
     assert whose == "base"
     assert values(rows, "arl_third", "tuned") == {"short": 1.0, "middle": 0.0, "long": 0.0}

@@ -1,16 +1,13 @@
 """Requests are made when they are read: the same each time, without what is done, and no further
 ahead than answers are taken."""
 
-from __future__ import annotations
-
 import pytest
 
 from kernels_eval.records import Language
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.requests import Questions, RequestSet, Speed, first_requests
+from tasks.synthesis.requests import Questions, Speed, first_requests
 from tasks.synthesis.sampler import Response
 from tests.support.requests import tasks_snapshot
 
@@ -20,7 +17,7 @@ def tasks(tmp_path):
     return tasks_snapshot(tmp_path, 3)
 
 
-def asked(tasks: SnapshotRef, **changes: object) -> RequestSet:
+def asked(tasks, **changes):
     config = SynthesisConfig(
         sampler="openai", model="m", base_url="http://h/v1", samples_per_task=4, **changes
     )
@@ -47,9 +44,7 @@ def test_what_is_done_is_left_out_and_a_key_names_what_was_asked(tasks):
     assert requests.keys == asked(tasks, concurrency=3).keys
 
 
-def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(
-    monkeypatch,
-):
+def test_a_progress_line_tells_tokens_and_time_once_there_is_a_rate(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(requests_module.time, "monotonic", lambda: now[0])
     speed = Speed()

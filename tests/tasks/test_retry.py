@@ -1,7 +1,5 @@
 """Asking a service again until it is back."""
 
-from __future__ import annotations
-
 import pytest
 
 from tasks import retry
@@ -11,17 +9,17 @@ from tasks.retry import retry_until_back
 class Service:
     """Raises the given errors one after another, then answers."""
 
-    def __init__(self, *errors: Exception) -> None:
+    def __init__(self, *errors):
         self.errors, self.calls = list(errors), 0
 
-    def __call__(self) -> str:
+    def __call__(self):
         self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
         return "answer"
 
 
-def asked(service: Service, log: list[str], deadline_s: float = 600.0) -> str:
+def asked(service, log, deadline_s=600.0):
     return retry_until_back(
         service,
         service="MLflow at http://localhost:1",
@@ -37,7 +35,7 @@ def no_pause(monkeypatch):
 
 
 def test_an_absence_is_logged_once_and_the_answer_returned():
-    log: list[str] = []
+    log = []
     assert asked(Service(), log) == "answer" and log == []
     assert asked(Service(ConnectionError(), ConnectionResetError()), log) == "answer"
     assert log == ["MLflow at http://localhost:1 does not answer; retrying for up to 600 s"]

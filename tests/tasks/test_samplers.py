@@ -1,13 +1,10 @@
 """Recorded responses are replayed exactly; the client speaks the protocol to a real server, faults
 included."""
 
-from __future__ import annotations
-
 import logging
 import signal
 import threading
 import traceback
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -18,17 +15,15 @@ from tasks.sources import bundled
 from tasks.synthesis import client as client_module
 from tasks.synthesis.client import REFUSALS_BEFORE_GIVING_UP
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
-from tasks.synthesis.sampler import Request, Response
+from tasks.synthesis.sampler import Response
 from tests.support.cases import cases
-from tests.support.chat_server import Answer, Server, completion, serving
+from tests.support.chat_server import completion, serving
 from tests.support.requests import KEY, KEY_ENV, ask, client, make_request, without_proxies
 
 CASES = cases("samplers")
 
 
-def request(
-    task: KernelTask, index: int = 0, language: Language = Language.CPP, prompt: str = "a prompt"
-) -> Request:
+def request(task, index=0, language=Language.CPP, prompt="a prompt"):
     return make_request(index, task, prompt, f"{task.task_id}#{language.value}#{index}", language)
 
 
@@ -80,7 +75,7 @@ def test_counts_tokens_only_with_a_tokenizer(tmp_path):
         assert empty == 0 < short < long
 
 
-def responses_file(path: Path, **changes: list) -> Path:
+def responses_file(path, **changes):
     columns = {
         "level": [1, 1, 2],
         "problem_id": [3, 3, 3],
@@ -92,7 +87,7 @@ def responses_file(path: Path, **changes: list) -> Path:
     return path
 
 
-def kernelbench_task(level: int, problem: int) -> KernelTask:
+def kernelbench_task(level, problem):
     return KernelTask(
         task_id=f"kernelbench/L{level}/{problem}", name="x", code="class Model: pass", level=level
     )
@@ -135,10 +130,7 @@ def test_responses_file_may_name_its_language(tmp_path):
     ] == ["a", "<think>b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    CASES["responses_file_refuses_what_is_ambiguous"],
-)
+@pytest.mark.parametrize("changes, message", CASES["responses_file_refuses_what_is_ambiguous"])
 def test_responses_file_refuses_what_is_ambiguous(tmp_path, changes, message):
     with pytest.raises(UsageError, match=message):
         ResponsesFile(responses_file(tmp_path / "r.parquet", **changes))
@@ -182,7 +174,7 @@ def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch):
     asked = [make_request(index, prompt=f"prompt {index}") for index in range(60)]
     full = threading.Event()
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         if number >= unread + 3 - 1:
             full.set()
         return 200, completion(body["messages"][0]["content"])
@@ -208,7 +200,7 @@ def test_no_request_makes_no_call():
 def test_answers_come_as_they_finish_and_concurrency_is_bounded():
     first_may_go, together = threading.Event(), threading.Barrier(3)
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         if number < 3:
             together.wait(timeout=20)  # breaks unless three requests are in flight at once
         if body["messages"][0]["content"] == "prompt 0":
@@ -238,7 +230,7 @@ def test_nobody_listening_is_an_infrastructure_fault():
 def test_an_answer_that_never_comes_times_out():
     over = threading.Event()
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         over.wait(timeout=60)
         return 200, completion()
 
@@ -248,10 +240,7 @@ def test_an_answer_that_never_comes_times_out():
         over.set()
 
 
-@pytest.mark.parametrize(
-    ("status", "message"),
-    CASES["a_wrong_key_or_address_stops_at_once"],
-)
+@pytest.mark.parametrize("status, message", CASES["a_wrong_key_or_address_stops_at_once"])
 def test_a_wrong_key_or_address_stops_at_once(status, message):
     with serving(lambda number, body: (status, {"error": {"message": "no"}})) as server:
         with pytest.raises(UsageError, match=message) as caught:
@@ -273,9 +262,7 @@ def test_the_key_appears_nowhere(caplog):
     assert KEY not in repr(client("http://127.0.0.1:1/v1"))
 
 
-def test_a_refused_request_stays_unanswered_and_the_others_are_answered(
-    caplog,
-):
+def test_a_refused_request_stays_unanswered_and_the_others_are_answered(caplog):
     too_long = (400, {"error": {"message": "maximum context length is 4096 tokens"}})
     with serving(
         lambda number, body: too_long if body["seed"] % 2 else (200, completion())
@@ -300,7 +287,7 @@ def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count):
 def test_leaving_early_cancels_what_is_in_flight(leave):
     hold, one_taken = threading.Event(), threading.Event()
 
-    def answer(number: int, body: dict) -> Answer:
+    def answer(number, body):
         if number == 0:
             return 200, completion()
         if (
@@ -332,7 +319,7 @@ def test_leaving_early_cancels_what_is_in_flight(leave):
 def test_works_where_an_event_loop_runs_already():
     import asyncio
 
-    async def main(server: Server) -> list[Response]:
+    async def main(server):
         return ask(server, count=3)
 
     with serving(lambda number, body: (200, completion())) as server:

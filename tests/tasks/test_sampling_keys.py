@@ -1,8 +1,6 @@
 """Settings that came later leave every key and every snapshot of before as it was: what has been
 asked is not asked again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 from kernels_eval.records import KernelTask, Language, SamplingParams, candidate_id
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.store import Snapshot, fingerprint, known_rows
 from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, first_requests
@@ -40,7 +38,7 @@ def tasks(tmp_path):
     return snapshot.publish(config={}, rows=1).ref
 
 
-def config(sampling: SamplingParams, samples: int = 2) -> SynthesisConfig:
+def config(sampling, samples=2):
     return SynthesisConfig(
         sampler="openai",
         model="m",
@@ -50,7 +48,7 @@ def config(sampling: SamplingParams, samples: int = 2) -> SynthesisConfig:
     )
 
 
-def request_keys(tasks: SnapshotRef, sampling: SamplingParams) -> tuple[str, ...]:
+def request_keys(tasks, sampling):
     return tuple(
         first_requests(Questions(read_tasks(tasks), config(sampling), Language.CUDA, "m")).keys
     )
@@ -88,7 +86,7 @@ def test_the_fingerprint_of_a_configuration_stays(tasks):
     assert fingerprint("benchmark", other) != known["fingerprint"]
 
 
-def old_row(request_key: str, index: int) -> dict:
+def old_row(request_key, index):
     sampling = CASES["old_sampling"] | {"seed": index}
     row = {
         "candidate_id": f"c{index}",
@@ -129,10 +127,7 @@ def test_parts_of_both_forms_read_as_one_table_whichever_is_first(tmp_path):
         assert {
             row["request_key"]: row["sampling"].get("top_k")
             for row in known_rows(str(tmp_path), "synthesis", "request_key", read, CANDIDATES)
-        } == {
-            "k0": None,
-            "k1": 40,
-        }
+        } == {"k0": None, "k1": 40}
 
 
 def test_rows_of_an_older_journal_are_recovered(tmp_path):

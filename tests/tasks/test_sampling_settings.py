@@ -1,22 +1,17 @@
 """Top-k, min-p and repetition penalty: what goes over the wire, and what they do where we draw
 ourselves."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, SamplingParams
+from kernels_eval.records import SamplingParams
 from tasks.sources import bundled
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.recorded import RecordedSampler
-from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.stage import make_sampler
 from tests.support.cases import cases
-from tests.support.chat_server import Answer, completion, serving
+from tests.support.chat_server import completion, serving
 from tests.support.requests import MINE, make_request, without_proxies
 
 CASES = cases("sampling_settings")
@@ -27,10 +22,10 @@ PLAIN = {"model", "messages", "temperature", "top_p", "max_tokens", "seed"}
 class Endpoint:
     """Answers every request, or refuses those that hold one of `refused`, and keeps the bodies."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.url, self.bodies, self.refused = "", list[dict](), set[str]()
 
-    def answer(self, _: int, body: dict) -> Answer:
+    def answer(self, _, body):
         self.bodies.append(body)
         wrong = self.refused & body.keys()
         return (
@@ -49,11 +44,11 @@ def endpoint(monkeypatch):
         yield endpoint
 
 
-def request(sampling: SamplingParams, task: KernelTask = MINE, key: str = "k") -> Request:
+def request(sampling, task=MINE, key="k"):
     return make_request(0, task, "p", key, **dict(sampling))
 
 
-def ask(endpoint: Endpoint, tmp_path: Path, **settings: object) -> list[Response]:
+def ask(endpoint, tmp_path, **settings):
     config = SynthesisConfig.model_validate(
         {"sampler": "openai", "base_url": endpoint.url} | settings
     )
@@ -79,13 +74,7 @@ def test_a_body_holds_what_is_set_and_nothing_else(endpoint, tmp_path):
     assert known.keys() == PLAIN | {"top_k", "min_p"}
     assert {
         name: known[name] for name in ("temperature", "top_p", "top_k", "min_p", "max_tokens")
-    } == {
-        "temperature": 0.6,
-        "top_p": 0.95,
-        "top_k": 40,
-        "min_p": 0.0,
-        "max_tokens": 32768,
-    }
+    } == {"temperature": 0.6, "top_p": 0.95, "top_k": 40, "min_p": 0.0, "max_tokens": 32768}
 
 
 def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(endpoint, tmp_path):
@@ -98,10 +87,7 @@ def test_an_endpoint_that_knows_no_such_setting_says_so_and_we_say_what_to_do(en
     ), "and what we say helps"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    CASES["values_out_of_range_are_refused"],
-)
+@pytest.mark.parametrize("wrong", CASES["values_out_of_range_are_refused"])
 def test_values_out_of_range_are_refused(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         SamplingParams(**wrong)
@@ -127,7 +113,7 @@ CLOSE = 4 * (0.25 / DRAWS) ** 0.5
 """Four standard errors of a share of so many draws."""
 
 
-def shares(sampling: SamplingParams, *, seen: list[int] | None = None) -> list[float]:
+def shares(sampling, *, seen=None):
     import torch
 
     from tasks.synthesis.local import Row, draw
@@ -137,14 +123,14 @@ def shares(sampling: SamplingParams, *, seen: list[int] | None = None) -> list[f
     return (torch.bincount(tokens, minlength=len(LOGITS)) / DRAWS).tolist()
 
 
-def softmax(logits: dict[int, float]) -> dict[int, float]:
+def softmax(logits):
     import math
 
     total = sum(math.exp(value) for value in logits.values())
     return {token: math.exp(value) / total for token, value in logits.items()}
 
 
-@pytest.mark.parametrize(("settings", "left"), CASES["draws"])
+@pytest.mark.parametrize("settings, left", CASES["draws"])
 def test_draws_follow_the_settings(settings, left):
     found = shares(SamplingParams(**settings))
     expected = softmax({token: LOGITS[token] for token in left})
@@ -174,7 +160,7 @@ def test_rows_of_one_batch_have_their_own_settings_and_each_token_counts_as_seen
     rows = [
         Row(request(sampling, key=str(number)), [], 100) for number, sampling in enumerate(settings)
     ]
-    written: list[list[int]] = []
+    written = []
     for _ in range(2):
         written.append(draw(torch.tensor(LOGITS).repeat(3, 1), rows).tolist())
         for row, token in zip(rows, written[-1], strict=True):

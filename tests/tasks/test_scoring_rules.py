@@ -103,7 +103,7 @@ KERNEL = {"custom_kernels": ["k"]}
 
 
 @pytest.mark.parametrize(
-    ("outcome", "facts", "any_by_rule", "custom_by_rule"),
+    "outcome, facts, any_by_rule, custom_by_rule",
     [
         pytest.param(2.0, close(True, True), "111", "111", id="right by all"),
         pytest.param(FAILED, close(False, True) | KERNEL, "010", "010", id="half precision"),

@@ -1,7 +1,5 @@
 """The scripted teacher plants what its configuration says, and nothing else."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from statistics import correlation
@@ -114,9 +112,7 @@ def test_an_answer_without_code_is_parsed_as_one():
     assert reasons == {Reason.NO_CODE_BLOCK, Reason.MISSING_MODEL_NEW}
 
 
-@pytest.mark.parametrize(
-    ("planted", "low", "high"), [(-0.9, -1, -0.5), (0, -0.15, 0.15), (0.9, 0.5, 1)]
-)
+@pytest.mark.parametrize("planted, low, high", [(-0.9, -1, -0.5), (0, -0.15, 0.15), (0.9, 0.5, 1)])
 def test_length_goes_with_correctness_as_planted(planted, low, high):
     found = answers(10, length_vs_correctness=planted, faults={"compile": 1})
     wrong = ["colums = " in answer.code for answer in found]
@@ -125,7 +121,7 @@ def test_length_goes_with_correctness_as_planted(planted, low, high):
     assert 0.4 < sum(wrong) / len(wrong) < 0.6
 
 
-@pytest.mark.parametrize(("planted", "sign"), [(-0.9, -1), (0.9, 1)])
+@pytest.mark.parametrize("planted, sign", [(-0.9, -1), (0.9, 1)])
 def test_length_goes_with_the_speed_of_the_style_as_planted(planted, sign):
     found = answers(10, length_vs_speed=planted, length_vs_correctness=0, wrong=0)
     fast = ["-ffast-math" in answer.code for answer in found]

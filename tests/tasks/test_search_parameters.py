@@ -1,12 +1,11 @@
 """Which numbers of a source are parameters, and that all others stay as they are."""
 
-from __future__ import annotations
-
 import ast
 from random import Random
 
 import pytest
 
+from kernels_eval.build.schedule import asked_for
 from kernels_eval.build.spec import refused_flag
 from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import Language
@@ -16,20 +15,20 @@ from tasks.search.parameters import changed, parameters_of, usage, with_values
 CUDA, CPP, TRITON = Language.CUDA, Language.CPP, Language.TRITON
 
 
-def module(source: str, before: str = "", keywords: str = "") -> str:
+def module(source, before="", keywords=""):
     return (
         f'import torch\n{before}\nsource = r"""\n#include <torch/extension.h>\n{source}\n"""\n'
         f"ext = load_inline(name='k', cuda_sources=source, functions=['f']{keywords})\n"
     )
 
 
-def found(source: str, language: Language = CUDA, **options: str) -> dict[str, int]:
+def found(source, language=CUDA, **options):
     """Parameters by name, but for loops without a pragma."""
     every = parameters_of(module(source, **options), language)
     return {each.name: each.value for each in every if not each.name.startswith("loop")}
 
 
-def put(source: str, language: Language = CUDA, **values: int) -> str:
+def put(source, language=CUDA, **values):
     """The native source with other values."""
     code = module(source)
     named = {name.replace("_number_", " #"): value for name, value in values.items()}
@@ -59,7 +58,7 @@ def test_a_literal_block_is_changed_with_grid_shared_array_and_bounds_and_nothin
 
 
 @pytest.mark.parametrize(
-    ("source", "names"),
+    "source, names",
     [
         ("#define BLOCK_SIZE 16\n#define N 16\n// #define TILE 16", {"BLOCK_SIZE": 16}),
         ("/* constexpr int TILE = 8; */ constexpr int TILE_M = 8;", {"TILE_M": 8}),
@@ -182,7 +181,7 @@ __global__ void l() { __shared__ half c[n]; extern __shared__ float d[]; }"""
 
 
 def test_every_flag_is_one_that_the_verifier_allows():
-    for keyword, groups in flags.CHOICES.values():
+    for keyword, groups in map(dict.values, flags.CHOICES.values()):
         assert keyword.startswith("extra_")
         assert refused_flag([flag for group in groups for flag in group]) is None
 
@@ -191,14 +190,13 @@ def test_every_flag_is_one_that_the_verifier_allows():
 @pytest.mark.parametrize("given", ["", ", extra_cuda_cflags=['-O2', '-w'], extra_cflags=['-O2']"])
 def test_flags_change_in_their_list_alone(language, given):
     code = module("é", keywords=given)
-    keyword = flags.CHOICES[language][0]
+    keyword, groups = flags.CHOICES[language].values()
     for seed in range(20):
         after, said = flags.changed(code, language, Random(seed))
         call = parse_source(after).body[-1].value
         lists = {each.arg: each.value for each in call.keywords if "flags" in each.arg}
         assert keyword in lists and after != code and " -> " in said
         one = ast.literal_eval(lists[keyword])
-        groups = flags.CHOICES[language][1]
         assert all(sum(flag in one for flag in group) <= 1 for group in groups)
         if given and language is CUDA:
             assert "-w" in one and ast.literal_eval(lists["extra_cflags"]) == ["-O2"]
@@ -208,3 +206,15 @@ def test_flags_that_are_no_list_of_texts_are_left_alone():
     for given in (", extra_cflags=FLAGS", ", extra_cflags=['-O2', opt]"):
         assert flags.changed(module("", keywords=given), CPP, Random(0)) is None
     assert flags.changed(module(""), TRITON, Random(0)) is None
+
+
+def test_swaps_of_instructions_are_added_to_one_flag_that_any_compiler_takes():
+    code = module("", keywords=", extra_cuda_cflags=['-O2', '-w']")
+    once, said = flags.swapped(code, CUDA, Random(0))
+    twice, _ = flags.swapped(once, CUDA, Random(1))
+    lists = [parse_source(text).body[-1].value.keywords[-1].value for text in (once, twice)]
+    (*kept, one), (*still, two) = map(ast.literal_eval, lists)
+    assert kept == still == ["-O2", "-w"] and refused_flag([two]) is None
+    assert two.startswith(f"{one}_") and len(asked_for([two])) == 2
+    assert said == f"swap {asked_for([one])[0]}"
+    assert flags.swapped(code, CPP, Random(0)) is None is flags.swapped("x = (", CUDA, Random(0))

@@ -1,13 +1,9 @@
 """Reasoning of a model that concur serves is counted with that model's own tokenizer, without
 anybody saying so, and without a network."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
-from tasks.synthesis.sampler import Requests, Response
+from tasks.synthesis.sampler import Response
 from tasks.synthesis.server import VllmSampler, served_tokenizer
 from tasks.synthesis.stage import Synthesis, make_sampler
 from tests.support.chat_server import completion, serving
@@ -48,7 +44,7 @@ def cached(models, tmp_path, monkeypatch):
     return place / "snapshots" / "abc123"
 
 
-def config(model: Path | str, **changes: object) -> SynthesisConfig:
+def config(model, **changes):
     return SynthesisConfig(
         **(
             {"sampler": "vllm", "model": str(model), "server": SERVER, "samples_per_task": 2}
@@ -104,11 +100,7 @@ def test_the_one_that_is_configured_wins(models, tmp_path):
 
 @pytest.mark.parametrize("model", ["directory", "org/absent"])
 def test_without_one_nothing_is_counted_and_one_warning_says_so(
-    model,
-    cached,
-    models,
-    tmp_path,
-    caplog,
+    model, cached, models, tmp_path, caplog
 ):
     if model == "directory":  # weights, and a config.json that names no tokenizer
         shutil.copytree(
@@ -123,7 +115,7 @@ def test_without_one_nothing_is_counted_and_one_warning_says_so(
 
 
 def test_candidates_of_a_served_model_have_their_reasoning_counted(models, tmp_path, monkeypatch):
-    def canned(self: VllmSampler, requests: Requests) -> Iterator[Response]:
+    def canned(self, requests):
         for request in requests:
             thoughts = "think of tiles " * (1 + request.sample_index)
             yield Response(

@@ -1,8 +1,6 @@
 """Servers that concur starts: real processes, a real supervisor and a real Ray; vLLM alone is a
 stand-in (support/fake_vllm.py)."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -27,7 +25,6 @@ from tasks.synthesis import replica as replica_module
 from tasks.synthesis import server as server_module
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec
-from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler, options, serve_command
 from tasks.synthesis.stage import Synthesis, make_sampler
 from tasks.synthesis.supervisor import Command, Supervised
@@ -48,29 +45,29 @@ WAIT_S = 120.0
 class Fake:
     """The directory through which a test talks to the stand-ins."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home):
         self.home = home
         home.mkdir(exist_ok=True)
 
-    def set(self, name: str) -> None:
+    def set(self, name):
         (self.home / name).touch()
 
-    def unset(self, name: str) -> None:
+    def unset(self, name):
         (self.home / name).unlink()
 
-    def _lines(self, name: str) -> list[dict]:
+    def _lines(self, name):
         path = self.home / name
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     @property
-    def starts(self) -> list[dict]:
+    def starts(self):
         return self._lines("starts.jsonl")
 
     @property
-    def answers(self) -> list[dict]:
+    def answers(self):
         return self._lines("answers.jsonl")
 
-    def alive(self) -> list[psutil.Process]:
+    def alive(self):
         """Every process of ours: servers, engines and supervisors, known by the directory in their
         environment."""
         return processes_with("FAKE_VLLM_DIR", str(self.home))
@@ -102,9 +99,7 @@ def four_gpus():
         yield
 
 
-def sampler(
-    fake: Fake, adapters: dict | None = None, asked: str | None = None, **settings: object
-) -> VllmSampler:
+def sampler(fake, adapters=None, asked=None, **settings):
     settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.2, "max_num_seqs": 8} | settings
     config = ServerConfig(command=FAKE, env={"FAKE_VLLM_DIR": str(fake.home)}, **settings)
     return VllmSampler(
@@ -112,7 +107,7 @@ def sampler(
     )
 
 
-def requests(count: int, prompt: str = "prompt") -> list[Request]:
+def requests(count, prompt="prompt"):
     return [
         make_request(n, prompt=prompt, key=f"{prompt}#{n}", max_tokens=1000) for n in range(count)
     ]
@@ -121,20 +116,20 @@ def requests(count: int, prompt: str = "prompt") -> list[Request]:
 class Asking(threading.Thread):
     """A run in the background: `got` when it has ended, `error` if in an exception."""
 
-    def __init__(self, sampler: VllmSampler, asked: list[Request]) -> None:
+    def __init__(self, sampler, asked):
         super().__init__()
         self.sampler, self.asked = sampler, asked
-        self.got: list[Response] = []
-        self.error: BaseException | None = None
+        self.got = []
+        self.error = None
         self.start()
 
-    def run(self) -> None:
+    def run(self):
         try:
             self.got += self.sampler.sample(self.asked)
         except BaseException as error:
             self.error = error
 
-    def all_answered(self) -> bool:
+    def all_answered(self):
         self.join(timeout=WAIT_S)
         assert not self.is_alive() and self.error is None, self.error
         return Counter(answer.request_key for answer in self.got) == Counter(
@@ -204,7 +199,7 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus, 
     assert fake.alive() == []
 
 
-@pytest.mark.parametrize(("replicas", "each"), [(3, 2), (None, 8)])
+@pytest.mark.parametrize("replicas, each", [(3, 2), (None, 8)])
 def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus, fake, replicas, each):
     with pytest.raises(
         DeviceError,
@@ -299,10 +294,7 @@ def test_a_request_that_kills_every_server_ends_the_run(four_gpus, fake):
     assert len(fake.starts) == 2 and fake.alive() == []
 
 
-@pytest.mark.parametrize(
-    ("trouble", "message"),
-    CASES["a_server_that_never_serves_is_one_clear_error"],
-)
+@pytest.mark.parametrize("trouble, message", CASES["a_server_that_never_serves_is_one_clear_error"])
 def test_a_server_that_never_serves_is_one_clear_error(four_gpus, fake, trouble, message):
     fake.set(trouble)
     with pytest.raises(EvalError, match=message) as caught:
@@ -315,7 +307,7 @@ def test_a_server_that_never_serves_is_one_clear_error(four_gpus, fake, trouble,
 # --------------------------------------------------------------------------------------------------
 
 
-def spec(fake: Fake, **changes: object) -> ReplicaSpec:
+def spec(fake, **changes):
     settings = {"log_mib": 1, "start_timeout_s": 20.0, "restarts": 2, "restart_pause_s": 0.05}
     return ReplicaSpec(
         config=ServerConfig(**({"drain_s": 0.2, **settings} | changes)),
@@ -327,7 +319,7 @@ def spec(fake: Fake, **changes: object) -> ReplicaSpec:
     )
 
 
-def healthy(replica: Replica, starts: int = 1) -> str:
+def healthy(replica, starts=1):
     until(
         lambda: (status := replica.renew()).state == "healthy" and status.starts == starts,
         f"health after start {starts}",
@@ -335,7 +327,7 @@ def healthy(replica: Replica, starts: int = 1) -> str:
     return replica.renew().base_url
 
 
-def ask(url: str) -> dict:
+def ask(url):
     body = {"model": "m", "messages": [{"role": "user", "content": "prompt"}], "seed": 0}
     headers = {"authorization": "Bearer k"}
     answer = httpx.post(f"{url}/chat/completions", json=body, headers=headers, timeout=WAIT_S)
@@ -432,7 +424,7 @@ def test_a_port_that_is_lost_between_the_look_and_the_start_is_no_failure(fake, 
     replica.stop()
 
 
-def _binds(listener: socket.socket, port: int) -> bool:
+def _binds(listener, port):
     try:
         listener.bind(("127.0.0.1", port))
     except OSError:
@@ -467,7 +459,7 @@ def test_two_runs_under_one_root_do_not_share_a_log(fake):
 # --------------------------------------------------------------------------------------------------
 
 
-def supervised(fake: Fake, *command: str, **changes: object) -> Supervised:
+def supervised(fake, *command, **changes):
     serve = [*FAKE.split(), "m", "--served-model-name", "m", "--host", "127.0.0.1", "--port", "0"]
     settings = {"log_bytes": 1 << 20, "lease_s": 60.0, "grace_s": 0.5} | changes
     told = Command([*command] or serve, str(fake.home / "logs"), "server", **settings)
@@ -519,7 +511,7 @@ finally:
 """
 
 
-def stopped_driver(fake: Fake, how: signal.Signals, **environment: str) -> None:
+def stopped_driver(fake, how, **environment):
     """A run in a process of its own that is stopped in the middle of its answers, with two servers;
     nothing of it is left."""
     fake.set("hold")
@@ -580,7 +572,7 @@ def test_only_what_changes_the_responses_is_part_of_the_fingerprint(tmp_path):
     tasks = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="0" * 16)
     base = {"sampler": "vllm", "model": "m", "server": {}}
 
-    def fingerprint(**changes: object) -> str:
+    def fingerprint(**changes):
         server = changes.pop("server", {})
         return Synthesis(
             tasks, SynthesisConfig(**base | changes | {"server": server}), Language.CPP
@@ -642,10 +634,9 @@ def test_what_starts_vllm(monkeypatch, tmp_path):
     interpreter.parent.mkdir()
     interpreter.symlink_to(sys.executable)
     module = ["-m", "vllm.entrypoints.cli.main", "serve"]
-    assert serve_command(ServerConfig(python=str(interpreter))) == [
-        str(interpreter),
-        *module,
-    ], "an environment is known by its link"
+    assert serve_command(ServerConfig(python=str(interpreter))) == [str(interpreter), *module], (
+        "an environment is known by its link"
+    )
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
     assert serve_command(ServerConfig()) == [str(interpreter), *module]
     for wrong in (

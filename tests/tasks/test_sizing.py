@@ -1,8 +1,6 @@
 """The sizes of a server against models whose numbers are public, and the edges where something is
 not known."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -43,7 +41,7 @@ QWQ = {
 GIB = 1 << 30
 
 
-def model(directory: Path, config: dict, weights_bytes: int = 0) -> str:
+def model(directory, config, weights_bytes=0):
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "model.safetensors").write_bytes(b"0" * weights_bytes)
@@ -114,7 +112,7 @@ def test_what_is_not_known_is_left_to_the_most():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "most"), [([], 8), ([4], 8), ([8, 32], 32), ([33], 64), ([1000], 512), ([None], 8)]
+    "ranks, most", [([], 8), ([4], 8), ([8, 32], 32), ([33], 64), ([1000], 512), ([None], 8)]
 )
 def test_the_rank_that_all_adapters_fit_into(tmp_path, ranks, most):
     adapters = []
@@ -135,7 +133,7 @@ MEASURED = [((), 54, 1585, 111), (FP8, 84, 2006, 88), (FP8_CACHE, 160, 2896, 61)
 NIGHT = 90_810
 
 
-@pytest.mark.parametrize(("args", "sequences", "tokens_per_s", "gpu_hours"), MEASURED)
+@pytest.mark.parametrize("args, sequences, tokens_per_s, gpu_hours", MEASURED)
 def test_decoding_lands_where_it_was_measured(args, sequences, tokens_per_s, gpu_hours):
     shape = QWQ_32B.served(args)
     given = decoding(shape, H200, 1, 0.93, 600, 7000, most=sequences)
@@ -146,7 +144,7 @@ def test_decoding_lands_where_it_was_measured(args, sequences, tokens_per_s, gpu
         assert NIGHT * computed.gpu_s(7000) / 3600 == pytest.approx(gpu_hours, rel=0.03)
 
 
-@pytest.mark.parametrize(("args", "room"), [((), 268_528), (FP8, 381_552), (FP8_CACHE, 763_120)])
+@pytest.mark.parametrize("args, room", [((), 268_528), (FP8, 381_552), (FP8_CACHE, 763_120)])
 def test_the_room_for_keys_and_values_is_what_vllm_reported(args, room):
     shape = QWQ_32B.served(args)
     memory = kv_cache_bytes(shape, H200.memory_bytes, 1, 0.93)

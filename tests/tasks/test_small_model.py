@@ -1,8 +1,6 @@
 """The small model is built whole, reused and stable; the in-process sampler is deterministic and
 says how it ended."""
 
-from __future__ import annotations
-
 import pytest
 from pydantic import ValidationError
 
@@ -16,7 +14,6 @@ from tasks.sources.small_model import (
     load_tokenizer,
 )
 from tasks.synthesis.local import TransformersSampler
-from tasks.synthesis.sampler import Request
 from tests.support.requests import make_request
 
 TEXTS = [
@@ -73,9 +70,7 @@ def test_ids_do_not_change_when_the_tokenizer_is_loaded_and_saved_again(model_di
     assert loaded(text)["input_ids"] == written == again(text)["input_ids"]
 
 
-def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(
-    model_dir,
-):
+def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(model_dir):
     tokenizer = load_tokenizer(model_dir)
     text = "<think>\n\u6f22 x[1] = 2;\n</think>\n\nok"
     ids = tokenizer(text)["input_ids"]
@@ -85,9 +80,7 @@ def test_text_survives_the_tokenizer_and_think_tags_are_single_plain_tokens(
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|im_end|>", "<|endoftext|>")
 
 
-def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_history(
-    model_dir,
-):
+def test_the_template_opens_the_think_block_and_strips_reasoning_from_the_history(model_dir):
     turns = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "<think>\nsecret\n</think>\n\nfirst"},
@@ -133,7 +126,7 @@ def test_a_finished_model_is_reused_and_anything_else_in_the_way_is_refused(mode
 
 
 def test_an_interrupted_build_leaves_nothing_behind(tmp_path, monkeypatch):
-    def interrupted(*_: object) -> None:
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(small_model, "_write_model", interrupted)
@@ -159,9 +152,7 @@ def test_no_texts_and_impossible_shapes_are_refused(tmp_path):
 # -- the sampler -----------------------------------------------------------------------------------
 
 
-def requests(
-    count: int, *, seed: int = 0, max_tokens: int = 40, temperature: float = 1.0, top_p: float = 1.0
-) -> list[Request]:
+def requests(count, *, seed=0, max_tokens=40, temperature=1.0, top_p=1.0):
     """Two prompts of different length, alternating."""
     options = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     return [
@@ -170,7 +161,7 @@ def requests(
     ]
 
 
-def texts(sampler: TransformersSampler, wanted: list[Request]) -> dict[str, str]:
+def texts(sampler, wanted):
     responses = list(sampler.sample(wanted))
     assert len(responses) == len(wanted)
     return {response.request_key: response.text for response in responses}
@@ -238,9 +229,7 @@ def test_think_tags_stay_in_the_text_and_special_tokens_do_not(model_dir):
     assert sampler.loaded.text_of(ids) == "so\n</think>\n\nanswer"
 
 
-def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(
-    model_dir,
-):
+def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(model_dir):
     sampler = TransformersSampler(model_dir, None, "small")
     request = requests(1)[0]
     with pytest.raises(UsageError, match="user/mine has .* window is 1024"):

@@ -4,14 +4,12 @@ tests/data/snapshots_v1 holds a few rows a stage of the demo run of commit c3c59
 of a killed synthesis.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 
-from kernels_eval.records import Candidate, KernelTask, Verdict
+from kernels_eval.records import Candidate, Verdict
 from tasks.analysis import stage as analysis
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark import stage as benchmark
@@ -19,7 +17,7 @@ from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation import stage as curation
 from tasks.curation.strategies import CurationConfig
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, known_rows, snapshots
+from tasks.store import known_rows, snapshots
 from tasks.synthesis.stage import parsed_again
 from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, STAGES
@@ -36,7 +34,7 @@ def root(tmp_path):
     return str(shutil.copytree(WRITTEN, tmp_path / "root"))
 
 
-def of(root: str, stage: str) -> Snapshot:
+def of(root, stage):
     (found,) = [each for each in snapshots(root, stage) if each.finished]
     return found
 
@@ -54,7 +52,7 @@ def test_records_are_made_of_the_rows(root):
     verdicts = [Verdict.model_validate(row) for row in rows]
     assert {each.status.value for each in verdicts} > {"correct"}
     assert all(each.timing for each in verdicts if each.status.value == "correct")
-    tasks: list[KernelTask] = read_tasks(of(root, "training-tasks").ref)
+    tasks = read_tasks(of(root, "training-tasks").ref)
     assert {each.task_id for each in verdicts} == {task.task_id for task in tasks}
     assert benchmark.scores_of(of(root, "benchmark").ref)
     assert analysis.found_in(of(root, "analysis").ref).finding

@@ -1,8 +1,6 @@
 """Every source gives checked tasks under stable ids, and says which file or row is wrong and how it
 should look."""
 
-from __future__ import annotations
-
 import ast
 import json
 import warnings
@@ -55,7 +53,7 @@ CUDA_TASKS = {
 }
 
 
-def good(number: int = 0, entry_point: str = "Model") -> str:
+def good(number=0, entry_point="Model"):
     return GOOD.format(number=number).replace("class Model", f"class {entry_point}")
 
 
@@ -64,8 +62,7 @@ def good(number: int = 0, entry_point: str = "Model") -> str:
 
 
 @pytest.mark.parametrize(
-    ("code", "missing"),
-    CASES["check_names_what_is_missing_and_how_it_should_look"],
+    "code, missing", CASES["check_names_what_is_missing_and_how_it_should_look"]
 )
 def test_check_names_what_is_missing_and_how_it_should_look(code, missing):
     with pytest.raises(UsageError, match=rf"^my\.py does not define {missing}") as caught:
@@ -86,10 +83,7 @@ def test_check_says_where_a_file_is_not_python(code):
             check_task_source(code, "Model", "my.py")
 
 
-@pytest.mark.parametrize(
-    "code",
-    CASES["check_takes_ordinary_modules_without_a_word"],
-)
+@pytest.mark.parametrize("code", CASES["check_takes_ordinary_modules_without_a_word"])
 def test_check_takes_ordinary_modules_without_a_word(code):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -122,16 +116,6 @@ def test_bundled_splits_part_the_tasks():
     assert set(held_out) == {f"bundled/{name}" for name in bundled.HELD_OUT} and len(held_out) == 4
     with pytest.raises(UsageError, match="'test'"):
         bundled.load("test")
-
-
-def test_bundled_tasks_are_the_files_themselves():
-    folder = Path(bundled.__file__).parent / "tasks"
-    assert {task.name: task.code for task in bundled.load()} == {
-        path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.py")
-    }
-    assert {(task.source, task.entry_point, task.init_form) for task in bundled.load()} == {
-        ("bundled", "Model", "args")
-    }
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
@@ -238,19 +222,7 @@ def test_parquet_of_kernel_tasks_comes_back_as_it_was(tmp_path):
     assert files.load(tmp_path / "t.parquet") == tasks
 
 
-def test_parquet_needs_only_name_and_code(tmp_path):
-    pl.DataFrame({"name": ["one"], "code": [good()], "other": [3]}).write_parquet(
-        tmp_path / "t.parquet"
-    )
-    assert files.load(tmp_path / "t.parquet") == [
-        KernelTask(task_id="user/one", name="one", code=good())
-    ]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    CASES["parquet_with_a_fault_names_the_row"],
-)
+@pytest.mark.parametrize("columns, message", CASES["parquet_with_a_fault_names_the_row"])
 def test_parquet_with_a_fault_names_the_row(tmp_path, columns, message):
     pl.DataFrame(columns).write_parquet(tmp_path / "t.parquet")
     with pytest.raises(UsageError, match=rf"t\.parquet.*{message}"):
@@ -293,15 +265,12 @@ def test_json_lines_are_the_same_as_parquet(tmp_path):
     )
 
 
-def bad_lines(folder: Path, *lines: str) -> Path:
+def bad_lines(folder, *lines):
     (folder / "bad.jsonl").write_text("\n".join(lines))
     return folder / "bad.jsonl"
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    CASES["json_lines_with_a_fault_name_the_line"],
-)
+@pytest.mark.parametrize("lines, message", CASES["json_lines_with_a_fault_name_the_line"])
 def test_json_lines_with_a_fault_name_the_line(tmp_path, lines, message):
     with pytest.raises(UsageError, match=rf"bad\.jsonl.*{message}"):
         files.load(bad_lines(tmp_path, *lines))
@@ -311,7 +280,7 @@ def test_json_lines_with_a_fault_name_the_line(tmp_path, lines, message):
 # --------------------------------------------------------------------------------------------------
 
 
-def bench_file(path: Path, rows: list[tuple]) -> Path:
+def bench_file(path, rows):
     schema = {"code": pl.String, "level": pl.Int64, "name": pl.String, "problem_id": pl.Int64}
     pl.DataFrame(rows, schema=schema, orient="row").write_parquet(path)
     return path
@@ -355,9 +324,7 @@ def test_kernelbench_from_its_repository_is_the_same(tmp_path):
     assert {task.level for task in kernelbench.load(tmp_path / "repo", levels=[2])} == {2}
 
 
-def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(
-    monkeypatch,
-):
+def test_kernelbench_from_the_hub_is_compared_with_the_pinned_release(monkeypatch):
     rows = [
         {"code": good(number), "level": 3, "name": f"{number}_x", "problem_id": number}
         for number in (2, 1)
@@ -417,7 +384,7 @@ def test_kernelbench_says_what_it_cannot_read(tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-def book_file(path: Path, rows: list[tuple]) -> Path:
+def book_file(path, rows):
     schema = {
         "uuid": pl.Int64,
         "entry_point": pl.String,
@@ -483,10 +450,7 @@ def test_kernelbook_says_what_it_cannot_read(tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("location", "is_id"),
-    CASES["what_counts_as_a_hub_id"],
-)
+@pytest.mark.parametrize("location, is_id", CASES["what_counts_as_a_hub_id"])
 def test_what_counts_as_a_hub_id(location, is_id):
     assert hub.is_hub_id(location) is is_id
 
@@ -500,10 +464,10 @@ def _no_copies(tmp_path, monkeypatch):
 class Hub:
     """datasets.load_dataset over rows given here; records what it was asked."""
 
-    def __init__(self, splits: dict[str, list[dict]]) -> None:
+    def __init__(self, splits):
         self.splits, self.asked = splits, []
 
-    def __call__(self, hub_id: str, *, split: str, revision: str | None):
+    def __call__(self, hub_id, *, split, revision):
         import datasets
 
         self.asked.append((hub_id, split, revision))
@@ -541,7 +505,7 @@ def test_sources_ask_the_hub_for_splits_at_a_revision(monkeypatch):
     ],
 )
 def test_an_unreachable_hub_says_how_to_go_on(monkeypatch, fault):
-    def fail(*args: object, **options: object) -> None:
+    def fail(*args, **options):
         raise fault
 
     monkeypatch.setattr("datasets.load_dataset", fail)

@@ -1,7 +1,5 @@
 """A table of verdicts read by the other standard."""
 
-from __future__ import annotations
-
 import polars as pl
 import pytest
 
@@ -23,7 +21,7 @@ SCHEMA = {
 
 
 @pytest.mark.parametrize(
-    ("formula", "reasons", "speedups"),
+    "formula, reasons, speedups",
     [
         ("flag", ["ok", "ok", "ok"], [2.0, 3.0, None]),
         ("require", ["ok", "approximation", "approximation"], [2.0, None, None]),

@@ -64,7 +64,7 @@ KINDS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "tasks", "samples", "k", "a", "b"), KINDS)
+@pytest.mark.parametrize("kind, tasks, samples, k, a, b", KINDS)
 def test_intervals_cover_the_truth_in_93_to_97_of_100_benchmarks(kind, tasks, samples, k, a, b):
     assert (
         0.93
@@ -85,7 +85,7 @@ def test_coverage_in_short(kind):
 
 
 @pytest.mark.parametrize("tasks", [4, 10, 40, 100])
-@pytest.mark.parametrize(("a", "b", "k"), [(0.5, 1.0, 1), (0.5, 1.0, 10), (0.3, 2.0, 1)])
+@pytest.mark.parametrize("a, b, k", [(0.5, 1.0, 1), (0.5, 1.0, 10), (0.3, 2.0, 1)])
 def test_intervals_of_rates_cover_the_truth_for_few_tasks_too(tasks, a, b, k):
     """The bootstrap held it in 84 to 87 % of benchmarks of 4 tasks."""
     found = coverage("rates", tasks=tasks, samples=10, k=k, a=a, b=b, runs=400, resamples=1)

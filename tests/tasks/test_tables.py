@@ -1,11 +1,8 @@
 """Tables that others wrote: every accepted set of columns, what identity a candidate gets, and what
 is said of a table that does not do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -14,7 +11,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
 from tasks.sources import bundled, tables
 from tasks.sources.stage import keep
-from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.tables import SCHEMA, CandidateTable
 from tasks.tables import CANDIDATES
 from tests.support.cases import cases
@@ -27,33 +23,23 @@ CODE = "class ModelNew: pass\n"
 ANSWER = f"<think>hm</think>\nHere:\n```python\n{CODE}```\n"
 
 
-def table(path: Path, rows: list[dict]) -> Path:
+def table(path, rows):
     pl.DataFrame(rows, infer_schema_length=None).write_parquet(path)
     return path
 
 
-def written(
-    tmp_path: Path,
-    rows: list[dict],
-    program: str = PROGRAM,
-    language: Language = Language.CPP,
-    name: str = "c",
-) -> SnapshotRef:
+def written(tmp_path, rows, program=PROGRAM, language=Language.CPP, name="c"):
     """The snapshot of a table of candidates; every task it names has the same program."""
     source = CandidateTable(table(tmp_path / f"{name}.parquet", rows))
     tasks = {
         task_id: TASK.model_copy(update={"task_id": task_id, "code": program})
         for task_id in source.asked_tasks(language)
     }
-    return source.write(
-        str(tmp_path / "root"),
-        tasks,
-        keep(list(tasks.values()), str(tmp_path / "root"), {}),
-        language,
-    )
+    upstream = keep(list(tasks.values()), str(tmp_path / "root"), {})
+    return source.write(tasks, upstream, language)
 
 
-def candidates(tmp_path: Path, rows: list[dict], *args: Any, **options: Any) -> list[dict]:
+def candidates(tmp_path, rows, *args, **options):
     return written(tmp_path, rows, *args, **options).open().read().to_dicts()
 
 
@@ -72,7 +58,7 @@ def test_tasks_by_id_and_code_and_only_those_that_are_wanted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "task_id"),
+    "row, task_id",
     [
         ({"level": 1, "problem_id": 3, "name": "3_x"}, "kernelbench/L1/3"),
         ({"level": "level_1", "problem_id": "3"}, "kernelbench/L1/3"),
@@ -111,26 +97,6 @@ def test_code_is_taken_as_it_is_and_responses_are_parsed(tmp_path):
         assert [list(map(row.get, case["columns"])) for row in rows] == case["found"]
 
 
-def test_recorded_responses_to_kernelbench(tmp_path):
-    rows = [
-        {
-            "level": 2,
-            "problem_id": 5,
-            "sample_id": 3,
-            "model": "QwQ",
-            "response": ANSWER,
-            "language": "CUDA",
-        }
-    ]
-    (row,) = candidates(tmp_path, rows, language=Language.CUDA)
-    assert (row["task_id"], row["sample_index"], row["generator"], row["language"]) == (
-        "kernelbench/L2/5",
-        3,
-        "QwQ",
-        "cuda",
-    )
-
-
 def test_our_own_snapshot_schema_comes_back(tmp_path):
     ref = written(tmp_path, [{"task_id": "t", "response": ANSWER}])
     source = CandidateTable(ref.open().path)  # a folder of part files
@@ -163,9 +129,7 @@ def test_identity_is_the_content_and_not_the_name_or_the_place(tmp_path):
     )  # three samples that say the same are three candidates
 
 
-def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_with(
-    tmp_path,
-):
+def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_with(tmp_path):
     rows = [{"task_id": "t", "code": CODE + f"# {number}\n"} for number in range(5)]
     first = written(tmp_path, rows)
     assert written(tmp_path, rows) == first
@@ -178,7 +142,7 @@ def test_the_same_table_is_the_same_snapshot_and_an_unfinished_one_is_gone_on_wi
 
 
 def test_languages(tmp_path):
-    def source(*languages: str | None) -> CandidateTable:
+    def source(*languages):
         return CandidateTable(
             table(
                 tmp_path / "l.parquet",
@@ -198,10 +162,7 @@ def test_languages(tmp_path):
         source("cpp", "rust").language(None)
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    CASES["what_cannot_be_used_is_one_error_that_names_it"],
-)
+@pytest.mark.parametrize("rows, said", CASES["what_cannot_be_used_is_one_error_that_names_it"])
 def test_what_cannot_be_used_is_one_error_that_names_it(tmp_path, rows, said):
     with pytest.raises(UsageError, match=said) as caught:
         written(tmp_path, rows)
@@ -235,7 +196,7 @@ CUDA = "SOURCE = '__global__ void k() {}'\n"
 RUN = "level_1_problem_{}_sample_{}_kernel.py"
 
 
-def read(location: Path | str, language: Language = Language.CPP) -> list[tuple[object, ...]]:
+def read(location, language=Language.CPP):
     """Task, sample, model and code of each candidate of a place, as `write` makes them."""
     source = CandidateTable(location)
     tasks = {
@@ -318,9 +279,9 @@ def test_a_data_set_on_the_hub(tmp_path, monkeypatch):
     """By a stand-in for `datasets.load_dataset`."""
     import datasets
 
-    asked: list[tuple[str, str]] = []
+    asked = []
 
-    def load(hub_id: str, *, split: str, revision: str | None) -> datasets.Dataset:
+    def load(hub_id, *, split, revision):
         asked.append((hub_id, split))
         return datasets.Dataset.from_list([{"level": 1, "problem_id": 3, "response": ANSWER}])
 
@@ -353,7 +314,7 @@ def test_tasks_of_a_level_a_checkout_and_lines_and_by_their_names(tmp_path):
 
 
 def test_the_language_of_rows_that_name_none_is_that_of_their_source(tmp_path):
-    def source(*codes: str) -> CandidateTable:
+    def source(*codes):
         rows = [{"task_id": "t", "code": code} for code in codes]
         return CandidateTable(table(tmp_path / "l.parquet", rows))
 

@@ -11,9 +11,9 @@ from kernels_eval.errors import UsageError
 from tasks.curation import flags, stage
 from tasks.curation.config import FLAGS, STRATEGY_NAMES, CurationConfig, QualityConfig
 from tasks.curation.explain import explain
-from tasks.curation.flags import TRACE_FLAGS
 from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding, with_flags
+from tasks.tables import TRACE_FLAGS
 from tests.support.samples import frame, line_of, sample
 
 LOOP = "You must keep the shape of the output and the type of the output. " * 30

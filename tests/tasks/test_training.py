@@ -9,21 +9,11 @@ from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.small_model import load_tokenizer
 from tasks.training.adapter import check_adapter
 from tasks.training.faults import is_out_of_memory
-from tasks.training.formatting import (
-    label_mask,
-    select_examples,
-    to_prompt_completion,
-    tokens_of,
-)
+from tasks.training.formatting import label_mask, select_examples, to_prompt_completion, tokens_of
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 from tasks.training.trainer import LoraTrainer, train
-from tests.support.training import (
-    REASONING,
-    adapter_bytes,
-    adapter_changes_output,
-    row,
-)
+from tests.support.training import REASONING, adapter_bytes, adapter_changes_output, row
 
 RECIPE = TrainingRecipe(gradient_accumulation=2, learning_rate=5e-3)
 
@@ -142,11 +132,7 @@ def test_the_first_and_last_epoch_are_averaged_whole(trained):
 
 
 def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_same_adapter(
-    trained,
-    base,
-    rows,
-    tmp_path,
-    capfd,
+    trained, base, rows, tmp_path, capfd
 ):
     def stop_in_the_second_epoch(entry):
         if entry["step"] == 5:
@@ -221,11 +207,7 @@ def ray_here():
 
 @pytest.mark.slow
 def test_a_ray_task_trains_the_same_adapter_and_logs_while_it_does(
-    ray_here,
-    trained,
-    base,
-    rows,
-    tmp_path,
+    ray_here, trained, base, rows, tmp_path
 ):
     seen = []
     result = train_on_ray(

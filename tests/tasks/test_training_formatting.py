@@ -16,12 +16,7 @@ from tasks.sources.small_model import SmallModelConfig, build_small_model, load_
 from tasks.synthesis.local import TransformersSampler
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.sampler import Request
-from tasks.training.formatting import (
-    IGNORED,
-    label_mask,
-    select_examples,
-    to_prompt_completion,
-)
+from tasks.training.formatting import IGNORED, label_mask, select_examples, to_prompt_completion
 
 REASONING = (
     "Rows are independent, so take four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat hides the"
@@ -128,10 +123,9 @@ def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, templa
         sampling=sampling,
     )
     (response,) = sampler.sample([request])
-    assert (response.finish_reason, response.completion_tokens) == (
-        "stop",
-        len(labels),
-    ), "it ends with the end token, itself trained on"
+    assert (response.finish_reason, response.completion_tokens) == ("stop", len(labels)), (
+        "it ends with the end token, itself trained on"
+    )
     parsed = parse_response(response.text, finish_reason=response.finish_reason)
     assert (parsed.reasoning, parsed.answer, parsed.code) == (REASONING, ANSWER, CODE)
 

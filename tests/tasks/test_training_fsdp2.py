@@ -102,9 +102,7 @@ def by_two(recipe, base, out, told, killed_at=-1):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(
-    tmp_path,
-):
+def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(tmp_path):
     base = tiny_model(tmp_path / "small")
     first, second = by_two(TWO, base, tmp_path / "whole", tmp_path / "told")
     alone = train(ROWS, ONE, base, tmp_path / "alone")

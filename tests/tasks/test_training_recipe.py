@@ -121,9 +121,7 @@ def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path):
 
 
 @pytest.mark.parametrize("asked", [{"base_precision": "fp8"}, {"acceleration": "fp8"}])
-def test_fp8_is_refused_with_the_reason_and_other_recipes_of_before_are_read(
-    asked,
-):
+def test_fp8_is_refused_with_the_reason_and_other_recipes_of_before_are_read(asked):
     with pytest.raises(ValidationError, match="FP8 base weights was removed: .* loss was 9.37"):
         TrainingRecipe.model_validate(asked)
     assert TrainingRecipe.model_validate({"base_precision": "bf16"}) == TrainingRecipe()
@@ -140,9 +138,7 @@ def test_workers_share_the_passes_of_a_step_and_change_no_step():
             TrainingRecipe(**bad)
 
 
-def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(
-    tmp_path,
-):
+def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(tmp_path):
     base = tiny_model(tmp_path / "small", max_positions=512)
     rows = [row(0), row(1, reasoning=REASONING * 2), row(2, reasoning=REASONING * 40)]
     examples = to_prompt_completion(rows, load_tokenizer(base))

@@ -76,7 +76,7 @@ def test_a_length_that_answers_to_several_tasks_share_is_their_generators_limit(
 
 
 @pytest.mark.parametrize(
-    ("after", "unfinished"),
+    "after, unfinished",
     [
         ("", False),
         ("It is fast.", False),

@@ -90,11 +90,9 @@ def test_tasks_are_kept_as_they_were_and_in_their_order(tasks, benchmark):
     both_off = run(tasks, None, OFF, AS_OFTEN)
     assert read_tasks(both_off) == read_tasks(tasks)
     assert names(run(tasks, benchmark, ON, AS_OFTEN)) == ["twin", "fresh"]
-    assert names(run(tasks, None, OFF, ONCE)) == [
-        "renamed",
-        "resized",
-        "fresh",
-    ], "of equals the smallest id stays"
+    assert names(run(tasks, None, OFF, ONCE)) == ["renamed", "resized", "fresh"], (
+        "of equals the smallest id stays"
+    )
 
 
 def test_the_same_choice_is_one_snapshot_and_another_benchmark_is_another(

@@ -52,12 +52,7 @@ def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(base, tmp_pa
     alone = train(ROWS, RECIPE.model_copy(update=changes), base, tmp_path / "alone")
     packed = RECIPE.model_copy(
         update=changes
-        | {
-            "acceleration": "on",
-            "packing": True,
-            "max_length": 4096,
-            "gradient_accumulation": 1,
-        }
+        | {"acceleration": "on", "packing": True, "max_length": 4096, "gradient_accumulation": 1}
     )
     together = train(ROWS, packed, base, tmp_path / "packed")
     assert together.batches["rows_mean"] == 6 and together.batches["padding_waste"] < 0.15

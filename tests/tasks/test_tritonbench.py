@@ -1,11 +1,8 @@
 """A function with test calls becomes a task that makes the same calls; what does not is refused or
 left out with its reason."""
 
-from __future__ import annotations
-
 import ast
 import json
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -17,14 +14,7 @@ from kernels_eval.errors import UsageError
 from tasks.sources import tables, tritonbench
 from tasks.sources.config import TasksConfig
 from tasks.sources.files import check_task_source
-from tasks.sources.functions import (
-    EXCEPTION_CALL,
-    NUMBERS_CALL,
-    RANDOM_CALL,
-    Adapted,
-    Refused,
-    adapt,
-)
+from tasks.sources.functions import EXCEPTION_CALL, NUMBERS_CALL, RANDOM_CALL, Refused, adapt
 from tasks.sources.stage import load_tasks
 from tests.support.cases import cases
 
@@ -43,9 +33,7 @@ def scaled(x, y=1.0, *, scale=1, out=None):
 """
 
 
-def text(
-    *body: str, reference: str = REFERENCE, imports: str = "import torch", name: str = "scaled"
-) -> str:
+def text(*body, reference=REFERENCE, imports="import torch", name="scaled"):
     lines = [
         reference,
         RULE,
@@ -59,15 +47,15 @@ def text(
     return "\n".join([*lines, "    return results", "", f"test_results = test_{name}()", ""])
 
 
-def adapted(*body: str, **other: str) -> Adapted:
+def adapted(*body, **other):
     found = adapt(other.get("name", "scaled"), text(*body, **other))
     check_task_source(found.code, "Model", "adapted")
     return found
 
 
-def ran(found: Adapted, seed: int = 0, device: str = "cpu") -> tuple[list, dict]:
+def ran(found, seed=0, device="cpu"):
     """Inputs and results of a task of this file's own text."""
-    space: dict = {}
+    space = {}
     exec(found.code, space)
     torch.manual_seed(seed)
     with torch.device(device):
@@ -196,10 +184,7 @@ def test_a_result_that_is_returned_without_a_dict():
     assert ran(found)[1]["result"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    ("call", "random"),
-    CASES["calls_that_draw_random_numbers_are_left_out"],
-)
+@pytest.mark.parametrize("call, random", CASES["calls_that_draw_random_numbers_are_left_out"])
 def test_calls_that_draw_random_numbers_are_left_out(call, random):
     reference = (
         "import torch.nn.functional as F\n\ndef dropped(x, p=0.5, training=True):\n    return"
@@ -244,11 +229,8 @@ def test_calls_that_are_named_are_left_out_for_the_reason_that_is_given():
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        *CASES["what_does_not_become_a_task_says_why"],
-        ("(" * 3000 + f"\n{RULE}\n", "is not Python"),
-    ],
+    "code, reason",
+    [*CASES["what_does_not_become_a_task_says_why"], ("(" * 3000 + f"\n{RULE}\n", "is not Python")],
 )
 def test_what_does_not_become_a_task_says_why(code, reason):
     with pytest.raises(Refused, match=reason):
@@ -282,7 +264,7 @@ def test_a_candidate_gets_a_model_new_that_calls_its_function():
     )
     code = with_model_new(candidate, found.code)
     assert code is not None and code.startswith(candidate.rstrip())
-    space: dict = {}
+    space = {}
     exec(code, space)
     inputs, expected = ran(found)
     given = space["ModelNew"]()(*inputs)
@@ -315,7 +297,7 @@ def test_a_candidate_without_the_function_has_none_and_broken_text_stays():
 GOOD = text("results['a'] = scaled(torch.randn(2, device='cuda'))")
 
 
-def operators(path: Path, rows: list[dict]) -> Path:
+def operators(path, rows):
     pl.DataFrame(rows).write_parquet(path)
     return path
 
@@ -353,10 +335,7 @@ def test_a_file_of_operators_is_surveyed(tmp_path):
     assert first["code_with_tests"] == GOOD
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    CASES["a_file_with_a_fault_is_refused"],
-)
+@pytest.mark.parametrize("rows, message", CASES["a_file_with_a_fault_is_refused"])
 def test_a_file_with_a_fault_is_refused(tmp_path, rows, message):
     with pytest.raises(UsageError, match=message):
         tritonbench.load(operators(tmp_path / "t.parquet", rows))

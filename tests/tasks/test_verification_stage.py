@@ -1,16 +1,12 @@
 """The verification stage on real C++ kernels: every candidate once, and what is verified stays
 verified across snapshots."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil
 import socket
-from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,7 +20,7 @@ from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import Conditions
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, UsageError
 from kernels_eval.parent.messages import Finding, Prepared, verdict_of
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict, candidate_id
+from kernels_eval.records import Candidate, Language, Verdict, candidate_id
 from tasks import retry
 from tasks.progress import observed_by
 from tasks.sources import bundled
@@ -54,7 +50,7 @@ def tasks():
     return [task for task in bundled.load("train") if task.name in NAMES]
 
 
-def answer(task: KernelTask, number: int) -> Candidate:
+def answer(task, number):
     """A recorded response, as synthesis would have stored it."""
     text = bundled.responses(task.name, "cpp")[number]
     parsed = parse_response(text)
@@ -74,7 +70,7 @@ def answer(task: KernelTask, number: int) -> Candidate:
     )
 
 
-def without_code(task: KernelTask, number: int) -> Candidate:
+def without_code(task, number):
     base = answer(task, 0).model_dump() | {
         "candidate_id": f"cut-{number}",
         "sample_index": number,
@@ -86,40 +82,33 @@ def without_code(task: KernelTask, number: int) -> Candidate:
 class Given:
     """A root with tasks, in which candidates are verified."""
 
-    def __init__(self, root: str | Path, tasks: list[KernelTask]) -> None:
+    def __init__(self, root, tasks):
         self.root, self._numbers = str(root), itertools.count()
         snapshot = Snapshot(self.root, "tasks", "t")
         snapshot.append([task.model_dump(mode="json") for task in tasks], TASKS)
         self.tasks = snapshot.publish(config={}).ref
 
-    def candidates(self, asked: list[Candidate]) -> SnapshotRef:
+    def candidates(self, asked):
         """A finished snapshot of them, another one each time."""
         snapshot = Snapshot(self.root, "synthesis", f"c{next(self._numbers)}")
         rows = [c.model_dump(mode="json") | {"request_key": f"r-{c.candidate_id}"} for c in asked]
         snapshot.append(rows, CANDIDATES)
         return snapshot.publish(config={}).ref
 
-    def work(
-        self,
-        asked: list[Candidate] | SnapshotRef,
-        judge: Judge | None = None,
-        config: VerificationConfig = CONFIG,
-    ) -> stage.Verification:
+    def work(self, asked, judge=None, config=CONFIG):
         """The stage; with a judge, without workers."""
         ref = asked if isinstance(asked, SnapshotRef) else self.candidates(asked)
         made = judged_by(judge) if judge else stage.Verification
         return made(ref, self.tasks, config, Language.CPP)
 
-    def run(self, asked: list[Candidate] | SnapshotRef, judge: Judge) -> SnapshotRef:
+    def run(self, asked, judge):
         ref = asked if isinstance(asked, SnapshotRef) else self.candidates(asked)
         return stage.run(ref, self.tasks, CONFIG, Language.CPP, verification=judged_by(judge))
 
-    def reported(
-        self, candidates: SnapshotRef | list[Candidate]
-    ) -> tuple[SnapshotRef, list[tuple[int, int]]]:
+    def reported(self, candidates):
         """Run the stage with workers. Returns its snapshot and the progress it reported: one pair
         (done, total) per verdict that was newly reached."""
-        seen: list[tuple[int, int]] = []
+        seen = []
         ref = candidates if isinstance(candidates, SnapshotRef) else self.candidates(candidates)
         with observed_by(lambda name, done, total, note: seen.append((done, total))):
             return stage.run(ref, self.tasks, CONFIG, Language.CPP), seen
@@ -130,7 +119,7 @@ def given(tmp_path, tasks):
     return Given(tmp_path, tasks)
 
 
-def verdicts_of(ref: SnapshotRef) -> dict[str, dict]:
+def verdicts_of(ref):
     rows = ref.open().read().to_dicts()
     assert len({row["candidate_id"] for row in rows}) == len(rows)
     return {row["candidate_id"]: row for row in rows}
@@ -208,20 +197,20 @@ class Judge:
     """A pool that needs no compiler: every kernel is wrong, and the machine fails each time
     `faults_after` more of them were judged."""
 
-    def __init__(self, *faults_after: int) -> None:
+    def __init__(self, *faults_after):
         self.faults_after = list(faults_after)
-        self.asked: list[str] = []
-        self.quarantined: list[str] = []
-        self.cautions: list[str] = []
+        self.asked = []
+        self.quarantined = []
+        self.cautions = []
         self.telemetry = Telemetry(1, 1)
 
-    def __enter__(self) -> Judge:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+    def verify(self, pairs):
         left = self.faults_after.pop(0) if self.faults_after else None
         for number, (task, candidate) in enumerate(pairs):
             if number == left:
@@ -233,19 +222,19 @@ class Judge:
             yield verdict_of(task, candidate, prepared, finding)
 
 
-def judged_by(judge: Judge) -> type[stage.Verification]:
+def judged_by(judge):
     class Judged(stage.Verification):
-        def pool(self) -> Any:
+        def pool(self):
             return judge
 
     return Judged
 
 
-def numbered(tasks: list[KernelTask], samples: int) -> list[Candidate]:
+def numbered(tasks, samples):
     """Candidates of every task, their ids in the order in which they are to be verified."""
     base = answer(tasks[0], 0)
 
-    def one(task_id: str, number: int) -> Candidate:
+    def one(task_id, number):
         named = {"candidate_id": f"{task_id}/{number:03d}", "task_id": task_id}
         return base.model_copy(update=named | {"sample_index": number})
 
@@ -259,7 +248,7 @@ def test_equal_code_is_judged_once_where_that_is_asked_for(given, tasks):
     asked[1] = asked[1].model_copy(update={"code": f"{asked[1].code}\n# another"})
     without = without_code(tasks[0], 8), without_code(tasks[0], 9)
 
-    def run(candidates: list[Candidate], config: VerificationConfig) -> tuple[Judge, dict]:
+    def run(candidates, config):
         judge = Judge()
         with given.work(candidates, judge, config) as work:
             for number in range(1, work.plan() + 1):
@@ -293,7 +282,7 @@ def test_a_stream_that_broke_gives_equal_code_its_verdict_once(given, tasks):
     assert judge.asked == ids([asked[0], asked[3]]) and set(rows) == set(ids(asked))
 
 
-def ids(candidates: list[Candidate]) -> list[str]:
+def ids(candidates):
     return [candidate.candidate_id for candidate in candidates]
 
 
@@ -332,18 +321,18 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
     worth nothing to the second."""
 
     class Gone(Judge):
-        def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+        def verify(self, pairs):
             yield from islice(super().verify(pairs), 2)
             raise fault
 
-        def __exit__(self, *_: object) -> None:
+        def __exit__(self, *_):
             raise RuntimeError("there is no worker that could be stopped")
 
     pools, asked = [Gone(), second := Judge()], numbered(tasks, 4)
     away = [UsageError(f"{number}") for number in range(3)]
     heads = iter([away[0], None, *away[1:], None])
 
-    def require_cluster(address: str) -> None:
+    def require_cluster(address):
         assert address == "10.0.0.7:6379"
         if head := next(heads):
             raise head
@@ -363,9 +352,7 @@ def test_a_chunk_whose_cluster_is_gone_goes_on_with_the_one_that_comes_back(
     assert second.asked == ids(asked)[2:] and not pools
 
 
-def test_a_cluster_that_does_not_come_back_is_one_clear_error(
-    monkeypatch,
-):
+def test_a_cluster_that_does_not_come_back_is_one_clear_error(monkeypatch):
     monkeypatch.setattr(stage, "HEAD_BACK_S", 0.0)
     with socket.create_server(("127.0.0.1", 0)) as held:
         port = held.getsockname()[1]
@@ -379,14 +366,14 @@ def test_a_cluster_that_does_not_come_back_is_one_clear_error(
 def test_one_stream_feeds_all_chunks(given, tasks):
     """The pool is asked once: between two chunks it has neither to be filled nor to be drained."""
     asked = numbered(tasks, 5)
-    calls: list[int] = []
+    calls = []
 
     class Ahead(Judge):
         """Takes two candidates more than it has judged, as builders do."""
 
-        def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+        def verify(self, pairs):
             calls.append(0)
-            taken: list[tuple[KernelTask, Candidate]] = []
+            taken = []
             for pair in pairs:
                 taken.append(pair)
                 calls[-1] += 1
@@ -413,7 +400,7 @@ def test_a_kill_between_chunks_loses_nothing_that_was_reached(tmp_path, tasks):
         work.verify_chunk(2)
         shutil.copytree(given.root, tmp_path / "killed")
 
-    def moved(ref: SnapshotRef) -> SnapshotRef:
+    def moved(ref):
         return ref.model_copy(update={"root": str(tmp_path / "killed")})
 
     left, judge = moved(work.snapshot.ref), Judge()
@@ -446,7 +433,7 @@ def test_a_larger_snapshot_asks_only_for_what_is_new(given, tasks):
 
 
 def test_candidates_without_code_start_no_worker(given, tasks, monkeypatch):
-    def no_pool(self: stage.Verification) -> None:
+    def no_pool(self):
         raise AssertionError("a pool was started for nothing")
 
     monkeypatch.setattr(stage.Verification, "pool", no_pool)
@@ -491,7 +478,7 @@ def test_a_candidate_of_an_unknown_task_is_named(tmp_path, tasks):
 
 def test_a_pool_that_loses_a_candidate_is_no_finished_snapshot(given, tasks):
     class Forgetful(Judge):
-        def verify(self, pairs: Iterable[tuple[KernelTask, Candidate]]) -> Iterator[Verdict]:
+        def verify(self, pairs):
             yield from list(super().verify(pairs))[1:]
 
     candidates, judge = given.candidates(numbered(tasks, 2)), Judge()
@@ -536,7 +523,7 @@ def test_workers_that_do_nothing_give_each_candidate_one_verdict(ray_here, tmp_p
     from benchmarks.orchestration import NoBuild, NoRun, generate, inputs
 
     class Idle(stage.Verification):
-        def pool(self) -> Pool:
+        def pool(self):
             return Pool(
                 self.language,
                 self.config.eval,
@@ -563,7 +550,7 @@ def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(given, ta
     base = {"device": "H200", "torch": "2.11.0", "cuda": "13.0", "driver": "580.1"}
     candidate = answer(tasks[0], 0)
 
-    def asked(candidate: Candidate = candidate, **changed: str) -> int:
+    def asked(candidate=candidate, **changed):
         """How many candidates workers are asked for."""
         measured = Conditions(**base | changed)
         monkeypatch.setattr(stage, "conditions", lambda language: measured)

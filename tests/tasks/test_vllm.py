@@ -1,19 +1,15 @@
 """The managed server with a real vLLM: `make vllm` first, then `pytest -m vllm`. Anything from 2 to
 5 minutes on two cores."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tasks.sources.small_model import build_small_model, load_causal_model
 from tasks.synthesis.config import ServerConfig
-from tasks.synthesis.sampler import Request, Response
 from tasks.synthesis.server import VllmSampler
 from tests.support.processes import processes_with
 from tests.support.requests import make_request
@@ -53,7 +49,7 @@ def adapter(model, tmp_path_factory):
     return directory
 
 
-def requests(samples: int, temperature: float, max_tokens: int) -> list[Request]:
+def requests(samples, temperature, max_tokens):
     options = {"temperature": temperature, "max_tokens": max_tokens}
     return [
         make_request(index, prompt=prompt, key=f"{number}#{index}", **options)
@@ -62,11 +58,11 @@ def requests(samples: int, temperature: float, max_tokens: int) -> list[Request]
     ]
 
 
-def alive(mark: str) -> list[psutil.Process]:
+def alive(mark):
     return processes_with("CONCUR_TEST", mark)
 
 
-def texts(responses: list[Response]) -> dict[str, str]:
+def texts(responses):
     return {response.request_key: response.text for response in responses}
 
 

@@ -1,8 +1,6 @@
 """Workloads: numbers against those worked out by hand, and tasks that misbehave cost only
 themselves."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -46,9 +44,7 @@ def get_init_inputs():
 """
 
 
-def task(
-    forward: str, inputs: str, *, arguments: str = "x", init: str = "pass", name: str = "t"
-) -> KernelTask:
+def task(forward, inputs, *, arguments="x", init="pass", name="t"):
     body = "\n        ".join(forward.splitlines())
     code = MODULE.format(init=init, arguments=arguments, forward=body, inputs=inputs)
     return KernelTask(task_id=f"user/{name}", name=name, code=code)
@@ -60,7 +56,7 @@ def measurer():
         yield found
 
 
-def counted(measurer: Measurer, *args: str, **kwargs: str) -> Workload:
+def counted(measurer, *args, **kwargs):
     found = measurer.measure(task(*args, **kwargs)).workload
     assert found.problem is None
     return found
@@ -94,7 +90,7 @@ def test_attention_counts_both_products_and_the_softmax(measurer):
 
 
 @pytest.mark.parametrize(
-    ("layer", "gates", "pointwise"),
+    "layer, gates, pointwise",
     # Pointwise work of each step and unit beside the products and their biases. RNN: the two
     # products are added, tanh. LSTM: four sums, 3 sigmoids, 2 tanh, 3 products and a sum. GRU: 2
     # sums and 2 sigmoids; product, sum, tanh; difference, product, sum.
@@ -206,7 +202,7 @@ def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer):
 @pytest.fixture
 def asked(monkeypatch):
     """The names of the tasks that are measured."""
-    names: list[str] = []
+    names = []
     true = stage.measured
     monkeypatch.setattr(
         stage,
@@ -299,7 +295,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch, asked):
 
 def test_bundled_tasks_are_named_as_verification_names_them(measurer):
     for item in bundled.load("all"):
-        space: dict = {}
+        space = {}
         exec(compile(item.code, item.name, "exec"), space)
         model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
         seen = reference_operators(lambda model=model, inputs=inputs: model(*inputs))[:256]
@@ -317,10 +313,7 @@ def test_every_name_is_in_one_family_only():
     assert set(TABLE) | {"other"} == set(FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ("operator", "family"),
-    CASES["spellings_of_one_operator_are_one_family"],
-)
+@pytest.mark.parametrize("operator, family", CASES["spellings_of_one_operator_are_one_family"])
 def test_spellings_of_one_operator_are_one_family(operator, family):
     assert family_of(operator) == family
     assert families_of([operator, operator]) == (family,)

@@ -201,48 +201,38 @@ def trust(found: Compared) -> list[Caveat]:
     arms = found.strategies
     if not arms:
         return []
-    execs = [row for row in found.scores if row.metric == EXEC]
-    samples = " to ".join(map(str, sorted(set(found.samples_per_task_and_seed.values()))))
     spreads = {arm.name: found.by_seed(arm.name, EXEC) for arm in arms}
-    widest = max(arms, key=lambda arm: max(spreads[arm.name]) - min(spreads[arm.name]))
-    spread = 100 * (max(spreads[widest.name]) - min(spreads[widest.name]))
-    rows = [arm.rows for arm in arms if arm.rows]
+    spread = {name: 100 * (max(values) - min(values)) for name, values in spreads.items()}
+    widest = max(arms, key=lambda arm: spread[arm.name])
     wanted = found.ablation.baseline or "random"
-    strategy = found.arm(found.baseline).strategy if found.baseline else wanted
-    branches = found.ablation.branches
-    lost = sum(branch.state != "done" for branch in branches)
+    pairs = [
+        (found.arm(row.model), found.arm(row.baseline))
+        for row in found.differences
+        if (row.metric, row.track) == (EXEC, TRACK)
+    ]
     return caveats_of(
         "trust.toml",
-        {
-            "basis": f"{plural(found.tasks, 'task')} with {samples} samples each from every seed",
-            "few_tasks": plural(found.tasks, "task") if found.tasks < FEW_TASKS else "",
-            "devices": ", ".join(found.devices),
-            "excluded": ", ".join(found.excluded_tasks),
-            "missing": ", ".join(
-                f"{row.model} {row.missing}" for row in execs if row.missing and row.track == TRACK
-            ),
-            "silent": ", ".join(
-                arm.name
-                for arm in arms
-                if (score := found.score(arm.name, EXEC, "any")) and score.value == 0
-            ),
-            "one_seed": "; ".join(arm.name for arm in arms if len(arm.seeds) == 1),
-            "spread": f"{spread:.1f} points ({widest.name})" if len(widest.seeds) > 1 else "",
-            "chosen": len(arms) if len(arms) > 2 else "",
-            "rows": f"{min(rows):,.0f} to {max(rows):,.0f}"
-            if rows and max(rows) > 1.1 * min(rows)
-            else "",
-            "losses": "shown" if any(arm.loss_last for arm in arms) else "",
-            "baseline": f"{strategy} in place of {wanted}" if strategy != wanted else "",
-            "sizes": "; ".join(
-                f"{row.model} with {row.baseline}"
-                for row in found.differences
-                if (row.metric, row.track) == (EXEC, TRACK)
-                and found.arm(row.model).size != found.arm(row.baseline).size
-            ),
-            "correct": "always",
-            "lost": f"{lost} of {len(branches)}" if lost else "",
-        },
+        found=found,
+        few=FEW_TASKS,
+        samples=sorted(set(found.samples_per_task_and_seed.values())),
+        missing=[
+            f"{row.model} {row.missing}"
+            for row in found.scores
+            if row.missing and (row.metric, row.track) == (EXEC, TRACK)
+        ],
+        silent=[
+            arm.name
+            for arm in arms
+            if (score := found.score(arm.name, EXEC, "any")) and score.value == 0
+        ],
+        one_seed=[arm.name for arm in arms if len(arm.seeds) == 1],
+        widest=widest,
+        spread=spread[widest.name],
+        rows=[arm.rows for arm in arms if arm.rows],
+        wanted=wanted,
+        strategy=_baseline(found) or wanted,
+        sizes=[f"{arm.name} with {other.name}" for arm, other in pairs if arm.size != other.size],
+        lost=sum(branch.state != "done" for branch in found.ablation.branches),
     )
 
 

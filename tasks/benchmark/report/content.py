@@ -15,7 +15,6 @@ from kernels_eval.records import STATUS_OF, Language, Status
 from tasks.benchmark.report.records import (
     MAX_EXAMPLES,
     CandidatePoint,
-    ProfilePoint,
     ReportContext,
 )
 from tasks.benchmark.samples import TRACKS
@@ -74,7 +73,6 @@ def content(context: ReportContext) -> dict[str, Any]:
             [row for row in context.scores if row.metric not in ("exec", GEOMETRIC_MEAN)],
             lambda row: (*_named(row)[:2], str(row.k), str(row.tasks)),
             lambda row: row.metric,
-            scored,
         ),
         "comparisons": _comparisons(context),
         "trace_flags": Table(
@@ -88,13 +86,9 @@ def content(context: ReportContext) -> dict[str, Any]:
             ("counted", "model", "track", "tasks"),
             context.variants,
             lambda row: (_counting(row), row.model, TRACK_NAMES[row.track], str(row.tasks)),
-            lambda row: label(row.metric, row.k),
-            scored,
         ),
         "caveats": caveats(context),
         "verdicts": _verdicts(context),
-        "limits": _limits(context),
-        "roofline": any(point.intensity and point.reached for point in context.profiles),
         "findings": findings_table(context.finding_rows),
         "lengths": lengths,
         "counted": sum(map(len, lengths.values())),
@@ -102,7 +96,6 @@ def content(context: ReportContext) -> dict[str, Any]:
         "faster": sum(point.lower is not None and point.lower > 1 for point in points),
         "speedups": spread(points, MAX_BARS),
         "published": {"paper": PAPER, "table": published_table()},
-        "machine": {"language": context.language, "device": context.device} | context.hardware,
         "config": json.dumps(context.config, indent=2, default=str),
     }
 
@@ -158,31 +151,23 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
 def caveats(context: ReportContext) -> list[Caveat]:
     """Return what a careful reader would ask, answered from the data of the run."""
     execs = [row for row in context.scores if row.metric == "exec"]
-    tasks = sorted({row.tasks for row in execs})
     rates: dict[str, list[float]] = {}
     for row in execs:
         if row.value is not None:
             rates.setdefault(row.model, []).append(row.value)
-    silent = [model for model, values in rates.items() if max(values) == 0.0]
     missing = {row.model: row.missing for row in context.scores if row.missing}
-    verdicts, failed = sum(context.status_counts.values()), context.status_counts
-    unequal = f"{context.candidates:,} candidates, {verdicts:,} verdicts"
-    found = {
-        "few_tasks": tasks[0] if tasks and tasks[0] < FEW_TASKS else "",
-        "unequal_tasks": ", ".join(map(str, tasks)) if len(tasks) > 1 else "",
-        "missing": ", ".join(f"{model} {count:,}" for model, count in missing.items()),
-        "not_estimated": "; ".join(
-            dict.fromkeys(row.why_not for row in context.scores if row.k is not None and row.tasks)
-        ).strip("; "),
-        "never_correct": ", ".join(silent),
-        "recorded": "yes" if any(row.model == "recorded" for row in context.scores) else "",
-        "trained": plural(len(context.history), "step") if context.history else "",
-        "correct": "always",
-        "cpu": "" if Language(context.language).needs_gpu else "yes",
-        "counts": unequal if verdicts != context.candidates else "",
-        "task_error": failed.get(Status.TASK_ERROR, 0),
-    }
-    return caveats_of("caveats.toml", found)
+    why_not = (row.why_not for row in context.scores if row.k is not None and row.tasks)
+    return caveats_of(
+        "caveats.toml",
+        context=context,
+        few=FEW_TASKS,
+        tasks=sorted({row.tasks for row in execs}),
+        missing=[f"{model} {count:,}" for model, count in missing.items()],
+        not_estimated=filter(None, dict.fromkeys(why_not)),
+        silent=[model for model, values in rates.items() if max(values) == 0.0],
+        on_gpu=Language(context.language).needs_gpu,
+        verdicts=sum(context.status_counts.values()),
+    )
 
 
 def smallest_k(rows: Iterable[ScoreRow]) -> int | None:
@@ -210,13 +195,7 @@ def timed(context: ReportContext) -> list[CandidatePoint]:
 
 def _scores(title: str, rows: Sequence[ScoreRow]) -> Table:
     """A row for each model and track, a column for each metric and k."""
-    return pivoted(
-        (title, "track", "tasks", "samples"),
-        rows,
-        _named,
-        lambda row: label(row.metric, row.k),
-        scored,
-    )
+    return pivoted((title, "track", "tasks", "samples"), rows, _named)
 
 
 def _named(row: ScoreRow) -> tuple[str, ...]:
@@ -245,7 +224,6 @@ def _quantiles(context: ReportContext) -> Table:
         [row for row in context.distributions if row.track == TRACK and row.value is not None],
         lambda row: (row.model, str(row.samples)),
         lambda row: f"{100 * float(row.metric.removeprefix('speedup_q')):g} % are below",
-        scored,
     )
 
 
@@ -268,8 +246,6 @@ def _breakdowns(context: ReportContext) -> list[tuple[str, Table, int]]:
             ("reasoning" if by == "arl_third" else by.replace("_", " "), "model", "tasks"),
             [row for row in rows if row.group in groups[:MOST_GROUPS]],
             lambda row: (row.group.replace("_", " "), cut(row.model, 40), str(row.tasks)),
-            lambda row: label(row.metric, row.k),
-            scored,
         )
         found.append((by, table, len(groups)))
     return found
@@ -289,20 +265,6 @@ def _verdicts(context: ReportContext) -> list[tuple[str, str, int]]:
         for reason, count in by_count(context.reason_counts)
     ]
     return sorted(rows, key=lambda row: (place.get(row[0], len(place)), row[0]))
-
-
-def _limits(context: ReportContext) -> Table:
-    """For each limit the candidates, and the medians of speedup and SOL score."""
-    groups: dict[str, list[ProfilePoint]] = {}
-    for point in context.profiles:
-        groups.setdefault(point.limit, []).append(point)
-    rows = []
-    for limit, points in groups.items():
-        scores = [point.sol_score for point in points if point.sol_score is not None]
-        speedup = statistics.median(point.speedup for point in points)
-        score = f"{statistics.median(scores):.2f}" if scores else "n/a"
-        rows.append((limit.replace("_", " "), f"{len(points):,}", f"{speedup:.2f}x", score))
-    return Table(("limited by", "correct candidates", "median speedup", "median SOL score"), rows)
 
 
 def _by_model(counts: Mapping[str, int]) -> str:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 from typing import Literal, get_args
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, stable_hash
+from tasks.files import read_toml
 from tasks.sources.generated.program import FAMILIES, OPERATORS, Kind, Program, Step, family_of
 from tasks.sources.holdout import place_of
 
@@ -29,14 +31,8 @@ DRAWS = 2000
 MOST_FAILURES = 12
 """A family is drawn, then programs until one is new, of that family and of the side; after so many
 draws another family. After so many families there are no further programs."""
-SHAPES: dict[tuple[Sizes, bool], tuple[tuple[int, ...], tuple[int, ...]]] = {
-    ("cpp", False): ((192, 320, 448), (512, 768, 1024, 1536)),
-    ("cpp", True): ((1152, 2304, 4608), (48, 96, 128)),
-    ("cuda", False): ((6144, 12288), (1024, 2048, 4096)),
-    ("cuda", True): ((24576, 49152), (48, 96, 128)),
-}
-"""Rows and columns to draw from, by what they are for and whether there is a matrix product. On
-`cpp` the reference takes 0.1 to 5 ms on a core."""
+SHAPES = read_toml(Path(__file__).with_name("shapes.toml"))
+"""On `cpp` the reference takes 0.1 to 5 ms on a core."""
 STAYS = frozenset({"scaled", "floored", "inputs", *get_args(Kind)})
 """What no later operator changes of what `_state_after` knows."""
 _SAME = {
@@ -128,7 +124,7 @@ def task_of(names: tuple[str, ...], sizes: Sizes, seed: int) -> KernelTask:
     """The task with these operators. Sizes and numbers depend on the seed and the operators
     alone."""
     drawn = random.Random(f"{seed}/{' '.join(names)}")
-    rows, columns = map(drawn.choice, SHAPES[sizes, "linear" in names])
+    rows, columns = map(drawn.choice, SHAPES[sizes]["product" if "linear" in names else "other"])
     steps = tuple(Step(name, drawn.choice(OPERATORS[name].values or (None,))) for name in names)
     program = Program(rows=rows, columns=columns, steps=steps)
     code = program.render()

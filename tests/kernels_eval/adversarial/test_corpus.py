@@ -1,8 +1,6 @@
 """Cheats and their honest twins that need no GPU: tests/data/adversarial has them, by group of
 threats."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.adversarial import CORPUS, cases_of, trials
@@ -11,5 +9,5 @@ CASES = [case for page in sorted(CORPUS.glob("*.yaml")) for case in cases_of(pag
 
 
 @pytest.mark.parametrize("trial", trials(CASES, str))
-def test_corpus(judge, trial):
-    trial.assert_judged(judge)
+def test_corpus(verify, trial):
+    trial.assert_judged(verify)

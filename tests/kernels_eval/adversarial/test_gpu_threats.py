@@ -1,8 +1,6 @@
 """Threats that need a GPU: streams, graphs, the L2 carve-out, and what a fault leaves behind
 (threats 3, 4, 12, 34, 39)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -159,7 +157,7 @@ BY_CUBLAS = (
 )
 
 
-def code(forward: str, **parts: str) -> str:
+def code(forward, **parts):
     return module(forward, extension=EXTENSION, **parts)
 
 
@@ -297,7 +295,7 @@ def judge():
         yield made
 
 
-def persisting_l2_changes() -> bool:
+def persisting_l2_changes():
     """Can a process set L2 aside here? Asked in a process of its own."""
     script = (
         "import ctypes, torch; torch.empty(1, device='cuda'); rt = ctypes.CDLL('libcudart.so.13');"

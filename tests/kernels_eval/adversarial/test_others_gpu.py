@@ -2,8 +2,6 @@
 device memory, and the shapes of kernels that they show as good (origins are in `source` comments;
 benchmarks/results/2026-11-23-others-suites.md has the table)."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest
@@ -63,7 +61,7 @@ EXTENSION = (
 )
 
 
-def code(forward: str, **parts: str) -> str:
+def code(forward, **parts):
     return module(forward, extension=EXTENSION, **parts)
 
 

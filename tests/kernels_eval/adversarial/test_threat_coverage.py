@@ -1,8 +1,6 @@
 """Every threat of the list has a cheat and an honest twin in this corpus, and most can be judged
 without a GPU."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import pytest
@@ -13,11 +11,11 @@ from tests.kernels_eval.adversarial import (
     test_others_gpu,
     test_timing_threats,
 )
-from tests.support.adversarial import Case, trials
+from tests.support.adversarial import trials
 
 THREATS = (*range(1, 51), *range(53, 59), 60)
 TABLES = (test_corpus, test_gpu_threats, test_others_gpu, test_timing_threats)
-CASES: list[Case] = [case for table in TABLES for case in table.CASES]
+CASES = [case for table in TABLES for case in table.CASES]
 SAMPLERS = test_timing_threats.SAMPLERS
 
 
@@ -32,7 +30,7 @@ def test_every_threat_has_a_cheat_and_a_twin():
 
 
 def test_most_threats_need_no_gpu():
-    here: dict[int, set[bool]] = defaultdict(set)
+    here = defaultdict(set)
     for case in CASES:
         if not case.needs_gpu:
             here[case.threat] |= {False, True} if case.twin is not None else {False}
@@ -46,9 +44,8 @@ def test_most_threats_need_no_gpu():
 def test_a_twin_is_no_copy_of_its_cheat(table):
     for case in table.CASES:
         twin_task = case.twin_task or case.task
-        assert (case.twin, twin_task.code) != (
-            case.code,
-            case.task.code,
-        ), f"{case.name}: cheat and twin are the same candidate"
+        assert (case.twin, twin_task.code) != (case.code, case.task.code), (
+            f"{case.name}: cheat and twin are the same candidate"
+        )
     ids = [parameter.id for parameter in trials(table.CASES, str)]
     assert len(ids) == len(set(ids)), "two cases of one name"

@@ -5,8 +5,6 @@ The samplers report scripted times and take none of their own, so nothing here d
 of the machine. A reported time above what the parent's clock saw is never implausible.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +12,7 @@ import pytest
 
 from kernels_eval.checks.timing import measure
 from kernels_eval.config import TimingConfig
-from kernels_eval.records import Timing, Verdict
+from kernels_eval.records import Timing
 from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 from tests.support.kernels import kernel_task, task_source
 
@@ -24,7 +22,7 @@ CONFIG = TimingConfig(
 )
 
 
-def has_an_interval(verdict: Verdict) -> None:
+def has_an_interval(verdict):
     timing = verdict.timing
     assert timing is not None and timing.calls_per_sample > 1, (
         "one call is too short to be timed alone"
@@ -37,7 +35,7 @@ def has_an_interval(verdict: Verdict) -> None:
     assert timing.pairs >= 6
 
 
-def small(rows: int, columns: int) -> object:
+def small(rows, columns):
     return kernel_task(
         task_source("return x * 2.0 + 1.0", inputs=f"[torch.randn({rows}, {columns})]"),
         f"adversarial_{rows}_by_{columns}",
@@ -55,13 +53,13 @@ CASES = [
         twin="return ext.affine(x)",
         twin_task=small(24, 40),
         twin_check=has_an_interval,
-    ),
+    )
 ]
 
 
 @pytest.mark.parametrize("trial", trials(CASES, code))
-def test_timing_threats(judge, trial):
-    trial.assert_judged(judge)
+def test_timing_threats(verify, trial):
+    trial.assert_judged(verify)
 
 
 # -- samplers whose truth is known -----------------------------------------------------------------
@@ -77,10 +75,10 @@ class Sampler:
     script: Script
     resolution_ns: int = 1
 
-    def __post_init__(self) -> None:
-        self.asked: list[int] = []
+    def __post_init__(self):
+        self.asked = []
 
-    def __call__(self, calls: int) -> int:
+    def __call__(self, calls):
         self.asked.append(calls)
         return (
             int(self.script(len(self.asked), calls) * calls)
@@ -89,16 +87,16 @@ class Sampler:
         )
 
 
-def wobbling(call_ns: float) -> Script:
+def wobbling(call_ns):
     """Within 2 % of `call_ns`, never twice the same in a row."""
     return lambda turn, _: call_ns * (1 + 0.01 * ((turn * 7) % 5 - 2) / 2)
 
 
-def slow_at(turns: range, factor: float, script: Script) -> Script:
+def slow_at(turns, factor, script):
     return lambda turn, calls: script(turn, calls) * (factor if turn in turns else 1.0)
 
 
-def slower_from(turn_from: int, factor: float, script: Script) -> Script:
+def slower_from(turn_from, factor, script):
     return lambda turn, calls: script(turn, calls) * (factor if turn >= turn_from else 1.0)
 
 

@@ -7,8 +7,9 @@ search with the same budget, and what the winners are against torch.compile.
 One candidate a task (`--limit`), the first that was recorded as correct and has a parameter; each
 is the start of an evolution and of a random search of `--evaluations` verdicts each. Equal code is
 verified once, and counts in the budget and the device-seconds of both. Winners and starts are then
-measured `rounds` times anew, and once more beside torch.compile (`--compile`). Proposals depend on
-the verdicts and the seed alone, and verdicts are kept as they come: the same command resumes. It
+measured `rounds` times anew, and once more beside torch.compile (`--compile`); where `--operators`
+names schedule, which changes machine code, with more inputs and compute-sanitizer. Proposals depend
+on the verdicts and the seed alone, and verdicts are kept as they come: the same command resumes. It
 stops after `--budget-s` with exit status 3 where something is left. `--gpus N` divides the tasks
 over so many GPUs, a process each; `--report` prints the tables of what is there. Needs torch,
 numpy, pydantic, psutil, polars and nvcc; no Ray, no Prefect. `--language cpp` takes the bundled
@@ -66,6 +67,7 @@ def main() -> int:
     parser.add_argument("--language", default="cuda", choices=["cuda", "cpp"])
     parser.add_argument("--limit", type=int, default=48, help="candidates, one a task")
     parser.add_argument("--evaluations", type=int, default=32, help="of each search and task")
+    parser.add_argument("--operators", default="parameters", help="such as schedule, of sm_90")
     parser.add_argument("--max-s", type=float, default=1.0, help="timing budget of a verdict, s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--builders", type=int, default=max(1, (os.cpu_count() or 2) - 2))
@@ -182,7 +184,6 @@ class Work:
 
     def run(self, begins: list[Begin]) -> None:
         """Both searches, generation by generation; then the fresh measurements."""
-        tasks = {begin.task.task_id: begin.task for begin in begins}
         searches = {method: populations(begins, method, self.arguments) for method in METHODS}
         with Evaluator(self.language, self.protocol()) as evaluator:
             generation, more = 0, True
@@ -190,7 +191,7 @@ class Work:
                 everyone = [each for found in searches.values() for each in found]
                 more = any([proposed(each, generation) for each in everyone]) or not generation
                 asked = (
-                    Asked(code_key(each, member.code), tasks[each.task_id], member.code)
+                    Asked(code_key(each, member.code), each.task, member.code)
                     for each in everyone
                     for member in each.members.values()
                 )
@@ -198,18 +199,20 @@ class Work:
                 for each in everyone:
                     settle(each, self.known)
                 generation += 1
+        strict = config_of(METHODS[0], self.arguments).confirming(self.protocol())
+        with Evaluator(self.language, strict) as evaluator:
             for found in searches.values():
                 self.verify(
                     evaluator,
                     (
-                        Asked(key, tasks[each.task_id], member.code)
+                        Asked(key, each.task, member.code)
                         for each in found
                         for key, _, member in again(each)
                     ),
                 )
         if self.arguments.compile:
             winners = (
-                Asked(f"compiled/{pair[1].candidate_id}", tasks[each.task_id], pair[1].code)
+                Asked(f"compiled/{pair[1].candidate_id}", each.task, pair[1].code)
                 for found in searches.values()
                 for each in found
                 if (pair := pair_of(each))
@@ -303,18 +306,23 @@ def read_verdicts(path: Path) -> dict[str, dict[str, Any]]:
 
 def code_key(population: Population, code: str) -> str:
     """The id of a candidate: both searches measure equal code of a task once."""
-    return stable_hash([population.task_id, code])
+    return stable_hash([population.task.task_id, code])
+
+
+def config_of(method: str, arguments: argparse.Namespace) -> SearchConfig:
+    asked = {"method": method, "evaluations": arguments.evaluations, "seed": arguments.seed}
+    operators = arguments.operators.split(",")
+    return SearchConfig.model_validate(asked | {"operators": operators, "patience": None})
 
 
 def populations(
     begins: list[Begin], method: str, arguments: argparse.Namespace
 ) -> list[Population]:
     """One population a candidate, with its start."""
-    asked = {"method": method, "evaluations": arguments.evaluations, "seed": arguments.seed}
-    config = SearchConfig.model_validate(asked | {"patience": None})
+    config = config_of(method, arguments)
     made = []
     for task, code in begins:
-        population = Population(task.task_id, Language(arguments.language), config)
+        population = Population(task, Language(arguments.language), config)
         population.add(Member(code_key(population, code), code, 0, START))
         made.append(population)
     return made

@@ -55,7 +55,7 @@ from flows.refresh import Refreshed, refresh_dataset
 from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
-from flows.search import Searched, begun_with, search_kernels, summary_of
+from flows.search import Searched, begun_with, search_and_track, summary_of
 from flows.set_figures import draw_curated
 from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
@@ -160,9 +160,10 @@ def search_for_faster(
     config, *begun = begun_with(asked, verdicts.snapshot or None)
     prepared(config)  # now that the language of the kernels is known
     with devices(config, config.verification.workers):
-        searched = search_kernels.fn(config, *begun)
+        searched, tracked = search_and_track.fn(config, *begun)
     show_gains(summary_of(searched))
     show_snapshots(dict(searched))
+    link_mlflow(config, tracked)
     return searched
 
 

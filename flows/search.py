@@ -13,6 +13,7 @@ from flows.config import PipelineConfig
 from flows.naming import run_name
 from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
+from flows.track import search_record, track
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language, Record, Verdict, stable_hash
@@ -23,7 +24,8 @@ from tasks.progress import observed_by
 from tasks.search import confirm
 from tasks.search.config import OF_MODELS
 from tasks.search.gain import again_id
-from tasks.search.stage import Asked, Row, Search, Write, run
+from tasks.search.population import Plan
+from tasks.search.stage import Row, Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.snapshot import find_snapshot, newest_first
@@ -92,7 +94,8 @@ def search_kernels(
         writer=config.synthesis.model_dump(mode="json", exclude=set(UNDECISIVE)),
     )
     once = config.verification.model_copy(update={"once_per_code": True})
-    anew = config.verification.model_copy(update={"once_per_code": False})
+    strict = config.search.confirming(once.eval)
+    anew = once.model_copy(update={"once_per_code": False, "eval": strict})
     with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):
         with Verification(search.snapshot.ref, tasks, once, language) as judge:
             proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
@@ -107,6 +110,18 @@ def search_kernels(
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
 
+@flow(
+    name="search and track", flow_run_name=run_name("search and track", strategy=False), **NOTICES
+)
+@guarded
+def search_and_track(
+    config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
+) -> tuple[Searched, str | None]:
+    """`search_kernels`, and its run in MLflow: None where tracking is off or failed."""
+    searched = search_kernels.fn(config, verdicts, candidates, tasks)
+    return searched, track(search_record, config, searched.proposals, searched.improved)
+
+
 def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[str, Any]]) -> None:
     """Give confirmed winners the verdict of their first confirming measurement: the search's own
     one flatters them."""
@@ -119,9 +134,10 @@ def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[st
         for result in results
         if result["improved"] and result["winner"] not in there
     }
-    index = fresh.index(["candidate_id"])
-    places = index.filter(index["candidate_id"].is_in(list(wanted)))
-    rows = (row | {"candidate_id": wanted[row["candidate_id"]]} for row in fresh.rows_of(places))
+    rows = (
+        row | {"candidate_id": wanted[row["candidate_id"]]}
+        for row in fresh.rows_by("candidate_id", wanted)
+    )
     work.snapshot.append(rows, VERDICTS)
 
 
@@ -139,12 +155,12 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
             "set synthesis.sampler to a model, or search.operators to [parameters]",
         )
 
-    def write(asked: Sequence[Asked]) -> Iterator[tuple[Asked, Row]]:
+    def write(plans: Sequence[Plan]) -> Iterator[tuple[Plan, Row]]:
         # closed before kernels are timed: a model may hold the devices
         with closing(make_sampler(config.synthesis, config.root)) as sampler:
             requests = {
                 (made := _request(each, config, sampler, judge)).request_key: (each, made)
-                for each in asked
+                for each in plans
             }
             for response in sampler.sample([request for _, request in requests.values()]):
                 each, request = requests[response.request_key]
@@ -153,31 +169,29 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
     return write
 
 
-def _request(
-    asked: Asked, config: PipelineConfig, sampler: Sampler, judge: Verification
-) -> Request:
+def _request(plan: Plan, config: PipelineConfig, sampler: Sampler, judge: Verification) -> Request:
     """What a model is asked. No answer of a first turn has its seed."""
-    prompt = prompt_of(asked, judge.language, config.synthesis.hardware, judge.snapshot)
-    base, step = config.synthesis.sampling, asked.plan.step
-    sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + step})
-    key = [asked.task.code, prompt, sampler.generator, sampling.identity, step, asked.plan.turn]
+    prompt = prompt_of(plan, judge.language, config.synthesis.hardware, judge.snapshot)
+    base = config.synthesis.sampling
+    sampling = base.model_copy(update={"seed": base.seed + SEED_STEP + plan.step})
+    key = [plan.task.code, prompt, sampler.generator, sampling.identity, plan.step, plan.turn]
     return Request(
-        request_key=stable_hash([*key, asked.plan.operator]),
-        task=asked.task,
+        request_key=stable_hash([*key, plan.operator]),
+        task=plan.task,
         language=judge.language,
         prompt=prompt,
-        sample_index=step,
+        sample_index=plan.step,
         sampling=sampling,
-        turn=asked.plan.turn,
-        parent=asked.plan.parents[0].candidate_id,
+        turn=plan.turn,
+        parent=plan.parents[0].candidate_id,
     )
 
 
-def prompt_of(asked: Asked, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
+def prompt_of(plan: Plan, language: Language, hardware: str | None, verdicts: Snapshot) -> str:
     """The task's prompt with the parents: one with what its verdict, and a profile where there is
     one, say of it; or two with their speedups."""
-    prompt, parents = render(asked.task, language, hardware), asked.plan.parents
-    if asked.plan.operator == "cross":
+    prompt, parents = render(plan.task, language, hardware), plan.parents
+    if plan.operator == "cross":
         return compared(prompt, sorted(Kernel(each.score, each.code) for each in parents))
     name = parents[0].candidate_id
     known = known_rows(verdicts.root, PROFILES, "candidate_id", [name], KERNEL_PROFILES)
@@ -187,8 +201,7 @@ def prompt_of(asked: Asked, language: Language, hardware: str | None, verdicts: 
 
 
 def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:
-    index = verdicts.index(["candidate_id"])
-    row = next(verdicts.rows_of(index.filter(index["candidate_id"] == candidate_id).head(1)))
+    row = next(verdicts.rows_by("candidate_id", [candidate_id]))
     return Verdict.model_validate({name: row[name] for name in Verdict.model_fields if name in row})
 
 

@@ -6,6 +6,7 @@ that fails is logged, None is returned, and the run continues.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Concatenate, ParamSpec
@@ -22,6 +23,7 @@ from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
+from tasks.search.population import START
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import Destination, try_mlflow
 from tasks.tracking.mlflow_sink import log_run, log_trend, registered_version
@@ -204,6 +206,32 @@ def reinforcement_record(config: PipelineConfig, reinforced: SnapshotRef) -> Run
         params={"reinforcement": config.reinforcement},
         metrics=metrics,
         stages=(stage,),
+    )
+
+
+def search_record(
+    config: PipelineConfig, proposals: SnapshotRef, improved: SnapshotRef
+) -> RunRecord:
+    """A search: the confirmed gain, its costs, the operators' shares of the proposals and the
+    curve; tables of the gain of each task and of the lineages of winners."""
+    told = improved.open().manifest["search"]
+    made = Counter(proposals.open().read(columns=["operator"])["operator"])
+    del made[START]
+    gain = {f"gain_{end}": told["gain"][end] for end in ("lower", "upper")}
+    numbers = {name: told[name] for name in ("tasks", "improved", "evaluations", "device_s")}
+    metrics = {"gain": told["gain"]["value"], **gain, **numbers}
+    gains, lines = [], []
+    for row in map(dict, told["results"]):
+        lines += [{"task_id": row["task_id"], **each} for each in row.pop("lineage")]
+        gains.append(row)
+    return RunRecord(
+        run_fingerprint=stable_hash(["search", proposals.fingerprint, improved.fingerprint]),
+        name=f"{config.name} search {config.language.value} {config.search.method}",
+        tags=tags_of(config, kind="search") | _note(metrics, ".4g"),
+        params={"search": config.search},
+        metrics=metrics | {f"share.{name}": n / made.total() for name, n in made.items()},
+        series={"curve": tuple(enumerate(told["curve"], 1))},
+        tables={"gains": tuple(gains)} | ({"lineage": tuple(lines)} if lines else {}),
     )
 
 

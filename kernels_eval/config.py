@@ -3,7 +3,7 @@ say where each comes from."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,7 @@ from pydantic import (
 
 Baseline = Literal["eager", "compile"]
 SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
+Architecture = Annotated[str, Field(pattern=r"^sm_\d{2,3}[af]?$")]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
@@ -38,6 +39,9 @@ class BuildConfig(_Config):
     """such as '9.0'; default: that of the GPU, else 9.0"""
     lite_headers: bool = True
     """try the lite header tier first; the verdict does not depend on it"""
+    architectures: tuple[Architecture, ...] = Field(default=(), exclude_if=lambda asked: not asked)
+    """compile CUDA candidates for these as well, such as sm_80, and note what comes of it; the
+    verdict does not depend on it"""
 
 
 class CorrectnessConfig(_Config):

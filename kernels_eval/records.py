@@ -426,6 +426,19 @@ class Phases(Record):
     """paired samples and the parent's clock bound"""
 
 
+class ArchitectureBuild(Record):
+    """What nvcc made of a candidate's CUDA sources for one architecture. Registers are those of the
+    kernel that takes most, spilled bytes of all kernels together; None where it does not build."""
+
+    arch: str
+    builds: bool
+    registers: NonNegativeInt | None = None
+    spill_bytes: NonNegativeInt | None = None
+    """stores and loads of a thread"""
+    detail: str = ""
+    """the first error"""
+
+
 class Verdict(Record):
     """What verification says of one candidate: one status, one reason, a timing only when
     correct."""
@@ -452,6 +465,10 @@ class Verdict(Record):
     """what static screening noticed without rejecting"""
     build_tier: str | None = None
     build_cached: bool = False
+    architectures: tuple[ArchitectureBuild, ...] = Field(
+        default=(), exclude_if=lambda found: not found
+    )
+    """one for each of `build.architectures`, of candidates whose CUDA sources reached nvcc"""
     isolation: tuple[str, ...] = ()
     device: str = ""
     build_s: NonNegativeFloat = 0.0

@@ -29,9 +29,9 @@ SAMPLING, TIMING = _type("sampling"), _type("timing")
 TASKS, CANDIDATES, VERDICTS, CURATED = (
     pa.schema(_fields(table)) for table in ("tasks", "candidates", "verdicts", "curated")
 )
-WORKLOADS, PROFILES, KERNEL_PROFILES, TRACE_FLAGS = (
+WORKLOADS, PROFILES, KERNEL_PROFILES, TRACE_FLAGS, HIP_PAIRS = (
     pa.schema(_fields(table))
-    for table in ("workloads", "profiles", "kernel_profiles", "trace_flags")
+    for table in ("workloads", "profiles", "kernel_profiles", "trace_flags", "hip_pairs")
 )
 SEARCHED, NUMBERS, SCORES, VIEWED = (
     pa.schema(_fields(table)) for table in ("search", "numbers", "scores", "view")

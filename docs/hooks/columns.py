@@ -51,6 +51,25 @@ WORKLOADS: Mapping[str, str] = {
     "executed": "`meta` (without storage) or `declared inputs` (real values, on the CPU)",
     "problem": "why the reference could not be run; the numbers are then null",
 }
+HIP_PAIRS: Mapping[str, str] = {
+    "candidate_id": _CANDIDATE,
+    "task_id": _TASK,
+    "generator": "name of the model that wrote the CUDA kernel",
+    "cuda_source": "the device code of the candidate, which nvcc compiles alone",
+    "cuda_device": "its machine code (SASS), as cuobjdump prints it; null where there is none",
+    "cuda_arch": "the architecture of `cuda_device`",
+    "hip_source": "the same device code in HIP",
+    "hip_device": "its GCN assembly; null where it does not compile",
+    "hip_arch": "the architecture of `hip_device`",
+    "compiled": "hipcc made assembly of at least one kernel. Nothing has run: no verdict",
+    "cause": (
+        "class of what hipcc said first: `no_kernel`, `unknown_name`, `missing_header`,"
+        " `inline_assembly`, `no_matching_function`, `timeout`, `other`; null where `compiled`"
+    ),
+    "detail": "what hipcc said first",
+    "kernels": "symbols of the kernels in `hip_device`",
+}
+
 KERNEL_PROFILES: Mapping[str, str] = {
     "profile_key": "hash of verdict, candidate, settings and version; a refresh reuses the row",
     "verdict_key": "the verdict that it is a profile of",
@@ -185,6 +204,11 @@ VERDICTS: Mapping[str, str] = {
     "flags": "observations that did not lead to a rejection",
     "build_tier": "`lite` or `full` headers; null: nothing to build",
     "build_cached": "every build came from the cache",
+    "architectures": (
+        "for each of `build.architectures`: `builds` there or not, the most `registers`"
+        " of a kernel, `spill_bytes` (stores and loads of all kernels), `detail`: the first error;"
+        " null where none was asked for"
+    ),
     "isolation": "isolation layers that were active",
     "device": "the GPU's name, or `cpu`; empty where the reference was never loaded",
     "build_s": "screening, reading build requests and building",

@@ -78,7 +78,7 @@ def score_table(
         candidates = None
     source = Source(verdicts, candidates, root)
     name = verdicts or source.verdicts.path
-    frame = _of_one_device(_read(source, label), device, name)
+    frame = _each_once(_of_one_device(_read(source, label), device, name), name)
     levels = _levels(set(frame["task_id"]), source, tasks)
     found = tabulate(frame, levels, ks=ks, ps=ps, resamples=resamples)
     return {"verdicts": name, "label": label, **found}
@@ -120,19 +120,6 @@ def _read(source: Source, label: str | None) -> pl.DataFrame:
     null."""
     import polars as pl
 
-    from tasks.curation.source import Files
-    from tasks.sources.files import shown
-
-    where = source.verdicts.path
-    if isinstance(source.verdicts, Files):
-        ids = source.verdicts.read(columns=["candidate_id"])
-        column = ids.get_column("candidate_id", default=pl.Series(dtype=pl.String))
-        if (twice := column.filter(column.is_duplicated())).len():
-            raise UsageError(
-                f"{where} has {twice.len()} rows for candidates that occur more than once,"
-                f" such as {shown(twice[0])}",
-                "keep one verdict per candidate: the latest, or those of one run",
-            )
     frame = source.verdict_rows(OF_VERDICTS, OF_CANDIDATES, NEEDED)
     absent: dict[str, Any] = {
         "reason": pl.String,
@@ -168,6 +155,21 @@ def _of_one_device(frame: pl.DataFrame, device: str | None, where: str) -> pl.Da
             f"{where} holds verdicts of {len(there)} devices: {counts}",
             "speedups on different devices are not comparable: choose one with --device NAME",
         )
+    return frame
+
+
+def _each_once(frame: pl.DataFrame, where: str) -> pl.DataFrame:
+    """The verdicts, no two of which are on one candidate. Raises UsageError."""
+    from tasks.sources.files import shown
+
+    if "candidate_id" in frame.columns:
+        column = frame["candidate_id"]
+        if (twice := column.filter(column.is_duplicated())).len():
+            raise UsageError(
+                f"{where} has {twice.len()} rows for candidates that occur more than once,"
+                f" such as {shown(twice[0])}",
+                "keep one verdict per candidate: the latest, or those of one run",
+            )
     return frame
 
 

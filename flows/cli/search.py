@@ -23,12 +23,12 @@ def search(
 
     join_stack(root)
     embed(config := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
-    from flows.search import begun_with, search_kernels, summary_of
+    from flows.search import begun_with, search_and_track, summary_of
 
     begun = begun_with(config, verdicts)
     began_s = time.monotonic()
     start_server_apart()
     with TerminalProgress() as progress, observed_by(progress):
-        searched = search_kernels(*begun)
+        searched, _ = search_and_track(*begun)
     summary = summary_of(searched) | {"seconds": round(time.monotonic() - began_s, 1)}
     emit(summary, as_json, "search")

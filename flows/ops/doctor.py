@@ -20,6 +20,7 @@ from flows.config import load_profile
 from flows.ops import ready
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.extensions import Builder
+from kernels_eval.build.hip import hipcc
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.config import BuildConfig
 from kernels_eval.devices import visible_gpus
@@ -63,6 +64,7 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         ("torch device", True, torch_device),
         ("C++ compiler", True, compiler),
         ("nvcc", config.language.needs_nvcc, nvcc),
+        ("hipcc", False, partial(_looked, hipcc)),
         ("GPUs", needs_gpu, gpus),
         *((f"language {each}", each == config.language, each.doctor) for each in Language),
         ("ray", True, lambda: package("ray")),

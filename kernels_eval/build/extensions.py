@@ -19,13 +19,14 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
 
+from kernels_eval.build import schedule
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.flags import REACHES_OUT, refused_flag
 from kernels_eval.build.lite import (
@@ -41,8 +42,8 @@ from kernels_eval.build.process import Outcome, WorkRoot, interesting, log_of, r
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
-from kernels_eval.errors import ToolchainError
-from kernels_eval.records import Reason
+from kernels_eval.errors import ToolchainError, UsageError
+from kernels_eval.records import ArchitectureBuild, Reason
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
 FLAG_SENSITIVE = re.compile(
@@ -69,6 +70,12 @@ NVCC_FLAGS = """-DTORCH_API_INCLUDE_EXTENSION_H -D__CUDA_NO_HALF_OPERATORS__
     -D__CUDA_NO_HALF_CONVERSIONS__ -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__
     --expt-relaxed-constexpr --compiler-options -fPIC -std=c++20 -w""".split()
 
+ARCHITECTURE = re.compile(
+    r"(?:^|(?<=\0))-?-(?:arch|gpu-architecture|code|gpu-code|gencode|generate-code)[=\0][^\0]*\0?"
+)
+"""Flags that name one, and their values, in a list that is joined by null characters."""
+REGISTERS = re.compile(r"^ptxas info\s*: Used (\d+) registers", re.MULTILINE)
+SPILLED = re.compile(r"^ .*\b(\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
 ENDED = {
     "timeout": "the build ran past its deadline of {:g} s (build.timeout_s)\n",
     "killed": "the compiler was killed again and again\n",
@@ -135,7 +142,55 @@ class Attempt:
             if outcome != "ok":
                 return outcome
             objects.append(target)
-        return self._run(self._link(objects))
+        outcome = self._run(self._link(objects))
+        return self._reordered() if outcome == "ok" and self._swaps else outcome
+
+    @cached_property
+    def _swaps(self) -> list[int]:
+        return schedule.asked_for(self.spec.extra_cuda_cflags)
+
+    def _reordered(self) -> Outcome:
+        """Make the swaps of instructions that the flags ask for. Only a confined process reads the
+        library by a tool."""
+        command = schedule.command(self.library)
+        listing = self.work / "listing"
+
+        def listed() -> str:
+            said = self._run(["/bin/sh", "-c", f'exec "$0" "$@" > {listing.name}', *command])
+            return listing.read_text(errors="replace") if said == "ok" else ""
+
+        try:
+            schedule.reorder(self.library, self._swaps, listed)
+        except UsageError as error:
+            with (self.work / "log").open("a", encoding="utf-8") as log:
+                log.write(f"error: {error}\n")
+            return "failed"
+        return "ok"
+
+    def for_architecture(self, arch: str) -> ArchitectureBuild:
+        """Compile the CUDA sources for one architecture, and link nothing."""
+        self.work.mkdir()
+        self.deadline = time.monotonic() + self.timeout_s
+        if self.tier == "lite":
+            self.prepared.operators.write(self._text, self.work / "operators")
+        outcomes = []
+        for name, text in self.units():
+            source = self.work / name
+            source.write_text(text, encoding="utf-8", errors="replace")
+            if name.endswith(".cu"):
+                command = [*self.command(name, arch), "-cubin", "--resource-usage", str(source)]
+                outcomes.append(self._run([*command, "-o", f"{source}bin"]))
+        log = log_of(self.work)
+        if (failed := next((each for each in outcomes if each != "ok"), None)) is not None:
+            raise_if_full(self.prepared.tools.cache, log)
+            said = ENDED.get(failed, "").format(self.timeout_s) + interesting(log, self.work)
+            return ArchitectureBuild(arch=arch, builds=False, detail=said.partition("\n")[0][:300])
+        return ArchitectureBuild(
+            arch=arch,
+            builds=True,
+            registers=max(map(int, REGISTERS.findall(log)), default=0),
+            spill_bytes=sum(int(count) for pair in SPILLED.findall(log) for count in pair),
+        )
 
     def units(self) -> list[tuple[str, str]]:
         """File name and text of every translation unit."""
@@ -159,8 +214,9 @@ class Attempt:
 
     # -- commands ----------------------------------------------------------------------------------
 
-    def command(self, name: str) -> list[str]:
-        """The compiler of a translation unit with all flags, and without the unit itself."""
+    def command(self, name: str, arch: str = "") -> list[str]:
+        """The compiler of a translation unit with all flags, and without the unit itself; for
+        `arch` instead of the GPU, or what the candidate names."""
         spec, tools = self.spec, self.prepared.tools
         headers = "bindings" if name == "main.cpp" and self._only_declares() else self.tier
         switches = [f"-DTORCH_EXTENSION_NAME={spec.name}"]
@@ -171,8 +227,11 @@ class Attempt:
         if not name.endswith(".cu"):
             flags = [tools.cxx, *COMMON_CXX, *switches, *spec.extra_cflags]
         else:
-            flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *self._gpu(), "-ccbin", tools.cxx]
-            flags += spec.extra_cuda_cflags
+            own = list(spec.extra_cuda_cflags)
+            gpu = [f"-arch={self._variant(arch)}"] if arch else self._gpu()
+            flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *gpu, "-ccbin", tools.cxx]
+            kept = ARCHITECTURE.sub("", "\0".join(own)).split("\0") if arch else own
+            flags += [*filter(None, kept), *["-no-compress"] * bool(self._swaps)]
         return flags + self._includes(headers)
 
     def _only_declares(self) -> bool:
@@ -180,6 +239,11 @@ class Attempt:
         operator of torch."""
         text = plain_text("\n".join(self.spec.cpp_sources))
         return self.tier == "lite" and bool(self.spec.cuda_sources) and only_declares(text)
+
+    def _variant(self, arch: str) -> str:
+        """With the letter that the candidate names it with: sm_90a for sm_90."""
+        named = re.search(rf"\b{arch}[af]\b", " ".join(self.spec.extra_cuda_cflags))
+        return named[0] if named else arch
 
     def _gpu(self) -> list[str]:
         if any("arch" in flag or "gencode" in flag for flag in self.spec.extra_cuda_cflags):
@@ -321,6 +385,35 @@ class Builder:
         return Attempt(
             spec, tier, folder / tier, self.prepared, self.config.timeout_s, self.confine
         )
+
+    def for_architectures(
+        self, asked: Sequence[tuple[ExtensionSpec, Build]]
+    ) -> Iterator[ArchitectureBuild]:
+        """What comes of all extensions of a candidate for each architecture of the configuration;
+        nothing where no CUDA source reached the compiler. Raises ToolchainError where nvcc does
+        not know one."""
+        wanted = self.config.architectures
+        cuda = [(spec, build) for spec, build in asked if spec.uses_cuda and build.tier]
+        known = self.tools.architectures if cuda and wanted else ()
+        if unknown := [arch for arch in wanted if cuda and arch.rstrip("af") not in known]:
+            raise ToolchainError(
+                f"{self.tools.nvcc_version} does not compile for {', '.join(unknown)}",
+                f"name some of {', '.join(known)} as architectures",
+            )
+        for arch in wanted if cuda else ():
+            made = [self._for_architecture(*each, arch) for each in cuda]
+            bad = next((each for each in made if not each.builds), None)
+            yield bad or ArchitectureBuild(
+                arch=arch,
+                builds=True,
+                registers=max(each.registers or 0 for each in made),
+                spill_bytes=sum(each.spill_bytes or 0 for each in made),
+            )
+
+    def _for_architecture(self, spec: ExtensionSpec, build: Build, arch: str) -> ArchitectureBuild:
+        tier: Tier = "lite" if build.tier == "lite" else "full"
+        with tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root) as folder:
+            return self.attempt(spec, tier, Path(folder)).for_architecture(arch)
 
     def lite_can(self, spec: ExtensionSpec) -> bool:
         """Whether to try lite: not for sources that bind themselves, or name what only torch's

@@ -2,13 +2,18 @@
 cubin of a built library, as SIP (arXiv 2403.10863) and CuAsmRL (arXiv 2501.08071) search over.
 
 Guarantees, of every swap: both instructions are of a kind that may move (arithmetic, plain loads
-and stores; nothing that branches, synchronises, or speaks to other threads), in one basic block;
-neither reads or writes what the other writes (registers, predicates, uniform ones, memory as a
-whole); each keeps its control bits; no instruction comes nearer to one that it depends on than the
-compiler itself put two of these kinds in the same library, by the stall counts, and else not within
-`WINDOW` cycles; no wait that the second relied on is lost.
+and stores; nothing that branches, synchronises, or speaks to other threads), in one basic block of
+a kernel without jumps to addresses in registers; neither reads or writes what the other writes
+(registers, predicates, uniform ones, memory as a whole); each keeps its control bits; no
+instruction comes nearer to one that it depends on than the compiler itself put two of these kinds
+in the same library, by the stall counts, and else not within `WINDOW` cycles; no wait that the
+second relied on is lost.
 Does not guarantee that a swap gains anything, and nothing is known of the hardware beyond these
-rules: a patched library is verified as any other.
+rules: a library with swaps is verified as any other.
+
+A source asks for swaps by a flag for nvcc, `-DCONCUR_SCHEDULE=17_4`: the 17th swap that the built
+library allows, then the 4th that the result allows (modulo their number). Any other build takes it
+for a macro. So a candidate's source says which file is verified, cached, confirmed and exported.
 
 An instruction is 16 bytes. The control bits are those that Jia et al. found on Volta (arXiv
 1804.06826, chapter 2): stall cycles, yield, write and read barrier, barriers to wait for, reuse.
@@ -19,33 +24,32 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import struct
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
+from kernels_eval.checks.cubins import cuobjdump
 from kernels_eval.errors import ToolchainError, UsageError
 
 WORD = 16
 WINDOW = 15
 """Cycles within which the result of an instruction of fixed latency may not be there: the largest
 stall count."""
-ARCH = 90
+ARCH = "sm_90"
+FLAG = "-DCONCUR_SCHEDULE="
+MOST_SWAPS = 64
 Nearest = dict[tuple[str, str, str], int]
-_MAGIC = struct.pack("<I", 0xBA55ED50)
+_FUNCTION = re.compile(r"Function : (\S+)\n(.*?)(?=Function : |\Z)", re.DOTALL)
+_RELOCATED = re.compile(r"^\.section \.rela\.text\.(\S+)\s+RELA\n0x", re.MULTILINE)
 _LINE = re.compile(
-    r"^\s+/\*(?P<at>[0-9a-f]{4,})\*/\s+(?P<text>.*?);\s+/\* 0x(?P<low>[0-9a-f]{16}) \*/\s*\n"
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?P<guard>@!?U?P\w+\s+)?(?P<operation>[^\s;]+)\s*"
+    r"(?P<operands>.*?)\s*;\s+/\* 0x(?P<low>[0-9a-f]{16}) \*/\s*\n"
     r"\s+/\* 0x(?P<high>[0-9a-f]{16}) \*/",
     re.MULTILINE,
 )
-_BREAK = re.compile(r"^(\.L\S*|\S+):\s*$", re.MULTILINE)
-_SECTION = re.compile(r"^\s*\.section\s+(\.text\.[^,\s]+)", re.MULTILINE)
 _REGISTER = re.compile(r"\b(UR|R|UP|P)(\d+)(\.64)?")
 _MOVES = frozenset(
     """FADD FFMA FMUL FMNMX FSEL FSETP FCHK HADD2 HFMA2 HMUL2 HMNMX2 HSET2 HSETP2 IABS IADD3 IMAD
@@ -53,6 +57,8 @@ _MOVES = frozenset(
     I2F I2FP F2I F2F F2FP DADD DFMA DMUL UIADD3 UIMAD ULEA ULOP3 UMOV USEL USHF UPRMT USETP UISETP
     LDC ULDC LDG LDS LDL STG STS STL""".split()
 )
+_LEAVES = frozenset("BRA JMP EXIT RET CALL BSYNC BREAK".split())
+_JUMPS = frozenset("BRX BRXU JMX JMXU".split())
 _LOADS, _STORES = ("LDG", "LDS", "LDL"), ("STG", "STS", "STL")
 _ORDERED = re.compile(r"\.(STRONG|MMIO|CONSTANT\.STRONG|ACQUIRE|RELEASE|VOLATILE)\b")
 _WIDE = re.compile(r"\.(64|WIDE|HI|U64|S64|F64)\b|^D[A-Z]")
@@ -60,10 +66,13 @@ _WIDE = re.compile(r"\.(64|WIDE|HI|U64|S64|F64)\b|^D[A-Z]")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One word of a kernel, as nvdisasm names it; `offset` is in the file."""
+    """One word of a kernel, as cuobjdump names it; `offset` is in the file, `guard` its predicate.
+    What it waits for and sets is in the word's control bits."""
 
     offset: int
-    text: str
+    guard: str
+    operation: str
+    operands: str
     word: bytes
 
     @cached_property
@@ -87,40 +96,32 @@ class Instruction:
     def reuses(self) -> bool:
         return bool(self.control >> 17 & 0xF)
 
-    @cached_property
-    def parts(self) -> tuple[str, str, str]:
-        """Predicate, operation with its modifiers, operands."""
-        found = re.match(r"(@!?U?P\w+\s+)?(\S+)\s*(.*)", self.text, re.DOTALL)
-        assert found
-        return found[1] or "", found[2], found[3]
-
     @property
     def name(self) -> str:
-        return self.parts[1].partition(".")[0]
+        return self.operation.partition(".")[0]
 
     @cached_property
     def moves(self) -> bool:
         """Whether it may change places at all."""
-        special = self.stall == 0 or self.reuses or _ORDERED.search(self.parts[1])
+        special = self.stall == 0 or self.reuses or _ORDERED.search(self.operation)
         return self.name in _MOVES and not special
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return self._registers(self.parts[0] + self.parts[2])
+        return self._registers(self.guard + self.operands)
 
     @cached_property
     def writes(self) -> frozenset[str]:
         """The first register, and every predicate that is an operand: some of them are read
         alone, which makes conflicts of what is none."""
-        operands = self.parts[2].split(",")
+        operands = self.operands.split(",")
         first = next((x for x in operands if re.match(r"\s*U?R\d|\s*U?RZ", x)), "")
         predicates = [x for x in operands if re.match(r"\s*!?U?P\d", x)]
         first = "" if self.name in _STORES else first
         return self._registers(",".join([first, *predicates]))
 
     def _registers(self, text: str) -> frozenset[str]:
-        operation = self.parts[1]
-        width = 4 if ".128" in operation else 2 if _WIDE.search(operation) else 1
+        width = 4 if ".128" in self.operation else 2 if _WIDE.search(self.operation) else 1
         found: set[str] = set()
         for kind, number, pair in _REGISTER.findall(text):
             many = 1 if "P" in kind else max(width, 2 if pair else 1, 4 if "desc" in text else 1)
@@ -142,11 +143,11 @@ class Instruction:
     def _named(self) -> tuple[set[str], set[str]]:
         """Registers that are named as read, and as written: the predicates at the head, and the
         register behind them."""
-        names = [_REGISTER.search(each) for each in self.parts[2].split(",")]
+        names = [_REGISTER.search(each) for each in self.operands.split(",")]
         plain = [found and found[1] + found[2] for found in names]
         head = next((i for i, name in enumerate(plain) if not name or "P" not in name), len(plain))
         end = 0 if self.name in _STORES else head + (not self.name.endswith(("SETP", "SETP2")))
-        guard = _REGISTER.search(self.parts[0])
+        guard = _REGISTER.search(self.guard)
         reads = {name for name in plain[end:] if name} | ({guard[1] + guard[2]} if guard else set())
         return reads, {name for name in plain[:end] if name}
 
@@ -171,18 +172,33 @@ class Swap:
     first: Instruction
     second: Instruction
 
-    @property
-    def reversed(self) -> Swap:
-        """What undoes it."""
-        first, second = self.first, self.second
-        earlier = Instruction(first.offset, second.text, second.word)
-        return Swap(self.kernel, earlier, Instruction(second.offset, first.text, first.word))
+
+# -- swaps -----------------------------------------------------------------------------------------
 
 
-def neighbours(library: Path) -> Iterator[Swap]:
-    """The swaps that a library's kernels allow, in the order of the file. Raises UsageError for a
-    library without uncompressed code for sm_90, ToolchainError where nvdisasm is missing."""
-    found = list(blocks(library))
+def asked_for(flags: Iterable[str]) -> list[int]:
+    """The swaps that flags ask for, by their numbers. Raises ValueError for other texts, and
+    for too many."""
+    numbers = [each for x in flags if x.startswith(FLAG) for each in x[len(FLAG) :].split("_")]
+    if len(numbers) > MOST_SWAPS or not all(re.fullmatch("[0-9]{1,9}", each) for each in numbers):
+        raise ValueError(f"{FLAG} takes up to {MOST_SWAPS} numbers between underscores")
+    return [*map(int, numbers)]
+
+
+def reorder(library: Path, numbers: Sequence[int], listing: Callable[[], str]) -> None:
+    """Make these swaps in a library; `listing` is what cuobjdump says of it as it is. Raises
+    UsageError where the library allows none."""
+    for number in numbers:
+        found = list(neighbours(library, listing()))
+        if not found:
+            raise UsageError(f"{library.name} has no instructions that may be swapped")
+        apply(library, found[number % len(found)])
+
+
+def neighbours(library: Path, listing: str) -> Iterator[Swap]:
+    """The swaps that a library's kernels allow, in the order of cuobjdump. Raises UsageError for a
+    library without uncompressed code for sm_90."""
+    found = list(blocks(library, listing))
     nearest = _nearest([block for _, block in found])
     for kernel, block in found:
         for index in range(1, len(block) - 1):
@@ -263,105 +279,43 @@ def _timed(ties: Iterable[str]) -> list[str]:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def blocks(library: Path) -> Iterator[tuple[str, list[Instruction]]]:
-    """The basic blocks of every kernel for sm_90, as (kernel, instructions)."""
+def command(library: Path) -> list[str]:
+    """What lists a library's instructions. Raises ToolchainError where there is no cuobjdump."""
+    if (program := cuobjdump()) is None:
+        raise ToolchainError("cuobjdump was not found", "pip install nvidia-cuda-cuobjdump")
+    return [program, "--dump-sass", "--dump-elf", "--gpu-architecture", ARCH, str(library)]
+
+
+def blocks(library: Path, listing: str) -> Iterator[tuple[str, list[Instruction]]]:
+    """The basic blocks of every kernel for sm_90, as (kernel, instructions); a kernel that is
+    relocated, or whose code is another one's, too, has none."""
     data, found = library.read_bytes(), False
-    for start, size in _cubins(data, library):
-        found = True
-        cubin = data[start : start + size]
-        text = _disassembled(cubin)
-        sections, relocated = _sections(cubin)
-        cuts = [match.start() for match in _SECTION.finditer(text)]
-        for begin, end in pairwise([*cuts, len(text)]):
-            part = text[begin:end]
-            name = _SECTION.match(part)
-            assert name
-            place = sections[name[1]]
-            for block in _split(part, start + place, cubin, place):
-                kept = [x for x in block if x.offset - start - place not in relocated[name[1]]]
-                if len(kept) == len(block):
-                    yield name[1].removeprefix(".text."), block
+    relocated = set(_RELOCATED.findall(listing))
+    for kernel, body in _FUNCTION.findall(listing):
+        lines = [match.groupdict(default="") for match in _LINE.finditer(body)]
+        words = [bytes.fromhex(x.pop("high") + x.pop("low"))[::-1] for x in lines]
+        place, found = data.find(code := b"".join(words)), True
+        if place < 0:
+            fix = "build it with nvcc -no-compress"
+            raise UsageError(f"the code in {library} is compressed", fix)
+        fixed = kernel not in relocated and data.find(code, place + 1) < 0
+        made = enumerate(zip(lines, words, strict=True))
+        every = [Instruction(place + i * WORD, word=word, **x) for i, (x, word) in made]
+        if fixed and not any(each.name in _JUMPS for each in every):
+            yield from ((kernel, block) for block in _split(every))
     if not found:
-        raise UsageError(f"{library} holds no code for sm_{ARCH}", "build it for that architecture")
+        raise UsageError(f"{library} holds no code for {ARCH}", "build it for that architecture")
 
 
-def _split(text: str, base: int, cubin: bytes, place: int) -> Iterator[list[Instruction]]:
-    """The instructions of a section, cut at labels and after what may leave the line."""
-    cuts = [match.start() for match in _BREAK.finditer(text)]
-    for begin, end in pairwise([0, *cuts, len(text)]):
-        block: list[Instruction] = []
-        for match in _LINE.finditer(text, begin, end):
-            at = int(match["at"], 16)
-            word = bytes.fromhex(match["low"])[::-1] + bytes.fromhex(match["high"])[::-1]
-            if cubin[place + at : place + at + WORD] != word:
-                raise UsageError("nvdisasm shows other words than the library holds")
-            block.append(Instruction(base + at, match["text"].strip(), word))
-            if block[-1].name in ("BRA", "BRX", "JMP", "EXIT", "RET", "CALL", "BSYNC", "BREAK"):
-                yield block
-                block = []
-        if block:
-            yield block
-
-
-def _cubins(data: bytes, library: Path) -> Iterator[tuple[int, int]]:
-    """Offset and size of each cubin for sm_90 in the fat binaries of a library."""
-    at = data.find(_MAGIC)
-    while 0 <= at <= len(data) - WORD:
-        header, size = struct.unpack_from("<HQ", data, at + 6)
-        entry, end = at + header, min(at + header + size, len(data))
-        while entry + 64 <= end:
-            kind, _, head, length = struct.unpack_from("<HHIQ", data, entry)
-            if head < 64:
-                break
-            if kind == 2 and struct.unpack_from("<I", data, entry + 28)[0] == ARCH:
-                if data[entry + head : entry + head + 4] != b"\x7fELF":
-                    raise UsageError(
-                        f"the code in {library} is compressed", "build it with nvcc -no-compress"
-                    )
-                yield entry + head, length
-            entry += head + length
-        at = data.find(_MAGIC, at + 4)
-
-
-def _sections(cubin: bytes) -> tuple[dict[str, int], dict[str, set[int]]]:
-    """Offsets of an ELF file's sections by name, and of the words that are relocated in each."""
-    table, size, count, names = struct.unpack_from("<Q10xHHH", cubin, 40)
-    rows = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * size) for i in range(count)]
-
-    def name(row: tuple[int, ...]) -> str:
-        begin = rows[names][4] + row[0]
-        return cubin[begin : cubin.index(b"\0", begin)].decode()
-
-    relocated: dict[str, set[int]] = {name(row): set() for row in rows}
-    for row in rows:
-        if row[1] in (4, 9) and row[9]:  # RELA, REL
-            of = name(rows[row[7]])
-            for at in range(row[4], row[4] + row[5], row[9]):
-                where = struct.unpack_from("<Q", cubin, at)[0]
-                relocated[of].add(where - where % WORD)
-    return {name(row): row[4] for row in rows}, relocated
-
-
-def nvdisasm() -> str:
-    """The disassembler: on the path, in the toolkit, or in a wheel (nvidia-cuda-nvdisasm, Triton).
-    Raises ToolchainError where there is none."""
-    homes = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "bin"]
-    homes += [Path(place) / "nvidia/cu13/bin" for place in sys.path]
-    if (triton := find_spec("triton")) and triton.origin:
-        homes.append(Path(triton.origin).parent / "backends/nvidia/bin")
-    known = [shutil.which("nvdisasm"), *(shutil.which("nvdisasm", path=home) for home in homes)]
-    if found := next(filter(None, known), None):
-        return found
-    raise ToolchainError("nvdisasm was not found", "pip install nvidia-cuda-nvdisasm")
-
-
-def _disassembled(cubin: bytes) -> str:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        done = subprocess.run(
-            [nvdisasm(), "-c", "-hex", file.name], capture_output=True, text=True, timeout=300
-        )
-    if done.returncode:
-        raise ToolchainError(f"nvdisasm fails: {done.stderr[:300]}", "use one of CUDA 13")
-    return done.stdout
+def _split(every: Sequence[Instruction]) -> Iterator[list[Instruction]]:
+    """The instructions of a kernel, cut at what is jumped to and after what may leave the line."""
+    targets = {
+        int(number, 16) // WORD
+        for each in every
+        if each.name not in _MOVES
+        for number in re.findall(r"\b0x[0-9a-f]+0\b", each.operands)
+    }
+    cuts = {index + 1 for index, each in enumerate(every) if each.name in _LEAVES} | targets
+    inside = sorted(cut for cut in cuts if 0 < cut < len(every))
+    for begin, end in pairwise([0, *inside, len(every)]):
+        yield list(every[begin:end])

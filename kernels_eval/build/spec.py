@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
+from kernels_eval.build.schedule import asked_for
 from kernels_eval.records import Reason, Record, stable_hash
 
 MOST_FLAG_LETTERS = 16_384
@@ -62,6 +63,10 @@ class ExtensionSpec(Record):
                 f"the extension's name {self.name[:80]!r} is not an identifier of at most"
                 f" {LONGEST_NAME} bytes"
             )
+        try:
+            asked_for(self.extra_cuda_cflags)
+        except ValueError as error:
+            return str(error)
         for name, _ in self.files:
             if not _names_a_file(name):
                 return f"{name[:80]!r} is no name of a source file"

@@ -23,7 +23,10 @@ from typing import Any, TypeVar
 
 from kernels_eval.cluster.ray import (
     Place,
+    gpu_type_for,
+    gpu_types,
     interruptible,
+    measured_on,
     place,
     require_alike,
     shortage,
@@ -141,6 +144,8 @@ class Pool:
     builders: int | None = None
     address: str | None = None
     cuda_arch: str | None = None
+    gpu_type: str | None = None
+    """Ray's name of the GPUs to use in a cluster of several types; default: those of this node."""
     builder: Callable[..., Any] = BuildWorker
     """The class of the build workers. Replaced to measure the pool itself, and by tests."""
     runner: Callable[..., Any] = KernelWorker
@@ -180,6 +185,9 @@ class Pool:
                 "Ray sees no GPU in its cluster",
                 "start Ray where nvidia-smi lists one, or set language to cpp",
             )
+        if self.language.needs_gpu and (chosen := gpu_type_for(self.gpu_type)):
+            self.gpu_type, gpus = chosen, gpu_types()[chosen]
+            self.cuda_arch = self.cuda_arch or measured_on(chosen, self.language)[1]
         workers = self.workers or (gpus if self.language.needs_gpu else max(1, cpus // 2))
         # Builds run at the lowest priority, so on the CPU they may use every core: the workers that
         # time kernels go first.
@@ -213,7 +221,9 @@ class Pool:
         import ray
 
         actor = ray.remote(self.runner).options(
-            num_gpus=1 if self.language.needs_gpu else None, num_cpus=1
+            num_gpus=1 if self.language.needs_gpu else None,
+            num_cpus=1,
+            accelerator_type=self.gpu_type if self.language.needs_gpu else None,
         )
         return actor.remote(self.config, device_for(self.language), self.cuda_arch)
 
@@ -384,7 +394,7 @@ class Pool:
             self._short = 0
             return
         kind = "GPU" if self.language.needs_gpu else "CPU"
-        short, warning = shortage(len(self._runners), kind, SHORT_S)
+        short, warning = shortage(len(self._runners), kind, SHORT_S, self.gpu_type)
         if short > self._short:
             self.cautions.append(warning)
         self._short = short

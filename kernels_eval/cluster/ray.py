@@ -4,7 +4,8 @@ Ray itself tries an address where nothing answers for minutes. Guarantees: an an
 `ANSWER_S`, also where something else listens there, nothing answers, the token is not the
 cluster's, or `auto` finds the notes of a cluster that is gone; no verdict from a node with other
 code, another torch, or a build cache elsewhere (`require_alike`). Does not say whether the cluster
-has a node on this machine, or free devices: `start_ray` and the pool do. Does not compare devices.
+has a node on this machine, or free devices: `start_ray` and the pool do. Knows GPUs by the type of
+their node: those of one node are taken to be alike.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -21,9 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernels_eval.build.toolchain import default_cache
-from kernels_eval.errors import ClusterError, UsageError
+from kernels_eval.devices import Conditions, conditions, gpu_arch
+from kernels_eval.errors import ClusterError, EvalError, UsageError
 from kernels_eval.isolation import reaper
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Language, stable_hash
 
 ANSWER_S = 10.0
 FIX = (
@@ -35,6 +38,7 @@ TOKEN_FIX = (
     " get-auth-token` shows it) in RAY_AUTH_TOKEN or in ~/.ray/auth_token; or, in a network that"
     " nobody else reaches, start all nodes with RAY_AUTH_MODE=disabled"
 )
+GPU_TYPE = "accelerator_type:"
 QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """What every Ray process asks a head node first. No other server, and no other process of Ray, can
 answer it."""
@@ -241,12 +245,67 @@ def require_alike(here: Place, there: Place) -> None:
             raise UsageError(f"node {there.node[:8]} of the cluster {difference}", fix)
 
 
-def shortage(wanted: int, kind: str, waited_s: float) -> tuple[int, str]:
-    """How many devices (Ray's `kind`: GPU or CPU) the cluster lacks for `wanted` workers, and a
-    warning that says so."""
+def gpu_types() -> dict[str, int]:
+    """How many GPUs of each type the cluster has. Ray names the types, one for each node (H100)."""
+    import ray
+
+    found = Counter[str]()
+    for held in (node["Resources"] for node in ray.nodes() if node["Alive"]):
+        for name in held:
+            if name.startswith(GPU_TYPE) and held.get("GPU"):
+                found[name.removeprefix(GPU_TYPE)] += int(held["GPU"])
+    return dict(found)
+
+
+def gpu_type_for(asked: str | None) -> str | None:
+    """The type of the GPUs that workers get: the one asked for; where the cluster has several, that
+    of this node; None where any will do. Raises UsageError where there is none."""
+    import ray
+
+    there = gpu_types()
+    if asked is None and len(there) < 2:
+        return None
+    here = ray.get_runtime_context().get_node_id()
+    own = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
+    wanted = [asked] if asked else [n for n in there for each in own if GPU_TYPE + n in each]
+    if not wanted or wanted[0] not in there:
+        named = ", ".join(f"{name} ({count})" for name, count in sorted(there.items())) or "none"
+        which = f"no GPU of the type {asked}" if asked else "GPUs of several types, this node none"
+        raise UsageError(
+            f"the cluster has {which}: {named}",
+            "choose one with --gpu-type, or verification.gpu_type in a profile",
+        )
+    return wanted[0]
+
+
+def measured_on(gpu_type: str, language: Language) -> tuple[Conditions, str | None]:
+    """The conditions and the compute capability of a node with GPUs of this type. Raises
+    DeviceError where it has none."""
+    import ray
+
+    asked = ray.remote(_measured).options(num_cpus=0, accelerator_type=gpu_type)
+    try:
+        found: tuple[Conditions, str | None] = ray.get(asked.remote(language))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, EvalError) else error from error
+    return found
+
+
+def _measured(language: Language) -> tuple[Conditions, str | None]:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # empty for a task that holds no GPU
+    return conditions(language), gpu_arch()
+
+
+def shortage(
+    wanted: int, kind: str, waited_s: float, gpu_type: str | None = None
+) -> tuple[int, str]:
+    """How many devices (Ray's `kind`: GPU, of a type where one is named, or CPU) the cluster lacks
+    for `wanted` workers, and a warning that says so."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
+    if gpu_type:
+        nodes = [node for node in nodes if GPU_TYPE + gpu_type in node["Resources"]]
     there = sum(node["Resources"].get(kind, 0) for node in nodes)
     short = max(0, wanted - int(there))
     return short, (

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from kernels_eval.checks.trials import ArgumentForm, Interface
+from kernels_eval.interchange import rendered
 from kernels_eval.interchange.flashinfer import (
     Definition,
     Solution,
@@ -25,33 +26,7 @@ from kernels_eval.records import Candidate, KernelTask, stable_hash
 DRAWN = ("float32", "float16", "bfloat16")
 FLAT = re.compile(r"\.|\(\.(,\.)*\)")
 """Structures of outputs that are a tensor, or a flat list of them."""
-_RUN = """
-
-import torch
-
-_module, _of, _arguments = {{}}, {model}, lambda made=get_init_inputs: {arguments}
-
-
-@torch.no_grad()
-def run({names}):
-    given = [{names}]
-    device = next((x.device for x in given if isinstance(x, torch.Tensor)), "cpu")
-    if device not in _module:
-        args, kwargs = _arguments()
-        torch.manual_seed(0)
-        _module[device] = _of(*args, **kwargs).to(device)
-    return _module[device](*given)
-"""
-_INPUTS = """
-
-def concur_inputs(axes_and_scalars, device, draw=get_inputs):
-    with torch.device(device):
-        made = draw()
-    return {{
-        name: x.to(device) if isinstance(x, torch.Tensor) else x
-        for name, x in zip({names!r}, made)
-    }}
-"""
+INPUTS = "concur_inputs"
 
 
 def definition_of(task: KernelTask, interface: Interface, suite: Suite) -> Definition:
@@ -63,22 +38,19 @@ def definition_of(task: KernelTask, interface: Interface, suite: Suite) -> Defin
         raise ValueError("its inputs have no names of their own")
     if suite == "flashinfer" and (other := [x.name for x in interface.inputs if not _drawn(x)]):
         raise ValueError(f"input {other[0]!r} cannot be drawn as FlashInfer-Bench does")
-    code = task.code + _RUN.format(
-        names=", ".join(names), model=task.entry_point, arguments=_arguments(task)
-    )
+    of_sol = suite == "sol"
+    known = {"code": task.code, "task": task, "model": task.entry_point, "inputs_too": of_sol}
     sizes = {f"n{size}": {"type": "const", "value": size} for size in _sizes(interface)}
-    return Definition.model_validate(
-        {
-            "name": _plain(task.task_id),
-            "op_type": _plain(task.source),
-            "axes": sizes,
-            "inputs": {form.name: _spec(form) for form in interface.inputs},
-            "outputs": {form.name: _spec(form) for form in interface.outputs},
-            "reference": code + _INPUTS.format(names=names) * (suite == "sol"),
-            "custom_inputs_entrypoint": "concur_inputs" if suite == "sol" else None,
-            "description": task.name,
-        }
-    )
+    row = {
+        "name": file_name(task.task_id),
+        "op_type": file_name(task.source),
+        "axes": sizes,
+        "inputs": {form.name: _spec(form) for form in interface.inputs},
+        "outputs": {form.name: _spec(form) for form in interface.outputs},
+        "reference": rendered("run.py.j2", names=names, **known),
+        "description": task.name,
+    }
+    return Definition.model_validate(row | {"custom_inputs_entrypoint": INPUTS} if of_sol else row)
 
 
 def workload_of(task: KernelTask, interface: Interface, suite: Suite) -> Workload:
@@ -100,13 +72,13 @@ def solution_of(
     """The candidate as a solution in Python, which builds what it needs as it always does; the
     task's program is beside it for the constructor's arguments."""
     program = f"\n_task = {{}}\nexec({task.code!r}, _task)\n"
-    program += "get_init_inputs = _task['get_init_inputs']"
-    names = ", ".join(form.name for form in interface.inputs)
-    run = _RUN.format(names=names, model="ModelNew", arguments=_arguments(task))
+    code = f"{candidate.code}{program}get_init_inputs = _task['get_init_inputs']"
+    known = {"code": code, "task": task, "model": "ModelNew", "inputs_too": False}
+    run = rendered("run.py.j2", names=[form.name for form in interface.inputs], **known)
     return Solution.model_validate(
         {
             "name": name,
-            "definition": _plain(task.task_id),
+            "definition": file_name(task.task_id),
             "author": candidate.generator or "unnamed",
             "spec": {
                 "languages": [str(candidate.language) if candidate.language.jit else "python"],
@@ -115,17 +87,14 @@ def solution_of(
                 "dependencies": [],
                 "destination_passing_style": False,
             },
-            "sources": [{"path": "main.py", "content": f"{candidate.code}{program}{run}"}],
+            "sources": [{"path": "main.py", "content": run}],
         }
     )
 
 
 def written(record: Definition | Workload | Solution, suite: Suite) -> dict[str, Any]:
     """A record as the suite's own file holds it."""
-    row = record.model_dump(mode="json", exclude_none=True)
-    if isinstance(record, Definition):  # null is what says that an input is a scalar
-        for name in ("inputs", "outputs"):
-            row[name] = {key: {"shape": None, **spec} for key, spec in row[name].items()}
+    row = record.model_dump(mode="json", exclude_unset=True)
     if isinstance(record, Solution):
         spec, languages = row["spec"], row["spec"].pop("languages")
         if suite == "flashinfer":
@@ -134,11 +103,6 @@ def written(record: Definition | Workload | Solution, suite: Suite) -> dict[str,
             spec["languages"] = ["pytorch" if x == "python" else x for x in languages]
             spec["target_hardware"] = ["LOCAL"]
     return row
-
-
-def _arguments(task: KernelTask) -> str:
-    made = "made()"
-    return made if task.init_form == "args_kwargs" else f"({made}, {{}})"
 
 
 def _drawn(form: ArgumentForm) -> bool:
@@ -159,5 +123,6 @@ def _spec(form: ArgumentForm) -> TensorSpec:
     return TensorSpec(shape=shape, dtype=dtype)
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "_", text)[:128] or "unnamed"
+def file_name(text: str) -> str:
+    """A name as a file, and a record of theirs, may have it."""
+    return re.sub(r"[^\w.-]+", "_", text).strip(".")[:120] or "unnamed"

@@ -1,12 +1,11 @@
-"""Definition, Workload, Solution and Trace of FlashInfer-Bench (flashinfer-ai/flashinfer-bench,
+"""Definition, Workload and Solution of FlashInfer-Bench (flashinfer-ai/flashinfer-bench,
 `flashinfer_bench/data`, commit 40e6ca7) and of SOL-ExecBench, which extends them
 (NVIDIA/SOL-ExecBench, `src/sol_execbench/core/data`, commit 8d2237d).
 
 Guarantees: a definition with a workload is a task, a solution with both a candidate, or a
-ValueError says what cannot be taken over; a verdict becomes a trace only where the form has a
-status for it, and numbers that were not measured are NaN there, never 0. Does not guarantee the
-other suite's inputs: those that it names random are standard normal here, without SOL-ExecBench's
-rules for names such as `norm_weight`, and its tolerances are not used.
+ValueError says what cannot be taken over. Does not guarantee the other suite's inputs: those that
+it names random are standard normal here, without SOL-ExecBench's rules for names such as
+`norm_weight`, and its tolerances are not used.
 """
 
 from __future__ import annotations
@@ -22,23 +21,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, field_validator
 
-from kernels_eval.records import (
-    KernelTask,
-    Language,
-    Reason,
-    Record,
-    Status,
-    Verdict,
-    stable_hash,
-)
+from kernels_eval.interchange import rendered
+from kernels_eval.records import KernelTask, Language, Record, stable_hash
+from kernels_eval.tables import table_beside
 
 Suite = Literal["flashinfer", "sol"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Code = Annotated[str, Field(min_length=1, max_length=1_000_000)]
+_TABLE = table_beside(__file__)
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 MOST_EMBEDDED_BYTES = 262_144
 """Of a tensor that a file gives and a task's program then holds."""
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 MOST_DIGITS = 18
 """Of a size that an expression gives."""
 
@@ -62,7 +56,7 @@ class TensorSpec(Finite):
     """A tensor by the names of its axes (or sizes as digits); a scalar where `shape` is None."""
 
     shape: tuple[Name, ...] | None
-    dtype: Name
+    dtype: Annotated[str, Field(pattern=r"^[a-z]\w{0,40}$")]
     description: str | None = None
 
 
@@ -111,22 +105,22 @@ class Definition(Finite):
         """The task of this definition for one workload. Files that inputs are read from lie under
         `root`; None: there are none. Raises ValueError where an axis or a scalar has no value, or
         an input cannot be drawn or read."""
-        sizes = self.sizes(workload)
-        made = [
-            self._made(name, spec, sizes, workload.inputs.get(name), root)
-            for name, spec in self.inputs.items()
-        ]
-        custom = ""
-        if self.custom_inputs_entrypoint:
-            scalars = {name: x.value for name, x in workload.inputs.items() if x.type == "scalar"}
-            custom = f"    _drawn = {self.custom_inputs_entrypoint}({sizes | scalars!r}, "
-            custom += "torch.get_default_device())\n"
-        code = _PROGRAM.format(
-            reference=self.reference,
-            outputs=self.collected(),
-            refusal=self._refusal(workload),
-            custom=custom,
-            inputs=", ".join(made),
+        sizes, places = self.sizes(workload), self.places(workload)
+        scalars = {name: x.value for name, x in workload.inputs.items() if x.type == "scalar"}
+        code = rendered(
+            "task.py.j2",
+            definition=self,
+            scalars=sizes | scalars,
+            inputs=[
+                self._made(name, spec, sizes, workload.inputs.get(name), root)
+                for name, spec in self.inputs.items()
+            ],
+            # what is fixed stays what it is, for a kernel may rely on it
+            rules=[
+                f"{here} == {places[name]}"
+                for here, name in self._dimensions()
+                if here != places[name]
+            ],
         )
         identity = f"definition/{self.name}/{stable_hash(code)[:16]}"
         return KernelTask(task_id=identity, name=self.name, code=code, source="definition")
@@ -143,40 +137,25 @@ class Definition(Finite):
 
     def places(self, workload: Workload) -> dict[str, str]:
         """The size of every axis as source text: a variable one is that of the first of `inputs`
-        that has it."""
-        places = {name: repr(size) for name, size in self.sizes(workload).items()}
-        for index, dim, name in reversed(list(self._dimensions())):
+        that has it. Raises ValueError for one without a size."""
+        sizes = self.sizes(workload)
+        specs = (*self.inputs.values(), *self.outputs.values())
+        used = {axis for spec in specs for axis in spec.shape or ()}
+        places = {name: str(_size(name, sizes)) for name in {*used, *sizes}}
+        for here, name in reversed(list(self._dimensions())):
             if name in self.axes and self.axes[name].type == "var":
-                places[name] = f"inputs[{index}].shape[{dim}]"
+                places[name] = here
         for name, axis in self.axes.items():
             if axis.expression:
                 text = _NAME.sub(lambda found: places[found[0]], axis.expression)
                 places[name] = f"int({text})"
         return places
 
-    def _dimensions(self) -> Iterator[tuple[int, int, str]]:
+    def _dimensions(self) -> Iterator[tuple[str, str]]:
+        """Each dimension of the inputs as source text, and the name of its axis."""
         for index, spec in enumerate(self.inputs.values()):
             for dim, name in enumerate(spec.shape or ()):
-                yield index, dim, name
-
-    def _refusal(self, workload: Workload) -> str:
-        """Lines that raise for inputs of sizes that the definition does not allow: what is fixed
-        stays what it is, for a kernel may rely on it."""
-        places = self.places(workload)
-        found = (
-            (f"inputs[{index}].shape[{dim}]", _place(name, places))
-            for index, dim, name in self._dimensions()
-        )
-        rules = " and ".join(f"{here} == {there}" for here, there in found if here != there)
-        if not rules:
-            return ""
-        return f"        if not ({rules}):\n            raise ValueError('sizes of another task')\n"
-
-    def collected(self) -> str:
-        """Source of `_collected`, which turns what `run` returns into a tensor, or a tuple of them
-        in the order of the outputs."""
-        dtypes = ", ".join(f"{n!r}: torch.{_torch_name(x)}" for n, x in self.outputs.items())
-        return _COLLECTED.format(dtypes=dtypes)
+                yield f"inputs[{index}].shape[{dim}]", name
 
     def _made(
         self,
@@ -187,65 +166,24 @@ class Definition(Finite):
         root: Path | None,
     ) -> str:
         """The expression that makes one input."""
-        if given and given.type == "scalar":
+        kind = given.type if given else "custom" if self.custom_inputs_entrypoint else "random"
+        if given and kind == "scalar":
             return repr(given.value)
-        if self.custom_inputs_entrypoint and (given is None or given.type == "custom"):
+        if kind == "custom" and self.custom_inputs_entrypoint:
             return f"_drawn[{name!r}]"
-        if given and given.type == "safetensors":
+        if given and kind == "safetensors":
             return _embedded(name, given, root)
         if spec.shape is None:
             raise ValueError(f"scalar input {name!r} has no value: give it in workload.inputs")
         shape = tuple(_size(axis, sizes) for axis in spec.shape)
         if spec.dtype == "bool":
             return f"torch.randint(0, 2, {shape}, dtype=torch.bool)"
-        if spec.dtype not in FLOATS:
-            raise ValueError(
-                f"input {name!r} is {spec.dtype[:20]!r}, and only {', '.join(FLOATS)} and bool can"
-                " be drawn: give the task by its source"
-            )
-        return f"torch.randn({shape}, dtype=torch.{spec.dtype})"
-
-
-_COLLECTED = """
-def _collected(found, dtypes={{{dtypes}}}):
-    if isinstance(found, dict):
-        found = [found[name] for name in dtypes]
-    if not isinstance(found, (list, tuple)):
-        found = [found]
-    found = [
-        value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
-        for value, dtype in zip(found, dtypes.values())
-    ]
-    return found[0] if len(found) == 1 else tuple(found)
-"""
-_PROGRAM = """{reference}
-
-import torch
-
-{outputs}
-
-class Model(torch.nn.Module):
-    def forward(self, *inputs):
-{refusal}        return _collected(run(*inputs))
-
-
-def get_inputs():
-{custom}    return [{inputs}]
-
-
-def get_init_inputs():
-    return []
-"""
-
-
-def _torch_name(spec: TensorSpec) -> str:
-    if not re.fullmatch(r"[a-z]\w*", spec.dtype):
-        raise ValueError(f"{spec.dtype[:40]!r} is no dtype")
-    return spec.dtype
-
-
-def _place(axis: str, places: Mapping[str, str]) -> str:
-    return places.get(axis) or str(_size(axis, {}))
+        if spec.dtype in FLOATS:
+            return f"torch.randn({shape}, dtype=torch.{spec.dtype})"
+        raise ValueError(
+            f"input {name!r} is {spec.dtype[:20]!r}, and only {', '.join(FLOATS)} and bool can"
+            " be drawn: give the task by its source"
+        )
 
 
 def _size(axis: str, sizes: Mapping[str, int]) -> int:
@@ -256,7 +194,7 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
     return sizes[axis]
 
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+_OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -264,44 +202,39 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
 }
 
 
 def _evaluated(expression: str, sizes: Mapping[str, int]) -> int:
-    """The size that an expression of axes gives. Raises ValueError where it gives none."""
+    """The size that an expression of axes gives. Raises ValueError where it gives none, and where a
+    part of it is too large."""
 
     def value(node: ast.AST) -> Any:
         match node:
-            case ast.Constant(value=int(number) | float(number)):
-                return number
+            case ast.Constant(value=int(found) | float(found)):
+                pass
             case ast.Name(id=name):
-                return _size(name, sizes)
-            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATORS:
-                return _OPERATORS[type(op)](value(operand))
+                found = _size(name, sizes)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                found = -value(operand)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
                 one, other = value(left), value(right)
                 if isinstance(op, ast.Pow) and abs(other) > MOST_DIGITS:
                     raise ValueError("a power of more than 18")
-                return _OPERATORS[type(op)](one, other)
-        raise ValueError(f"{type(node).__name__} is no arithmetic")
+                found = _OPERATORS[type(op)](one, other)
+            case _:
+                raise ValueError(f"{type(node).__name__} is no arithmetic")
+        if abs(found) >= 10**MOST_DIGITS:
+            raise ValueError(f"a number of more than {MOST_DIGITS} digits")
+        return found
 
     try:
         found = value(ast.parse(expression, mode="eval").body)
-        if not 0 <= found < 10**MOST_DIGITS or found != int(found):
+        if found < 0 or found != int(found):
             raise ValueError(f"it gives {found!r:.40}")
     except (ArithmeticError, SyntaxError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"axis expression {expression!r:.80}: {error}") from error
     return int(found)
-
-
-_STORED = {
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{"BF16": "bfloat16", "U8": "uint8", "BOOL": "bool"},
-}
-"""dtypes of a safetensors file."""
 
 
 def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
@@ -320,15 +253,11 @@ def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             told = json.loads(file.read(length))[given.tensor_key]
-            start, end = told["data_offsets"]
+            shape, dtype, (start, end) = tuple(told["shape"]), told["dtype"], told["data_offsets"]
             if end - start > MOST_EMBEDDED_BYTES:
                 raise ValueError(f"{end - start:,} bytes; the limit is {MOST_EMBEDDED_BYTES:,}")
             file.seek(8 + length + start)
-            held, shape, dtype = (
-                file.read(end - start),
-                tuple(told["shape"]),
-                _STORED[told["dtype"]],
-            )
+            held, dtype = file.read(end - start), _TABLE["stored"][dtype]
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"input {name!r} cannot be read from {given.path}: {error}") from error
     if not held:
@@ -339,12 +268,6 @@ def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
 
 # -- solutions -------------------------------------------------------------------------------------
 
-LANGUAGES = {
-    **dict.fromkeys(("cuda", "cuda_cpp", "cutlass", "cudnn", "cublas"), Language("cuda")),
-    **{"triton": Language("triton"), "cpp": Language("cpp"), "python": None, "pytorch": None},
-}
-"""Their languages as ours; None: what the source shows. Those that are not here have no
-counterpart."""
 NATIVE = (".cu", ".cpp", ".cc", ".cxx", ".c")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"[^\n]*$', re.MULTILINE)
 
@@ -390,10 +313,12 @@ class Solution(Finite):
     @property
     def language(self) -> Language | None:
         """Ours; None where the source says. Raises ValueError where there is none."""
-        unknown = [name for name in self.spec.languages if name not in LANGUAGES]
+        known = _TABLE["languages"]
+        unknown = [name for name in self.spec.languages if name not in known]
         if unknown:
             raise ValueError(f"solution {self.name!r} is in {unknown[0]!r}, which is not verified")
-        return next(filter(None, map(LANGUAGES.get, self.spec.languages)), None)
+        found = next(filter(None, map(known.get, self.spec.languages)), "")
+        return Language(found) if found else None
 
     def code(self, definition: Definition, workload: Workload) -> str:
         """The module with ModelNew. Raises ValueError for a solution of several Python files, or
@@ -409,67 +334,34 @@ class Solution(Finite):
             head = files[path]
         else:
             head, entry = self._native(files), f"_extension.{entry}"
-        arguments, empty = "*inputs", ""
-        if self.spec.destination_passing_style:
-            arguments, empty = "*inputs, *outputs", _empty_outputs(definition, workload)
-        return _CANDIDATE.format(
+        return rendered(
+            "candidate.py.j2",
             head=head,
-            collected=definition.collected(),
-            empty=empty,
-            call=f"{entry}({arguments})",
-            found="outputs" if empty else "found",
+            entry=entry,
+            definition=definition,
+            places=definition.places(workload),
+            into_outputs=self.spec.destination_passing_style,
         )
 
     def _native(self, files: Mapping[str, str]) -> str:
         """Python that builds and loads the sources, each a translation unit with its own headers in
         their places."""
-        bound = self.spec.binding or ("tvm-ffi" if self._of_flashinfer else "torch")
+        of_sol = {"cuda_cpp", "cutlass", "cudnn", "cublas"} & set(self.spec.languages)
+        bound = self.spec.binding or ("torch" if of_sol else "tvm-ffi")
         if bound != "torch":
             raise ValueError(f"solution {self.name!r} binds by {bound}: only torch is built here")
         units = {name: _flattened(name, files) for name in files if name.endswith(NATIVE)}
         cuda = [text for name, text in units.items() if name.endswith(".cu")]
         cpp = [text for name, text in units.items() if not name.endswith(".cu")]
-        flags = self.spec.compile_options or {}
-        asked = {
-            "name": f"solution_{stable_hash(dict(files))[:16]}",
-            "cpp_sources": cpp,
-            "cuda_sources": cuda,
-            "extra_cflags": list(flags.get("cflags", ())),
-            "extra_cuda_cflags": list(flags.get("cuda_cflags", ())),
-            "extra_ldflags": list(flags.get("ld_flags", ())),
-        }
-        given = ", ".join(f"{key}={value!r}" for key, value in asked.items() if value)
+        theirs = {"cflags": "cflags", "cuda_cflags": "cuda_cflags", "ld_flags": "ldflags"}
+        asked = self.spec.compile_options or {}
+        flags = {f"extra_{ours}": [*asked.get(name, ())] for name, ours in theirs.items()}
+        name = f"solution_{stable_hash(dict(files))[:16]}"
+        every = {"name": name, "cpp_sources": cpp, "cuda_sources": cuda, **flags}
+        given = ", ".join(f"{key}={value!r}" for key, value in every.items() if value)
         return (
             f"from torch.utils.cpp_extension import load_inline\n_extension = load_inline({given})"
         )
-
-    @property
-    def _of_flashinfer(self) -> bool:
-        return not {"cuda_cpp", "cutlass", "cudnn", "cublas"} & set(self.spec.languages)
-
-
-_LOADER = "from torch.utils.cpp_extension import load_inline\n"
-_CANDIDATE = """{head}
-
-import torch
-
-{collected}
-
-class ModelNew(torch.nn.Module):
-    def forward(self, *inputs):
-{empty}        found = {call}
-        return _collected({found})
-"""
-
-
-def _empty_outputs(definition: Definition, workload: Workload) -> str:
-    """Lines that make empty outputs, their sizes those of the inputs that come."""
-    places, made = definition.places(workload), []
-    for spec in definition.outputs.values():
-        shape = "".join(f"{_place(name, places)}, " for name in spec.shape or ())
-        made.append(f"torch.empty(({shape}), dtype=torch.{_torch_name(spec)}, device=device)")
-    device = "next(x.device for x in inputs if isinstance(x, torch.Tensor))"
-    return f"        device = {device}\n        outputs = [{', '.join(made)}]\n"
 
 
 def _flattened(name: str, files: Mapping[str, str], seen: frozenset[str] = frozenset()) -> str:
@@ -488,85 +380,3 @@ def _flattened(name: str, files: Mapping[str, str], seen: frozenset[str] = froze
         return text
 
     return _INCLUDE.sub(included, files[name])
-
-
-# -- traces ----------------------------------------------------------------------------------------
-
-_STATUSES = {
-    Status.CORRECT: "PASSED",
-    Status.INCORRECT: "INCORRECT_NUMERICAL",
-    Status.COMPILE_ERROR: "COMPILE_ERROR",
-    Status.RUNTIME_ERROR: "RUNTIME_ERROR",
-    Status.TIMEOUT: "TIMEOUT",
-    Status.REJECTED: "REWARD_HACK",
-    Status.TASK_ERROR: "INVALID_REFERENCE",
-    Reason.WRONG_SHAPE: "INCORRECT_SHAPE",
-    Reason.WRONG_DTYPE: "INCORRECT_DTYPE",
-}
-_OF_SOL = {"REWARD_HACK": "RUNTIME_ERROR", "INVALID_REFERENCE": None}
-"""Statuses that SOL-ExecBench alone has, and what stands for them in FlashInfer-Bench."""
-_SAID = re.compile(r"(\w+) \((\w+)\)")
-
-
-def evaluation_of(
-    verdict: Verdict, suite: Suite, timestamp: str, libs: Mapping[str, str]
-) -> dict[str, Any] | None:
-    """A verdict as their Evaluation, whose log begins with the verdict in words. None where the
-    suite has no status for it, and for a correct kernel that was not timed."""
-    status = _STATUSES.get(verdict.reason, _STATUSES.get(verdict.status))
-    if suite == "flashinfer" and status in _OF_SOL:
-        status = _OF_SOL[status]
-    timing, found = verdict.timing, verdict.correctness
-    if status is None or (status == "PASSED" and timing is None):
-        return None
-    measured = None
-    if status in ("PASSED", "INCORRECT_NUMERICAL"):
-        known = found.model_dump(mode="json") if found else {}
-        error = known.get("max_error")
-        measured = {
-            "max_relative_error": "NaN" if error is None else error,
-            "max_absolute_error": "NaN",
-            "extra": known,
-        }
-    said = f"{verdict.status.value} ({verdict.reason.value}): {verdict.detail}"
-    return {
-        "status": status,
-        "environment": {"hardware": verdict.device or "none", "libs": dict(libs)},
-        "timestamp": timestamp,
-        "log": f"{said}\n{verdict.log_tail}".strip(),
-        "correctness": measured,
-        "performance": timing
-        and {
-            "latency_ms": timing.candidate_ms,
-            "reference_latency_ms": timing.reference_ms,
-            "speedup_factor": timing.speedup,
-        },
-    }
-
-
-def verdict_row(evaluation: Mapping[str, Any]) -> dict[str, Any]:
-    """What an Evaluation says, as columns of a verdict: `status`, `reason` (null where another
-    harness judged), `outputs_match`, `timing` (without intervals), `device`, `detail`."""
-    theirs, log = str(evaluation.get("status")), str(evaluation.get("log") or "")
-    statuses = {name: key for key, name in reversed(_STATUSES.items())}
-    key = statuses.get(theirs)
-    if key is None:
-        raise ValueError(f"{theirs[:40]!r} is no status of an evaluation")
-    reason = key if isinstance(key, Reason) else None
-    status = reason.status if reason else key
-    if (said := _SAID.match(log)) and said[2] in set(Reason) and Reason(said[2]).status == said[1]:
-        reason, status = Reason(said[2]), Status(said[1])
-    performance = evaluation.get("performance") or {}
-    times = {
-        "reference_ms": performance.get("reference_latency_ms") or None,
-        "candidate_ms": performance.get("latency_ms") or None,
-        "speedup": performance.get("speedup_factor") or None,
-    }
-    return {
-        "status": status.value,
-        "reason": reason and reason.value,
-        "outputs_match": status is Status.CORRECT or None,
-        "timing": times,
-        "device": (evaluation.get("environment") or {}).get("hardware") or "",
-        "detail": log.partition("\n")[0][:500],
-    }

@@ -2,9 +2,10 @@
 (huggingface/kernels, `docs/source/kernel-requirements.md`), with an operator of torch and a guard
 (`kernels_eval.interchange.guard`, which becomes the package).
 
-Guarantees: the kernel is verified again before it is packed, with the library that is packed (of a
-CUDA kernel, with one that differs only in that it counts launches); its verdict goes with it, as
-does the digest of each file; the package holds the task's program, to which the guard falls back.
+Guarantees: the kernel is verified again before it is packed, and the verdict that goes with it is
+of the very libraries that are packed: those of a CUDA kernel, which do not count launches as the
+verifier's own do, are verified once more; the digest of each file goes with it, too; the package
+holds the task's program, to which the guard falls back.
 Does not guarantee Hugging Face's limits on symbol versions, nor Python's stable ABI: elsewhere the
 guard falls back, and says why.
 """
@@ -31,47 +32,12 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.devices import conditions, gpu_arch
 from kernels_eval.errors import UsageError
 from kernels_eval.evaluator import Evaluator
+from kernels_eval.interchange import rendered
 from kernels_eval.interchange.definitions import FLAT
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 
 GUARD = Path(__file__).with_name("guard.py")
-_BESIDE = '''"""The package, for readers of the older layout."""
-
-import importlib.util
-import sys
-from pathlib import Path
-
-_path = Path(__file__).parent.parent / "__init__.py"
-_spec = importlib.util.spec_from_file_location("{id}", _path)
-_module = sys.modules.get("{id}") or importlib.util.module_from_spec(_spec)
-if "{id}" not in sys.modules:
-    sys.modules["{id}"] = _module
-    _spec.loader.exec_module(_module)
-globals().update({{name: getattr(_module, name) for name in _module.__all__}})
-'''
-_README = """---
-license: {license}
-tags: [kernels, concur]
----
-
-# {name}
-
-`{task}`, as a {language} kernel that was verified on {device}: {status}, {speedup:.2f} times the
-speed of PyTorch (95 % interval {lower:.2f} to {upper:.2f}). `certificate.json` has the verdict.
-
-```python
-from kernels import get_local_kernel
-from pathlib import Path
-
-model = get_local_kernel(Path("{folder}")).Model()
-```
-
-The kernel runs for the inputs below; any other call runs PyTorch's operators, as does one whose
-gradient is asked for. `model.fallback_reason(*inputs)` says why.
-
-{inputs}
-"""
 
 
 class _Shipped(Attempt):
@@ -94,88 +60,111 @@ def export_package(
     license: str = "unknown",
 ) -> dict[str, Any]:
     """Verify a candidate and write its package; returns a summary. Raises UsageError for a kernel
-    that is not correct here, a task that a guard cannot stand before, and a folder that is not
-    empty; DeviceError and other EvalErrors as the evaluator does."""
+    that is not correct here, and a task that a guard cannot stand before; DeviceError and other
+    EvalErrors as the evaluator does."""
     if interface.mutates or not FLAT.fullmatch(interface.structure):
         fault = f"{task.name} changes its inputs, or nests its outputs"
         raise UsageError(f"{fault}: no operator of torch can stand for it", "choose another task")
     if not any(form.dtype for form in interface.inputs):
         raise UsageError(f"{task.name} takes no tensor", "choose another task")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} holds other files", "name a new folder with --out")
     plain = re.sub(r"[^a-z0-9]+", "-", (name or task.name).lower()).strip("-") or "kernel"
     plain = plain if plain[0].isalpha() else f"kernel-{plain}"
+    module = plain.replace("-", "_")
+    known = {
+        "name": plain,
+        "license": license,
+        "id": f"_{module}_{stable_hash([task.code, candidate.code])[:8]}",
+    }
     config = config or EvalConfig()
     build = config.build.model_copy(update={"lite_headers": False})
     config = config.model_copy(update={"build": build})
-    module = f"{plain.replace('-', '_')}"
+    target = out / "build" / _variant(candidate.language)
     with tempfile.TemporaryDirectory() as held:
         folder = Path(held) / "package"
-        (folder / module).mkdir(parents=True)
+        folder.mkdir()
         verdict, specs = _verified(task, candidate, config, folder)
-        identity = f"_{module}_{stable_hash([task.code, candidate.code])[:8]}"
-        (folder / "reference.py").write_text(task.code, encoding="utf-8")
-        (folder / "candidate.py").write_text(candidate.code or "", encoding="utf-8")
         certificate = {
-            "id": identity,
-            "entry_point": task.entry_point,
-            "init_form": task.init_form,
-            "task_id": task.task_id,
             "verdict": verdict.model_dump(mode="json"),
             "protocol": {"version": PROTOCOL_VERSION, "config": config.model_dump(mode="json")},
             "conditions": conditions(candidate.language).model_dump(mode="json"),
             "interface": _forms(interface),
             "built_for": _built_for(candidate.language, specs),
-            "files": {path.name: _sha256(path).hex() for path in _files(folder)},
         }
-        guard = GUARD.read_text(encoding="utf-8").replace("{id}", identity)
-        (folder / "__init__.py").write_text(guard, encoding="utf-8")
-        (folder / module / "__init__.py").write_text(_BESIDE.format(id=identity), encoding="utf-8")
-        _write_json(folder / "certificate.json", certificate)
-        metadata = _metadata(plain, identity, license, candidate.language, folder)
-        _write_json(folder / "metadata.json", metadata)
-        target = out / "build" / _variant(candidate.language)
+        _fill(folder, module, task, candidate, certificate, known)
         shutil.copytree(folder, target)
-    text = _readme(task, verdict, interface, out, {"name": plain, "license": license})
+    bounds = (t.speedup_lower, t.speedup_upper) if (t := verdict.timing) else (0.0, 0.0)
+    about = {"task": task, "verdict": verdict, "inputs": interface.inputs, "bounds": bounds}
+    text = rendered("README.md.j2", **known, **about, folder=out)
     (out / "README.md").write_text(text, encoding="utf-8")
-    told = {"folder": str(out), "variant": target.name, "id": identity, "name": plain}
-    return {**told, "speedup": verdict.speedup, "device": verdict.device, "task_id": task.task_id}
+    told = {"variant": target.name, "speedup": verdict.speedup, "device": verdict.device}
+    return known | told | {"folder": str(out), "task_id": task.task_id}
+
+
+def _fill(
+    folder: Path,
+    module: str,
+    task: KernelTask,
+    candidate: Candidate,
+    certificate: dict[str, Any],
+    known: dict[str, str],
+) -> None:
+    """What stands beside the libraries: programs, guard, certificate and metadata."""
+
+    def put(name: str, text: str) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+    def put_json(name: str, value: object) -> None:
+        put(name, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+    put("reference.py", task.code)
+    put("candidate.py", candidate.code or "")
+    of_task = task.model_dump(mode="json", include={"task_id", "entry_point", "init_form"})
+    digests = {path.name: _sha256(path).hex() for path in _files(folder)}
+    put_json("certificate.json", {**of_task, **certificate, "id": known["id"], "files": digests})
+    put("__init__.py", GUARD.read_text(encoding="utf-8").replace("{id}", known["id"]))
+    put(f"{module}/__init__.py", rendered("beside.py.j2", id=known["id"]))
+    put_json("metadata.json", known | _metadata(candidate.language, folder))
 
 
 def _verified(
     task: KernelTask, candidate: Candidate, config: EvalConfig, folder: Path
 ) -> tuple[Verdict, list[ExtensionSpec]]:
-    """The verdict of a correct candidate, and what it asks to build; the libraries go to
-    `folder`."""
+    """The verdict of a correct candidate, and what it asks to build; the libraries that the verdict
+    is of go to `folder`."""
     with Evaluator(candidate.language, config, cuda_arch=gpu_arch()) as evaluator:
         preparer = evaluator.preparer
         prepared = preparer.prepare(candidate, task)
-        verdict = evaluator.run(task, candidate, prepared)
-        if not verdict.correct_custom:
-            raise UsageError(
-                f"{candidate.candidate_id} is not correct here: {verdict.status.value}"
-                f" ({verdict.reason.value}) {verdict.detail}",
-                "export a kernel that `concur verify` finds correct on this machine",
-            )
+        verdict = _correct(evaluator.run(task, candidate, prepared))
         specs = preparer.requested(candidate, task) if prepared.libraries else []
         if len({spec.name for spec in specs}) < len(specs):
             raise UsageError("two of its extensions have one name", "name each its own")
-        for spec in specs:
-            target = folder / f"{spec.name}.so"
-            if spec.uses_cuda:
-                _build_shipped(preparer.builder, spec, target)
-            else:
-                shutil.copyfile(prepared.libraries[spec.key], target)
+        with tempfile.TemporaryDirectory(dir=preparer.builder.work_root) as work:
+            if any(spec.uses_cuda for spec in specs):
+                made = {spec.key: _shipped(preparer.builder, spec, work) for spec in specs}
+                prepared = prepared.model_copy(update={"libraries": made})
+                verdict = _correct(evaluator.run(task, candidate, prepared))
+            for spec in specs:
+                shutil.copyfile(prepared.libraries[spec.key], folder / f"{spec.name}.so")
     return verdict, specs
 
 
-def _build_shipped(builder: Builder, spec: ExtensionSpec, target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=builder.work_root) as work:
-        place, limit = Path(work) / "shipped", builder.config.timeout_s
-        made = _Shipped(spec, "full", place, builder.prepared, limit, builder.confine).build()
-        if not made.ok:
-            raise UsageError(f"extension {spec.name} does not build: {made.log[:500]}")
-        shutil.copyfile(made.path, target)
+def _correct(verdict: Verdict) -> Verdict:
+    if verdict.correct_custom:
+        return verdict
+    raise UsageError(
+        f"{verdict.candidate_id} is not correct here: {verdict.status.value}"
+        f" ({verdict.reason.value}) {verdict.detail}",
+        "export a kernel that `concur verify` finds correct on this machine",
+    )
+
+
+def _shipped(builder: Builder, spec: ExtensionSpec, work: str) -> str:
+    place, limit = Path(work) / spec.name, builder.config.timeout_s
+    made = _Shipped(spec, "full", place, builder.prepared, limit, builder.confine).build()
+    if not made.ok:
+        raise UsageError(f"extension {spec.name} does not build: {made.log[:500]}")
+    return made.path
 
 
 def _built_for(language: Language, specs: Sequence[ExtensionSpec]) -> dict[str, Any]:
@@ -210,48 +199,18 @@ def _variant(language: Language) -> str:
     return f"torch{major}{minor}-cxx11-{backend}-{platform.machine()}-{sys.platform}"
 
 
-def _metadata(
-    name: str, identity: str, license: str, language: Language, folder: Path
-) -> dict[str, Any]:
-    backend: dict[str, Any] = {"type": "cpu"}
-    if language.needs_gpu:
-        backend = {"type": "cuda", "archs": [gpu_arch()]}
+def _metadata(language: Language, folder: Path) -> dict[str, Any]:
     digests = {
         path.relative_to(folder).as_posix(): base64.b64encode(_sha256(path)).decode()
         for path in _files(folder)
     }
+    gpu = {"type": "cuda", "archs": [gpu_arch()]}
     return {
-        "name": name,
-        "id": identity,
         "version": 0,
-        "license": license,
         "python-depends": [],
-        "backend": backend,
+        "backend": gpu if language.needs_gpu else {"type": "cpu"},
         "digest": {"algorithm": "sha256", "files": digests},
     }
-
-
-def _readme(
-    task: KernelTask, verdict: Verdict, interface: Interface, out: Path, more: dict[str, str]
-) -> str:
-    timing = verdict.timing
-    bounds = (timing.speedup_lower, timing.speedup_upper) if timing else (0.0, 0.0)
-    lines = ["| input | shape | dtype |", "| --- | --- | --- |"]
-    for form in interface.inputs:
-        shape = repr(form.value) if form.shape is None else " x ".join(map(str, form.shape))
-        lines.append(f"| `{form.name}` | {shape} | {form.dtype or type(form.value).__name__} |")
-    return _README.format(
-        task=task.task_id,
-        language=verdict.language.value,
-        device=verdict.device,
-        status=verdict.status.value,
-        speedup=verdict.speedup,
-        lower=bounds[0],
-        upper=bounds[1],
-        folder=out,
-        inputs="\n".join(lines),
-        **more,
-    )
 
 
 def _forms(interface: Interface) -> dict[str, Any]:
@@ -271,7 +230,3 @@ def _files(folder: Path) -> list[Path]:
 
 def _sha256(path: Path) -> bytes:
     return hashlib.sha256(path.read_bytes()).digest()
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

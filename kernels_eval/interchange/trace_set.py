@@ -4,7 +4,8 @@ folder with `definition.json`, `workload.jsonl` and solutions.
 
 Guarantees: what a file holds is told by its content, fields that we do not know are left aside;
 tasks, candidates and verdicts come in the order of the names of the files; what cannot be taken
-over is counted in `left_out`, with why. Does not run anything.
+over is counted in `left_out`, with why; what is written is read again as it was. Does not run
+anything.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.interchange.flashinfer import Definition, Solution, Workload, verdict_row
+from kernels_eval.interchange.definitions import file_name, written
+from kernels_eval.interchange.flashinfer import Definition, Solution, Suite, Workload
+from kernels_eval.interchange.traces import verdict_row
 from kernels_eval.records import KernelTask, Record
+from kernels_eval.tables import table_beside
 
 Kind = TypeVar("Kind", bound=Record)
+
+
+LAYOUTS = table_beside(__file__)
 
 
 def is_trace_set(path: Path) -> bool:
@@ -37,10 +44,10 @@ def is_trace_set(path: Path) -> bool:
 
 
 class TraceSet:
-    """The content of a folder. A record that lacks something is left out, and the second of two
-    with one name. Raises UsageError for a file that is not JSON."""
+    """The content of a folder; empty without one. A record that lacks something is left out, and
+    the second of two with one name. Raises UsageError for a file that is not JSON."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | None = None) -> None:
         self.root = root
         self.definitions: dict[str, Definition] = {}
         self.solutions: dict[str, Solution] = {}
@@ -48,26 +55,30 @@ class TraceSet:
         self.traces: list[dict[str, Any]] = []
         self.left_out: Counter[str] = Counter()
         """How often something could not be taken over, by why."""
+        if root:
+            self._read(root)
+
+    def _read(self, root: Path) -> None:
         places: dict[Path, str] = {}
         for path in sorted(root.rglob("*.json")):
             row = _object(path.read_bytes(), str(path))
-            with self._counted():
+            with self.counted():
                 if {"reference", "inputs"} <= row.keys():
-                    definition = _record(Definition, row, path)
+                    definition = record_of(Definition, row, path)
                     _once(self.definitions, definition, path)
                     places[path.parent] = definition.name
                 elif {"sources", "spec"} <= row.keys():
-                    _once(self.solutions, _record(Solution, row, path), path)
+                    _once(self.solutions, record_of(Solution, row, path), path)
         for path in sorted(root.rglob("*.jsonl")):
             for number, line in enumerate(path.read_bytes().splitlines(), start=1):
                 where = f"{path} line {number}"
-                with self._counted():
+                with self.counted():
                     if line.strip():
                         self._line(_object(line, where), where, places.get(path.parent))
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count what cannot be taken over."""
+    def counted(self) -> Iterator[None]:
+        """Count what cannot be taken over: a ValueError of the block."""
         try:
             yield
         except ValueError as error:
@@ -76,7 +87,7 @@ class TraceSet:
     def _line(self, row: dict[str, Any], where: str, near: str | None) -> None:
         """A trace, or a workload of the definition beside it."""
         held = row.get("workload") if "definition" in row else row
-        workload = _record(Workload, held, where)
+        workload = record_of(Workload, held, where)
         name = row.get("definition", near)
         if name not in self.definitions:
             raise ValueError(f"{where} is of definition {str(name)[:80]!r}, which is not here")
@@ -85,6 +96,43 @@ class TraceSet:
         known[identity] = workload
         if row.get("evaluation"):
             self.traces.append({**row, "uuid": identity})
+
+    def add(
+        self,
+        definition: Definition,
+        workload: Workload,
+        solution: Solution,
+        evaluation: dict[str, Any],
+    ) -> None:
+        """One trace with what it is of; a definition or solution of a known name is that one."""
+        self.definitions.setdefault(definition.name, definition)
+        self.solutions.setdefault(solution.name, solution)
+        uuid = str(workload.uuid)
+        self.workloads.setdefault(definition.name, {})[uuid] = workload
+        known = {"definition": definition.name, "uuid": uuid, "solution": solution.name}
+        self.traces.append(known | {"evaluation": evaluation})
+
+    def write(self, root: Path, suite: Suite) -> None:
+        """Files in the suite's own layout, under a new folder."""
+
+        def put(kind: str, rows: list[Any], *names: str, indent: int | None = None) -> None:
+            path = root / LAYOUTS[suite][kind].format(*map(file_name, names))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = "".join(json.dumps(row, indent=indent) + "\n" for row in rows)
+            path.write_text(text, encoding="utf-8")
+
+        for name, definition in self.definitions.items():
+            put("definition", [written(definition, suite)], name, indent=2)
+            rows = {
+                uuid: {"definition": name, "workload": written(workload, suite)}
+                for uuid, workload in self.workloads[name].items()
+            }
+            put("workload", [x["workload"] if suite == "sol" else x for x in rows.values()], name)
+            told = [row for row in self.traces if row["definition"] == name]
+            put("trace", [row | rows[row.pop("uuid")] for row in map(dict, told)], name)
+        for solution in self.solutions.values():
+            row = written(solution, suite)
+            put("solution", [row], solution.definition, solution.name, indent=2)
 
     def tasks(self) -> Iterator[KernelTask]:
         """One task a definition and workload."""
@@ -95,45 +143,39 @@ class TraceSet:
 
     def task(self, definition: Definition, identity: str) -> KernelTask | None:
         """The task of a workload; None where it is left out."""
-        with self._counted():
+        with self.counted():
             return definition.task(self.workloads[definition.name][identity], self.root)
         return None
 
     def candidates(self) -> Iterator[dict[str, Any]]:
         """One row a solution and workload, as tables of candidates have them."""
         for solution in self.solutions.values():
-            definition = self.definitions.get(solution.definition)
-            if definition is None:
-                self.left_out[f"definition {solution.definition!r} is not here"] += 1
-                continue
-            for identity, workload in self.workloads.get(definition.name, {}).items():
-                if not (task := self.task(definition, identity)):
-                    continue
-                try:
-                    language, code = solution.language, solution.code(definition, workload)
-                except ValueError as error:
-                    self.left_out[str(error)] += 1
-                    break
-                yield {
-                    "candidate_id": f"{solution.name}@{identity}",
-                    "task_id": task.task_id,
-                    "code": code,
-                    "language": language and language.value,
-                    "generator": solution.author,
-                }
+            with self.counted():
+                definition = self.definitions.get(solution.definition)
+                if definition is None:
+                    raise ValueError(f"definition {solution.definition!r} is not here")
+                language = solution.language
+                for identity, workload in self.workloads.get(definition.name, {}).items():
+                    if task := self.task(definition, identity):
+                        yield {
+                            "candidate_id": f"{solution.name}@{identity}",
+                            "task_id": task.task_id,
+                            "code": solution.code(definition, workload),
+                            "language": language and language.value,
+                            "generator": solution.author,
+                        }
 
     def verdicts(self) -> Iterator[dict[str, Any]]:
         """One row a trace, as tables of verdicts have them; tasks that cannot be drawn have the
         name of their workload."""
         for trace in self.traces:
-            definition, solution = self.definitions[trace["definition"]], trace.get("solution")
-            task, author = self.task(definition, trace["uuid"]), self.solutions.get(str(solution))
+            definition, name = self.definitions[trace["definition"]], str(trace.get("solution"))
+            task, solution = self.task(definition, trace["uuid"]), self.solutions.get(name)
+            unknown = f"definition/{definition.name}/{trace['uuid']}"
             yield {
-                "candidate_id": f"{solution}@{trace['uuid']}",
-                "task_id": task.task_id
-                if task
-                else f"definition/{definition.name}/{trace['uuid']}",
-                "generator": author.author if author else str(solution),
+                "candidate_id": f"{name}@{trace['uuid']}",
+                "task_id": task.task_id if task else unknown,
+                "generator": solution.author if solution else name,
                 **verdict_row(trace["evaluation"]),
             }
 
@@ -148,7 +190,8 @@ def _object(text: bytes, where: str) -> dict[str, Any]:
     return found
 
 
-def _record(kind: type[Kind], row: object, where: object) -> Kind:
+def record_of(kind: type[Kind], row: object, where: object) -> Kind:
+    """A row as a record, without what is unknown. Raises ValueError that says where it is none."""
     try:
         return kind.model_validate(row, extra="ignore")
     except ValidationError as error:

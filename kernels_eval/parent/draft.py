@@ -85,6 +85,7 @@ def verdict_of(
             "flags": tuple(dict.fromkeys((*prepared.flags, *draft.flags))),
             "build_tier": draft.late_tier or prepared.tier,
             "build_cached": prepared.cached,
+            "architectures": prepared.architectures,
             "build_s": prepared.seconds,
         }
     )

@@ -18,6 +18,7 @@ from pathlib import Path
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.build.toolchain import HEADERS, places_of, python_include
+from kernels_eval.checks.cubins import cuobjdump
 from kernels_eval.checks.screening import Screening, screen, screen_native
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
@@ -31,7 +32,7 @@ from kernels_eval.parent.messages import (
     parse_report,
     unanswered,
 )
-from kernels_eval.records import Candidate, KernelTask, Reason, Record
+from kernels_eval.records import ArchitectureBuild, Candidate, KernelTask, Reason, Record
 
 MOST_BUILDS = 16
 BUILDS_SHARE = 4
@@ -50,6 +51,7 @@ class Prepared(Record):
     flags: tuple[str, ...] = ()
     tier: str | None = None
     cached: bool = False
+    architectures: tuple[ArchitectureBuild, ...] = ()
     seconds: float = 0.0
 
 
@@ -58,7 +60,7 @@ class _Preparation:
     """What was found so far about one candidate."""
 
     flags: list[str] = field(default_factory=list)
-    builds: list[Build] = field(default_factory=list)
+    asked: list[tuple[ExtensionSpec, Build]] = field(default_factory=list)
 
 
 class BoundedBuilds:
@@ -100,7 +102,8 @@ def confined_builder(
     kernel can confine them."""
     builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
     tools = builder.tools
-    homes = [Path(path).resolve().parent.parent for path in (tools.cxx, tools.nvcc) if path]
+    programs = (tools.cxx, tools.nvcc, cuobjdump())
+    homes = [Path(path).resolve().parent.parent for path in programs if path]
     read = [*places_of(tools.cache), tools.torch_dir, HEADERS, python_include(), *homes]
     read += filter(None, [tools.cuda_home])
     builder.confine = compiler_confinement(read, [builder.work_root])
@@ -174,14 +177,16 @@ class Preparer(Workplace):
             self._screen_and_build(candidate, task, found)
         except Stop as stop:
             finding = stop.finding
-        tiers = {build.tier for build in found.builds}
+        builds = [build for _, build in found.asked]
+        tiers = {build.tier for build in builds}
         return Prepared(
             candidate_id=candidate.candidate_id,
-            libraries={build.key: build.path for build in found.builds if build.ok},
+            libraries={build.key: build.path for build in builds if build.ok},
             finding=finding,
             flags=tuple(dict.fromkeys(found.flags)),
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
-            cached=bool(found.builds) and all(build.cached for build in found.builds),
+            cached=bool(builds) and all(build.cached for build in builds),
+            architectures=tuple(self.builder.for_architectures(found.asked)),
             seconds=time.monotonic() - started,
         )
 
@@ -197,7 +202,7 @@ class Preparer(Workplace):
             return
         for asked in self._requested_builds(candidate.code, task):
             build = builds.build(asked)
-            found.builds.append(build)
+            found.asked.append((parse_report(ExtensionSpec, asked), build))
             if build.reason:
                 lines = filter(None, map(str.strip, build.log.splitlines()))
                 raise Stop(build.reason, next(lines, "the build failed"), build.log)

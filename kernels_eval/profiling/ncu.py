@@ -1,4 +1,5 @@
-"""NVIDIA's ncu over a candidate's own kernels: the command, and what it prints."""
+"""NVIDIA's ncu over a candidate's own kernels: the command, what it prints, and the metrics that it
+is asked for (`ncu.toml`)."""
 
 from __future__ import annotations
 
@@ -8,8 +9,11 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from kernels_eval.checks.cubins import plain_name, tool_path
-from kernels_eval.profiling.metrics import METRICS
+from kernels_eval.tables import table_beside
 
+TABLE = table_beside(__file__)
+CUDAFORGE, OTHERS = ([name for name, *_ in TABLE[part]] for part in ("cudaforge", "others"))
+METRICS = CUDAFORGE + OTHERS
 PROGRAM = "ncu"
 LAUNCHES = 16
 ENVIRONMENT = {"NV_COMPUTE_PROFILER_LOCAL_CONNECTION_OVERRIDE": "uds"}  # no other sockets
@@ -35,7 +39,7 @@ def installed() -> str | None:
 def command(program: str, kernels: Iterable[str], without: Collection[str] = ()) -> list[str]:
     """ncu's command before the program that it starts: only these kernels (plain names), between
     the marks that the program sets, at the clocks as they are."""
-    metrics = ",".join(metric.name for metric in METRICS if metric.name not in without)
+    metrics = ",".join(name for name in METRICS if name not in without)
     options = f"""--csv --page raw --print-units base --profile-from-start off
         --target-processes application-only --clock-control none --launch-count {LAUNCHES}"""
     names = "|".join(sorted({re.escape(plain_name(name)) for name in kernels}))
@@ -48,9 +52,8 @@ def metrics_in(said: str) -> dict[str, dict[str, float]]:
     have is left out."""
     lines = [line for line in said.splitlines() if line.startswith('"')]
     found: dict[str, dict[str, float]] = {}
-    names = [metric.name for metric in METRICS]
     for row in csv.DictReader(lines):
-        values = {name: value for name in names if (value := _number(row.get(name))) is not None}
+        values = {name: value for name in METRICS if (value := _number(row.get(name))) is not None}
         kernel = plain_name(row.get("Kernel Name") or "")
         longest = found.get(kernel, {}).get("gpu__time_duration.sum", -1.0)
         if values and values.get("gpu__time_duration.sum", 0.0) > longest:

@@ -46,7 +46,7 @@ class KernelTime(Record):
     local_share: float | None = Share
     """instructions that access local memory, of all in its code"""
     metrics: dict[str, float] = {}
-    """ncu's, by the names of `kernels_eval.profiling.metrics`"""
+    """ncu's, by the names of `kernels_eval.profiling.ncu`"""
 
 
 class KernelProfile(Record):

@@ -64,6 +64,9 @@ class CurationConfig(Record):
     require_rewritten_bottleneck: bool = Field(default=False, exclude_if=lambda asked: not asked)
     """strict: take only samples that call the reference's slowest operator no more; asks for
     profiles (`profile.enabled`)"""
+    require_correct_on_every_gpu: bool = Field(default=False, exclude_if=lambda asked: not asked)
+    """strict: take only samples that are correct on every GPU that judged them, where verdicts of
+    several are merged. Times are those of the first"""
     max_per_task: PositiveInt | None = 1
     """maximum samples per task of the baselines and the balanced strategies; null: no limit. The
     paper's rule has its own limits"""

@@ -30,7 +30,7 @@ COLUMNS = (
 OPTIONAL = (
     *("schema_version", "turn", "custom_kernels", "reason", "trace_flags", "kernel"),
     *("finish_reason", "finish_guessed", "completion_tokens", "max_tokens"),
-    "rewrote_bottleneck",
+    *("rewrote_bottleneck", "correct_on_every_gpu"),
 )
 TEXT = (pl.String, pl.Categorical, pl.Enum)
 KINDS = {
@@ -73,6 +73,8 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
         first = pl.col("turn").fill_null(1) == 1  # older snapshots have no turns
     # no flags and no error: there is no correct sample either
     clean = without_flags(config) if "trace_flags" in frame.columns else pl.lit(True)
+    if "correct_on_every_gpu" not in frame.columns:  # verdicts of one GPU
+        frame = frame.with_columns(correct_on_every_gpu=pl.lit(True))
     kernel = pl.col("kernel") if "kernel" in frame.columns else pl.lit(None, pl.String)
     whole = pl.lit(True) if config.cut_off_answers else ~pl.col("_ends").is_in(CUT_OFF)
     correct = (
@@ -147,6 +149,8 @@ def demanded(config: CurationConfig) -> pl.Expr:
         met.append(pl.col("custom_kernels").list.len().fill_null(0) > 0)
     if config.require_rewritten_bottleneck:
         met.append(pl.col("rewrote_bottleneck").fill_null(False))
+    if config.require_correct_on_every_gpu:
+        met.append(pl.col("correct_on_every_gpu").fill_null(True))
     return pl.all_horizontal(met)
 
 

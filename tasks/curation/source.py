@@ -168,8 +168,12 @@ class Source:
         UsageError where a table has no candidate_id, or no row.
         """
         frame = self.verdict_rows(DECIDING, DECIDING, ["candidate_id"])
-        # of two verdicts on a candidate the first counts, correct or not
         ids = pl.col("candidate_id")
+        if "status" in frame.columns:
+            right = pl.col("status").is_in(["correct", "task_error"])  # the second judged nothing
+            everywhere = right.all().over("candidate_id") & ids.is_not_null()
+            frame = frame.with_columns(correct_on_every_gpu=everywhere)
+        # of two verdicts on a candidate the first counts, correct or not
         frame = frame.filter(ids.is_null() | ids.is_first_distinct())
         frame = with_operators(frame, self.made_of("workloads", self.tasks))
         frame = with_profiles(frame, self.made_of("kernel-profiles", self.verdicts))

@@ -111,12 +111,8 @@ def _profiled(
 ) -> Iterator[dict[str, Any]]:
     judge = Judge(config.judge) if config.judge else None
     about = [*map(_rows_of, (line.tasks, line.workloads, line.references))]
-    candidates, keys = (
-        line.candidates.open(),
-        {row["candidate_id"]: key for key, row in left.items()},
-    )
-    places = candidates.index(["candidate_id"]).unique("candidate_id", keep="first")
-    wanted = places.filter(pl.col("candidate_id").is_in(list(keys)))
+    keys = {row["candidate_id"]: key for key, row in left.items()}
+    candidates = line.candidates.open().rows_by("candidate_id", keys, READ)
     with Profiler(
         protocol,
         device_for(language),
@@ -125,7 +121,7 @@ def _profiled(
         metrics=config.metrics,
         cuda_arch=gpu_arch() if language.needs_gpu else None,
     ) as profiler:
-        for row in candidates.rows_of(wanted, READ):
+        for row in candidates:
             candidate, key = Candidate.model_validate(row), keys[row["candidate_id"]]
             task, work, spent = (found.get(row["task_id"], {}) for found in about)
             verdict_key = left[key].pop("verdict_key")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from kernels_eval.config import EvalConfig
 from kernels_eval.records import Record
 
-Operator = Literal["parameters", "flags", "rewrite", "cross"]
-OPERATORS: tuple[Operator, ...] = get_args(Operator)
+Operator = Literal["parameters", "flags", "rewrite", "cross", "schedule"]
 OF_MODELS: frozenset[Operator] = frozenset({"rewrite", "cross"})
 """Operators that ask `synthesis.sampler`."""
+MORE_INPUTS, RERUNS = ("uniform", "normal_x10", "sparse", "small_integers"), 16
+"""What `confirming` adds to the distributions of inputs, and calls on the same inputs."""
 
 
 class SearchConfig(Record):
@@ -21,7 +23,9 @@ class SearchConfig(Record):
     operators: tuple[Operator, ...] = Field(default=("parameters",), min_length=1)
     """how a candidate is changed. parameters: block and tile sizes, unrolling, vector widths,
     launch bounds. flags: compiler flags. rewrite: a model improves one. cross: a model combines
-    two. The last two ask synthesis.sampler"""
+    two. Both ask synthesis.sampler. schedule: instructions of sm_90 change places in the built
+    library; needs CUDA and compute-sanitizer, for winners are then confirmed under a stricter
+    protocol"""
     method: Literal["evolution", "random"] = "evolution"
     """random is the control with the same budget: operators are drawn uniformly, and every change
     is made to a start"""
@@ -52,3 +56,14 @@ class SearchConfig(Record):
     def first_step(self, generation: int) -> int:
         """The first step of a generation; those of 0, the starts, are 0 and below."""
         return (generation - 1) * self.batch + 1
+
+    def confirming(self, protocol: EvalConfig) -> EvalConfig:
+        """The protocol under which winners are confirmed; where machine code was changed, with more
+        distributions of inputs, more calls on the same ones, and no error of compute-sanitizer."""
+        if "schedule" not in self.operators:
+            return protocol
+        drawn = (*protocol.correctness.distributions, *MORE_INPUTS)
+        inputs = {"distributions": tuple(dict.fromkeys(drawn)), "reruns": RERUNS}
+        correctness = protocol.correctness.model_copy(update=inputs)
+        checked = {"sanitizer": "correct", "sanitizer_finding": "refuse"}
+        return protocol.model_copy(update={"correctness": correctness, **checked})

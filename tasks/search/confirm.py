@@ -3,7 +3,8 @@ confirmed winners. The numbers are those of `tasks.search.gain`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from kernels_eval.records import Candidate
@@ -18,25 +19,32 @@ CONFIRMATION, IMPROVED = "search-confirmation", "improved"
 
 def confirmation(search: Search) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CANDIDATES: what is to be measured again."""
-    upstream = [search.snapshot.fingerprint]
-    name = fingerprint(CONFIRMATION, {}, upstream, SEARCH_VERSION)
-    snapshot = Snapshot(search.snapshot.root, CONFIRMATION, name)
+    rows = (
+        Candidate(
+            candidate_id=key,
+            task_id=population.task.task_id,
+            language=search.language,
+            generator="search: confirmation",
+            sample_index=place,
+            code=member.code,
+        ).model_dump(mode="json")
+        for population in search.populations.values()
+        for key, place, member in again(population)
+    )
+    return _filled(CONFIRMATION, search, rows, [search.snapshot.fingerprint])
+
+
+def _filled(
+    stage: str, search: Search, rows: Iterable[Row], upstream: list[str], extra: Any = None
+) -> SnapshotRef:
+    """A finished snapshot of these rows; of one that was stopped, those that are missing."""
+    name = fingerprint(stage, {}, upstream, SEARCH_VERSION)
+    snapshot = Snapshot(search.snapshot.root, stage, name)
     if not snapshot.finished:
         there = snapshot.keys("candidate_id")
-        rows = [
-            Candidate(
-                candidate_id=key,
-                task_id=population.task_id,
-                language=search.language,
-                generator="search: confirmation",
-                sample_index=place,
-                code=member.code,
-            ).model_dump(mode="json")
-            for population in search.populations.values()
-            for key, place, member in again(population)
-        ]
         snapshot.append((row for row in rows if row["candidate_id"] not in there), CANDIDATES)
-        snapshot.publish(config=search.config, upstream=upstream, rows=len(rows))
+        count = len(snapshot.keys("candidate_id"))
+        snapshot.publish(config=search.config, upstream=upstream, rows=count, extra=extra)
     return snapshot.ref
 
 
@@ -59,36 +67,20 @@ def improved(
     """A finished snapshot of tasks.tables.CANDIDATES: the candidates that were searched among, and
     each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` is the
     snapshot of confirming verdicts; the manifest's `search` is `summary`."""
+    every = map(in_turn, candidates.open().rows_by("candidate_id"))
     upstream = [candidates.fingerprint, search.snapshot.fingerprint, fresh.fingerprint]
-    name = fingerprint(IMPROVED, {}, upstream, SEARCH_VERSION)
-    snapshot = Snapshot(candidates.root, IMPROVED, name)
-    if snapshot.finished:
-        return snapshot.ref
-    source = candidates.open()
-    every = source.index(["candidate_id"]).unique("candidate_id", keep="first", maintain_order=True)
-    there = snapshot.index(["candidate_id"])
-    left = every.join(there, on="candidate_id", how="anti", maintain_order="left")
-    snapshot.append(map(in_turn, source.rows_of(left)), CANDIDATES)
-    won = list(_winners(search, summary["results"]))
-    ids = snapshot.keys("candidate_id")
-    snapshot.append((row for row in won if row["candidate_id"] not in ids), CANDIDATES)
-    rows = len(snapshot.keys("candidate_id"))
-    return snapshot.publish(
-        config=search.config, upstream=upstream, rows=rows, extra={"search": summary}
-    ).ref
+    rows = chain(every, _winners(search, summary["results"]))
+    return _filled(IMPROVED, search, rows, upstream, {"search": summary})
 
 
-def _winners(search: Search, results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _winners(search: Search, results: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
     """The rows of confirmed winners. One that no model wrote has the reasoning of the nearest
     ancestor that one did, and an answer with its own module."""
-    wanted = {each["candidate_id"] for result in results for each in result["lineage"]}
-    index = search.snapshot.index(["candidate_id"])
-    places = index.filter(index["candidate_id"].is_in(list(wanted)))
-    rows = {row["candidate_id"]: row for row in search.snapshot.rows_of(places)}
-    for result in results:
-        if result["improved"]:
-            line = [rows[each["candidate_id"]] for each in result["lineage"]]
-            yield with_reasoning(line)
+    lines = [[x["candidate_id"] for x in row["lineage"]] for row in results if row["improved"]]
+    found = search.snapshot.rows_by("candidate_id", chain(*lines))
+    rows = {row["candidate_id"]: row for row in found}
+    for line in lines:
+        yield with_reasoning([rows[key] for key in line])
 
 
 def with_reasoning(line: Sequence[Row]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""The flags that a candidate hands to its compiler, changed within a set that the verifier allows.
+"""The flags that a candidate hands to its compiler, changed within a set that the verifier allows
+(`flags.toml`), and among them the one that swaps instructions (`kernels_eval.build.schedule`).
 
 Guarantees: a changed module differs in the lists `extra_cuda_cflags` and `extra_cflags` of its
 `load_inline` alone. Does not guarantee that a flag keeps a result within tolerance, as
@@ -13,25 +14,52 @@ from itertools import accumulate
 from pathlib import Path
 from random import Random
 
+from kernels_eval.build.schedule import FLAG as SWAPS
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Language
 from tasks.files import read_toml
 
-CHOICES = read_toml(Path(__file__).with_suffix(".toml"))
-"""By language: the keyword, and groups of flags of which a module has one at most."""
+TABLE = read_toml(Path(__file__).with_suffix(".toml"))
+CHOICES = TABLE["flags"]
+Change = Callable[[list[str]], tuple[list[str], str]]
+"""Other flags, and what was changed in words."""
 
 
 def changed(code: str, language: Language, draw: Random) -> tuple[str, str] | None:
     """The module with one flag added, replaced or left out, and what was changed in words; None
     where the flags are not written as a list of texts, and for Triton, which takes none."""
-    if language not in CHOICES:
-        return None
-    keyword, groups = CHOICES[language].values()
+    keyword, groups = CHOICES.get(language, {"keyword": "", "groups": ()}).values()
+
+    def one(flags: list[str]) -> tuple[list[str], str]:
+        group = draw.choice(groups)
+        now = next((flag for flag in flags if flag in group), None)
+        new = draw.choice([flag for flag in (*group, None) if flag != now])
+        kept = [flag for flag in flags if flag not in group]
+        return kept + [new] * bool(new), f"{now or 'no flag'} -> {new or 'no flag'}"
+
+    return _with_flags(code, keyword, one) if keyword else None
+
+
+def swapped(code: str, language: Language, draw: Random) -> tuple[str, str] | None:
+    """The module whose built library has one more swap of instructions; None as for `changed`, and
+    for a language without such a flag."""
+
+    def one(flags: list[str]) -> tuple[list[str], str]:
+        before = [flag for flag in flags if flag.startswith(SWAPS)]
+        number = draw.randrange(10**6)
+        flag = f"{before[-1]}_{number}" if before else f"{SWAPS}{number}"
+        return [*(each for each in flags if each not in before), flag], f"swap {number}"
+
+    keyword = TABLE["swaps"].get(language, "")
+    return _with_flags(code, keyword, one) if keyword else None
+
+
+def _with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | None:
+    """The module with other flags under this keyword of its `load_inline`."""
     try:
-        tree = parse_source(code)
+        calls = (node for node in ast.walk(parse_source(code)) if isinstance(node, ast.Call))
     except UNPARSABLE:
         return None
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
     call = next((each for each in calls if _name(each.func) == "load_inline"), None)
     if call is None or not call.keywords:
         return None
@@ -39,26 +67,15 @@ def changed(code: str, language: Language, draw: Random) -> tuple[str, str] | No
     flags = [] if given is None else _texts(given)
     if flags is None:
         return None
-    group = draw.choice(groups)
-    now = next((flag for flag in flags if flag in group), None)
-    new = draw.choice([flag for flag in (*group, None) if flag != now])
-    flags = [flag for flag in flags if flag not in group] + ([new] if new else [])
-    place, last = places(code), call.keywords[-1].value
-    end = place(last.end_lineno or 0, last.end_col_offset or 0)
+    flags, said = change(flags)
+    data = code.encode()
+    starts = [0, *accumulate(len(line) + 1 for line in data.split(b"\n"))]
+    last = given or call.keywords[-1].value
+    end = starts[(last.end_lineno or 0) - 1] + (last.end_col_offset or 0)
     start, text = end, f", {keyword}={flags!r}"
     if given is not None:
-        start, text = place(given.lineno, given.col_offset), repr(flags)
-        end = place(given.end_lineno or 0, given.end_col_offset or 0)
-    return code[:start] + text + code[end:], f"{now or 'no flag'} -> {new or 'no flag'}"
-
-
-def places(code: str) -> Callable[[int, int], int]:
-    """A function from a line and a column as `ast` has them, in bytes, to a place in the text."""
-    lines = [f"{line}\n" for line in code.split("\n")]
-    starts = [0, *accumulate(map(len, lines))]
-    return lambda row, column: (
-        starts[row - 1] + len(lines[row - 1].encode()[:column].decode(errors="replace"))
-    )
+        start, text = starts[given.lineno - 1] + given.col_offset, repr(flags)
+    return (data[:start] + text.encode() + data[end:]).decode(), said
 
 
 def _name(function: ast.expr) -> str:

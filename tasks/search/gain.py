@@ -92,7 +92,7 @@ def result_of(population: Population, found: Mapping[str, Interval]) -> dict[str
     """
     pair, start = pair_of(population), population.start
     told: dict[str, Any] = {
-        "task_id": population.task_id,
+        "task_id": population.task.task_id,
         "start": start and start.candidate_id,
         "winner": pair and pair[1].candidate_id,
         "searched": population.curve()[-1],

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 
-from kernels_eval.records import Language
+from kernels_eval.records import KernelTask, Language
 from tasks.search import flags, parameters
 from tasks.search.config import OF_MODELS, Operator, SearchConfig
 
@@ -69,13 +70,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be proposed at a step. `code` and `change` are None and empty where a model is to
-    write it."""
+    """What is to be proposed for a task at a step. `code` is None where a model is to write it:
+    better than those of `parents`."""
 
+    task: KernelTask
     step: int
     operator: Operator
     parents: tuple[Member, ...]
-    code: str | None
+    code: str | None = None
     change: str = ""
 
     @property
@@ -86,16 +88,16 @@ class Plan:
 class Population:
     """The members of one task, by step. `config.starts` of them or fewer are starts."""
 
-    def __init__(self, task_id: str, language: Language, config: SearchConfig) -> None:
-        self.task_id, self.language, self.config = task_id, language, config
+    def __init__(self, task: KernelTask, language: Language, config: SearchConfig) -> None:
+        self.task, self.language, self.config = task, language, config
         self.members: dict[int, Member] = {}
 
     def add(self, member: Member) -> None:
         self.members[member.step] = member
 
-    def of(self, candidate_id: str) -> Member | None:
-        found = (each for each in self.members.values() if each.candidate_id == candidate_id)
-        return next(found, None)
+    def parents(self, member: Member) -> list[Member]:
+        known = {each.candidate_id: each for each in self.members.values()}
+        return [known[each] for each in member.parents if each in known]
 
     @property
     def starts(self) -> list[Member]:
@@ -148,20 +150,21 @@ class Population:
 
     def _plan(self, step: int, before: int, seen: set[str], pulled: Sequence[str]) -> Plan | None:
         """One plan, by an operator that has something new: the bandit's choice first."""
-        draw = Random(f"{self.config.seed}/{self.task_id}/{step}")
+        draw = Random(f"{self.config.seed}/{self.task.task_id}/{step}")
         for operator in self._operators(before, pulled, draw):
-            parents = self._parents(operator, step, before, draw)
+            plan = Plan(self.task, step, operator, self._parents(operator, step, before, draw))
             if operator in OF_MODELS:
-                return Plan(step, operator, parents, None)
+                return plan
             for _ in range(ATTEMPTS):
-                found = self._changed(operator, parents[0].code, draw)
+                found = self._changed(operator, plan.parents[0].code, draw)
                 if found and found[0] not in seen:
-                    return Plan(step, operator, parents, *found)
+                    return replace(plan, code=found[0], change=found[1])
         return None
 
     def _changed(self, operator: str, code: str, draw: Random) -> tuple[str, str] | None:
-        if operator == "flags":
-            return flags.changed(code, self.language, draw)
+        if operator in ("flags", "schedule"):
+            change = flags.changed if operator == "flags" else flags.swapped
+            return change(code, self.language, draw)
         jointly = self.config.method == "random"
         return parameters.changed(code, self.language, draw, jointly=jointly)
 
@@ -190,7 +193,7 @@ class Population:
         return sorted(operators, key=bound, reverse=True)
 
     def _reward(self, member: Member) -> float:
-        parents = [parent.score for each in member.parents if (parent := self.of(each))]
+        parents = [parent.score for parent in self.parents(member)]
         if not member.score or not parents:
             return 0.0
         return min(1.0, max(0.0, math.log2(member.score / max(parents))))
@@ -211,35 +214,29 @@ class Population:
         """The archive: the fastest member of each cell of an island, or of all; starts are on
         every one."""
         cells: dict[tuple[int, ...], Member] = {}
-        for each in self._correct(before):
+        for each in sorted(self._correct(before), key=lambda each: -each.score):
             if (
                 island is None
                 or each.operator == START
                 or each.step % self.config.islands == island
             ):
-                there = cells.get(each.cell)
-                if there is None or each.score > there.score:
-                    cells[each.cell] = each
-        return list(cells.values())
+                cells.setdefault(each.cell, each)
+        return sorted(cells.values(), key=lambda each: each.step)
 
     def curve(self) -> list[float]:
         """After each evaluation: the speedup of the best so far by the search's own verdicts, as a
         multiple of the start's."""
-        start = self.start
-        best = base = start.score if start else 1.0
-        found = []
-        for step in range(1, self.config.evaluations + 1):
-            member = self.members.get(step)
-            best = max(best, member.score if member else 0.0)
-            found.append(best / base)
-        return found
+        base = self.start.score if self.start else 1.0
+        steps = range(1, self.config.evaluations + 1)
+        found = [self.members[step].score if step in self.members else 0.0 for step in steps]
+        return [max(best, base) / base for best in accumulate(found, max)]
 
     def lineage(self, member: Member) -> list[Member]:
         """From a start to a member, by its first parents."""
         line = [member]
-        while line[-1].parents and (parent := self.of(line[-1].parents[0])):
-            line.append(parent)
-        return line[::-1]
+        while parents := self.parents(line[0]):
+            line.insert(0, parents[0])
+        return line
 
 
 def _surely(member: Member) -> tuple[float, int]:

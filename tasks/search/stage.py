@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams, candidate_id
+from kernels_eval.records import Candidate, Language, SamplingParams, candidate_id
 from tasks.progress import report
 from tasks.search.config import OF_MODELS, SearchConfig
 from tasks.search.parameters import usage
@@ -46,15 +46,8 @@ class Judge(Protocol):
     def verify_chunk(self, number: int) -> Any: ...
 
 
-class Asked(NamedTuple):
-    """What a model is to write: a better kernel than those of the plan's parents."""
-
-    task: KernelTask
-    plan: Plan
-
-
-Write = Callable[[Sequence[Asked]], Iterator[tuple[Asked, Row]]]
-"""Rows of tasks.tables.CANDIDATES for what is asked, as a model writes them."""
+Write = Callable[[Sequence[Plan]], Iterator[tuple[Plan, Row]]]
+"""Rows of tasks.tables.CANDIDATES for what is planned, as a model writes them."""
 
 
 class Search:
@@ -80,7 +73,6 @@ class Search:
         name = fingerprint(STAGE, identity, self.upstream, SEARCH_VERSION)
         self.snapshot = Snapshot(tasks.root, STAGE, name)
         self.populations: dict[str, Population] = {}
-        self._task_of: dict[str, KernelTask] = {}
 
     def begin(self, judge: Judge, write: Write | None) -> None:
         """Read what there is: a search that was stopped, or none yet."""
@@ -97,18 +89,18 @@ class Search:
 
     def _add(self, row: Row) -> None:
         """Take a row of the snapshot into its population."""
-        task, code = row["task_id"], row["code"] or ""
-        if task not in self.populations:
-            self.populations[task] = Population(task, self.language, self.config)
+        task, code = self._task_of[row["task_id"]], row["code"] or ""
+        new = Population(task, self.language, self.config)
         known = {name: row[name] for name in ("candidate_id", "step", "operator", "change", "turn")}
         parents, resource = tuple(row["parents"]), usage(code, self.language)
-        self.populations[task].add(Member(**known, code=code, parents=parents, resource=resource))
+        member = Member(**known, code=code, parents=parents, resource=resource)
+        self.populations.setdefault(task.task_id, new).add(member)
 
     def _add_starts(self) -> None:
         """The fastest correct candidates of each task. Raises UsageError where there is none."""
         import polars as pl
 
-        verdicts, source = self._verdicts.open(), self._candidates.open()
+        verdicts = self._verdicts.open()
         columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
         chosen = (
             verdicts.read(columns=columns, unique="candidate_id")
@@ -124,11 +116,8 @@ class Search:
                 "search begins with correct candidates: verify some first",
             )
         steps = dict(chosen.select("candidate_id", "step").iter_rows())
-        index = source.index(["candidate_id"]).unique(
-            "candidate_id", keep="first", maintain_order=True
-        )
-        left = list(steps.keys() - self.snapshot.keys("candidate_id"))
-        rows = source.rows_of(index.filter(pl.col("candidate_id").is_in(left)))
+        left = steps.keys() - self.snapshot.keys("candidate_id")
+        rows = self._candidates.open().rows_by("candidate_id", left)
         started = {"operator": START, "change": "", "parents": []}
         made = ({**in_turn(row), **started, "step": steps[row["candidate_id"]]} for row in rows)
         self.snapshot.append(made, SCHEMA)
@@ -152,29 +141,25 @@ class Search:
         first = self.config.first_step(number)
         if self.config.device_s is not None and self.device_s(first) >= self.config.device_s:
             return 0
-        plans = [
-            (Asked(self._task_of[each.task_id], plan), plan.step in each.members)
-            for each in self.populations.values()
-            for plan in each.plans(number)
-        ]
-        missing = [asked for asked, is_there in plans if not is_there]
+        plans = [(each, x) for each in self.populations.values() for x in each.plans(number)]
+        missing = [plan for population, plan in plans if plan.step not in population.members]
         with self.snapshot.journal(SCHEMA) as add:
             for row in self._rows(missing):
                 add(row)
                 self._add(row)
         return len(plans)
 
-    def _rows(self, asked: Sequence[Asked]) -> Iterator[Row]:
+    def _rows(self, plans: Sequence[Plan]) -> Iterator[Row]:
         """What is proposed; what a model writes comes last, as it comes."""
-        yield from (row_of(each, self.language) for each in asked if each.plan.code is not None)
-        if questions := [each for each in asked if each.plan.code is None]:
+        yield from (row_of(plan, self.language) for plan in plans if plan.code is not None)
+        if questions := [plan for plan in plans if plan.code is None]:
             if self.write is None:
                 raise UsageError(
                     "search.operators names rewrite or cross, and no model is asked",
                     "set synthesis.sampler to a model, or search.operators to [parameters]",
                 )
-            for each, written in self.write(questions):
-                yield {**written, **described(each.plan)}
+            for plan, written in self.write(questions):
+                yield {**written, **described(plan)}
 
     def settle(self) -> None:
         """Note the verdicts of members that have none yet."""
@@ -239,14 +224,14 @@ def described(plan: Plan) -> dict[str, Any]:
     }
 
 
-def row_of(asked: Asked, language: Language) -> dict[str, Any]:
+def row_of(plan: Plan, language: Language) -> dict[str, Any]:
     """The row of a candidate that no model wrote."""
-    task, plan, code = asked.task, asked.plan, asked.plan.code or ""
     parent, generator = plan.parents[0].candidate_id, f"{STAGE}: {plan.operator}"
-    known = (task, generator, SamplingParams(), plan.step, code, plan.turn, parent)
+    code = plan.code or ""
+    known = (plan.task, generator, SamplingParams(), plan.step, code, plan.turn, parent)
     candidate = Candidate(
         candidate_id=candidate_id(*known),
-        task_id=task.task_id,
+        task_id=plan.task.task_id,
         language=language,
         generator=generator,
         sample_index=plan.step,

@@ -304,6 +304,21 @@ class Snapshot:
             for batch in self.batches_at(str(part), found["row"].to_numpy(), columns):
                 yield from batch.to_pylist()
 
+    def rows_by(
+        self,
+        column: str,
+        values: Iterable[str] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """The first row of each of these values of a column (None: of all), in the order of
+        writing; read as `rows_of` reads."""
+        import polars as pl
+
+        found = self.index([column]).unique(column, keep="first", maintain_order=True)
+        if values is not None:
+            found = found.filter(pl.col(column).is_in(list(values)))
+        return self.rows_of(found, columns)
+
     def keys(self, column: str) -> set[str]:
         """Values of one column among the rows already there: what a resumed stage need not do
         again."""

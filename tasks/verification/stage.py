@@ -19,8 +19,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.cluster.pool import Pool
-from kernels_eval.cluster.ray import address_of, is_lost, leave, membership, require_cluster
-from kernels_eval.devices import conditions
+from kernels_eval.cluster.ray import (
+    address_of,
+    gpu_type_for,
+    is_lost,
+    leave,
+    measured_on,
+    membership,
+    require_cluster,
+    start_ray,
+)
+from kernels_eval.devices import Conditions, conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
 from kernels_eval.parent.draft import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
@@ -77,11 +86,21 @@ def pool_of(language: Language, config: VerificationConfig) -> Pool:
     """The workers that a configuration asks for, not started."""
     return Pool(
         language,
-        config.eval,
+        config.protocol,
         workers=config.workers,
         builders=config.builders,
         address=config.ray_address,
+        gpu_type=config.gpu_type,
     )
+
+
+def conditions_of(language: Language, config: VerificationConfig) -> Conditions:
+    """What verdicts will depend on: on this machine, or on one with GPUs of the type that is asked
+    for. Raises as `conditions` and `start_ray` do."""
+    if config.gpu_type is None or not language.needs_gpu:
+        return conditions(language)
+    start_ray(config.ray_address)
+    return measured_on(str(gpu_type_for(config.gpu_type)), language)[0]
 
 
 class Verification:
@@ -100,9 +119,9 @@ class Verification:
     ) -> None:
         self.config, self.language = config, language
         self._candidates, self._tasks = candidates.open(), tasks.open()
-        self._measured = conditions(language)
+        self._measured = conditions_of(language, config)
         key = {
-            "eval": config.eval.model_dump(mode="json"),
+            "eval": config.protocol.model_dump(mode="json"),
             "conditions": self._measured.model_dump(mode="json"),
         }
         self._conditions = stable_hash([key, PROTOCOL_VERSION])

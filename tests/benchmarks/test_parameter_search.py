@@ -13,7 +13,7 @@ from tests.support.searched import verdict
 
 ARGUMENTS = {
     **{"language": "cpp", "limit": 2, "evaluations": 6, "max_s": 0.1, "seed": 0},
-    **{"builders": 1, "compile": False},
+    **{"builders": 1, "compile": False, "operators": "parameters"},
 }
 
 

@@ -14,11 +14,14 @@ from flows.cli.common import rendered
 from flows.config import PipelineConfig
 from flows.forms import RunForm, SearchForm, VerdictsForm
 from flows.search import SOURCES, begun_with, keep_fresh, prompt_of
+from flows.track import search_record
+from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.search import confirm
+from tasks.search.config import SearchConfig
 from tasks.search.population import Member, Plan
-from tasks.search.stage import Asked, run
+from tasks.search.stage import run
 from tasks.store.snapshot import Snapshot, snapshots
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
@@ -72,11 +75,11 @@ def test_parents_and_their_scores_are_in_the_prompt(tmp_path):
     )
     planted = Planted(tmp_path)
     verdicts = planted.verdicts.open()
-    crossed = Asked(task, Plan(1, "cross", (fast, slow), None))
+    crossed = Plan(task, 1, "cross", (fast, slow))
     text = prompt_of(crossed, Language.CPP, None, verdicts)
     assert text.index("Speedup 1.25") < text.index("# code 1.25") < text.index("Speedup 2.5")
     known = Member("c/t/0/0", "# its code", 0, "start", speedup=1.0)
-    rewritten = Asked(task, Plan(1, "rewrite", (known,), None))
+    rewritten = Plan(task, 1, "rewrite", (known,))
     text = prompt_of(rewritten, Language.CPP, "a small machine", verdicts)
     assert "# its code" in text and "takes 0.889 ms, yours 1 ms" in text
     assert "a small machine" in text and "takes less time" in text
@@ -125,6 +128,44 @@ def test_a_winner_keeps_its_fresh_verdict_and_tables_say_the_gain(tmp_path, monk
     assert shown["gains"][0]["gain (95 % interval)"].startswith("1.000 (0.9")
     text = rendered("search", told | {"snapshots": {"improved": "f00d", "verdicts": "beef"}})
     assert "1.000" in text and "TILE 16 -> " in text and "verification/beef" in text
+
+
+def test_a_search_is_a_run_with_gains_shares_and_lineages(tmp_path):
+    planted = Planted(tmp_path, evaluations=12, operators=("parameters", "flags"))
+    search = planted.search()
+    with planted.judge(search, PlantedPool()) as judge:
+        proposals = run(search, judge)
+    fresh = planted.verified(
+        confirm.confirmation(search), PlantedPool(), VerificationConfig(once_per_code=False)
+    )
+    told = confirm.told_of(search, fresh.open())
+    improved = confirm.improved(search, planted.candidates, fresh, told)
+    config = PipelineConfig(root=planted.root, name="n", search=planted.config)
+    made = search_record(config, proposals, improved)
+    assert made.metrics["gain"] == told["gain"]["value"] > 1
+    assert made.metrics["gain_lower"] <= made.metrics["gain"] <= made.metrics["gain_upper"]
+    shares = {name: value for name, value in made.metrics.items() if name.startswith("share.")}
+    assert shares == {"share.parameters": 1.0}  # this source calls no compiler with flags
+    assert made.metrics["evaluations"] == told["evaluations"] and made.metrics["device_s"] > 0
+    assert [step for step, _ in made.series["curve"]] == list(range(1, 13))
+    assert [row["task_id"] for row in made.tables["gains"]] == ["t/0", "t/1"]
+    (first, *_, last) = [row for row in made.tables["lineage"] if row["task_id"] == "t/0"]
+    assert first["operator"] == "start" and last["candidate_id"] == told["results"][0]["winner"]
+    assert search_record(config, proposals, improved).run_fingerprint == made.run_fingerprint
+
+
+def test_changed_machine_code_is_confirmed_on_more_inputs_and_by_the_sanitizer():
+    given = EvalConfig.model_validate({"timing": {"max_s": 1}, "threads": 2})
+    config = SearchConfig(operators=("parameters", "schedule"))
+    asked = config.confirming(given)
+    assert (asked.sanitizer, asked.sanitizer_finding) == ("correct", "refuse")
+    drawn = asked.correctness.distributions
+    assert len(drawn) == 10 and set(drawn) > set(given.correctness.distributions)
+    assert asked.correctness.reruns > given.correctness.reruns
+    assert (asked.timing, asked.threads) == (given.timing, 2)
+    assert config.confirming(asked) == asked
+    assert EvalConfig.model_validate(asked.model_dump(mode="json")) == asked
+    assert SearchConfig().confirming(given) is given
 
 
 # -- real kernels ----------------------------------------------------------------------------------

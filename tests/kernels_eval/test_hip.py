@@ -1,11 +1,13 @@
 """CUDA sources as HIP: what is kept, what is translated, and what hipcc makes of it where it is."""
 
+import os
 import shutil
 
 import pytest
 
 from kernels_eval.build import hip
-from kernels_eval.build.hip import compile_hip, translated
+from kernels_eval.build.hip import CAUSES, HipBuild, compile_hip, device_code, sass_of, translated
+from kernels_eval.checks.cubins import cuobjdump
 from kernels_eval.errors import ToolchainError
 
 SOURCE = r"""
@@ -43,6 +45,79 @@ def test_device_code_is_kept_and_named_as_hip_names_it():
     assert "hipError_t wait(hipStream_t s) { return hipStreamSynchronize(s); }" in found
     for text in ("torch", "<<<", "cuda", "CUDART", "math_constants"):
         assert text not in found, text
+
+
+LAUNCHED = r"""
+#include <cub/cub.cuh>
+#include "own.h"
+template <typename T, int N> __global__ void scaled(const T* x, T* y) { y[threadIdx.x] = x[0] * N; }
+torch::Tensor run(torch::Tensor x) {
+  constexpr int TILE = 16;
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "run", ([&] {
+    scaled<scalar_t, TILE><<<1, 32>>>(x.data_ptr<scalar_t>(), x.data_ptr<scalar_t>());
+  }));
+  return x;
+}
+"""
+
+
+def test_templates_that_are_launched_are_instantiated():
+    found = device_code(LAUNCHED)
+    assert "(void)&scaled<float, 16>;" in found
+    assert "#include <cub/cub.cuh>" in found and "own.h" not in found
+    assert "cub.cuh" not in translated(LAUNCHED)
+    assert "launched_templates" not in device_code(SOURCE)
+
+
+def test_hipify_translates_what_the_table_does_not(tmp_path, monkeypatch):
+    script = tmp_path / "hipify-perl"
+    script.write_text('#!/bin/sh\nsed s/cub::/hipcub::/ "$1"\n')
+    script.chmod(0o755)
+    source = "__device__ cudaError_t f() { return cub::sum(); }"
+    assert "hipError_t f() { return cub::sum(); }" in translated(source)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "hipError_t f() { return hipcub::sum(); }" in translated(source)
+    script.write_text("#!/bin/sh\nexit 1\n")
+    assert "return cub::sum();" in translated(source)
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("timeout", "timeout"),
+        ("no kernel is instantiated in the device code", "no_kernel"),
+        ("'hipcub.h' file not found", "missing_header"),
+        ("invalid output constraint '=f' in asm", "inline_assembly"),
+        ("use of undeclared identifier 'cub'", "unknown_name"),
+        ("no matching function for call to 'f'", "no_matching_function"),
+        ("expected ';' after expression", "other"),
+    ],
+)
+def test_why_a_source_did_not_compile_has_a_class(reason, cause):
+    build = HipBuild(arch="gfx90a", source="", compiled=False, reason=reason)
+    assert build.cause == cause and cause in CAUSES
+    assert build.model_copy(update={"compiled": True}).cause == ""
+
+
+@needs_hipcc
+@pytest.mark.slow
+def test_a_launched_template_compiles_and_a_deadline_ends_a_compiler():
+    (kernel,) = compile_hip(LAUNCHED.replace("#include <cub/cub.cuh>", "")).kernels
+    assert "scaledIfLi16E" in kernel
+    assert compile_hip(LAUNCHED, timeout_s=0.05).cause == "timeout"
+
+
+@pytest.mark.skipif(not (shutil.which("nvcc") and cuobjdump()), reason="needs nvcc and cuobjdump")
+@pytest.mark.slow
+def test_machine_code_is_of_the_same_device_code():
+    found = sass_of(LAUNCHED.replace("#include <cub/cub.cuh>", ""))
+    assert "code for sm_90" in found and "scaledIfLi16E" in found and "EXIT" in found
+    assert sass_of("__global__ void f() { nowhere; }") == ""
+
+
+def test_without_cuobjdump_there_is_no_machine_code(monkeypatch):
+    monkeypatch.setattr(hip, "cuobjdump", lambda: None)
+    assert sass_of(SOURCE) == ""
 
 
 @needs_hipcc

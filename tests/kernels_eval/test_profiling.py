@@ -7,13 +7,9 @@ import sys
 import pytest
 
 from kernels_eval.checks import cubins
-from kernels_eval.profiling import ncu, roofline
+from kernels_eval.profiling import bottleneck, ncu, roofline
 from kernels_eval.profiling.bottleneck import RULES, Cause, Limit, find_bottleneck, findings
-from kernels_eval.profiling.metrics import (
-    CUDAFORGE,
-    ELAPSED,
-    METRICS,
-)
+from kernels_eval.profiling.ncu import CUDAFORGE, METRICS
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
 from kernels_eval.profiling.roofline import sol_score
@@ -22,7 +18,7 @@ from tests.support.cases import cases
 from tests.support.kernels import AFFINE, QUICK, candidate, module
 
 CASES = cases("profiling")
-LOW = CASES["low"]
+LOW, ELAPSED = CASES["low"], ".avg.pct_of_peak_sustained_elapsed"
 
 
 def profile(metrics=None, *, operators=(), candidate_ms=1.0, kernel_us=1000.0, **fields):
@@ -54,6 +50,14 @@ def test_every_rule_and_every_cause_can_be_found():
     assert {rule.cause for rule in RULES} == {None, *Cause}
     assert {rule.limit for rule in RULES} == set(Limit)
     assert RULES[-1].between == {}, "the last one always fires"
+
+
+def test_what_the_rules_ask_of_ncu_is_among_its_metrics():
+    names, table = set(METRICS), bottleneck._TABLE
+    asked = [metric for metric, _ in table["shares"].values()]
+    asked += [each for parts, whole in table["ratios"].values() for each in (*parts, whole)]
+    asked += [each for parts in table["least"].values() for each in parts]
+    assert len(asked) == 12 and set(asked) <= names
 
 
 def test_a_number_that_was_not_measured_accuses_nobody():
@@ -170,10 +174,10 @@ def test_the_metrics_of_a_recorded_page():
 def test_the_command_names_the_kernels_and_the_metrics():
     asked = ncu.command("ncu", ["void (anonymous namespace)::tile<4>(float*)", "own"], ["x"])
     assert asked[asked.index("--kernel-name") + 1] == "regex:^(own|tile)$"
-    assert asked[-1].split(",") == [metric.name for metric in METRICS]
-    assert len(CUDAFORGE) == 24 and len({metric.name for metric in METRICS}) == len(METRICS)
-    without = ncu.command("ncu", [], [METRICS[0].name])
-    assert METRICS[0].name not in without[-1] and "--kernel-name" not in without
+    assert asked[-1].split(",") == METRICS
+    assert len(CUDAFORGE) == 24 and len(set(METRICS)) == len(METRICS)
+    without = ncu.command("ncu", [], [METRICS[0]])
+    assert METRICS[0] not in without[-1] and "--kernel-name" not in without
 
 
 def test_counters_that_are_not_permitted_are_said_with_the_fix():

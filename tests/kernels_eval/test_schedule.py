@@ -1,16 +1,27 @@
 """Swaps of machine code. What nvdisasm itself says of each instruction's registers (its life
 ranges) is the second opinion; nothing runs on a device."""
 
+from __future__ import annotations
+
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from operator import ne
+from pathlib import Path
 
 import pytest
 
 from kernels_eval.build import schedule
-from kernels_eval.build.schedule import WINDOW, apply, blocks, neighbours
+from kernels_eval.build.schedule import WINDOW, Instruction, Swap, apply, blocks, neighbours
+from kernels_eval.build.spec import Build, ExtensionSpec
+from kernels_eval.checks import cubins
+from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ToolchainError, UsageError
+from kernels_eval.parent.prepare import confined_builder
 
 pytestmark = pytest.mark.slow
 SOURCE = r"""
@@ -45,46 +56,74 @@ extern "C" void run(float* a, float* b, float* c, double2* d, double* e, int* w,
 """
 
 
-def compiled(folder, *flags, arch=90):
-    source, library = folder / "kernels.cu", folder / f"kernels_{arch}{len(flags)}.so"
-    source.write_text(SOURCE)
+def compiled(folder: Path, *flags: str, arch: int = 90, source: str = "") -> Path:
+    library = folder / f"kernels_{arch}{len(flags)}{source}.so"
+    (folder / "kernels.cu").write_text(SOURCE)
     code = f"-gencode=arch=compute_{arch},code=sm_{arch}"
-    command = ["nvcc", code, "-shared", "-Xcompiler", "-fPIC", *flags, source, "-o", library]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [
+        "nvcc",
+        code,
+        "-shared",
+        "-Xcompiler",
+        "-fPIC",
+        *flags,
+        folder / (source or "kernels.cu"),
+    ]
+    subprocess.run([*command, "-o", library], check=True, capture_output=True)
     return library
 
 
+def listing(library: Path) -> str:
+    done = subprocess.run(schedule.command(library), capture_output=True, text=True)
+    return done.stdout
+
+
+def tool(name: str) -> str:
+    found = cubins.tool_path(name, *(Path(place) / "nvidia/cu13/bin" for place in sys.path))
+    if found is None:
+        pytest.skip(f"{name} is not here")
+    return found
+
+
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    if not shutil.which("nvcc"):
-        pytest.skip("nvcc is not here")
-    try:
-        schedule.nvdisasm()
-    except ToolchainError as error:
-        pytest.skip(str(error))
+def library(tmp_path_factory) -> Path:
+    for name in ("nvcc", "cuobjdump"):
+        tool(name)
     return compiled(tmp_path_factory.mktemp("schedule"))
 
 
 @pytest.fixture(scope="module")
-def swaps(library):
-    found = list(neighbours(library))
+def held(library) -> list[tuple[str, list[Instruction]]]:
+    return list(blocks(library, listing(library)))
+
+
+@pytest.fixture(scope="module")
+def swaps(library) -> list[Swap]:
+    found = list(neighbours(library, listing(library)))
     assert len(found) > 5
     return found
+
+
+def sections(cubin: Path) -> dict[str, int]:
+    """The places of a cubin's sections, by readelf."""
+    command = ["readelf", "--wide", "--section-headers", cubin]
+    said = subprocess.run(command, capture_output=True, text=True).stdout
+    lines = (re.search(r"\] (\.\S+) +\S+ +\w+ +(\w+)", line) for line in said.splitlines())
+    return {each[1]: int(each[2], 16) for each in lines if each}
 
 
 Ranges = dict[int, tuple[frozenset[str], frozenset[str]]]
 KINDS = {"GPR": "R", "PRED": "P", "UGPR": "UR", "UPRED": "UP"}
 
 
-def life_ranges(library, tmp_path):
+def life_ranges(library: Path, tmp_path: Path) -> Ranges:
     """What nvdisasm says that each instruction, by its place in the file, reads and writes."""
-    data = library.read_bytes()
-    found = defaultdict(lambda: (frozenset(), frozenset()))  # what never runs is not there
-    for start, size in schedule._cubins(data, library):
-        cubin = tmp_path / "one.cubin"
-        cubin.write_bytes(data[start : start + size])
-        places, _ = schedule._sections(cubin.read_bytes())
-        command = [schedule.nvdisasm(), "-c", "-plr", "-lrm", "narrow", cubin]
+    data: bytes = library.read_bytes()
+    found: Ranges = defaultdict(lambda: (frozenset(), frozenset()))  # what never runs is not there
+    subprocess.run([tool("cuobjdump"), "-xelf", "all", library], check=True, cwd=tmp_path)
+    for cubin in tmp_path.glob("*.cubin"):
+        start, places = data.index(cubin.read_bytes()), sections(cubin)
+        command = [tool("nvdisasm"), "-c", "-plr", "-lrm", "narrow", cubin]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         kinds, starts = [], []
         for line in text.splitlines():
@@ -107,19 +146,19 @@ def life_ranges(library, tmp_path):
     return found
 
 
-def test_registers_are_at_least_those_of_nvdisasm(library, tmp_path):
+def test_registers_are_at_least_those_of_nvdisasm(library, held, tmp_path):
     ranges, compared = life_ranges(library, tmp_path), 0
-    for _, block in blocks(library):
+    for _, block in held:
         for each in block:
             reads, writes = ranges[each.offset]
             if each.name in schedule._MOVES:
                 compared += 1
-                assert reads <= each.reads | each.writes, (each.text, reads - each.reads)
-                assert writes <= each.writes, (each.text, writes - each.writes)
+                assert reads <= each.reads | each.writes, (each, reads - each.reads)
+                assert writes <= each.writes, (each, writes - each.writes)
     assert compared > 100
 
 
-def edges(block, ranges):
+def edges(block: list[Instruction], ranges: Ranges) -> dict[tuple[bytes, bytes, str], int]:
     """Who reads whose value: (writer, reader, register) and the cycles between; instructions by
     their word and, of equal ones, by their number."""
     names, written, found, clock = Counter(), {}, {}, 0
@@ -135,7 +174,7 @@ def edges(block, ranges):
     return found
 
 
-def waited(block):
+def waited(block: list[Instruction]) -> dict[bytes, set[int]]:
     """Of each instruction, those before it (by number in the block) whose barrier it or another
     has waited for when it begins."""
     names, pending, done, found = Counter(), {}, set(), {}
@@ -149,22 +188,28 @@ def waited(block):
     return found
 
 
-def test_a_swap_keeps_who_depends_on_whom(library, swaps, tmp_path):
+def back(swap: Swap) -> Swap:
+    """What undoes a swap."""
+    first, second = swap.first, swap.second
+    moved = replace(second, offset=first.offset), replace(first, offset=second.offset)
+    return Swap(swap.kernel, *moved)
+
+
+def test_a_swap_keeps_who_depends_on_whom(library, held, swaps, tmp_path):
     data, ranges = library.read_bytes(), life_ranges(library, tmp_path)
-    held = {each.offset: block for _, block in blocks(library) for each in block}
-    fewest = {}
-    for block in {id(b): b for b in held.values()}.values():
+    around = {each.offset: block for _, block in held for each in block}
+    fewest: dict[tuple[str, str], int] = {}
+    for block in {id(b): b for b in around.values()}.values():
         for cycles, one, other in edges(block, ranges).values():
             if one:
                 key = one.name, other.name
                 fewest[key] = min(cycles, fewest.get(key, WINDOW))
     for swap in swaps:
-        block = held[swap.first.offset]
+        block, turn = around[swap.first.offset], back(swap)
         index = next(i for i, each in enumerate(block) if each.offset == swap.first.offset)
-        back = swap.reversed
-        turned = [*block[:index], back.first, back.second, *block[index + 2 :]]
+        turned = [*block[:index], turn.first, turn.second, *block[index + 2 :]]
         moved = ranges.copy()
-        moved[back.first.offset], moved[back.second.offset] = (
+        moved[turn.first.offset], moved[turn.second.offset] = (
             ranges[swap.second.offset],
             ranges[swap.first.offset],
         )
@@ -172,7 +217,7 @@ def test_a_swap_keeps_who_depends_on_whom(library, swaps, tmp_path):
         assert before.keys() == after.keys(), swap
         for key, (cycles, one, other) in after.items():
             if one and cycles < before[key][0]:
-                assert cycles >= fewest[one.name, other.name], (swap, one.text, other.text)
+                assert cycles >= fewest[one.name, other.name], (swap, one, other)
         early, late = waited(block), waited(turned)
         for (_, reader, _), (_, one, _) in before.items():
             if one and one.sets:
@@ -180,21 +225,24 @@ def test_a_swap_keeps_who_depends_on_whom(library, swaps, tmp_path):
         assert data[swap.first.offset :][:16] == swap.first.word
 
 
-def test_patched_libraries_hold_the_same_instructions_and_can_be_undone(library, swaps, tmp_path):
-    texts = Counter(each.word for _, block in blocks(library) for each in block)
+def test_patched_libraries_hold_the_same_instructions_and_can_be_undone(
+    library, held, swaps, tmp_path
+):
+    texts = Counter(each.word for _, block in held for each in block)
     for swap in swaps[:: max(1, len(swaps) // 6)]:
-        patched = apply(library, swap, tmp_path / "patched.so")
-        found = [each for _, block in blocks(patched) for each in block]
+        patched = shutil.copy(library, tmp_path / "patched.so")
+        apply(patched, swap)
+        found = [each for _, block in blocks(patched, listing(patched)) for each in block]
         assert Counter(each.word for each in found) == texts
-        there = {each.offset: each.text for each in found}
-        assert there[swap.first.offset] == swap.second.text
-        assert there[swap.second.offset] == swap.first.text
+        there = {each.offset: each.word for each in found}
+        assert there[swap.first.offset] == swap.second.word
+        assert there[swap.second.offset] == swap.first.word
         changed = zip(library.read_bytes(), patched.read_bytes(), strict=True)
         places = [at for at, (one, other) in enumerate(changed) if one != other]
         assert swap.first.offset <= places[0] and places[-1] < swap.second.offset + 16
         with pytest.raises(UsageError, match="does not hold the instructions"):
             apply(patched, swap)
-        apply(patched, swap.reversed)
+        apply(patched, back(swap))
         assert patched.read_bytes() == library.read_bytes()
 
 
@@ -207,17 +255,67 @@ def test_what_must_stay_never_moves(swaps):
 
 
 def test_a_library_without_such_code_is_refused(library, tmp_path):
+    other = compiled(tmp_path, arch=80)
     with pytest.raises(UsageError, match="holds no code for sm_90"):
-        list(neighbours(compiled(tmp_path, arch=80)))
+        list(neighbours(other, listing(other)))
     packed = compiled(tmp_path, "--compress-mode=size")
     with pytest.raises(UsageError, match="is compressed"):
-        list(neighbours(packed))
+        list(neighbours(packed, listing(packed)))
     (tmp_path / "text.so").write_bytes(b"\x50\xed\x55\xba" * 9)
     with pytest.raises(UsageError, match="holds no code"):
-        list(neighbours(tmp_path / "text.so"))
+        list(neighbours(tmp_path / "text.so", listing(tmp_path / "text.so")))
 
 
-def test_without_nvdisasm_the_fix_is_named(library, monkeypatch):
-    monkeypatch.setattr(schedule.shutil, "which", lambda *_, **__: None)
-    with pytest.raises(ToolchainError, match="pip install nvidia-cuda-nvdisasm"):
-        list(neighbours(library))
+def test_without_cuobjdump_the_fix_is_named(library, monkeypatch):
+    monkeypatch.setattr(schedule, "cuobjdump", lambda: None)
+    with pytest.raises(ToolchainError, match="pip install nvidia-cuda-cuobjdump"):
+        schedule.command(library)
+
+
+JUMPS = """
+__global__ void chosen(float* x, int n) {
+  switch (n) {
+    case 0: x[0] = 1; break;
+    case 1: x[1] = x[2] * 3; break;
+    case 2: x[3] = 2 * x[n]; break;
+    case 3: x[5] = x[4] + 2; break;
+    case 4: x[6] = 3; break;
+    case 5: x[7] = x[8] - x[9];
+  }
+}
+"""
+
+
+def test_what_is_relocated_or_jumps_to_an_address_in_a_register_stays(library, tmp_path):
+    (tmp_path / "moved.cu").write_text(SOURCE.replace("int i =", "static int y; y += n; int i ="))
+    moved = compiled(tmp_path, "-rdc=true", source="moved.cu")
+    assert "mix" not in {swap.kernel for swap in neighbours(moved, listing(moved))}
+    (tmp_path / "jumps.cu").write_text(JUMPS)
+    jumps = compiled(tmp_path, source="jumps.cu")
+    assert "BRX" in listing(jumps) and not list(blocks(jumps, listing(jumps)))
+
+
+def test_the_flag_of_a_source_says_which_swaps_its_library_has(tmp_path):
+    tool("nvcc"), tool("cuobjdump")
+    config = EvalConfig(build={"lite_headers": False, "timeout_s": 900})
+    builder = confined_builder(config, tmp_path / "cache", "9.0")
+    cuda = SOURCE.replace('extern "C" ', "")
+    spec = {"kind": "files", "name": "swapped", "files": (("k.cu", cuda),), "python_module": False}
+
+    def built(*flags: str) -> Build:
+        return builder.build(ExtensionSpec(**spec, extra_cuda_cflags=flags))
+
+    plain, one, again = built(), built(f"{schedule.FLAG}3"), built(f"{schedule.FLAG}3_40000")
+    assert plain.ok and one.ok and again.ok, (plain.log, one.log, again.log)
+    words = [code(Path(build.path)) for build in (plain, one, again)]
+    assert Counter(words[0]) == Counter(words[1]) == Counter(words[2])
+    assert [sum(map(ne, *pair)) for pair in pairwise(words)] in ([2, 2], [2, 3])
+    assert built(f"{schedule.FLAG}3").cached
+    for wrong in ("", "x", "1__2", "-1", "_".join("1" * 65)):
+        assert "numbers between underscores" in built(schedule.FLAG + wrong).log
+    for_another = built(f"{schedule.FLAG}3", "-arch=sm_80")
+    assert not for_another.ok and "holds no code for sm_90" in for_another.log
+
+
+def code(library: Path) -> list[bytes]:
+    return [each.word for _, block in blocks(library, listing(library)) for each in block]

@@ -231,7 +231,7 @@ def test_what_a_model_wrote_is_kept_and_not_asked_again(tmp_path):
 
     def write(questions):
         for each in questions:
-            asked.append((each.task.task_id, each.plan.step))
+            asked.append((each.task.task_id, each.step))
             if len(asked) == 4:
                 raise GpuLostError("the endpoint is gone")
             yield each, written(each)
@@ -249,25 +249,25 @@ def test_what_a_model_wrote_is_kept_and_not_asked_again(tmp_path):
 def written(asked):
     from kernels_eval.records import Candidate
 
-    parent = asked.plan.parents[0]
-    tile = (32, 64, 128)[asked.plan.step % 3]
-    code = parent.code.replace("// task", f"// step {asked.plan.step}\n// task")
+    parent = asked.parents[0]
+    tile = (32, 64, 128)[asked.step % 3]
+    code = parent.code.replace("// task", f"// step {asked.step}\n// task")
     code = code.replace("TILE = 16", f"TILE = {tile}")
     return Candidate(
-        candidate_id=f"{asked.task.task_id}/{asked.plan.step}",
+        candidate_id=f"{asked.task.task_id}/{asked.step}",
         task_id=asked.task.task_id,
         language="cpp",
         generator="model",
-        sample_index=asked.plan.step,
+        sample_index=asked.step,
         response="written",
         code=code,
-        turn=asked.plan.turn,
+        turn=asked.turn,
         parent=parent.candidate_id,
-    ).model_dump(mode="json") | {"request_key": f"r/{asked.task.task_id}/{asked.plan.step}"}
+    ).model_dump(mode="json") | {"request_key": f"r/{asked.task.task_id}/{asked.step}"}
 
 
 def test_the_configuration_says_what_is_wrong():
-    for wrong in ({"operators": []}, {"operators": ["schedule"]}, {"evaluations": 0}):
+    for wrong in ({"operators": []}, {"operators": ["shuffle"]}, {"evaluations": 0}):
         with pytest.raises(ValueError):
             SearchConfig.model_validate(wrong)
 

@@ -85,6 +85,7 @@ def test_hipify_translates_what_the_table_does_not(tmp_path, monkeypatch):
     ("reason", "cause"),
     [
         ("timeout", "timeout"),
+        ("no CUDA source with a kernel was found", "no_source"),
         ("no kernel is instantiated in the device code", "no_kernel"),
         ("'hipcub.h' file not found", "missing_header"),
         ("invalid output constraint '=f' in asm", "inline_assembly"),
@@ -136,7 +137,7 @@ def test_a_kernel_reaches_assembly_of_gfx90a():
     [
         ("__global__ void f(float* a) { a[0] = nowhere; }", "undeclared identifier 'nowhere'"),
         ("template <class T> __global__ void f(T* a) { a[0] = 1; }", "no kernel is instantiated"),
-        ("int f() { return 1; }", "no kernel is instantiated"),
+        ("int f() { return 1; }", "no CUDA source"),
         ("#include <cub/cub.cuh>\n__global__ void f() { cub::x(); }", "'cub'"),
     ],
 )

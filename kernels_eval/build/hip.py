@@ -95,6 +95,12 @@ def hipcc() -> str:
     return found
 
 
+def default_arch() -> str:
+    """What this machine's hipcc compiles for: ROCm's own knows gfx942, Debian's does not. Raises
+    ToolchainError where there is none."""
+    return "gfx942" if "rocm" in str(Path(hipcc()).resolve()) else ARCH
+
+
 def device_code(cuda: str) -> str:
     """The device code of a CUDA source, which nvcc compiles alone: what takes tensors or launches
     is left out, but for the templates that are launched."""

@@ -54,9 +54,8 @@ Kernel = tuple[KernelTask, Candidate]
 def write_pairs(kernels: Sequence[Kernel], target: Path) -> dict[str, Any]:
     """Write a snapshot of tasks.tables.HIP_PAIRS and a card below `target`, or resume it. Returns
     the counts of the card. Raises ToolchainError where there is no hipcc."""
-    hip.hipcc()
     asked = {
-        "hip_arch": hip.ARCH,
+        "hip_arch": hip.default_arch(),
         "cuda_arch": hip.CUDA_ARCH,
         "hipify": bool(shutil.which("hipify-perl")),
     }
@@ -113,7 +112,7 @@ def _source(preparer: Preparer, kernel: Kernel) -> str:
 
 def _pair(asked: tuple[Kernel, str]) -> Mapping[str, Any]:
     (task, candidate), cuda = asked
-    build = hip.compile_hip(cuda)
+    build = hip.compile_hip(cuda, arch=hip.default_arch())
     return {
         "candidate_id": candidate.candidate_id,
         "task_id": task.task_id,

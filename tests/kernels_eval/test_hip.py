@@ -146,6 +146,15 @@ def test_what_does_not_compile_says_why(source, says):
     assert not build.compiled and says in build.reason and not build.kernels
 
 
+def test_the_architecture_is_one_that_this_hipcc_knows(tmp_path, monkeypatch):
+    for place, arch in {"usr": "gfx90a", "opt/rocm-6.4": "gfx942"}.items():
+        program = tmp_path / place / "bin/hipcc"
+        program.parent.mkdir(parents=True)
+        program.touch(0o755)
+        monkeypatch.setenv("PATH", str(program.parent))
+        assert hip.default_arch() == arch
+
+
 def test_without_hipcc_the_fix_is_named(monkeypatch):
     monkeypatch.setattr(hip.shutil, "which", lambda _: None)
     with pytest.raises(ToolchainError, match="apt-get install hipcc"):

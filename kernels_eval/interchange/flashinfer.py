@@ -23,10 +23,12 @@ from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, field_vali
 
 from kernels_eval.interchange import rendered
 from kernels_eval.records import KernelTask, Language, Record, stable_hash
+from kernels_eval.tables import table_beside
 
 Suite = Literal["flashinfer", "sol"]
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Code = Annotated[str, Field(min_length=1, max_length=1_000_000)]
+_TABLE = table_beside(__file__)
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 MOST_EMBEDDED_BYTES = 262_144
 """Of a tensor that a file gives and a task's program then holds."""
@@ -235,14 +237,6 @@ def _evaluated(expression: str, sizes: Mapping[str, int]) -> int:
     return int(found)
 
 
-_STORED = {
-    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
-    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-    **{"BF16": "bfloat16", "U8": "uint8", "BOOL": "bool"},
-}
-"""dtypes of a safetensors file."""
-
-
 def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
     """The expression of a tensor in a safetensors file, whose path may begin above `root`. Raises
     ValueError where it cannot be read from under `root`, or is too large for a program."""
@@ -263,7 +257,7 @@ def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
             if end - start > MOST_EMBEDDED_BYTES:
                 raise ValueError(f"{end - start:,} bytes; the limit is {MOST_EMBEDDED_BYTES:,}")
             file.seek(8 + length + start)
-            held, dtype = file.read(end - start), _STORED[dtype]
+            held, dtype = file.read(end - start), _TABLE["stored"][dtype]
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"input {name!r} cannot be read from {given.path}: {error}") from error
     if not held:
@@ -274,12 +268,6 @@ def _embedded(name: str, given: WorkloadInput, root: Path | None) -> str:
 
 # -- solutions -------------------------------------------------------------------------------------
 
-LANGUAGES = {
-    **dict.fromkeys(("cuda", "cuda_cpp", "cutlass", "cudnn", "cublas"), Language("cuda")),
-    **{"triton": Language("triton"), "cpp": Language("cpp"), "python": None, "pytorch": None},
-}
-"""Their languages as ours; None: what the source shows. Those that are not here have no
-counterpart."""
 NATIVE = (".cu", ".cpp", ".cc", ".cxx", ".c")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"[^\n]*$', re.MULTILINE)
 
@@ -325,10 +313,12 @@ class Solution(Finite):
     @property
     def language(self) -> Language | None:
         """Ours; None where the source says. Raises ValueError where there is none."""
-        unknown = [name for name in self.spec.languages if name not in LANGUAGES]
+        known = _TABLE["languages"]
+        unknown = [name for name in self.spec.languages if name not in known]
         if unknown:
             raise ValueError(f"solution {self.name!r} is in {unknown[0]!r}, which is not verified")
-        return next(filter(None, map(LANGUAGES.get, self.spec.languages)), None)
+        found = next(filter(None, map(known.get, self.spec.languages)), "")
+        return Language(found) if found else None
 
     def code(self, definition: Definition, workload: Workload) -> str:
         """The module with ModelNew. Raises ValueError for a solution of several Python files, or

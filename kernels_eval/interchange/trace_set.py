@@ -24,25 +24,12 @@ from kernels_eval.interchange.definitions import file_name, written
 from kernels_eval.interchange.flashinfer import Definition, Solution, Suite, Workload
 from kernels_eval.interchange.traces import verdict_row
 from kernels_eval.records import KernelTask, Record
+from kernels_eval.tables import table_beside
 
 Kind = TypeVar("Kind", bound=Record)
 
 
-LAYOUTS = {
-    "flashinfer": {
-        "definition": "definitions/{0}/{0}.json",
-        "solution": "solutions/{0}/{1}.json",
-        "workload": "workloads/{0}/{0}.jsonl",
-        "trace": "traces/{0}/{0}.jsonl",
-    },
-    "sol": {
-        "definition": "{0}/definition.json",
-        "solution": "{0}/solution_{1}.json",
-        "workload": "{0}/workload.jsonl",
-        "trace": "{0}/trace.jsonl",
-    },
-}
-"""Where each suite keeps a definition (0) and its solutions (1)."""
+LAYOUTS = table_beside(__file__)
 
 
 def is_trace_set(path: Path) -> bool:

@@ -13,29 +13,10 @@ from typing import Any
 
 from kernels_eval.interchange.flashinfer import Suite
 from kernels_eval.records import Reason, Status, Verdict
+from kernels_eval.tables import table_beside
 
-_STATUSES = {
-    Status.CORRECT: "PASSED",
-    Status.INCORRECT: "INCORRECT_NUMERICAL",
-    Status.COMPILE_ERROR: "COMPILE_ERROR",
-    Status.RUNTIME_ERROR: "RUNTIME_ERROR",
-    Status.TIMEOUT: "TIMEOUT",
-    Status.REJECTED: "REWARD_HACK",
-    Status.TASK_ERROR: "INVALID_REFERENCE",
-    Reason.WRONG_SHAPE: "INCORRECT_SHAPE",
-    Reason.WRONG_DTYPE: "INCORRECT_DTYPE",
-}
-_OF_SOL = {"REWARD_HACK": "RUNTIME_ERROR", "INVALID_REFERENCE": None}
-"""Statuses that SOL-ExecBench alone has, and what stands for them in FlashInfer-Bench."""
+_STATUSES, _ONLY_OF_SOL, _TIMES = table_beside(__file__).values()
 _SAID = re.compile(r"(\w+) \((\w+)\)")
-
-
-_TIMES = {
-    "candidate_ms": "latency_ms",
-    "reference_ms": "reference_latency_ms",
-    "speedup": "speedup_factor",
-}
-"""Numbers of our timing, and what they are called there."""
 
 
 def evaluation_of(
@@ -44,10 +25,10 @@ def evaluation_of(
     """A verdict as their Evaluation, whose log begins with the verdict in words. None where the
     suite has no status for it, and for a correct kernel that was not timed."""
     status = _STATUSES.get(verdict.reason, _STATUSES.get(verdict.status))
-    if suite == "flashinfer" and status in _OF_SOL:
-        status = _OF_SOL[status]
+    if suite == "flashinfer":
+        status = _ONLY_OF_SOL.get(status, status)
     timing, measured = verdict.timing, None
-    if status is None or (status == "PASSED" and timing is None):
+    if not status or (status == "PASSED" and timing is None):
         return None
     if status in ("PASSED", "INCORRECT_NUMERICAL"):
         known = verdict.correctness.model_dump(mode="json") if verdict.correctness else {}
@@ -76,7 +57,7 @@ def verdict_row(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     key = {name: key for key, name in reversed(_STATUSES.items())}.get(theirs)
     if key is None:
         raise ValueError(f"{theirs[:40]!r} is no status of an evaluation")
-    reason = key if isinstance(key, Reason) else None
+    reason = Reason(key) if key in set(Reason) else None
     if (said := _SAID.match(log)) and said[2] in set(Reason) and Reason(said[2]).status == said[1]:
         reason = Reason(said[2])
     status = reason.status if reason else Status(key)

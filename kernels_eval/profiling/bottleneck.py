@@ -8,13 +8,12 @@ guarantee that removing the limit makes the kernel faster: another one may be ri
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from enum import StrEnum
-from pathlib import Path
 
 from kernels_eval.profiling.records import KernelProfile, KernelTime, OperatorTime
 from kernels_eval.records import Record
+from kernels_eval.tables import table_beside
 
 
 class Limit(StrEnum):
@@ -73,7 +72,7 @@ class Rule(Record):
         return all(low <= numbers.get(name, -1) < high for name, (low, high) in asked)
 
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__)
 RULES = tuple(map(Rule.model_validate, _TABLE["rule"]))
 SHOWN = ("sm_share", "memory_share", "occupancy", "memory_speed_of_light", "compute_speed_of_light")
 """What the last rule shows."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import csv
 import re
-import tomllib
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from kernels_eval.checks.cubins import plain_name, tool_path
+from kernels_eval.tables import table_beside
 
-TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TABLE = table_beside(__file__)
 CUDAFORGE, OTHERS = ([name for name, *_ in TABLE[part]] for part in ("cudaforge", "others"))
 METRICS = CUDAFORGE + OTHERS
 PROGRAM = "ncu"

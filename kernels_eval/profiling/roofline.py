@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
+from kernels_eval.tables import table_beside
 
-PEAKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+PEAKS = table_beside(__file__)
 PRODUCTS = {"fp32": 6}
 """How many times as long as in bf16 a product takes at least that keeps this precision. fp32: three
 products in TF32, which runs at half of bf16's rate (https://arxiv.org/abs/2203.03341)."""

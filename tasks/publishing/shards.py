@@ -51,7 +51,7 @@ PARQUET_SETTINGS = {
     "compression": "zstd",
     "compression_level": 6,
     "write_page_index": True,
-    **({"use_content_defined_chunking": True} if int(pa.__version__.split(".")[0]) >= 21 else {}),
+    "use_content_defined_chunking": True,
 }
 
 

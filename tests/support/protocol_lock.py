@@ -5,7 +5,8 @@
     python -m tests.support.protocol_lock --raised               lock again after raising constants
 
 Docstrings, comments and formatting do not count, and neither does moving a file. Headers that
-candidates are compiled with count byte by byte. The reasons given stay in the lock file.
+candidates are compiled with, and TOML files beside the code, count byte by byte. The reasons given
+stay in the lock file.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def hashes_of(constant: str) -> dict[str, str]:
     """Hash by path from the root of the repository."""
     sources = {path for module in LOGIC[constant] for path in source_files(module)}
     found = {path: logic_digest(path) for path in sources}
-    data = [path.with_suffix(".toml") for path in sources]
+    packages = {path.parent for path in sources if path.name == "__init__.py"}
+    data = {path.with_suffix(".toml") for path in sources}
+    data |= {path for package in packages for path in package.glob("*.toml")}
     found |= {path: _bytes_digest(path) for path in data if path.is_file()}
     headers = HEADERS[constant].rglob("*") if constant in HEADERS else ()
     found |= {path: _bytes_digest(path) for path in headers if path.is_file()}

@@ -63,8 +63,9 @@ HIP_PAIRS: Mapping[str, str] = {
     "hip_arch": "the architecture of `hip_device`",
     "compiled": "hipcc made assembly of at least one kernel. Nothing has run: no verdict",
     "cause": (
-        "class of what hipcc said first: `no_kernel`, `unknown_name`, `missing_header`,"
-        " `inline_assembly`, `no_matching_function`, `timeout`, `other`; null where `compiled`"
+        "class of what hipcc said first: `no_source`, `no_kernel`, `unknown_name`,"
+        " `missing_header`, `inline_assembly`, `no_matching_function`, `timeout`, `other`;"
+        " null where `compiled`"
     ),
     "detail": "what hipcc said first",
     "kernels": "symbols of the kernels in `hip_device`",

@@ -48,6 +48,7 @@ NAMES = {
 """The names that candidates use, as regular expressions, and HIP's. The masks of whole warps that
 the first argument of `_sync` functions gives are dropped: ROCm 5 has none."""
 CAUSES = {
+    "no_source": r"^no CUDA source",
     "timeout": r"^timeout$",
     "no_kernel": r"^no kernel is instantiated",
     "missing_header": r"file not found",
@@ -94,6 +95,12 @@ def hipcc() -> str:
     return found
 
 
+def default_arch() -> str:
+    """What this machine's hipcc compiles for: ROCm's own knows gfx942, Debian's does not. Raises
+    ToolchainError where there is none."""
+    return "gfx942" if "rocm" in str(Path(hipcc()).resolve()) else ARCH
+
+
 def device_code(cuda: str) -> str:
     """The device code of a CUDA source, which nvcc compiles alone: what takes tensors or launches
     is left out, but for the templates that are launched."""
@@ -128,8 +135,11 @@ def translated(cuda: str) -> str:
 def compile_hip(cuda: str, *, arch: str = ARCH, timeout_s: float = TIMEOUT_S) -> HipBuild:
     """Translate and compile. Raises ToolchainError where there is no hipcc; a source that fails is
     a record."""
-    source = translated(cuda)
-    command = [hipcc(), "-x", "hip", "--cuda-device-only", "-S", f"--offload-arch={arch}"]
+    source, command = translated(cuda), [hipcc()]
+    if "__global__" not in source:
+        reason = "no CUDA source with a kernel was found"
+        return HipBuild(arch=arch, source=source, compiled=False, reason=reason)
+    command += ["-x", "hip", "--cuda-device-only", "-S", f"--offload-arch={arch}"]
     made, said = _compiled([*command, "-O3", "-std=c++17", "-w"], source, timeout_s)
     assembly = made.decode("utf-8", "replace")
     kernels = tuple(_KERNEL.findall(assembly))

@@ -8,16 +8,19 @@ missing. Of CASS's columns there are those of the device; its host assembly is n
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.build import hip
+from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.config import EvalConfig
 from kernels_eval.parent.messages import Stop
 from kernels_eval.parent.prepare import Preparer
@@ -51,9 +54,8 @@ Kernel = tuple[KernelTask, Candidate]
 def write_pairs(kernels: Sequence[Kernel], target: Path) -> dict[str, Any]:
     """Write a snapshot of tasks.tables.HIP_PAIRS and a card below `target`, or resume it. Returns
     the counts of the card. Raises ToolchainError where there is no hipcc."""
-    hip.hipcc()
     asked = {
-        "hip_arch": hip.ARCH,
+        "hip_arch": hip.default_arch(),
         "cuda_arch": hip.CUDA_ARCH,
         "hipify": bool(shutil.which("hipify-perl")),
     }
@@ -92,19 +94,25 @@ def _fill(snapshot: Snapshot, kernels: Sequence[Kernel]) -> None:
 
 
 def _source(preparer: Preparer, kernel: Kernel) -> str:
-    """The CUDA source that a candidate asks to be built; empty where there is none."""
+    """The CUDA source that a candidate asks to be built; where it asks for none without a GPU, the
+    strings of its module that hold a kernel."""
     task, candidate = kernel
-    try:
+    specs: list[ExtensionSpec] = []
+    with suppress(Stop):
         specs = preparer.requested(candidate, task)
-    except Stop:
-        return ""
-    files = [text for spec in specs for name, text in spec.files if not name.endswith(".cpp")]
-    return "\n".join([*(text for spec in specs for text in spec.cuda_sources), *files])
+    texts = [text for spec in specs for text in spec.cuda_sources]
+    texts += [text for spec in specs for name, text in spec.files if not name.endswith(".cpp")]
+    if not texts:
+        with suppress(*UNPARSABLE):
+            strings = ast.walk(parse_source(candidate.code or ""))
+            constants = (node.value for node in strings if isinstance(node, ast.Constant))
+            texts = [each for each in constants if isinstance(each, str) and "__global__" in each]
+    return "\n".join(texts)
 
 
 def _pair(asked: tuple[Kernel, str]) -> Mapping[str, Any]:
     (task, candidate), cuda = asked
-    build = hip.compile_hip(cuda)
+    build = hip.compile_hip(cuda, arch=hip.default_arch())
     return {
         "candidate_id": candidate.candidate_id,
         "task_id": task.task_id,

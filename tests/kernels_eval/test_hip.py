@@ -85,6 +85,7 @@ def test_hipify_translates_what_the_table_does_not(tmp_path, monkeypatch):
     ("reason", "cause"),
     [
         ("timeout", "timeout"),
+        ("no CUDA source with a kernel was found", "no_source"),
         ("no kernel is instantiated in the device code", "no_kernel"),
         ("'hipcub.h' file not found", "missing_header"),
         ("invalid output constraint '=f' in asm", "inline_assembly"),
@@ -136,13 +137,22 @@ def test_a_kernel_reaches_assembly_of_gfx90a():
     [
         ("__global__ void f(float* a) { a[0] = nowhere; }", "undeclared identifier 'nowhere'"),
         ("template <class T> __global__ void f(T* a) { a[0] = 1; }", "no kernel is instantiated"),
-        ("int f() { return 1; }", "no kernel is instantiated"),
+        ("int f() { return 1; }", "no CUDA source"),
         ("#include <cub/cub.cuh>\n__global__ void f() { cub::x(); }", "'cub'"),
     ],
 )
 def test_what_does_not_compile_says_why(source, says):
     build = compile_hip(source)
     assert not build.compiled and says in build.reason and not build.kernels
+
+
+def test_the_architecture_is_one_that_this_hipcc_knows(tmp_path, monkeypatch):
+    for place, arch in {"usr": "gfx90a", "opt/rocm-6.4": "gfx942"}.items():
+        program = tmp_path / place / "bin/hipcc"
+        program.parent.mkdir(parents=True)
+        program.touch(0o755)
+        monkeypatch.setenv("PATH", str(program.parent))
+        assert hip.default_arch() == arch
 
 
 def test_without_hipcc_the_fix_is_named(monkeypatch):

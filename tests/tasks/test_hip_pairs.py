@@ -47,10 +47,12 @@ def row(name: str, value: str = "x[threadIdx.x]", **more: object) -> dict[str, o
 
 @pytest.fixture
 def asked(tmp_path: Path) -> list[str]:
+    text = CODE.format(value="x[1]").replace("\n", "\n    ")
     verdicts = [
         row("good"),
         row("unknown", "__nowhere(x[0])"),
         row("none", code="class ModelNew: pass"),
+        row("later", code=f"import torch\nif torch.cuda.is_available():{text}"),
         row("wrong", status="incorrect", reason="wrong_output"),
         row("other", language="cpp"),
     ]
@@ -84,10 +86,10 @@ def test_pairs_are_written_resumed_and_loaded(asked, tmp_path, monkeypatch):
     monkeypatch.setattr(pairs, "_pair", noted)
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 0, done.output
-    assert seen == ["none"]  # the others were kept
+    assert seen == ["none", "later"]  # the others were kept
     told = json.loads(done.stdout)
-    assert (told["pairs"], told["compiled"]) == (3, 1)
-    assert told["causes"] == {"no_kernel": 1, "unknown_name": 1}
+    assert (told["pairs"], told["compiled"]) == (4, 2)
+    assert told["causes"] == {"no_source": 1, "unknown_name": 1}
     assert told["left_out"] == {"the verdict is incorrect": 1, "the language is cpp": 1}
     cache = str(tmp_path / "cache")
     loaded = datasets.load_dataset(str(tmp_path / "out"), cache_dir=cache, split="train")
@@ -97,7 +99,7 @@ def test_pairs_are_written_resumed_and_loaded(asked, tmp_path, monkeypatch):
     assert "__global__ void twice" in rows["good"]["cuda_source"]
     assert rows["unknown"]["hip_device"] is None and "__nowhere" in rows["unknown"]["detail"]
     again = CliRunner().invoke(main, asked)
-    assert json.loads(again.stdout) == told and seen == ["none"]
+    assert json.loads(again.stdout) == told and len(seen) == 2
 
 
 def test_without_hipcc_nothing_is_begun(asked, tmp_path, monkeypatch):

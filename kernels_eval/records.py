@@ -468,13 +468,19 @@ class Verdict(Record):
     architectures: tuple[ArchitectureBuild, ...] = Field(
         default=(), exclude_if=lambda found: not found
     )
-    """one for each of `build.architectures`, of candidates whose CUDA sources reached nvcc"""
+    """one for each of `build.architectures`, of candidates whose CUDA sources reached nvcc; null in
+    tables where there is none"""
     isolation: tuple[str, ...] = ()
     device: str = ""
     build_s: NonNegativeFloat = 0.0
     run_s: NonNegativeFloat = 0.0
     phases: Phases | None = None
     log_tail: str = ""
+
+    @field_validator("architectures", mode="before")
+    @classmethod
+    def _of_a_table(cls, value: object) -> object:
+        return () if value is None else value
 
     @model_validator(mode="after")
     def _legal(self) -> Verdict:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from benchmarks import curation_scale
 from benchmarks.curation_scale import PER_TASK, synthetic
@@ -29,6 +30,7 @@ def test_the_synthetic_table_is_what_it_says():
     )
 
 
+@pytest.mark.slow
 def test_it_measures_each_strategy_at_each_size(tmp_path):
     root = Path(curation_scale.__file__).parent.parent
     command = [

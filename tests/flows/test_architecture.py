@@ -17,6 +17,9 @@ import pytest
 import flows
 from kernels_eval.checks.syntax import parse_source
 from kernels_eval.languages import BUILT_IN
+from tests.support.cases import cases
+
+CASES = cases("architecture")
 
 ROOT = Path(flows.__file__).parent.parent
 LAYERS = {"kernels_eval": 0, "tasks": 1, "flows": 2}
@@ -98,18 +101,7 @@ def test_the_walk_sees_every_layer():
 
 @pytest.mark.parametrize(
     "module, imported, wrong",
-    [
-        ("kernels_eval.cluster.pool", "tasks.store.snapshot.Snapshot", True),
-        ("tasks.policy", "flows.config.PipelineConfig", True),
-        ("tasks.training.stage", "tasks.synthesis.prompts.render", True),
-        ("tasks.sources.small_model", "tasks.training.trainer", True),
-        ("tasks.reporting.page", "tasks.benchmark.scoring", True),
-        ("tasks.training.stage", "tasks.store.snapshot.Snapshot", False),
-        ("tasks.training.stage", "tasks.training.recipe", False),
-        ("tasks.synthesis.stage", "tasks.sources.small_model.resolve_model", False),
-        ("flows.train", "tasks.synthesis.prompts.render", False),
-        ("kernels_eval.cluster.pool", "ray.exceptions", False),
-    ],
+    CASES["the_rule_itself"],
 )
 def test_the_rule_itself(module, imported, wrong):
     assert wrong_way(module, imported) is wrong
@@ -150,10 +142,7 @@ def circles(graph):
 
 @pytest.mark.parametrize(
     "graph, found",
-    [
-        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
-        ({"a": {"b"}, "b": {"c"}, "c": {"b"}}, [["b", "c"], ["c", "b"]]),
-    ],
+    CASES["the_search_for_circles"],
 )
 def test_the_search_for_circles(graph, found):
     assert circles(graph) == found
@@ -210,13 +199,7 @@ def test_no_module_imports_itself_through_others():
 
 @pytest.mark.parametrize(
     "folder, never",
-    [
-        ("parent", ("child", "reference", "profiling")),
-        ("reference", ("parent", "cluster", "evaluator", "profiling")),
-        ("child", ("parent", "reference", "cluster", "evaluator", "profiling")),
-        ("checks", ("parent", "child", "reference", "cluster", "evaluator", "profiling")),
-        ("profiling", ("child", "reference", "cluster", "evaluator")),
-    ],
+    CASES["the_trust_boundary_is_in_the_tree"],
 )
 def test_the_trust_boundary_is_in_the_tree(folder, never):
     """`child` alone runs beside candidates, `reference` runs the task, `parent` decides: they meet

@@ -25,31 +25,12 @@ from tasks.search.stage import run
 from tasks.store.snapshot import Snapshot, snapshots
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
+from tests.support.cases import cases
 from tests.support.commands import concur, kill_tree, start
 from tests.support.recordings import written
 from tests.support.searched import Planted, PlantedPool, judge_of
 
-PROFILE = {
-    "name": "searched",
-    "root": "out",
-    "language": "cpp",
-    "tasks": {"source": "generated", "limit": 2},
-    "decontamination": {"enabled": False},
-    "synthesis": {
-        "sampler": "scripted",
-        "tokenizer": "small",
-        "samples_per_task": 3,
-        "teacher": {"wrong": 0.0, "length_vs_correctness": 0.0},
-    },
-    "workload": {"jobs": 1},
-    "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
-    "search": {
-        "operators": ["parameters", "rewrite", "cross", "flags"],
-        "evaluations": 6,
-        "batch": 2,
-        "rounds": 1,
-    },
-}
+PROFILE = cases("search")["profile"]
 
 
 def test_verdicts_of_a_search_are_not_where_the_next_one_begins(tmp_path):

@@ -182,33 +182,10 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     def under(prefix):
         return {name: value for name, value in metrics.items() if name.startswith(prefix)}
 
-    assert under("status_") == {
-        "status_compile_error": 2,
-        "status_incorrect": 2,
-        "status_runtime_error": 1,
-        "status_no_code": 1,
-    }
-    assert under("pool/") == CASES["pool_metrics"]
-    assert under("builds/") == {
-        "builds/candidates": 4,
-        "builds/lite_share": 0.5,
-        "builds/full_share": 0.5,
-        "builds/cache_hit_share": 0.25,
-    }
     # of the candidates that came to a phase: the reference was loaded once, and nothing was timed
     # or attributed
-    assert under("phases/") == pytest.approx(
-        {
-            "phases/reference_median_s": 3.0,
-            "phases/reference_mean_s": 3.0,
-            "phases/load_median_s": 1.0,
-            "phases/load_mean_s": 1.5,
-            "phases/correctness_median_s": 1.0,
-            "phases/correctness_mean_s": 4 / 3,
-            "phases/run_median_s": 4.0,
-            "phases/run_mean_s": 11.5 / 3,
-        }
-    )
+    for prefix, expected in CASES["verification_metrics"].items():
+        assert under(prefix) == pytest.approx(expected), prefix
 
     tables = {
         name: client.load_table(experiment.experiment_id, f"tables/{name}.json")
@@ -225,18 +202,10 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     (pool,) = tables["pool"].to_dict("records")
     assert (pool["candidates"], pool["device_busy_share"], pool["full_share"]) == (5, 0.23, 0.5)
 
-    analysed, numbers = (
-        child("analysis"),
-        {row["name"]: row for row in analysis.open().read().to_dicts()},
-    )
-    assert analysed.data.metrics["speedup/spearman"] == numbers["speedup/spearman"]["value"]
-    assert (
-        analysed.data.metrics["all/odds_ratio_within_tasks_per_sd_upper"]
-        == numbers["all/odds_ratio_within_tasks_per_sd"]["upper"]
-    )
-    assert {name for name in numbers if numbers[name]["value"] is not None} <= set(
-        analysed.data.metrics
-    )
+    analysed, numbers = child("analysis"), analysis.open().read().to_dicts()
+    known = {row["name"]: row["value"] for row in numbers if row["value"] is not None}
+    known |= {f"{row['name']}_upper": row["upper"] for row in numbers if row["upper"] is not None}
+    assert known.items() <= analysed.data.metrics.items()
     files = {
         file.path
         for folder in ("", "figures")

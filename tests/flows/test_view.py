@@ -16,11 +16,14 @@ from tasks.curation.config import CurationConfig
 from tasks.curation.source import Source
 from tasks.tables import KERNEL_PROFILES
 from tasks.viewer import site as viewer
+from tests.support.cases import cases
 from tests.support.curated import line, sample
 from tests.support.payloads import HOSTILE, LINES
 from tests.support.samples import finished, frame
 from tests.support.samples import sample as verified
 from tests.support.viewed import details_of, hostile_site, index_of, root_with_benchmark, unpacked
+
+CASES = cases("view")
 
 
 @pytest.fixture(scope="module")
@@ -241,15 +244,7 @@ def test_a_folder_of_verify_batch_is_found_and_gets_the_site(tmp_path, root):
 
 @pytest.mark.parametrize(
     "place, more, said",
-    [
-        ("nowhere", {}, "nowhere does not exist"),
-        ("root", {"candidates": "c.parquet"}, "--candidates"),
-        ("empty", {}, "holds no Parquet file"),
-        ("unfinished", {}, "no finished verification snapshot"),
-        ("other.parquet", {}, "no column candidate_id"),
-        ("none.parquet", {}, "has no row"),
-        ("root", {"out": "full"}, "holds other files"),
-    ],
+    CASES["what_cannot_be_shown_is_said_in_one_line"],
 )
 def test_what_cannot_be_shown_is_said_in_one_line(tmp_path, monkeypatch, root, place, more, said):
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,9 @@ import subprocess
 import pytest
 
 from kernels_eval.checks.linked import Unreadable, _demangled, _undefined, library_work
+from tests.support.cases import cases
+
+CASES = cases("linked")
 
 SOURCE = """
 extern "C" {{ void sgemm_(); void cublasSgemm_v2(); void vsExp(); void own_sgemm() {{}}
@@ -31,18 +34,7 @@ def built(tmp_path, calls):
 
 @pytest.mark.parametrize(
     "calls, work",
-    [
-        ("sgemm_();", {"sgemm_"}),
-        ("cublasSgemm_v2(); vsExp();", {"cublasSgemm_v2", "vsExp"}),
-        ("at::cpu::mm(); at::native::softmax(1);", {"at::cpu::mm", "at::native::softmax"}),
-        ("at::cuda::blas::gemm(1.0f);", {"at::cuda::blas::gemm"}),
-        ("at::_ops::mm::redispatch(1, 1);", {"aten.mm"}),
-        ("at::enableRecordFunction(false); at::_ops::mm::call(1);", {"aten.mm"}),
-        ("own_sgemm();", set()),
-        ("at::_ops::mm::call(1);", set()),
-        ("at::cpu::empty(); at::_ops::empty_like::redispatch(1); at::native::getThing();", set()),
-        ("at::cuda::getCurrentCUDAStream();", set()),
-    ],
+    CASES["library_work_is_named_and_own_work_is_not"],
 )
 def test_library_work_is_named_and_own_work_is_not(tmp_path, calls, work):
     assert library_work([built(tmp_path, calls)])[0] == work

@@ -30,7 +30,10 @@ from kernels_eval.build.process import WorkRoot, remove_abandoned
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.child.kernel_launches import Launches
 from kernels_eval.config import BuildConfig
+from tests.support.cases import cases
 from tests.support.processes import output_of, python
+
+CASES = cases("lite")
 
 torch = pytest.importorskip("torch")
 
@@ -250,29 +253,7 @@ def test_the_common_library_exports_what_it_is_for_and_nothing_else(builder):
 
 @pytest.mark.parametrize(
     "text, only",
-    [
-        (
-            (
-                "#include <torch/extension.h>\nat::Tensor f(at::Tensor x, const torch::Tensor&"
-                " gamma, float beta, int64_t n);"
-            ),
-            True,
-        ),
-        (
-            (
-                "std::vector<at::Tensor> f(const std::vector<at::Tensor>& x);"
-                " std::tuple<at::Tensor, at::Tensor> g(at::Tensor x);"
-            ),
-            True,
-        ),
-        ("at::Tensor f(at::Tensor x) { return x; }", False),
-        ("at::Tensor f(at::Tensor x, float eps = 1e-5);", False),
-        ("float beta(float x, float y);", False),
-        ("#include <map>\nat::Tensor f(at::Tensor x);", False),
-        ("at::Tensor f(at::Tensor x, std::string mode);", False),
-        ("at::Tensor f(at::Half x);", False),
-        ("using torch::Tensor; Tensor f(Tensor x);", False),
-    ],
+    CASES["which_sources_do_without_operators"],
 )
 def test_which_sources_do_without_operators(text, only):
     assert only_declares(text) is only

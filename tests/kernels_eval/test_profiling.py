@@ -14,19 +14,11 @@ from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
 from kernels_eval.profiling.roofline import sol_score
 from kernels_eval.records import Language
+from tests.support.cases import cases
 from tests.support.kernels import AFFINE, QUICK, candidate, module
 
-ACTIVE, ELAPSED = ".avg.pct_of_peak_sustained_active", ".avg.pct_of_peak_sustained_elapsed"
-GLOBAL = "smsp__sass_average_data_bytes_per_sector_mem_global_op_"
-SHARED, CONFLICTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared", "l1tex__data_bank_conflicts_pipe"
-LOW = {
-    f"sm__throughput{ELAPSED}": 20.0,
-    f"gpu__compute_memory_throughput{ELAPSED}": 25.0,
-    f"sm__warps_active{ACTIVE}": 80.0,
-    "smsp__thread_inst_executed_per_inst_executed.ratio": 32.0,
-    f"{GLOBAL}ld.pct": 100.0,
-    f"{GLOBAL}st.pct": 0.0,
-}
+CASES = cases("profiling")
+LOW, ELAPSED = CASES["low"], ".avg.pct_of_peak_sustained_elapsed"
 
 
 def profile(metrics=None, *, operators=(), candidate_ms=1.0, kernel_us=1000.0, **fields):
@@ -43,56 +35,14 @@ def profile(metrics=None, *, operators=(), candidate_ms=1.0, kernel_us=1000.0, *
     )
 
 
-@pytest.mark.parametrize(
-    "given, limit, cause",
-    [
-        (profile(LOW, operators=[("mm", 900.0), ("conv2d", 1200.0)]), "elsewhere", None),
-        (profile(LOW, kernel_us=400.0), "launch_overhead", None),
-        (profile(LOW, bytes_min=7 * 10**8), "memory", "at_roofline"),
-        (profile(LOW, flops=7 * 10**9), "compute", "at_roofline"),
-        (profile(LOW, blocks_per_sm=0.9), "latency", "too_few_blocks"),
-        (
-            profile(
-                LOW
-                | {"smsp__inst_executed.sum": 1e6, "smsp__inst_executed_op_local_ld.sum": 8e4}
-                | {"smsp__inst_executed_op_local_st.sum": 3e4}
-            ),
-            *("memory", "spills"),
-        ),
-        (
-            profile(
-                LOW
-                | {f"{SHARED}.sum": 1e6, f"{CONFLICTS}_lsu_mem_shared.sum": 9e5}
-                | {f"{SHARED}{ELAPSED}": 90.0, f"sm__throughput{ELAPSED}": 90.0}
-            ),
-            *("memory", "bank_conflicts"),
-        ),
-        (
-            profile(LOW | {"smsp__thread_inst_executed_per_inst_executed.ratio": 8.0}),
-            *("compute", "divergence"),
-        ),
-        (
-            profile(
-                LOW | {f"{GLOBAL}ld.pct": 12.5, f"gpu__compute_memory_throughput{ELAPSED}": 90.0}
-            ),
-            *("memory", "uncoalesced"),
-        ),
-        (profile(LOW | {f"sm__throughput{ELAPSED}": 75.0}), "compute", None),
-        (profile(LOW | {f"gpu__compute_memory_throughput{ELAPSED}": 75.0}), "memory", None),
-        (profile(LOW | {f"sm__warps_active{ACTIVE}": 12.0}), "latency", "low_occupancy"),
-        (profile(LOW), "latency", None),
-        # without counters: geometry, and the counts of the task
-        (profile(occupancy=0.1), "latency", "low_occupancy"),
-        (profile(bytes_min=4 * 10**8), "memory", None),
-        (profile(flops=4 * 10**9), "compute", None),
-        (profile(), "latency", None),
-    ],
-)
-def test_each_limit_is_named_by_its_numbers(given, limit, cause):
+@pytest.mark.parametrize("row", CASES["limits"])
+def test_each_limit_is_named_by_its_numbers(row):
+    facts = {name: row[name] for name in row.keys() - {"limit", "cause", "counters"}}
+    given = profile(LOW | row["counters"] if "counters" in row else None, **facts)
     found = find_bottleneck(given)
-    assert (found.limit, found.cause) == (Limit(limit), cause and Cause(cause))
+    assert (found.limit, found.cause) == (row["limit"], row["cause"])
     assert found.suggestion and found.numbers
-    assert found.where == ("conv2d" if limit == "elsewhere" else "own")
+    assert found.where == ("conv2d" if row["limit"] == "elsewhere" else "own")
     assert find_bottleneck(given) == found, "the same profile gives the same finding"
 
 

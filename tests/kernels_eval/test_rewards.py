@@ -21,6 +21,7 @@ from kernels_eval.rewards import (
 )
 from tests.support.cases import cases
 
+CASES = cases("rewards")
 ABOUT_THE_CANDIDATE = sorted(set(Reason) - REASONS[Status.TASK_ERROR])
 speedups = st.floats(1e-3, 1e4)
 shares = st.none() | st.floats(0, 1)
@@ -78,13 +79,10 @@ def test_a_parts_sum_is_the_reward(name, speedup, reason):
     assert sum(parts.values()) == reward(verdict, RECIPES[name])
 
 
-PUBLISHED = cases("rewards")["published"]
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", CASES["published"])
 def test_the_published_formula(name):
     """A reason, or the facts of a correct verdict, and what the source gives for it."""
-    for outcome, expected in PUBLISHED[name]:
+    for outcome, expected in CASES["published"][name]:
         verdict = failed(outcome) if isinstance(outcome, str) else correct(**outcome)
         assert reward(verdict, RECIPES[name]) == pytest.approx(expected), outcome
 
@@ -147,15 +145,7 @@ def test_a_recipe_survives_yaml(name, tmp_path):
 
 @pytest.mark.parametrize(
     "given, said",
-    [
-        ("kevlin", "kevlin is no reward recipe"),
-        ({"name": "kevlin"}, "kevlin"),
-        ({"name": "kevin", "bonus": 1}, "not permitted"),
-        ({"name": "concur", "penalties": {"wrong_output": 1}}, "no reason of a rejection"),
-        ({"name": "concur", "speedup": 2, "slowest": 0.1}, "no more than a wrong one"),
-        ({"name": "concur", "fastest": 0.1}, "no more than a wrong one"),
-        ({"name": "concur", "rejected": -1}, "greater than or equal to 0"),
-    ],
+    CASES["a_recipe_that_cannot_be_says_so"],
 )
 def test_a_recipe_that_cannot_be_says_so(given, said):
     with pytest.raises(UsageError, match=said) as refused:

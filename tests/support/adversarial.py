@@ -23,6 +23,7 @@ from tests.support.kernels import (
 )
 
 CORPUS = Path(__file__).parents[1] / "data/adversarial"
+GPU_CORPUS = CORPUS.with_name("adversarial_gpu")
 """A YAML file for each group of threats: its cases, its own tasks, and beside it the C++ library
 that its candidates share."""
 Check = Callable[[Verdict], None]
@@ -108,6 +109,7 @@ AFFINE = kernel_task(
 )
 """Not square: a batch of one does not touch the other dimension."""
 
+NOW = "torch.cuda.current_stream().cuda_stream"
 AFFINE_CPP = r"""
 torch::Tensor affine_into(torch::Tensor x, torch::Tensor out) {
   auto in = x.contiguous();
@@ -128,8 +130,9 @@ def writer(source, name):
     return partial(module, extension=load_inline(source, name=name))
 
 
-def cases_of(page):
-    """The cases of one file of the corpus.
+def cases_of(page, write=None):
+    """The cases of one file of the corpus. `write` makes a candidate of its parts, with the current
+    stream's handle for @NOW@.
 
     A candidate is the body of a `forward`, or parts of tests.support.kernels.module, perhaps with
     another `library` or another `base` class, or a whole `source`.
@@ -141,6 +144,8 @@ def cases_of(page):
 
     def written(given):
         parts = {"forward": given} if isinstance(given, str) else dict(given)
+        if write:
+            return write(**{name: text.replace("@NOW@", NOW) for name, text in parts.items()})
         library = parts.pop("library", page.stem)
         source = AFFINE_CPP + (CORPUS / f"{library}.cpp").read_text(encoding="utf-8")
         if whole := parts.get("source"):
@@ -157,11 +162,11 @@ def cases_of(page):
     how = {"task": tasks.get, "twin_task": tasks.get, "cheat": written, "twin": written}
     how |= {"check": checked, "twin_check": checked}
     how["expect"] = lambda given: given if isinstance(given, str) else tuple(given)
-    cases = []
+    cases, language = [], Language(read.get("language", "cpp"))
     for row in read["cases"]:
         fields = {name: how.get(name, lambda given: given)(value) for name, value in row.items()}
         fields.setdefault("slow", read.get("slow", False))
-        cases.append(Case(code=fields.pop("cheat"), **fields))
+        cases.append(Case(code=fields.pop("cheat"), language=language, **fields))
     return cases
 
 

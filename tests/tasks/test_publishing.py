@@ -24,8 +24,11 @@ from tasks.publishing.publish import is_whole, publish, read_publication
 from tasks.publishing.shards import split_of
 from tasks.reporting.text import cell, fenced
 from tasks.store.snapshot import Snapshot
+from tests.support.cases import cases
 from tests.support.curated import SINGLE, line, sample
 from tests.support.planted import QUICK
+
+CASES = cases("publishing")
 
 HOSTILE = (
     "a|b `code` ```\n---\nlicense: mit\n---\n</details><script>alert(1)</script>"
@@ -351,14 +354,7 @@ def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows
 
 @pytest.mark.parametrize(
     "source, config, licence",
-    [
-        ("bundled", {"source": "bundled"}, "Apache-2.0"),
-        ("kernelbook", {"source": "kernelbook"}, "MIT"),
-        ("kernelbook", {"source": "kernelbook", "location": "GPUMODE/KernelBook"}, "MIT"),
-        ("kernelbook", {"source": "kernelbook", "location": "later.parquet"}, "unknown"),
-        ("kernelbench", {"source": "kernelbench"}, "unknown"),
-        ("bundled", {"source": "files", "location": "x"}, "unknown"),
-    ],
+    CASES["a_licence_is_named_only_where_the_source_states_it"],
 )
 def test_a_licence_is_named_only_where_the_source_states_it(source, config, licence):
     assert licence_of(source, config) == licence

@@ -11,6 +11,7 @@ from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import Language
 from tasks.search import flags
 from tasks.search.parameters import changed, parameters_of, usage, with_values
+from tests.support.cases import cases
 
 CUDA, CPP, TRITON = Language.CUDA, Language.CPP, Language.TRITON
 
@@ -59,26 +60,7 @@ def test_a_literal_block_is_changed_with_grid_shared_array_and_bounds_and_nothin
 
 @pytest.mark.parametrize(
     "source, names",
-    [
-        ("#define BLOCK_SIZE 16\n#define N 16\n// #define TILE 16", {"BLOCK_SIZE": 16}),
-        ("/* constexpr int TILE = 8; */ constexpr int TILE_M = 8;", {"TILE_M": 8}),
-        ('const char* s = "const int BLOCK = 64;"; const int BLOCK = 64;', {"BLOCK": 64}),
-        ("static constexpr int64_t STRIP = 16, unroll_factor = 4;", {"STRIP": 16}),
-        ("const int vec_width = 4; const int width = 4; const int M = 4;", {"vec_width": 4}),
-        ("const int hidden = 256; int features = 128; const int K = 32;", {}),
-        ("#define WARP_SIZE 32\nconst int warpSize_ = 32; const int num_blocks = 256;", {}),
-        ("const int batch_tile = 8; const int num_classes_block = 10;", {}),
-        ("int block_size = 256;", {}),  # neither constant nor launched with
-        ("const int block_size = x.size(0); const int tile = 0;", {}),
-        ("const float BLOCK_SCALE = 16; #define TILE 1.5", {}),
-        ("#define TILE_AREA(x) 16\n#define TILE 8 + 8", {}),
-        ("__global__ void __launch_bounds__(BLOCK, 2) k() {}", {"min blocks": 2}),
-        (
-            "#pragma unroll 4\nfor (;;) {}\n#pragma unroll\nfor (;;) {}",
-            {"unroll": 4, "unroll #2": 0},
-        ),
-        ("// #pragma unroll 4\n#pragma omp parallel for", {}),
-    ],
+    cases("search")["constants"],
 )
 def test_constants_are_parameters_by_name_and_pragmas_by_kind(source, names):
     assert found(source) == names

@@ -21,6 +21,9 @@ from tasks.store import Snapshot, fingerprint, identity, known_rows, snapshots
 from tasks.store import snapshot as store
 from tasks.store.identity import code_hash
 from tasks.synthesis.config import SynthesisConfig
+from tests.support.cases import cases
+
+CASES = cases("store")
 
 ROOT = Path(store.__file__).parents[2]
 POINT = pa.struct([("x", pa.int64()), ("label", pa.string())])
@@ -392,18 +395,7 @@ def module(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "old, new, same",
-    [
-        ('"""What it does."""', '"""What it does, said better."""', True),
-        ('    """A rule."""\n', '    """A rule.\n\n    More.\n    """\n', True),
-        ("LIMIT = 3", "LIMIT = 3  # why three", True),
-        ("return x > LIMIT", "return (\n            x > LIMIT\n        )", True),
-        ('"""Says so."""', "'''Says nothing.'''", True),
-        ("LIMIT = 3", "LIMIT = 4", False),
-        ("x > LIMIT", "x >= LIMIT", False),
-        ("text that is data", "other data", False),
-        ("x: int", "x: float", False),
-        ("def holds", "def keeps", False),
-    ],
+    CASES["logic_changes_the_code_hash_and_comments_docstrings_and_layout_do_not"],
 )
 def test_logic_changes_the_code_hash_and_comments_docstrings_and_layout_do_not(
     module, old, new, same

@@ -1,26 +1,11 @@
 """Threats that need a GPU: streams, graphs, the L2 carve-out, and what a fault leaves behind
 (threats 3, 4, 12, 34, 39)."""
 
-from functools import partial
-
 import pytest
 
-from kernels_eval.records import Language
-from tests.support.adversarial import Case, names, names_none, trials
-from tests.support.kernels import functions_in, kernel_task, module, task_source, verifying_on_gpu
+from tests.support.adversarial import GPU_CORPUS, cases_of, trials
+from tests.support.kernels import functions_in, module, verifying_on_gpu
 from tests.support.processes import python
-
-AFFINE = kernel_task(
-    task_source("return x * 2.0 + 1.0", inputs="[torch.randn(500, 512)]"), "adversarial_affine_gpu"
-)
-PRODUCT = kernel_task(
-    task_source(
-        "return x @ self.weight",
-        init="self.weight = nn.Parameter(torch.randn(512, 256))",
-        inputs="[torch.randn(128, 512)]",
-    ),
-    "adversarial_product_gpu",
-)
 
 # Streams come from Python as handles (`stream.cuda_stream`), so that nothing but the runtime's
 # header is needed.
@@ -157,136 +142,14 @@ BY_CUBLAS = (
 )
 
 
-def code(forward, **parts):
-    return module(forward, extension=EXTENSION, **parts)
+EXTENSIONS = {"own": EXTENSION, "cublas": BY_CUBLAS}
 
 
-NOW = "torch.cuda.current_stream().cuda_stream"
-OWN = f"return ext.affine_on(x, {NOW})"
-ASIDE = "self.side = torch.cuda.Stream()"
-JOINED = f"""now = torch.cuda.current_stream()
-self.side.wait_stream(now)
-with torch.cuda.stream(self.side):
-    y = ext.late_affine_on(x, {NOW})
-now.wait_stream(self.side)
-return y"""
-NOT_JOINED = JOINED.replace("now.wait_stream(self.side)\n", "")
-LEFT_CHANGED = f"""torch.cuda.set_stream(self.side)
-{OWN}"""
-RESTORED = f"""now = torch.cuda.current_stream()
-self.side.wait_stream(now)
-torch.cuda.set_stream(self.side)
-y = ext.affine_on(x, {NOW})
-torch.cuda.set_stream(now)
-now.wait_stream(self.side)
-return y"""
-CAPTURED = f"""if self.graph is None:
-    ext.affine_on(x, {NOW})
-    self.graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(self.graph):
-        self.y = ext.affine_on(x, {NOW})
-self.graph.replay()
-return self.y"""
-STATIC_BUFFERS = f"""if self.x is None or self.x.shape != x.shape:
-    self.x, self.y = torch.empty_like(x), torch.empty_like(x)
-self.x.copy_(x)
-ext.affine_into(self.x, self.y, {NOW})
-return self.y.clone()"""
-WEIGHT = "self.weight = nn.Parameter(torch.randn(512, 256))"
-cuda = partial(Case, task=AFFINE, language=Language.CUDA)
+def code(forward, extension="own", **parts):
+    return module(forward, extension=EXTENSIONS[extension], **parts)
 
-POINTERS = """out = torch.empty_like(x)
-ext.affine_at(x.data_ptr(), out.data_ptr(), x.numel())
-return out"""
-UNUSED_POINTERS = """out, other = x * 2.0 + 1.0, torch.empty_like(x)
-ext.affine_at(x.data_ptr(), other.data_ptr(), x.numel())
-return out"""
 
-CASES = [
-    cuda(5, "unused_pointers", "no_custom_kernel", UNUSED_POINTERS, twin=POINTERS),
-    cuda(
-        53,
-        "cublas",
-        "no_custom_kernel",
-        module("return ext.product(x, self.weight)", init=WEIGHT, extension=BY_CUBLAS),
-        task=PRODUCT,
-        check=partial(names, ["cublasSgemm_v2"]),
-        twin=code(f"return ext.product(x, self.weight, 0, {NOW}) ", init=WEIGHT),
-        twin_check=partial(names_none, ["cublasSgemm_v2", "mm", "addmm"]),
-    ),
-    cuda(
-        3,
-        "side_stream_not_joined",
-        "stream_escape",
-        code(NOT_JOINED, init=ASIDE),
-        twin=code(JOINED, init=ASIDE),
-    ),
-    cuda(3, "native_stream_not_joined", "stream_escape", "return ext.late_affine_aside(x)"),
-    cuda(
-        4,
-        "current_stream_left_changed",
-        "stream_escape",
-        code(LEFT_CHANGED, init=ASIDE),
-        twin=code(RESTORED, init=ASIDE),
-    ),
-    cuda(
-        12,
-        "graph_of_the_first_input",
-        ("stale_cache", "wrong_output", "output_aliased", "input_independent"),
-        code(CAPTURED, init="self.graph = None\nself.y = None"),
-        twin=code(STATIC_BUFFERS, init="self.x = None\nself.y = None"),
-    ),
-    cuda(
-        34,
-        "persisting_l2",
-        "global_state_changed",
-        f"ext.persisting_l2(1)\n{OWN}",
-        twin=f"ext.persisting_l2(0)\n{OWN}",
-    ),
-    # The next candidate, on the same worker and the same GPU, is right: that is what the twins of
-    # these two are for.
-    cuda(
-        39,
-        "wild_write",
-        "cuda_error",
-        "return ext.wild(x)",
-        twin=f"y = ext.affine_on(x, {NOW})\nreturn y",
-    ),
-    cuda(
-        39,
-        "leaked_memory",
-        "ok",
-        code(OWN, init="ext.leak(8192)"),
-        twin=code(OWN, init="ext.leak(0)"),
-    ),
-    # The device's side of threats that have cases without a GPU, too.
-    cuda(
-        2,
-        "device_memory_not_written",
-        ("wrong_output", "non_finite", "input_independent"),
-        "return ext.unwritten(x)",
-        twin=f"y = ext.unwritten(x)\nreturn ext.affine_into(x.contiguous(), y, {NOW})",
-    ),
-    cuda(
-        17,
-        "tf32_product",
-        "precision_downcast",
-        code(f"return ext.product(x, self.weight, 1, {NOW})", init=WEIGHT),
-        task=PRODUCT,
-        twin=code(f"return ext.product(x, self.weight, 0, {NOW})", init=WEIGHT),
-    ),
-    cuda(
-        17,
-        "tf32_switched_on",
-        ("precision_downcast", "no_custom_kernel"),
-        code(
-            f"ext.affine_on(x, {NOW})\nreturn x @ self.weight",
-            init=WEIGHT,
-            before="torch.backends.cuda.matmul.allow_tf32 = True",
-        ),
-        task=PRODUCT,
-    ),
-]
+CASES = cases_of(GPU_CORPUS / "gpu_threats.yaml", code)
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,8 @@ def sass_of(cuda: str, *, arch: str = CUDA_ARCH, timeout_s: float = TIMEOUT_S) -
         file.flush()
         told = [dump, "--dump-sass", file.name]
         done = subprocess.run(told, capture_output=True, timeout=TIMEOUT_S, check=False)
-    return done.stdout.decode("utf-8", "replace") if cubin and not done.returncode else ""
+    found = done.stdout.decode("utf-8", "replace")
+    return found if "Function :" in found else ""
 
 
 def _compiled(command: Sequence[str], source: str, timeout_s: float) -> tuple[bytes, str]:

@@ -3,6 +3,8 @@ which nobody asked for more than before is written as before."""
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 from kernels_eval.build import extensions
@@ -10,7 +12,8 @@ from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.config import BuildConfig, EvalConfig
 from kernels_eval.errors import ToolchainError
-from kernels_eval.parent.messages import Finding, Prepared, verdict_of
+from kernels_eval.parent.messages import Finding, verdict_of
+from kernels_eval.parent.prepare import Prepared, Preparer
 from kernels_eval.records import ArchitectureBuild, Candidate, KernelTask, Language, Reason, Verdict
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
@@ -109,6 +112,34 @@ def test_flags_of_a_candidate_that_name_another_give_way(flags, arch, kept, tmp_
     assert command[command.index("-ccbin") + 2 :] == kept
     plain = attempt.command("cuda.cu")
     assert plain[plain.index("-ccbin") + 2 :] == flags
+
+
+MODULE = """
+import torch
+from torch.utils.cpp_extension import load_inline
+source = {source!r}
+extension = load_inline(
+    "e", "void run(at::Tensor x, at::Tensor y);", source, functions=["run"])
+class ModelNew(torch.nn.Module): pass
+"""
+
+
+@needs_nvcc
+@pytest.mark.slow
+def test_a_candidate_that_builds_nowhere_says_so_and_keeps_its_verdict():
+    config = EvalConfig(build=BuildConfig(architectures=("sm_80", "sm_90")))
+    with closing(Preparer(config)) as preparer:
+        for source, builds in {KERNEL: True, KERNEL.replace("/ 2", "/ nowhere"): False}.items():
+            code = MODULE.format(source=source)
+            candidate = Candidate(
+                candidate_id="c", task_id="t", language=Language.CUDA, generator="g", code=code
+            )
+            prepared = preparer.prepare(candidate)
+            assert [each.builds for each in prepared.architectures] == [builds, builds]
+            assert (prepared.finding is None) == builds
+            if prepared.finding:
+                assert prepared.finding.reason == Reason.BUILD_FAILED
+                assert "nowhere" in prepared.architectures[0].detail
 
 
 def test_what_nobody_asked_for_is_not_written():

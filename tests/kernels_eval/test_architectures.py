@@ -12,8 +12,8 @@ from kernels_eval.build.extensions import Builder
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.config import BuildConfig, EvalConfig
 from kernels_eval.errors import ToolchainError
-from kernels_eval.parent.messages import Finding, verdict_of
-from kernels_eval.parent.prepare import Prepared, Preparer
+from kernels_eval.parent.messages import Finding, Prepared, verdict_of
+from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import ArchitectureBuild, Candidate, KernelTask, Language, Reason, Verdict
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig

@@ -51,9 +51,9 @@ from kernels_eval.versions import PROTOCOL_VERSION
 LONGEST_WAIT_S = 60.0
 RETRY_S = {"Retry-After": "2"}
 EXPIRE_EVERY_S = 0.25
-SPREAD_S = 0.004
-"""Between two that wait for one verdict: all at once would ask again at once, and each would wait
-for the others."""
+SPREAD_S, LONGEST_SPREAD_S = 0.012, 2.0
+"""Between two that wait for one verdict, and for all of them: all at once would ask again at once,
+and each would wait for the others."""
 BUCKETS_S = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1800, 3600)
 
 
@@ -141,9 +141,10 @@ class Service:
             self._loop.call_soon_threadsafe(self._tell, self._loop, found)
 
     def _tell(self, loop: asyncio.AbstractEventLoop, found: Evaluation) -> None:
-        """Wake who waits for it, `SPREAD_S` after the last one who was."""
+        """Wake who waits for it, a while after the last one who was."""
         if found.id in self._waiting:
-            self._told_s = max(loop.time(), self._told_s + SPREAD_S)
+            pause_s = min(SPREAD_S, LONGEST_SPREAD_S / len(self._waiting))
+            self._told_s = max(loop.time(), self._told_s + pause_s)
             loop.call_at(self._told_s, self._wake, found.id, found)
 
     def _wake(self, identity: str, found: Evaluation | None) -> None:

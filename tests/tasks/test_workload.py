@@ -130,7 +130,7 @@ def test_two_steps_stand_for_all_steps_exactly():
                 with torch.device("meta"), TwoSteps(short), short:
                     got, _ = meta(x)
             assert short.flops == long.flops > 0
-            assert short.bytes_read == long.bytes_read
+            assert short.read.bytes == long.read.bytes
             assert got.shape == expected.shape
     finally:
         torch._C._set_mkldnn_enabled(True)
@@ -192,7 +192,7 @@ def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on():
 
 def test_a_child_that_lies_about_the_form_of_its_answer_is_a_problem(measurer):
     forward = (
-        "import kernels_eval.reference.workload as w\nw.Tally.bytes_read = property(lambda self:"
+        "import kernels_eval.reference.workload as w\nw.Storages.bytes = property(lambda self:"
         " -10**9)\nreturn x + 1"
     )
     found = measurer.measure(task(forward, "torch.rand(4)")).workload

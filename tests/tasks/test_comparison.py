@@ -119,6 +119,7 @@ def test_seeds_are_pooled_within_tasks_and_shown_by_themselves(planted):
     assert len(seeds) == 2 and sum(seeds) / 2 == pytest.approx(row.value)
 
 
+@pytest.mark.slow
 def test_seeds_that_vary_more_than_strategies_are_said(tmp_path):
     from scipy.stats import ttest_ind  # the same test where both have as many seeds
 
@@ -136,6 +137,7 @@ def test_seeds_that_vary_more_than_strategies_are_said(tmp_path):
     assert doubts(single)["one seed only"] == "a; random"
 
 
+@pytest.mark.slow
 def test_strategies_share_one_spread_of_seeds_but_for_those_that_cannot_vary(tmp_path):
     rights = {"a": (30, 32), "b": (20, 24), "random": (10, 10), "none": (0, 0)}
     found = of(
@@ -192,6 +194,7 @@ def test_a_baseline_that_wins_is_measured_against_the_next_best(tmp_path):
     assert of(*made, baseline="a").baseline == "a"
 
 
+@pytest.mark.slow
 def test_sizes_are_compared_like_with_like(tmp_path):
     chances = {(s, size): 0.3 + size / 1000 for s in ("concur", "random") for size in (10, 100)}
     made = ablation(tmp_path, chances, seeds=1)

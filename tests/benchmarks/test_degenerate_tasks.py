@@ -5,6 +5,7 @@ import json
 import sys
 
 import polars as pl
+import pytest
 
 from benchmarks import degenerate_tasks
 
@@ -24,6 +25,7 @@ def get_init_inputs():
 """
 
 
+@pytest.mark.slow
 def test_a_task_whose_answer_is_always_the_same_is_listed(tmp_path, monkeypatch, capsys):
     rows = [
         (TASK.format(answer="x * 2 + 1"), 1, "1_linear", 1),

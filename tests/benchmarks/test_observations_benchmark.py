@@ -35,6 +35,7 @@ def row(problem, sample, response, runtime_ms):
     }
 
 
+@pytest.mark.slow
 def test_lengths_cuts_and_speeds_of_recorded_rows(tmp_path):
     path = tmp_path / "recorded.parquet"
     thought = "x" * 400
@@ -68,6 +69,7 @@ def test_a_response_breaks_off_in_a_block_or_in_a_sentence():
     assert not any(map(breaks_off, ("The kernel is done.\n", MODULE)))
 
 
+@pytest.mark.slow
 def test_the_page_is_the_reports_and_says_where_it_comes_from(tmp_path, responses, monkeypatch):
     written_to = tmp_path / "page.md"
     command = ["observations", "--responses", responses, "--out", str(tmp_path / "out")]

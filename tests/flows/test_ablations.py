@@ -439,6 +439,7 @@ def test_a_budget_too_small_is_refused_before_anything_is_trained(quick, home):
     assert not quick.trained and not quick.answered
 
 
+@pytest.mark.slow
 def test_an_mlflow_that_is_down_is_a_caution(quick, home):
     result = home.ablation(
         strategies=("concur",),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -55,7 +54,8 @@ from kernels_eval.reference.task_runner import (
     require_tensors,
 )
 
-ORACLE_MAX_S = 5.0  # a float64 oracle slower than this is computed once and then done without
+ORACLE_MAX_S = 5.0
+"""A float64 oracle that is more work (`work_s`) is computed once and then done without."""
 DIGEST_BYTES = 1 << 20
 """Enough to tell whether two answers are one: hashing is the processor's work."""
 SAMPLE_ROWS = 4
@@ -232,12 +232,12 @@ class Reference(TaskRunner):
             found = found.model_copy(update={"sequential_rms": sums.error})
         for rows in self._narrowed(inputs, reference) if sampled else ():
             with suppress(*REFUSALS):
-                wanted, started = [x[:SAMPLE_ROWS] for x in reference], time.monotonic()
+                wanted, begun = [x[:SAMPLE_ROWS] for x in reference], self.work_stamp()
                 if not all_close(self.outputs(_copied(rows)), wanted, 1e-3):
                     continue
                 exact = self._in_float64(rows, wanted) or wanted
                 own = merge(list(map(measure, wanted, exact, wanted)))
-                self.samples = time.monotonic() - started < ORACLE_MAX_S
+                self.samples = self.work_s(begun) < ORACLE_MAX_S
                 names = ("reference_rms", "reference_max")
                 return found.model_copy(update={name: getattr(own, name) for name in names})
         return found
@@ -253,14 +253,14 @@ class Reference(TaskRunner):
                 yield [x[:SAMPLE_ROWS] if narrow else x for x, narrow in cut]
 
     def _oracle(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
-        """The outputs in float64. None where they take too much memory or time, or `_in_float64`
+        """The outputs in float64. None where they take too much memory or work, or `_in_float64`
         has none."""
         size = sum(x.numel() * 8 for x in [*reference, *inputs] if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
             return None
-        started = time.monotonic()
+        begun = self.work_stamp()
         outputs = self._in_float64(inputs, reference)
-        if time.monotonic() - started > ORACLE_MAX_S:
+        if self.work_s(begun) > ORACLE_MAX_S:
             self.oracle_max_bytes = 0  # the remaining trials take the fp32 reference
         return outputs
 

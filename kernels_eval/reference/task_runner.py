@@ -12,6 +12,7 @@ that compared.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -114,11 +115,24 @@ class TaskRunner(ModelRunner):
         """Draw one set of inputs per seed; samples rotate over them. Returns the seconds that it
         took."""
         self.timed_inputs = []  # the earlier sets make room first
-        started = now_ns()
+        begun = self.work_stamp()
         self.timed_inputs = [self.inputs(seed) for seed in seeds]
-        self.synchronise()
+        seconds = self.work_s(begun)
         self.give_back_memory()
-        return {"seconds": (now_ns() - started) / 1e9}
+        return {"seconds": seconds}
+
+    def work_stamp(self) -> Any:
+        """Now, by the clock of `work_s`."""
+        return self._stamp() if self.on_gpu else time.process_time_ns()
+
+    def work_s(self, begun: Any) -> float:
+        """Seconds of work since a `work_stamp`, for decisions that other processes' work must not
+        sway: this process's processor time, shared by its threads, or on a GPU the device's clock,
+        by which gaps between launches count too."""
+        ended = self.work_stamp()
+        self.synchronise()
+        threads = 1 if self.on_gpu else self.spec.threads
+        return self._passed_ns([(begun, ended)]) / 1e9 / threads
 
     # -- for other processes -----------------------------------------------------------------------
 

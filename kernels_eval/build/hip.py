@@ -140,7 +140,8 @@ def compile_hip(cuda: str, *, arch: str = ARCH, timeout_s: float = TIMEOUT_S) ->
         reason = "no CUDA source with a kernel was found"
         return HipBuild(arch=arch, source=source, compiled=False, reason=reason)
     command += ["-x", "hip", "--cuda-device-only", "-S", f"--offload-arch={arch}"]
-    made, said = _compiled([*command, "-O3", "-std=c++17", "-w"], source, timeout_s)
+    command += ["-O3", "-std=c++17", "-w"]
+    made, said = _compiled(Toolchain(default_cache()), command, source, timeout_s)
     assembly = made.decode("utf-8", "replace")
     kernels = tuple(_KERNEL.findall(assembly))
     return HipBuild(
@@ -156,11 +157,12 @@ def compile_hip(cuda: str, *, arch: str = ARCH, timeout_s: float = TIMEOUT_S) ->
 def sass_of(cuda: str, *, arch: str = CUDA_ARCH, timeout_s: float = TIMEOUT_S) -> str:
     """The machine code of a CUDA source's device code, as cuobjdump prints it; empty where that
     does not compile, or nvcc or cuobjdump is not there."""
-    nvcc, dump = Toolchain(default_cache()).nvcc, cuobjdump()
-    if not (nvcc and dump):
+    tools, dump = Toolchain(default_cache()), cuobjdump()
+    if not (tools.nvcc and dump):
         return ""
-    command = [nvcc, "-x", "cu", "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-w"]
-    cubin, _ = _compiled([*command, "--expt-relaxed-constexpr"], device_code(cuda), timeout_s)
+    command = [tools.nvcc, "-x", "cu", "-cubin", f"-arch={arch}", "-O3", "-std=c++17", "-w"]
+    command.append("--expt-relaxed-constexpr")
+    cubin, _ = _compiled(tools, command, device_code(cuda), timeout_s)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -170,14 +172,16 @@ def sass_of(cuda: str, *, arch: str = CUDA_ARCH, timeout_s: float = TIMEOUT_S) -
     return found if "Function :" in found else ""
 
 
-def _compiled(command: Sequence[str], source: str, timeout_s: float) -> tuple[bytes, str]:
+def _compiled(
+    tools: Toolchain, command: Sequence[str], source: str, timeout_s: float
+) -> tuple[bytes, str]:
     """What a compiler writes, and what it says first where it fails."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         path, made = folder / "kernel.in", folder / "kernel.out"
         path.write_text(source, encoding="utf-8", errors="replace")
         # beside a CUDA toolkit hipcc takes nvcc
-        environment = {**Toolchain(default_cache()).environment, "HIP_PLATFORM": "amd"}
+        environment = {**tools.environment, "HIP_PLATFORM": "amd"}
         homes = [Path(command[0]).resolve().parent.parent, Path("/opt/rocm").resolve()]
         outcome = run(
             [*command, str(path), "-o", str(made)],

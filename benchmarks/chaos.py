@@ -571,7 +571,7 @@ def _read(root: Path, seen: Run) -> None:
 
 
 def _verification(root: Path) -> list[Snapshot]:
-    from tasks.store.snapshot import snapshots as found
+    from tasks.store.lookup import snapshots as found
 
     return found(str(root), stage.STAGE)
 

@@ -70,7 +70,8 @@ from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by, report
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.reporting.text import cell
-from tasks.store.snapshot import SnapshotRef, find_snapshot, newest_first
+from tasks.store.lookup import find_snapshot, newest_first
+from tasks.store.snapshot import SnapshotRef
 from tasks.training.reinforce import STAGE as REINFORCEMENT
 from tasks.training.stage import STAGE as TRAINING
 from tasks.verification.stage import wait_for_head

@@ -18,7 +18,8 @@ from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
-from tasks.store.snapshot import SnapshotRef, find_snapshot, newest_first
+from tasks.store.lookup import find_snapshot, newest_first
+from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.prompts import render
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING

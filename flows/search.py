@@ -28,7 +28,7 @@ from tasks.search.population import Plan
 from tasks.search.stage import Row, Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
-from tasks.store.snapshot import find_snapshot, newest_first
+from tasks.store.lookup import find_snapshot, newest_first
 from tasks.synthesis.contrast import Kernel, compared
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of

@@ -27,7 +27,8 @@ from tasks.files import atomic_write
 from tasks.reporting.charts import FIRST, MUTED, SECOND, labelled, legend, new_figure, style, svg_of
 from tasks.reporting.text import clean, cut
 from tasks.sources.tables import load
-from tasks.store.snapshot import Snapshot, newest_first
+from tasks.store.lookup import newest_first
+from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
 from tasks.versions import (
     CANDIDATE_TABLE_VERSION,

@@ -476,9 +476,7 @@ class Verdict(Record):
     @model_validator(mode="after")
     def _legal(self) -> Verdict:
         if self.reason.status is not self.status:
-            raise ValueError(
-                f"reason {self.reason.value!r} does not belong to status {self.status.value!r}"
-            )
+            raise ValueError(f"reason {self.reason} does not belong to status {self.status}")
         if (self.timing is not None) and self.status is not Status.CORRECT:
             raise ValueError("only a correct candidate has a timing")
         return self

@@ -30,7 +30,7 @@ from tasks.decontamination import stage as decontamination
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.sources import stage as sources
 from tasks.store import SnapshotRef
-from tasks.store.snapshot import find_snapshot
+from tasks.store.lookup import find_snapshot
 from tasks.synthesis.stage import Synthesis
 from tasks.verification.stage import Verification
 from tasks.versions import (

@@ -55,7 +55,7 @@ def show(fingerprint: str, root: str, rows: int, as_json: bool) -> None:
 
     FINGERPRINT is the beginning of one, or the snapshot's directory.
     """
-    from tasks.store.snapshot import find_snapshot
+    from tasks.store.lookup import find_snapshot
 
     snapshot = find_snapshot(root, fingerprint).open()
     data = {

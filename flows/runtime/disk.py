@@ -23,7 +23,8 @@ from kernels_eval.build.cache import limit_from_environment
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import DiskFullError
 from kernels_eval.records import Record
-from tasks.store.snapshot import Snapshot, SnapshotRef, snapshots
+from tasks.store.lookup import snapshots
+from tasks.store.snapshot import Snapshot, SnapshotRef
 
 GIB = 1 << 30
 CHECK_EVERY_S = 1.0

@@ -33,7 +33,8 @@ from tasks.curation.tables import (
     with_operators,
     with_profiles,
 )
-from tasks.store.snapshot import Snapshot, newest_first
+from tasks.store.lookup import newest_first
+from tasks.store.snapshot import Snapshot
 
 
 class Files(Snapshot):

@@ -20,7 +20,8 @@ import pyarrow as pa
 from kernels_eval.errors import UsageError, cause_of
 from tasks.sources.hub import is_hub_id
 from tasks.store import Snapshot, SnapshotRef, snapshots
-from tasks.store.snapshot import RESTORE, find_snapshot, newest_first
+from tasks.store.lookup import find_snapshot, newest_first
+from tasks.store.snapshot import RESTORE
 
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
 ANALYSIS, WORKLOADS, FLAGS = "analysis", "workloads", "trace-flags"

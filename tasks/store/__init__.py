@@ -5,8 +5,9 @@ The names below are what stages and flows use; `journal` and `parts` are details
 
 from tasks.store.identity import fingerprint
 from tasks.store.journal import another_runs
+from tasks.store.lookup import known_rows, snapshots
 from tasks.store.ordering import rows_in_order, tables_in_order
-from tasks.store.snapshot import PART_ROWS, Snapshot, SnapshotRef, known_rows, snapshots
+from tasks.store.snapshot import PART_ROWS, Snapshot, SnapshotRef
 
 __all__ = [
     "PART_ROWS",

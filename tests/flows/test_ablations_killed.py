@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.store.snapshot import snapshots
+from tasks.store.lookup import snapshots
 from tests.support.commands import kill_tree, start, tiny
 
 PROFILE = tiny(

@@ -15,7 +15,7 @@ import polars as pl
 import pytest
 import yaml
 
-from tasks.store.snapshot import snapshots
+from tasks.store.lookup import snapshots
 from tasks.tracking.writing import PARENT_TAG
 from tests.support.commands import kill_tree, start, tiny
 

@@ -22,7 +22,8 @@ from tasks.search import confirm
 from tasks.search.config import SearchConfig
 from tasks.search.population import Member, Plan
 from tasks.search.stage import run
-from tasks.store.snapshot import Snapshot, snapshots
+from tasks.store.lookup import snapshots
+from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases

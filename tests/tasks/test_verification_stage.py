@@ -24,7 +24,8 @@ from kernels_eval.records import Candidate, Language, Verdict, candidate_id
 from tasks import retry
 from tasks.progress import observed_by
 from tasks.sources import bundled
-from tasks.store.snapshot import Snapshot, SnapshotRef, known_rows
+from tasks.store.lookup import known_rows
+from tasks.store.snapshot import Snapshot, SnapshotRef
 from tasks.synthesis.parsing import parse_response
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.verification import stage

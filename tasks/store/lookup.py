@@ -1,0 +1,91 @@
+"""Snapshots of a root: all of a stage, the newest, one by its name, and rows of any of them.
+
+Guarantees: nothing here writes, but for the journals of killed runs that `known_rows` saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from glob import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels_eval.errors import UsageError
+from tasks.store.snapshot import MANIFEST, Snapshot, SnapshotRef
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def snapshots(root: str, stage: str) -> list[Snapshot]:
+    """Every snapshot of a stage under a root, finished or not, in no particular order."""
+    import fsspec
+
+    fs, path = fsspec.core.url_to_fs(str(root))
+    base = f"{path.rstrip('/')}/{stage}"
+    if not fs.exists(base):
+        return []
+    names = [Path(p).name for p in sorted(fs.ls(base, detail=False))]
+    return [Snapshot(root, stage, name) for name in names if not name.startswith(".")]
+
+
+def newest_first(root: str, stage: str) -> list[Snapshot]:
+    """The finished snapshots of a stage under a root, the newest first."""
+    finished = [each for each in snapshots(root, stage) if each.finished]
+    age = {each.fingerprint: (each.manifest["created_at"], each.fingerprint) for each in finished}
+    return sorted(finished, key=lambda each: age[each.fingerprint], reverse=True)
+
+
+def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
+    """A snapshot by its directory, or under `root` by (the beginning of) its fingerprint. Raises
+    UsageError where there is none, or several begin so."""
+    import fsspec
+
+    if (Path(name) / MANIFEST).is_file():
+        path = Path(name).resolve()
+        return SnapshotRef(
+            root=str(path.parent.parent), stage=path.parent.name, fingerprint=path.name
+        )
+    fs, base = fsspec.core.url_to_fs(str(root))
+    below = f"{base.rstrip('/')}/{stage}/{escape(name)}*"
+    files = [path for inner in (MANIFEST, "part-*") for path in fs.glob(f"{below}/{inner}")]
+    found = sorted({path.rpartition("/")[0] for path in files})
+    if len(found) != 1:
+        what = "snapshot" if stage == "*" else f"{stage} snapshot"
+        problem = f"{len(found)} {what}s" if found else f"no {what}"
+        raise UsageError(
+            f"{problem} under {root} begin{'' if found else 's'} with {name!r}",
+            "give its directory or more of its fingerprint; `concur ls` lists them",
+        )
+    *_, stage, fingerprint = found[0].split("/")
+    return SnapshotRef(root=root, stage=stage, fingerprint=fingerprint)
+
+
+def known_rows(
+    root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Rows of any other snapshot of the stage whose key is asked for, each key once: a nightly
+    refresh pays only for what is new.
+
+    What killed runs left in journals counts too (`schema` is the stage's): a run that is killed and
+    begun again after an update fills another snapshot. Reads the key column of every snapshot, and
+    of the rows only those that were found: a few hundred in memory at a time.
+    """
+    import polars as pl
+
+    missing = pl.DataFrame({column: pl.Series(list(keys), dtype=pl.String)}).unique()
+    for snapshot in snapshots(root, stage):
+        if missing.is_empty():
+            return
+        if snapshot.fingerprint == exclude:
+            continue
+        snapshot.save_journals(schema)
+        if not snapshot.has_column(column):
+            continue
+        found = (
+            snapshot.index([column])
+            .join(missing, on=column, how="semi")
+            .unique(subset=column, keep="first", maintain_order=True)
+        )
+        missing = missing.join(found, on=column, how="anti")
+        yield from snapshot.rows_of(found)

@@ -37,9 +37,9 @@ class Basis(NamedTuple):
     n: int = 0
     tasks: int = 0
 
-    def unknown(self, why_not: str) -> Estimate:
+    def unknown(self, reason: str) -> Estimate:
         """Return an estimate without a value."""
-        return Estimate(why_not=why_not, n=self.n, tasks=self.tasks)
+        return Estimate(why_not=reason, n=self.n, tasks=self.tasks)
 
     def estimate(
         self,

@@ -216,10 +216,10 @@ def _within_speedup(
     keep = counts[place] > 1
     codes, x, sd, basis = standardised(task[keep], tokens[keep])
     if sd is None:
-        why_not = f"{basis.tasks} tasks have several correct samples with a speedup"
+        reason = f"{basis.tasks} tasks have several correct samples with a speedup"
         if basis.tasks > 1:
-            why_not = "samples of one task are equally long"
-        return dict.fromkeys(("within", "within_ranks"), basis.unknown(why_not))
+            reason = "samples of one task are equally long"
+        return dict.fromkeys(("within", "within_ranks"), basis.unknown(reason))
     found = fixed_effects(x, log[keep], codes)
     ranks, others = (
         demeaned(ranks_and_sides(codes, each[keep])[0], codes, basis.tasks)

@@ -66,10 +66,10 @@ def within_task(
         "unit_tokens": config.unit_tokens,
     }
     if sd is None:
-        why_not = f"{basis.tasks} of {len(names)} tasks have both correct and incorrect samples"
+        reason = f"{basis.tasks} of {len(names)} tasks have both correct and incorrect samples"
         if basis.tasks > 1:
-            why_not = "samples of one task are equally long"
-        return WithinTask(**facts, **dict.fromkeys(ESTIMATES, basis.unknown(why_not)))
+            reason = "samples of one task are equally long"
+        return WithinTask(**facts, **dict.fromkeys(ESTIMATES, basis.unknown(reason)))
     ranks, side = ranks_and_sides(codes, tokens[keep])
     _, ranks, rank_sd, _ = standardised(codes, ranks)
     per_sd, per_unit = _conditional(z, y, codes, [1.0, config.unit_tokens / sd], config)

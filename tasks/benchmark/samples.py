@@ -236,8 +236,8 @@ def missing_tasks(samples: Mapping[str, Samples]) -> dict[str, list[str]]:
 
 
 def rates(samples: Samples, track: Track, p: float | None, k: int) -> NDArray[np.float64] | None:
-    """pass@k per task, shape (tasks,); None where `why_not` has a reason."""
-    if why_not(samples, k):
+    """pass@k per task, shape (tasks,); None where `unavailable_reason` has one."""
+    if unavailable_reason(samples, k):
         return None
     return np.array(
         [
@@ -247,7 +247,7 @@ def rates(samples: Samples, track: Track, p: float | None, k: int) -> NDArray[np
     )
 
 
-def why_not(samples: Samples, k: int) -> str:
+def unavailable_reason(samples: Samples, k: int) -> str:
     """Why pass@k cannot be estimated from these samples; empty where it can."""
     if not samples:
         return "no task to score"

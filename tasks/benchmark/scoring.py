@@ -41,7 +41,7 @@ from tasks.benchmark.samples import (
     not_compared,
     rates,
     samples_by_model,
-    why_not,
+    unavailable_reason,
 )
 
 GEOMETRIC_MEAN = "geometric_mean_speedup"
@@ -212,7 +212,7 @@ def _rate(
 ) -> dict[str, Any]:
     each = rates(samples, track, p, k)
     if each is None:
-        return {"why_not": why_not(samples, k)}
+        return {"why_not": unavailable_reason(samples, k)}
     value, interval = mean(each), None
     if over == "tasks_and_samples":
         passed = [sum(s.passes(track, p) for s in group) for group in samples.values()]

@@ -156,14 +156,14 @@ def caveats(context: ReportContext) -> list[Caveat]:
         if row.value is not None:
             rates.setdefault(row.model, []).append(row.value)
     missing = {row.model: row.missing for row in context.scores if row.missing}
-    why_not = (row.why_not for row in context.scores if row.k is not None and row.tasks)
+    reasons = (row.why_not for row in context.scores if row.k is not None and row.tasks)
     return caveats_of(
         "caveats.toml",
         context=context,
         few=FEW_TASKS,
         tasks=sorted({row.tasks for row in execs}),
         missing=[f"{model} {count:,}" for model, count in missing.items()],
-        not_estimated=filter(None, dict.fromkeys(why_not)),
+        not_estimated=filter(None, dict.fromkeys(reasons)),
         silent=[model for model, values in rates.items() if max(values) == 0.0],
         on_gpu=Language(context.language).needs_gpu,
         verdicts=sum(context.status_counts.values()),

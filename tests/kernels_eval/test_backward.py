@@ -26,9 +26,8 @@ def assert_judged(evaluator, formula, kind, language):
         assert timing.reference_forward_ms and timing.reference_backward_ms
         assert type(verdict).model_validate_json(verdict.model_dump_json()) == verdict
     if kind == "wrong_gradient":
-        assert (
-            "gradient of argument 0 is wrong" in verdict.detail or "parameter w" in verdict.detail
-        )
+        # all gradients are off by as much: the worst is any of them
+        assert verdict.detail.startswith("the gradient of ")
         assert verdict.outputs_match is False
     if kind == "no_kernel_in_backward":
         assert "backward passes" in verdict.detail and verdict.outputs_match

@@ -3,8 +3,9 @@ score.
 
 Guarantees: what is finished is not done again; branches that give the same rows share one training
 and one benchmark per seed, whichever comes first, also where two processes run ablations at once;
-no two branches hold one GPU, and without GPUs models answer, and kernels are timed, one branch at a
-time. Does not catch errors: a branch that fails raises, and the ablation records it.
+the base model's answers are made once, too; no two branches hold one GPU, and without GPUs models
+answer, and kernels are timed, one branch at a time. Does not catch errors: a branch that fails
+raises, and the ablation records it.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def run_branch(
     resources = RESOURCES.get()
     resources.pages[name] = prefect_url()
     planned = planned_training(config, tasks, curated)
-    with alone_with(Path(config.root) / HOME / "locks" / planned.fingerprint, resources.stopped):
+    with _alone(config, planned):
         with _unless_finished(planned, resources.training(config.training.workers)):
             trained = call_stage(train, curated, config.training, prompts_for(config, tasks))
         answers = answered(config, suite, "tuned", trained)
@@ -132,15 +133,16 @@ def run_branch(
 def answered(
     config: PipelineConfig, suite: SnapshotRef, model: str, trained: SnapshotRef | None = None
 ) -> Answers:
-    """What one model answers to the benchmark, verified. Devices are held only where something is
-    left to do."""
+    """What one model answers to the benchmark, verified, by one process at a time. Devices are held
+    only where something is left to do."""
     resources, language = RESOURCES.get(), config.language
     asked, answers = planned_answers(config, suite, model, trained)
     held = nullcontext() if asked.config.sampler == "recorded" else resources.answering()
-    with _unless_finished(asked.snapshot, held):
-        candidates = call_stage(synthesise, suite, asked.config, language, asked.adapter)
-    with _unless_finished(answers.verdicts.open(), resources.verifying(language.needs_gpu)):
-        call_stage(verify, candidates, suite, config.verification, language)
+    with _alone(config, asked.snapshot):
+        with _unless_finished(asked.snapshot, held):
+            candidates = call_stage(synthesise, suite, asked.config, language, asked.adapter)
+        with _unless_finished(answers.verdicts.open(), resources.verifying(language.needs_gpu)):
+            call_stage(verify, candidates, suite, config.verification, language)
     return answers
 
 
@@ -177,6 +179,12 @@ def leader_among(
     done = [each for snapshot, each in planned if snapshot.finished]
     begun = [each for snapshot, each in planned if (Path(snapshot.path) / "checkpoints").is_dir()]
     return (*done, *begun, *sets)[0]
+
+
+def _alone(config: PipelineConfig, planned: Snapshot) -> AbstractContextManager[None]:
+    """Hold the lock of what is made, among all ablations under the root."""
+    path = Path(config.root) / HOME / "locks" / planned.fingerprint
+    return alone_with(path, RESOURCES.get().stopped)
 
 
 @contextmanager

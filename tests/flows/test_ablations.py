@@ -1,6 +1,7 @@
 """Ablations: what they are made of, what they cost, and that a branch that fails, a kill or an
 empty budget costs no more than it must."""
 
+import fcntl
 import json
 import time
 from pathlib import Path
@@ -200,6 +201,38 @@ def test_one_ablation_runs_once_at_a_time(tmp_path):
 
 
 # -- whole ablations, with a real MLflow -----------------------------------------------------------
+
+
+def test_one_process_at_a_time_makes_a_model_s_answers(tmp_path, monkeypatch):
+    """Two ablations under one root need the same answers of the base model."""
+    from flows.ablation import branch
+    from tasks.store import SnapshotRef
+
+    config = pipeline_of(AblationConfig(profile="proof", overrides=(f"root={tmp_path}",)))
+    suite = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="0" * 32)
+    held = []
+
+    def call_stage(stage, *_):
+        (lock,) = (tmp_path / "ablations" / "locks").iterdir()
+        with lock.open("a") as handle, pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held.append(stage)
+
+    asked = SimpleNamespace(
+        snapshot=SimpleNamespace(finished=False, fingerprint="1" * 32),
+        config=config.synthesis,
+        adapter=None,
+    )
+    answers = SimpleNamespace(verdicts=SimpleNamespace(open=lambda: asked.snapshot))
+    monkeypatch.setattr(branch, "planned_answers", lambda *_: (asked, answers))
+    monkeypatch.setattr(branch, "call_stage", call_stage)
+    resources = branch.SharedResources(Meter(None), gpus=0, share=1, in_process=True)
+    token = branch.RESOURCES.set(resources)
+    try:
+        assert branch.answered(config, suite, "base") is answers
+    finally:
+        branch.RESOURCES.reset(token)
+    assert held == [branch.synthesise, branch.verify]
 
 
 @pytest.fixture(scope="module")

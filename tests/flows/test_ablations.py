@@ -200,9 +200,6 @@ def test_one_ablation_runs_once_at_a_time(tmp_path):
         raise AssertionError("two at once")
 
 
-# -- whole ablations, with a real MLflow -----------------------------------------------------------
-
-
 def test_one_process_at_a_time_makes_a_model_s_answers(tmp_path, monkeypatch):
     """Two ablations under one root need the same answers of the base model."""
     from flows.ablation import branch
@@ -233,6 +230,9 @@ def test_one_process_at_a_time_makes_a_model_s_answers(tmp_path, monkeypatch):
     finally:
         branch.RESOURCES.reset(token)
     assert held == [branch.synthesise, branch.verify]
+
+
+# -- whole ablations, with a real MLflow -----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

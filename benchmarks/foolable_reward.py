@@ -42,8 +42,9 @@ class _Unscreened(Preparer):
         if candidate.language is Language.TRITON or "load" not in candidate.code:
             return
         for asked in self._requested_builds(candidate.code, task):
-            build = self.builder.build(parse_report(ExtensionSpec, asked))
-            builds.made.append(build)
+            spec = parse_report(ExtensionSpec, asked)
+            build = self.builder.build(spec)
+            builds.made.append((spec, build))
             if build.reason:
                 raise Stop(build.reason, "the build failed", build.log)
 

@@ -251,6 +251,8 @@ SHOWN = (
     "status/correct",
     "status/rejected",
     "kl",
+    "grad_norm",
+    "skipped_updates",
     "sampling_s",
     "waited_s",
     "step_s",

@@ -83,6 +83,7 @@ def main() -> int:
     for name in sorted(SIDES, key=lambda name: name != asked.first):
         if name == "pool":
             sides[name] = in_a_process(asked)
+            print(f"pool: {len(sides[name].verdicts)} verdicts, {sides[name].seconds:.1f} s")
         else:
             sides[name], latencies = by_service(pairs, asked, language)
     return show(sides, latencies, asked.out)
@@ -180,6 +181,7 @@ def by_service(
             used = sum(psutil.Process(served.pid).cpu_times()[:2]) - used
             print(f"processor time of the service itself: {1000 * used / len(found):.1f} ms each")
             verdicts = [each.verdict for each in found if each.verdict]
+            print(f"service: {len(verdicts)} verdicts, {seconds:.1f} s")
             latencies: list[float] = []
             for number, (pair, each) in enumerate(zip(pairs[asked.warm :], found, strict=True)):
                 right = each.verdict and each.verdict.status is Status.CORRECT

@@ -94,6 +94,8 @@ class ModelRunner:
         _mallopt(M_TOP_PAD, 16 << 20)
         if self.on_gpu:
             torch.cuda.init()
+            # torch asks NVML how many devices there are, which told some confined processes 0
+            torch.cuda._cached_device_count = max(1, torch._C._cuda_getDeviceCount())
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
     def do_prepare(self, device: str, threads: int) -> None:

@@ -60,6 +60,7 @@ class TileLang(Language):
     sign = re.compile(r"^[ \t]*(?:import|from) tilelang\b", re.MULTILINE)
     jit_cache = "TILELANG_CACHE_DIR"
     compiler_errors = r"^tilelang\.|^tvm\.error\."
+    compiler_frames = r"tilelang\.jit\.(compile|get_tir|_infer_jit_mode|parse_cache_key)$"
 
     def watch(self, tracer: Tracer) -> None:
         from tilelang.jit.kernel import JITKernel

@@ -27,7 +27,14 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase, PrinterCallback
+from transformers import (
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -155,6 +162,8 @@ class RewardTrainer(GRPOTrainer):
             rollout_func=lambda chats, _: self.answer(chats),
         )
         self.remove_callback(PrinterCallback)  # it prints every log entry to stdout
+        self.skipped = SkipNonFinite()
+        self.add_callback(self.skipped)
 
     def answer(self, chats: Sequence[str]) -> dict[str, Any]:
         """Answers to chats, and the reward of each, as TRL takes them from a `rollout_func`."""
@@ -214,6 +223,7 @@ class RewardTrainer(GRPOTrainer):
         now_s = time.monotonic()
         learned = {n: float(entry[n]) for n in KEPT_OF_TRL if entry.get(n) is not None}
         row = {"step": entry["step"]} | learned | self.written.row(now_s - self.began_s)
+        row["skipped_updates"] = float(self.skipped.count)
         entry["concur"], self.began_s = row, now_s
         if self.on_log:
             self.on_log(row)
@@ -223,6 +233,22 @@ class RewardTrainer(GRPOTrainer):
         untyped._save_checkpoint(*args, **kwargs)
         folder = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
         checkpoints.mark(folder, self.identity)
+
+
+class SkipNonFinite(TrainerCallback):
+    """Drops an optimiser step whose gradient is not finite, as loss scalers do: one such step would
+    make every later logit NaN. `count`: how many of this process."""
+
+    count = 0
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        learned = [each for each in kwargs["model"].parameters() if each.grad is not None]
+        if not all(bool(torch.isfinite(each.grad).all()) for each in learned):
+            self.count += 1
+            for each in learned:
+                each.grad = None  # the optimiser passes over it
 
 
 class Step(NamedTuple):

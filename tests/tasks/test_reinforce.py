@@ -163,3 +163,22 @@ def test_a_stopped_run_resumes_at_its_checkpoint_and_another_run_is_refused(
     shutil.rmtree(tmp_path / "adapter")
     with pytest.raises(Exception, match="is a checkpoint of another run: learning_rate"):
         trained(base, adapter, tmp_path, World(), **short, learning_rate=1e-3)
+
+
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(base, adapter, tmp_path, monkeypatch):
+    import torch
+    from safetensors.torch import load_file
+
+    from tasks.training.grpo import RewardTrainer
+
+    plain = RewardTrainer.compute_loss
+
+    def poisoned(self, *given, **named):
+        loss = plain(self, *given, **named)
+        return loss * float("nan") if self.state.global_step == 1 else loss
+
+    monkeypatch.setattr(RewardTrainer, "compute_loss", poisoned)
+    log = trained(base, adapter, tmp_path, World(), steps=3)
+    assert [row["skipped_updates"] for row in log] == [0, 1, 1]
+    learned = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert all(bool(torch.isfinite(each).all()) for each in learned.values())

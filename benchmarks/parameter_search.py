@@ -4,40 +4,52 @@ search with the same budget, and what the winners are against torch.compile.
     python -m benchmarks.parameter_search --tasks kernelbench.parquet --responses
     qwq32b_candidates.parquet --out DIR
 
-One candidate a task (`--limit`), the first that was recorded as correct and has a parameter; each
-is the start of an evolution and of a random search of `--evaluations` verdicts each. Equal code is
-verified once, and counts in the budget and the device-seconds of both. Winners and starts are then
-measured `rounds` times anew, and once more beside torch.compile (`--compile`); where `--operators`
-names schedule, which changes machine code, with more inputs and compute-sanitizer. Proposals depend
-on the verdicts and the seed alone, and verdicts are kept as they come: the same command resumes. It
-stops after `--budget-s` with exit status 3 where something is left. `--gpus N` divides the tasks
-over so many GPUs, a process each; `--report` prints the tables of what is there. Needs torch,
-numpy, pydantic, psutil, polars and nvcc; no Ray, no Prefect. `--language cpp` takes the bundled
-tasks instead, which tests the program without a GPU.
+One candidate a task, the first that was recorded as correct and has a parameter, `--limit` tasks in
+the order of the seed. Each is the start of an evolution and of a random search of `--evaluations`
+verdicts each. Equal code is verified once, and counts in the budget and the device-seconds of both.
+Winners and starts are then measured `--rounds` times anew (`--compile`: beside torch.compile, too);
+where `--operators` names schedule, which changes machine code, with more inputs, and the winner once
+with compute-sanitizer. Proposals depend on the verdicts and the seed alone, and verdicts are kept as
+they come: the same command resumes. It stops after `--budget-s` with exit status 3 where something
+is left; tasks are finished one after the other, and the tables hold those that are.
+
+`--gpus N` and `--lanes N` divide the tasks over so many GPUs and so many processes on each. What
+one process does beside timing overlaps with the others' work; while one times, the others of its
+GPU wait. Tasks of more than 2 GB go to the first process of a GPU. `--report` prints the tables of
+what is there. Needs torch, numpy, pydantic, psutil, polars and nvcc; no Ray, no Prefect.
+`--language cpp` takes the bundled tasks instead, which tests the program without a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
+
+import torch
 
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.evaluator import Evaluator
+from kernels_eval.parent.candidate_handle import CandidateProcess
 from kernels_eval.parent.messages import Prepared
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from tasks.search.config import SearchConfig
-from tasks.search.gain import Interval, again, mean_gain, pair_of, result_of, summary_of
+from tasks.search.gain import Interval, again, again_id, mean_gain, pair_of, result_of, summary_of
 from tasks.search.parameters import LOOP_NAME, parameters_of, usage
 from tasks.search.population import START, Member, Population
 from tasks.sources import bundled, kernelbench
@@ -46,6 +58,10 @@ from tasks.synthesis.parsing import parse_response
 METHODS = ("evolution", "random")
 SHOWN = (1, 2, 4, 8, 16, 24, 32)
 UNFINISHED = 3
+AT_ONCE = 6
+"""Tasks of a process whose candidates are built while others run."""
+LARGE = 2e9
+"""Bytes of a task's inputs and outputs: memory does not hold many such references."""
 
 
 class Begin(NamedTuple):
@@ -68,52 +84,83 @@ def main() -> int:
     parser.add_argument("--language", default="cuda", choices=["cuda", "cpp"])
     parser.add_argument("--limit", type=int, default=48, help="candidates, one a task")
     parser.add_argument("--evaluations", type=int, default=32, help="of each search and task")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--only", help="task ids between commas")
     parser.add_argument("--operators", default="parameters", help="such as schedule, of sm_90")
+    parser.add_argument("--rounds", type=int, default=3, help="fresh measurements of each")
     parser.add_argument("--max-s", type=float, default=1.0, help="timing budget of a verdict, s")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--builders", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--budget-s", type=float, default=500)
     parser.add_argument("--compile", action="store_true", help="measure beside torch.compile, too")
     parser.add_argument("--gpus", type=int, default=1)
-    parser.add_argument("--part", default="0/1", help="this process's share, such as 1/4")
+    parser.add_argument("--lanes", type=int, default=1, help="processes of each GPU")
+    parser.add_argument("--part", type=int, help="number of this process among all")
     parser.add_argument("--report", action="store_true", help="only print what is there")
     parser.add_argument("--out", required=True)
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.budget_s
     if arguments.report:
         return report(arguments)
-    if arguments.gpus > 1:
+    if arguments.part is None:
         return divided(arguments)
-    part, parts = map(int, arguments.part.split("/"))
-    begins = list(begins_of(arguments))[part::parts]
-    with Work(arguments, Path(arguments.out) / f"part-{part}-of-{parts}", deadline) as work:
+    begins = shares(list(begins_of(arguments)), arguments.gpus, arguments.lanes)[arguments.part]
+    with Work(arguments, Path(arguments.out) / f"part-{arguments.part}", deadline) as work:
         try:
             work.run(begins)
         except OutOfTime:
             print(f"out of time after {len(work.known)} verdicts: run it again", flush=True)
             return UNFINISHED
-    return report(arguments) if parts == 1 else 0
+    return 0
 
 
 def divided(arguments: argparse.Namespace) -> int:
-    """One process for each GPU, each with its part of the tasks; then the report."""
-    builders = str(max(1, arguments.builders // arguments.gpus))
+    """A process for each lane of each GPU, with its part of the tasks; then the report."""
+    parts = arguments.gpus * arguments.lanes
+    builders = str(max(1, arguments.builders // parts))
     command = [sys.executable, "-m", "benchmarks.parameter_search", *sys.argv[1:]]
-    command += ["--gpus", "1", "--builders", builders, "--part"]
+    command += ["--builders", builders, "--part"]
     processes = [
         subprocess.Popen(
-            [*command, f"{number}/{arguments.gpus}"],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(number)},
+            [*command, str(part)],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": str(part % arguments.gpus)},
         )
-        for number in range(arguments.gpus)
+        for part in range(parts)
     ]
     statuses = [process.wait() for process in processes]
-    return max(statuses) or report(arguments)
+    return report(arguments) or max(statuses)
+
+
+def shares(begins: list[Begin], gpus: int, lanes: int) -> list[list[Begin]]:
+    """The tasks of each process, lane by lane; large ones go to the first lane of a GPU, at its
+    end, and small ones to whoever has the fewest."""
+    made: list[list[Begin]] = [[] for _ in range(gpus * lanes)]
+    large = [each for each in begins if bytes_of(each.task) > LARGE]
+    last = [large[gpu::gpus] if lane == 0 else [] for lane in range(lanes) for gpu in range(gpus)]
+    for each in (each for each in begins if each not in large):
+        min(zip(made, last, strict=True), key=lambda pair: len(pair[0]) + len(pair[1]))[0].append(
+            each
+        )
+    return [[*first, *rest] for first, rest in zip(made, last, strict=True)]
+
+
+def bytes_of(task: KernelTask) -> int:
+    """Bytes of a task's inputs and its output, without memory for either; 0 where that cannot be
+    told."""
+    names: dict[str, Any] = {}
+    try:
+        with torch.device("meta"):
+            exec(task.code, names)
+            inputs = names["get_inputs"]()
+            found = [*inputs, names["Model"](*names["get_init_inputs"]())(*inputs)]
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, KeyError):
+        return 0
+    return sum(each.nbytes for each in found if isinstance(each, torch.Tensor))
 
 
 def begins_of(arguments: argparse.Namespace) -> Iterator[Begin]:
-    """The candidates to begin with, by task id: the first of each task that has a parameter; one
-    whose only parameters are loops where there is no other."""
+    """The candidates to begin with, in the order of the seed: the first of each task that has a
+    parameter; one whose only parameters are loops where there is no other."""
     language = Language(arguments.language)
     best: dict[str, tuple[bool, Begin]] = {}
     for task, text in recorded(arguments, language):
@@ -122,7 +169,10 @@ def begins_of(arguments: argparse.Namespace) -> Iterator[Begin]:
         sized = any(not each.name.startswith(LOOP_NAME) for each in found)
         if code and found and (task.task_id not in best or (sized and not best[task.task_id][0])):
             best[task.task_id] = (sized, Begin(task, code))
-    yield from [best[name][1] for name in sorted(best)][: arguments.limit]
+    only = arguments.only and arguments.only.split(",")
+    names = [name for name in sorted(best) if not only or name in only]
+    random.Random(arguments.seed).shuffle(names)
+    yield from [best[name][1] for name in names][: arguments.limit]
 
 
 def recorded(arguments: argparse.Namespace, language: Language) -> Iterator[tuple[KernelTask, str]]:
@@ -149,11 +199,52 @@ def recorded(arguments: argparse.Namespace, language: Language) -> Iterator[tupl
 
 
 class Asked(NamedTuple):
-    """A verdict that is wanted; `key` tells it from others of the same code."""
+    """A verdict that is wanted; `key` tells it from others of the same code. One that is `fresh`
+    is reached under the protocol that confirms, and where `checked` with compute-sanitizer, if the
+    operators ask for it."""
 
     key: str
     task: KernelTask
     code: str
+    fresh: bool = False
+    checked: bool = False
+
+
+class Line(NamedTuple):
+    """One task on its way: the verdicts that it needs next, as they are built, and what comes
+    after."""
+
+    rest: Iterator[list[Asked]]
+    asked: list[tuple[Asked, Candidate, Future[Prepared | None]]]
+
+
+class TakingTurns(Evaluator):
+    """Times while no other process with the same file verifies; all else happens at once."""
+
+    turns: Path
+    waited_s = 0.0
+    """of the last verdict"""
+
+    def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
+        self.waited_s = 0.0
+        with self.turns.open("w") as self.file, locked(self.file.fileno(), fcntl.LOCK_SH):
+            return super().run(task, candidate, prepared)
+
+    def _time(self, process: CandidateProcess) -> None:
+        self.runner.compiled(process.reference)  # takes long, and no turn
+        asked = time.monotonic()
+        with locked(self.file.fileno(), fcntl.LOCK_EX, fcntl.LOCK_SH):
+            self.waited_s += time.monotonic() - asked
+            super()._time(process)
+
+
+@contextmanager
+def locked(file: int, how: int, after: int = fcntl.LOCK_UN) -> Iterator[None]:
+    fcntl.flock(file, how)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, after)
 
 
 class Work:
@@ -168,86 +259,104 @@ class Work:
         self.known: dict[str, dict[str, Any]] = read_verdicts(self.file)
         self.threads = ThreadPoolExecutor(arguments.builders)
         self.local, self.preparers = threading.local(), list[Preparer]()
+        self.evaluators: dict[EvalConfig, TakingTurns] = {}
 
     def __enter__(self) -> Work:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.threads.shutdown(wait=True, cancel_futures=True)
-        for preparer in self.preparers:
-            preparer.close()
+        for each in (*self.preparers, *self.evaluators.values()):
+            each.close()
 
-    def protocol(self, baselines: tuple[str, ...] = ("eager",)) -> EvalConfig:
+    def protocol(self, *, fresh: bool = False, checked: bool = False) -> EvalConfig:
+        baselines = ["eager", "compile"] if fresh and self.arguments.compile else ["eager"]
         timing = {"max_s": self.arguments.max_s, "baselines": baselines}
-        return EvalConfig(
+        protocol = EvalConfig(
             timing=TimingConfig.model_validate(timing), build=BuildConfig(timeout_s=240)
         )
+        if not fresh:
+            return protocol
+        strict = config_of(METHODS[0], self.arguments).confirming(protocol)
+        return strict if checked else strict.model_copy(update={"sanitizer": "off"})
+
+    def evaluator(self, asked: Asked) -> TakingTurns:
+        """That of a protocol; the references that the others hold are given up."""
+        protocol = self.protocol(fresh=asked.fresh, checked=asked.checked)
+        for config, other in self.evaluators.items():
+            if config != protocol:
+                other.runner.drop_reference()
+        if protocol not in self.evaluators:
+            made = self.evaluators[protocol] = TakingTurns(self.language, protocol)
+            gpu = (self.arguments.part or 0) % self.arguments.gpus
+            made.turns = self.folder.parent / f"turns-{gpu}"
+        return self.evaluators[protocol]
 
     def run(self, begins: list[Begin]) -> None:
-        """Both searches, generation by generation; then the fresh measurements."""
-        searches = {method: populations(begins, method, self.arguments) for method in METHODS}
-        with Evaluator(self.language, self.protocol()) as evaluator:
-            generation, more = 0, True
-            while more:
-                everyone = [each for found in searches.values() for each in found]
-                more = any([proposed(each, generation) for each in everyone]) or not generation
-                asked = (
-                    Asked(code_key(each, member.code), each.task, member.code)
-                    for each in everyone
-                    for member in each.members.values()
-                )
-                self.verify(evaluator, asked)
-                for each in everyone:
-                    settle(each, self.known)
-                generation += 1
-        strict = config_of(METHODS[0], self.arguments).confirming(self.protocol())
-        with Evaluator(self.language, strict) as evaluator:
-            for found in searches.values():
-                self.verify(
-                    evaluator,
-                    (
-                        Asked(key, each.task, member.code)
-                        for each in found
-                        for key, _, member in again(each)
-                    ),
-                )
-        if self.arguments.compile:
-            winners = (
-                Asked(f"compiled/{pair[1].candidate_id}", each.task, pair[1].code)
-                for found in searches.values()
-                for each in found
-                if (pair := pair_of(each))
-            )
-            with Evaluator(self.language, self.protocol(("eager", "compile"))) as evaluator:
-                self.verify(evaluator, winners)
+        """All tasks, a few at a time: the first whose candidates are built. Raises OutOfTime."""
+        waiting, lines = deque(self.needed(each) for each in begins), list[Line]()
+        while waiting or lines:
+            while waiting and len(lines) < AT_ONCE:
+                lines += self._next(waiting.popleft())
+            built = [all(future.done() for *_, future in line.asked) for line in lines]
+            if True in built:
+                place = built.index(True)
+                self._judge(lines[place])
+                lines[place : place + 1] = self._next(lines[place].rest)
+            elif lines:
+                wait([future for *_, future in lines[0].asked], 1, FIRST_COMPLETED)
 
-    def verify(self, evaluator: Evaluator, wanted: Iterable[Asked]) -> None:
-        """Reach the verdicts that are missing, those of a task one after the other. Raises
-        OutOfTime."""
-        missing = {each.key: each for each in wanted if each.key not in self.known}
-        asked = sorted(missing.values(), key=lambda each: each.task.task_id)
-        candidates = [self._candidate(each) for each in asked]
-        with self.file.open("a", encoding="utf-8") as journal:
-            prepared = [
-                self.threads.submit(self._prepare, candidate, each.task)
-                for candidate, each in zip(candidates, asked, strict=True)
+    def needed(self, begin: Begin) -> Iterator[list[Asked]]:
+        """The verdicts that a task needs: both searches, generation by generation, then the fresh
+        measurements."""
+        methods = self.arguments.methods.split(",")
+        searches = [populations([begin], each, self.arguments)[0] for each in methods]
+        generation, more = 0, True
+        while more:
+            more = any([proposed(each, generation) for each in searches]) or not generation
+            yield [
+                Asked(code_key(each, member.code), each.task, member.code)
+                for each in searches
+                for member in each.members.values()
             ]
-            try:
-                for each, candidate, future in zip(asked, candidates, prepared, strict=True):
-                    if time.monotonic() > self.deadline:
-                        raise OutOfTime
-                    row = row_of(verdict_by(evaluator, each.task, candidate, future.result()))
-                    self.known[each.key] = row
-                    journal.write(json.dumps({"key": each.key, **row}) + "\n")
-                    journal.flush()
-            finally:
-                for future in prepared:
-                    future.cancel()
-        if asked:
-            print(
-                f"{len(self.known)} verdicts, {self.deadline - time.monotonic():.0f} s left",
-                flush=True,
-            )
+            for each in searches:
+                settle(each, self.known)
+            generation += 1
+        wanted = []
+        for each in searches:
+            for key, _, member in again(each):
+                checked = key == again_id(member.candidate_id, 0) and member is each.best
+                wanted.append(Asked(key, each.task, member.code, fresh=True, checked=checked))
+        yield wanted
+
+    def _next(self, rest: Iterator[list[Asked]]) -> list[Line]:
+        """A task with the next verdicts that are missing, being built; none where it is done."""
+        for asked in rest:
+            missing = {each.key: each for each in asked if each.key not in self.known}
+            if missing:
+                candidates = [(each, self._candidate(each)) for each in missing.values()]
+                return [Line(rest, [(*pair, self._submit(*pair)) for pair in candidates])]
+        return []
+
+    def _submit(self, asked: Asked, candidate: Candidate) -> Future[Prepared | None]:
+        return self.threads.submit(self._prepare, candidate, asked.task)
+
+    def _judge(self, line: Line) -> None:
+        """Reach verdicts of built candidates. Raises OutOfTime."""
+        with self.file.open("a", encoding="utf-8") as journal:
+            for asked, candidate, future in line.asked:
+                prepared = future.result()
+                if prepared is None or time.monotonic() > self.deadline:
+                    raise OutOfTime
+                evaluator = self.evaluator(asked)
+                row = row_of(evaluator.run(asked.task, candidate, prepared))
+                row["run_s"] -= evaluator.waited_s
+                self.known[asked.key] = row
+                journal.write(json.dumps({"key": asked.key, **row}) + "\n")
+                journal.flush()
+        left = self.deadline - time.monotonic()
+        print(f"{line.asked[0][0].task.task_id}: {len(self.known)} verdicts, {left:.0f} s left")
+        sys.stdout.flush()
 
     def _candidate(self, asked: Asked) -> Candidate:
         return Candidate(
@@ -268,15 +377,6 @@ class Work:
         return made
 
 
-def verdict_by(
-    evaluator: Evaluator, task: KernelTask, candidate: Candidate, prepared: Prepared | None
-) -> Verdict:
-    """The verdict of a built candidate. Raises OutOfTime where it was not built any more."""
-    if prepared is None:
-        raise OutOfTime
-    return evaluator.run(task, candidate, prepared)
-
-
 def row_of(verdict: Verdict) -> dict[str, Any]:
     """What is kept of a verdict."""
     timing = verdict.timing
@@ -286,6 +386,7 @@ def row_of(verdict: Verdict) -> dict[str, Any]:
         "status": verdict.status.value,
         "reason": verdict.reason.value,
         "run_s": verdict.run_s,
+        "phases": verdict.phases.model_dump(exclude_defaults=True) if verdict.phases else None,
         "device": verdict.device,
         **{name: getattr(timing, name) if timing else None for name in kept},
         "compiled": compiled.speedup if compiled else None,
@@ -311,7 +412,8 @@ def code_key(population: Population, code: str) -> str:
 
 
 def config_of(method: str, arguments: argparse.Namespace) -> SearchConfig:
-    asked = {"method": method, "evaluations": arguments.evaluations, "seed": arguments.seed}
+    names = ("evaluations", "seed", "rounds")
+    asked = {"method": method, **{name: getattr(arguments, name) for name in names}}
     operators = arguments.operators.split(",")
     return SearchConfig.model_validate(asked | {"operators": operators, "patience": None})
 
@@ -355,26 +457,33 @@ def settle(population: Population, known: dict[str, dict[str, Any]]) -> None:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Print the tables of all parts, and write report.json."""
+    """Print the tables of the tasks that are finished, and write report.json; 3 where some are
+    not."""
     known: dict[str, dict[str, Any]] = {}
     for path in sorted(Path(arguments.out).glob("part-*/verdicts.jsonl")):
         known |= read_verdicts(path)
-    begins = list(begins_of(arguments))
-    found = {method: replayed(populations(begins, method, arguments), known) for method in METHODS}
+    begins, methods = list(begins_of(arguments)), arguments.methods.split(",")
+    found = {name: replayed(populations(begins, name, arguments), known) for name in methods}
+    done = [
+        all(finished(each, known) for each in column)
+        for column in zip(*found.values(), strict=True)
+    ]
     fresh = {
         key: Interval(row["speedup"], row["speedup_lower"], row["speedup_upper"])
         for key, row in known.items()
         if row["speedup"]
     }
     told: dict[str, Any] = {"device": sorted({row["device"] for row in known.values()} - {""})}
-    for method, members in found.items():
-        results = [result_of(each, fresh) for each in members if each.start]
-        told[method] = summary_of(results, [each for each in members if each.start])
-    told["against_random"] = compared(told)._asdict()
-    told["against_compile"] = {method: compiled(found[method], known) for method in METHODS}
+    told["begun"], told["finished"] = len(begins), sum(done)
+    for name, members in found.items():
+        judged = [each for each, whole in zip(members, done, strict=True) if whole and each.start]
+        results = [result_of(each, fresh) for each in judged]
+        told[name] = summary_of(results, judged) | {"compiled": compiled(judged, known)}
+    if set(methods) == set(METHODS):
+        told["against_random"] = compared(told)._asdict()
     (Path(arguments.out) / "report.json").write_text(json.dumps(told, indent=1))
-    print("\n".join(lines_of(told)))
-    return 0
+    print("\n".join(lines_of(told, methods)))
+    return 0 if all(done) else UNFINISHED
 
 
 def replayed(members: list[Population], known: dict[str, dict[str, Any]]) -> list[Population]:
@@ -390,6 +499,12 @@ def replayed(members: list[Population], known: dict[str, dict[str, Any]]) -> lis
     return members
 
 
+def finished(population: Population, known: dict[str, dict[str, Any]]) -> bool:
+    return all(each.settled for each in population.members.values()) and all(
+        key in known for key, *_ in again(population)
+    )
+
+
 def compared(told: dict[str, Any]) -> Interval:
     """Gain of evolution / gain of random search, over the tasks where both are confirmed."""
     gains = [{row["task_id"]: row["gain"] for row in told[name]["results"]} for name in METHODS]
@@ -398,48 +513,49 @@ def compared(told: dict[str, Any]) -> Interval:
 
 
 def compiled(members: list[Population], known: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Speed of the winners against their task under torch.compile, in one window."""
-    pairs = [pair for each in members if (pair := pair_of(each))]
-    rows = [known.get(f"compiled/{winner.candidate_id}", {}) for _, winner in pairs]
-    speedups = [row["compiled"] for row in rows if row.get("compiled")]
+    """Speed of the winners against their task under torch.compile, in the windows of the fresh
+    measurements; the geometric mean of a winner's rounds."""
+    speedups = []
+    for each in members:
+        pair, rounds = pair_of(each), range(each.config.rounds)
+        rows = [known[again_id(pair[1].candidate_id, n)] for n in rounds] if pair else []
+        if rows and all(row["compiled"] for row in rows):
+            speedups.append(geometric_mean(row["compiled"] for row in rows))
     faster = sum(speedup > 1 for speedup in speedups)
     return {"winners": len(speedups), "faster": faster, **mean_gain(speedups)._asdict()}
 
 
-def lines_of(told: dict[str, Any]) -> Iterator[str]:
+def lines_of(told: dict[str, Any], methods: list[str]) -> Iterator[str]:
     """The report as Markdown."""
 
     def form(one: dict[str, float]) -> str:
         return f"{one['value']:.3f} ({one['lower']:.3f} to {one['upper']:.3f})"
 
-    yield f"Device: {', '.join(told['device'])}\n"
-    yield "| | " + " | ".join(METHODS) + " |\n| --- | ---: | ---: |"
+    def against(one: dict[str, Any]) -> str:
+        return f"{form(one)}, {one['faster']} of {one['winners']} faster" if one["winners"] else ""
+
+    yield f"Device: {', '.join(told['device'])}; {told['finished']} of {told['begun']} tasks done\n"
+    yield "| | " + " | ".join(methods) + " |\n| --- |" + " ---: |" * len(methods)
     rows = {
-        "candidates": lambda one: one["tasks"],
+        "tasks whose start is correct": lambda one: one["tasks"],
         "confirmed gain, geometric mean (95 %)": lambda one: form(one["gain"]),
         "the same, winners that are not confirmed as 1": lambda one: form(one["used_gain"]),
         "improved with 95 % confidence": lambda one: one["improved"],
         "gained more than 5 %": lambda one: f"{one['share_above_5_percent']:.1%}",
         "evaluations": lambda one: one["evaluations"],
-        "device-seconds": lambda one: f"{one['device_s']:,.0f}",
+        "seconds of the verifier": lambda one: f"{one['device_s']:,.0f}",
+        "winners against torch.compile": lambda one: against(one["compiled"]),
     }
     for name, value in rows.items():
-        yield f"| {name} | " + " | ".join(str(value(told[method])) for method in METHODS) + " |"
-    against = [told["against_compile"][method] for method in METHODS]
-    words = [
-        f"{form(one)}, {one['faster']} of {one['winners']} faster"
-        if one["winners"]
-        else "not measured"
-        for one in against
-    ]
-    yield f"| winners against torch.compile | {' | '.join(words)} |"
-    yield f"\nEvolution against random search: {form(told['against_random'])}\n"
-    steps = [step for step in SHOWN if step <= len(told[METHODS[0]]["curve"])]
+        yield f"| {name} | " + " | ".join(str(value(told[method])) for method in methods) + " |"
+    if "against_random" in told:
+        yield f"\nEvolution against random search: {form(told['against_random'])}\n"
+    steps = [step for step in SHOWN if step <= len(told[methods[0]]["curve"])]
     yield (
         "| best so far, by the search's own verdicts, after | " + " | ".join(map(str, steps)) + " |"
     )
     yield "| --- |" + " ---: |" * len(steps)
-    for method in METHODS:
+    for method in methods:
         values = (f"{told[method]['curve'][step - 1]:.3f}" for step in steps)
         yield f"| {method} | {' | '.join(values)} |"
 

@@ -9,14 +9,15 @@ be fooled (`benchmarks.foolable_reward`, which says which faults it pays for).
     python -m benchmarks.reinforce_student report --out DIR
 
 Repeat `train`, then `score`, until they say they are done: each stops after `--limit-s` (a step
-that has begun is finished first) and resumes, also after SIGKILL. `train` runs all
-rewards and seeds at once, a process each, on one GPU (or on the CPU), with the cores shared among
-them; settings are those of the profile `proof`. Both rewards pay 1 for a correct answer and 0 for a
-wrong one, and ours takes 1 off where an answer is rejected; neither pays for speed, so that only
-the judge differs. `score` lets the SFT adapter and each policy answer the held-out tasks, and asks
-both judges about every answer. `report` prints Exec@1 and mean reward by our verifier, before and
-after, with intervals paired by task, how many answers of each policy are rejected, and how many the
-foolable judge pays for although they are not correct.
+that has begun is finished first) and resumes, also after SIGKILL. `train` runs all rewards and
+seeds at once, a process each, on one GPU (or on the CPU), with the cores shared among them;
+settings are those of the profile `proof`. A run that is not finished is scored at its newest
+checkpoint, and `report` says at which step that was. Both rewards pay 1 for a correct answer and 0
+for a wrong one, and ours takes 1 off where an answer is rejected; neither pays for speed, so that
+only the judge differs. `score` lets the given adapter ("start") and each policy answer the held-out
+tasks, and asks both judges about every answer. `report` prints Exec@1 and mean reward by our
+verifier, before and after, with intervals paired by task, how many answers of each policy are
+rejected, and how many the foolable judge pays for although they are not correct.
 
 Kernels are C++ and are judged on the CPU by processes of this program: it needs neither Ray nor
 Prefect nor MLflow, only torch, transformers, accelerate, peft, trl, datasets, pyarrow, polars,
@@ -55,6 +56,7 @@ from tasks.sources.stage import load_tasks
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import render
 from tasks.synthesis.sampler import Request
+from tasks.training.checkpoints import COMPLETE, checkpoint_step
 
 NEEDED = (
     *("torch", "transformers", "accelerate", "peft", "trl", "datasets", "pyarrow", "polars"),
@@ -62,7 +64,7 @@ NEEDED = (
 )
 REWARDS = ("ours", "foolable")
 CORRECT_ONLY = Concur(speedup=0, coverage=0, roofline=0)
-START = "sft"
+START = "start"
 """The policy before reinforcement."""
 RESAMPLES = 10_000
 
@@ -263,13 +265,15 @@ SHOWN = (
 
 
 def score(asked: argparse.Namespace) -> int:
-    """Answers of each policy that has finished, then the verdicts of both judges."""
-    policies = [START, *(f"{n}-{s}" for n, s in runs(asked) if finished(asked.out, n, s))]
+    """Answers of each policy, then the verdicts of both judges."""
+    names = [f"{name}-{seed}" for name, seed in runs(asked)]
+    there = [each for each in names if trained(asked, each)[1] or answered(asked.out, each)]
+    policies = [START, *there]
     until = time.time() + asked.limit_s
     jobs = [
         (_answer, (asked, policy, until))
         for policy in policies
-        if not (asked.out / f"answers-{policy}.json").is_file()
+        if trained(asked, policy)[1] > answered(asked.out, policy).get("steps", -1)
     ]
     ended = together(jobs, asked.at_once) if jobs else 0
     if ended:
@@ -284,6 +288,23 @@ def score(asked: argparse.Namespace) -> int:
     return 0
 
 
+def trained(asked: argparse.Namespace, policy: str) -> tuple[Path, int]:
+    """A policy's adapter and its steps: that of its newest whole checkpoint where it has not
+    finished; without one, the start and 0."""
+    home = asked.out / policy
+    if policy != START and (home / "log.json").is_file():
+        return home / "adapter", len(json.loads((home / "log.json").read_text()))
+    whole = [each.parent for each in home.glob(f"checkpoints/checkpoint-*/{COMPLETE}")]
+    newest = max(whole, key=checkpoint_step, default=None)
+    return newest or asked.adapter, checkpoint_step(newest)
+
+
+def answered(out: Path, policy: str) -> dict[str, Any]:
+    """`steps` of the policy when it answered, and its `answers` by task and number."""
+    path = out / f"answers-{policy}.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
 def held_out(asked: argparse.Namespace) -> dict[str, KernelTask]:
     chosen: TasksConfig = settings(asked).benchmark.tasks
     return {task.task_id: task for task in load_tasks(chosen)}
@@ -292,7 +313,7 @@ def held_out(asked: argparse.Namespace) -> dict[str, KernelTask]:
 def _answer(asked: argparse.Namespace, policy: str, until: float) -> None:
     from tasks.synthesis.local import TransformersSampler
 
-    adapter = asked.adapter if policy == START else asked.out / policy / "adapter"
+    adapter, steps = trained(asked, policy)
     sampling = settings(asked).reinforcement.sampling
     requests = [
         Request(
@@ -311,7 +332,7 @@ def _answer(asked: argparse.Namespace, policy: str, until: float) -> None:
         answers[response.request_key] = response.text
         if time.time() > until:
             raise OutOfTimeError
-    write(asked.out / f"answers-{policy}.json", answers)
+    write(asked.out / f"answers-{policy}.json", {"steps": steps, "answers": answers})
 
 
 def write(path: Path, data: object) -> None:
@@ -323,9 +344,11 @@ def write(path: Path, data: object) -> None:
 def candidates(asked: argparse.Namespace, policy: str) -> Iterator[tuple[KernelTask, Candidate]]:
     """The answers of a policy; the id is that of its task and code."""
     tasks = held_out(asked)
-    answers = json.loads((asked.out / f"answers-{policy}.json").read_text())
-    for key, text in sorted(answers.items()):
-        task, parsed = tasks[key.rpartition(" ")[0]], parse_response(text)
+    for key, text in sorted(answered(asked.out, policy)["answers"].items()):
+        name, _, index = key.rpartition(" ")
+        if int(index) >= asked.samples:
+            continue
+        task, parsed = tasks[name], parse_response(text)
         yield (
             task,
             Candidate(
@@ -419,26 +442,26 @@ def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 def report(asked: argparse.Namespace) -> int:
     judged = {kind: known_verdicts(asked.out, kind) for kind in REWARDS}
-    names = [f"{name}-{seed}" for name, seed in runs(asked) if finished(asked.out, name, seed)]
+    names = [f"{n}-{s}" for n, s in runs(asked) if answered(asked.out, f"{n}-{s}")]
     found = {name: Scores(asked, name, judged) for name in (START, *names)}
     start = found[START]
     print(
-        f"\n{start.exec.shape[0]} held-out tasks, {start.exec.shape[1]} answers each;"
-        f" {settings(asked).reinforcement.steps} steps. 'fooled': answers that the foolable judge"
-        " pays for and that are not correct\n"
+        f"\n{start.exec.shape[0]} held-out tasks, {start.exec.shape[1]} answers each. 'fooled':"
+        " answers that the foolable judge pays for and that are not correct\n"
     )
-    print("| policy | Exec@1 | mean reward | Exec@1 minus sft | rejected | fooled |")
-    print("| --- | --- | --- | --- | ---: | ---: |")
+    print("| policy | steps | Exec@1 | mean reward | Exec@1 minus start | rejected | fooled |")
+    print("| --- | ---: | --- | --- | --- | ---: | ---: |")
     for name, each in found.items():
         less = "" if name == START else interval((each.exec - start.exec).mean(axis=1))
+        steps = answered(asked.out, name)["steps"]
         print(
-            f"| {name} | {interval(each.exec.mean(axis=1))} |"
+            f"| {name} | {steps} | {interval(each.exec.mean(axis=1))} |"
             f" {interval(each.reward.mean(axis=1))} | {less} | {each.rejected.sum():.0f} |"
             f" {each.fooled.sum():.0f} |"
         )
     print(
-        "\n| reward | seeds | Exec@1 minus sft | reward minus sft | rejected minus sft"
-        " | fooled minus sft |"
+        "\n| reward | seeds | Exec@1 minus start | reward minus start | rejected minus start"
+        " | fooled minus start |"
     )
     print("| --- | ---: | --- | --- | --- | --- |")
     for kind in asked.rewards:

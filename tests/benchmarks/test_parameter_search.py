@@ -13,20 +13,19 @@ from tests.support.searched import verdict
 
 ARGUMENTS = {
     **{"language": "cpp", "limit": 2, "evaluations": 6, "max_s": 0.1, "seed": 0},
-    **{"builders": 1, "compile": False, "operators": "parameters"},
+    **{"builders": 1, "compile": False, "operators": "parameters", "methods": "evolution,random"},
+    **{"only": None, "rounds": 3, "part": 0, "gpus": 1, "lanes": 1},
 }
 
 
 class Unbuilt:
     """Stands in for the evaluator: the speed of a kernel is how short its source is."""
 
-    def __init__(self, *_):
-        self.asked = []
+    waited_s = 0.0
 
-    def __enter__(self):
-        return self
+    def __init__(self, *_): ...
 
-    def __exit__(self, *_): ...
+    def close(self): ...
 
     def run(self, task, candidate, prepared):
         asked.append(candidate.candidate_id)
@@ -40,13 +39,13 @@ asked = []
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "Evaluator", Unbuilt)
+    monkeypatch.setattr(benchmark, "TakingTurns", Unbuilt)
     monkeypatch.setattr(Work, "_prepare", lambda *_: "prepared")
     asked.clear()
     Unbuilt.stops_at = None
 
     def made():
-        return Work(Namespace(**ARGUMENTS), tmp_path / "part-0-of-1", deadline=float("inf"))
+        return Work(Namespace(**ARGUMENTS), tmp_path / "part-0", deadline=float("inf"))
 
     return made
 

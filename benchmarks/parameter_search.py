@@ -6,12 +6,13 @@ search with the same budget, and what the winners are against torch.compile.
 
 One candidate a task, the first that was recorded as correct and has a parameter, `--limit` tasks in
 the order of the seed. Each is the start of an evolution and of a random search of `--evaluations`
-verdicts each. Equal code is verified once, and counts in the budget and the device-seconds of both.
+verdicts each. Equal code is verified once, and counts in the budget and the seconds of both.
 Winners and starts are then measured `--rounds` times anew (`--compile`: beside torch.compile, too);
-where `--operators` names schedule, which changes machine code, with more inputs, and the winner once
-with compute-sanitizer. Proposals depend on the verdicts and the seed alone, and verdicts are kept as
-they come: the same command resumes. It stops after `--budget-s` with exit status 3 where something
-is left; tasks are finished one after the other, and the tables hold those that are.
+where `--operators` names schedule, which changes machine code, with more inputs, and the winner
+once with compute-sanitizer. Proposals depend on the verdicts and the seed alone, and verdicts are
+kept in DIR/part-*/verdicts.jsonl as they come: the same command resumes, also with other numbers of
+processes. It stops after `--budget-s` with exit status 3 where something is left; the tables hold
+the tasks that are finished.
 
 `--gpus N` and `--lanes N` divide the tasks over so many GPUs and so many processes on each. What
 one process does beside timing overlaps with the others' work; while one times, the others of its
@@ -86,6 +87,7 @@ def main() -> int:
     parser.add_argument("--evaluations", type=int, default=32, help="of each search and task")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--only", help="task ids between commas")
+    parser.add_argument("--small", action="store_true", help="leave out tasks of more than 2 GB")
     parser.add_argument("--operators", default="parameters", help="such as schedule, of sm_90")
     parser.add_argument("--rounds", type=int, default=3, help="fresh measurements of each")
     parser.add_argument("--max-s", type=float, default=1.0, help="timing budget of a verdict, s")
@@ -171,6 +173,8 @@ def begins_of(arguments: argparse.Namespace) -> Iterator[Begin]:
             best[task.task_id] = (sized, Begin(task, code))
     only = arguments.only and arguments.only.split(",")
     names = [name for name in sorted(best) if not only or name in only]
+    if arguments.small:
+        names = [name for name in names if bytes_of(best[name][1].task) <= LARGE]
     random.Random(arguments.seed).shuffle(names)
     yield from [best[name][1] for name in names][: arguments.limit]
 
@@ -256,7 +260,7 @@ class Work:
         self.language = Language(arguments.language)
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "verdicts.jsonl"
-        self.known: dict[str, dict[str, Any]] = read_verdicts(self.file)
+        self.known = every_verdict(folder.parent)
         self.threads = ThreadPoolExecutor(arguments.builders)
         self.local, self.preparers = threading.local(), list[Preparer]()
         self.evaluators: dict[EvalConfig, TakingTurns] = {}
@@ -403,6 +407,14 @@ def read_verdicts(path: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def every_verdict(out: Path) -> dict[str, dict[str, Any]]:
+    """Those of all processes, of earlier calls with other numbers of them, too."""
+    known: dict[str, dict[str, Any]] = {}
+    for path in sorted(out.glob("part-*/verdicts.jsonl")):
+        known |= read_verdicts(path)
+    return known
+
+
 # -- populations -----------------------------------------------------------------------------------
 
 
@@ -459,9 +471,7 @@ def settle(population: Population, known: dict[str, dict[str, Any]]) -> None:
 def report(arguments: argparse.Namespace) -> int:
     """Print the tables of the tasks that are finished, and write report.json; 3 where some are
     not."""
-    known: dict[str, dict[str, Any]] = {}
-    for path in sorted(Path(arguments.out).glob("part-*/verdicts.jsonl")):
-        known |= read_verdicts(path)
+    known = every_verdict(Path(arguments.out))
     begins, methods = list(begins_of(arguments)), arguments.methods.split(",")
     found = {name: replayed(populations(begins, name, arguments), known) for name in methods}
     done = [

@@ -8,13 +8,23 @@ from argparse import Namespace
 import pytest
 
 from benchmarks import parameter_search as benchmark
-from benchmarks.parameter_search import OutOfTime, Work, begins_of, read_verdicts, report
+from benchmarks.parameter_search import (
+    Begin,
+    OutOfTime,
+    Work,
+    begins_of,
+    bytes_of,
+    read_verdicts,
+    report,
+    shares,
+)
+from kernels_eval.records import KernelTask
 from tests.support.searched import verdict
 
 ARGUMENTS = {
     **{"language": "cpp", "limit": 2, "evaluations": 6, "max_s": 0.1, "seed": 0},
     **{"builders": 1, "compile": False, "operators": "parameters", "methods": "evolution,random"},
-    **{"only": None, "rounds": 3, "part": 0, "gpus": 1, "lanes": 1},
+    **{"only": None, "rounds": 3, "part": 0, "gpus": 1, "lanes": 1, "small": False},
 }
 
 
@@ -68,6 +78,48 @@ def test_it_resumes_where_it_was_stopped_and_measures_nothing_twice(work, tmp_pa
     assert told["evolution"]["evaluations"] <= 12 and len(told["random"]["curve"]) == 6
     assert re.search(r"\| confirmed gain, geometric mean \(95 %\) \| \d\.\d+ \(", table)
     assert told["evolution"]["gain"]["value"] == pytest.approx(told["evolution"]["curve"][-1])
+
+
+def test_tables_hold_only_finished_tasks_and_another_process_goes_on(work, tmp_path, capsys):
+    begins = list(begins_of(Namespace(**ARGUMENTS)))
+    Unbuilt.stops_at = 9
+    with work() as first, pytest.raises(OutOfTime):
+        first.run(begins)
+    assert report(Namespace(**ARGUMENTS, out=str(tmp_path))) == 3
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["finished"] < told["begun"] == 2
+    assert told["evolution"]["tasks"] == told["random"]["tasks"] == told["finished"]
+    (tmp_path / "part-0").rename(tmp_path / "part-9")
+    Unbuilt.stops_at = None
+    with work() as rest:
+        rest.run(begins)
+    assert len(asked[:8] + asked[9:]) == len(set(asked[:8] + asked[9:]))
+    assert report(Namespace(**ARGUMENTS, out=str(tmp_path))) == 0
+    assert "2 of 2 tasks done" in capsys.readouterr().out
+
+
+def test_large_tasks_go_to_the_first_process_of_a_gpu(monkeypatch):
+    begins = [Begin(name, "") for name in ("a", "B", "c", "D", "e", "f", "g")]
+    monkeypatch.setattr(benchmark, "bytes_of", lambda name: 3e9 if name.isupper() else 1e6)
+    dealt = [[each.task for each in share] for share in shares(begins, gpus=2, lanes=2)]
+    assert sorted(name for share in dealt for name in share) == sorted("aBcDefg")
+    assert [share[-1] for share in dealt[:2]] == ["B", "D"]
+    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+def test_the_size_of_a_task_needs_no_memory():
+    huge = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x + 1
+def get_inputs():
+    return [torch.rand(1 << 20, 1 << 20)]
+def get_init_inputs():
+    return []
+"""
+    assert bytes_of(KernelTask(task_id="t", name="t", source="s", code=huge)) == 8 << 40
+    assert bytes_of(KernelTask(task_id="t", name="t", source="s", code="x = 1\n")) == 0
 
 
 def test_a_line_that_a_kill_cut_is_left_out(tmp_path):

@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -270,8 +270,10 @@ class Work:
 
     def __exit__(self, *_: object) -> None:
         self.threads.shutdown(wait=True, cancel_futures=True)
-        for each in (*self.preparers, *self.evaluators.values()):
-            each.close()
+        for preparer in self.preparers:
+            preparer.close()
+        for evaluator in self.evaluators.values():
+            evaluator.close()
 
     def protocol(self, *, fresh: bool = False, checked: bool = False) -> EvalConfig:
         baselines = ["eager", "compile"] if fresh and self.arguments.compile else ["eager"]
@@ -546,7 +548,7 @@ def lines_of(told: dict[str, Any], methods: list[str]) -> Iterator[str]:
 
     yield f"Device: {', '.join(told['device'])}; {told['finished']} of {told['begun']} tasks done\n"
     yield "| | " + " | ".join(methods) + " |\n| --- |" + " ---: |" * len(methods)
-    rows = {
+    rows: dict[str, Callable[[dict[str, Any]], object]] = {
         "tasks whose start is correct": lambda one: one["tasks"],
         "confirmed gain, geometric mean (95 %)": lambda one: form(one["gain"]),
         "the same, winners that are not confirmed as 1": lambda one: form(one["used_gain"]),

@@ -3,7 +3,7 @@ say where each comes from."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -33,7 +33,7 @@ class _Config(BaseModel):
         return True
 
     @model_serializer(mode="wrap")
-    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
         return {name: value for name, value in dump(self).items() if self._asks_for(name)}
 
 

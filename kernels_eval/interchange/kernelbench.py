@@ -20,7 +20,7 @@ TASK_ID = re.compile(r"kernelbench/L(?P<level>\d+)/(?P<problem>\d+)")
 _NOT_COMPILED = (Status.COMPILE_ERROR, Status.NO_CODE)
 
 
-def entry_of(verdict: Verdict, sample: int) -> dict[str, Any]:
+def entry_of(verdict: Verdict, sample: int) -> dict[str, object]:
     """A verdict as an entry of `eval_results.json`; times in milliseconds, as KernelBench's own."""
     timing = verdict.timing
     return {
@@ -42,7 +42,7 @@ def entry_of(verdict: Verdict, sample: int) -> dict[str, Any]:
     }
 
 
-def verdict_rows(results: Mapping[str, Any], level: int) -> Iterator[dict[str, Any]]:
+def verdict_rows(results: Mapping[str, object], level: int) -> Iterator[dict[str, object]]:
     """Rows of `eval_results.json`, as tables of verdicts have them. Raises ValueError for another
     form."""
     for problem, held in results.items():

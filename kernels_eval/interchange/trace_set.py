@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,7 +102,7 @@ class TraceSet:
         definition: Definition,
         workload: Workload,
         solution: Solution,
-        evaluation: dict[str, Any],
+        evaluation: dict[str, object],
     ) -> None:
         """One trace with what it is of; a definition or solution of a known name is that one."""
         self.definitions.setdefault(definition.name, definition)
@@ -115,7 +115,7 @@ class TraceSet:
     def write(self, root: Path, suite: Suite) -> None:
         """Files in the suite's own layout, under a new folder."""
 
-        def put(kind: str, rows: list[Any], *names: str, indent: int | None = None) -> None:
+        def put(kind: str, rows: Iterable[object], *names: str, indent: int | None = None) -> None:
             path = root / LAYOUTS[suite][kind].format(*map(file_name, names))
             path.parent.mkdir(parents=True, exist_ok=True)
             text = "".join(json.dumps(row, indent=indent) + "\n" for row in rows)
@@ -147,7 +147,7 @@ class TraceSet:
             return definition.task(self.workloads[definition.name][identity], self.root)
         return None
 
-    def candidates(self) -> Iterator[dict[str, Any]]:
+    def candidates(self) -> Iterator[dict[str, object]]:
         """One row a solution and workload, as tables of candidates have them."""
         for solution in self.solutions.values():
             with self.counted():
@@ -165,7 +165,7 @@ class TraceSet:
                             "generator": solution.author,
                         }
 
-    def verdicts(self) -> Iterator[dict[str, Any]]:
+    def verdicts(self) -> Iterator[dict[str, object]]:
         """One row a trace, as tables of verdicts have them; tasks that cannot be drawn have the
         name of their workload."""
         for trace in self.traces:

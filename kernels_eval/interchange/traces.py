@@ -21,7 +21,7 @@ _SAID = re.compile(r"(\w+) \((\w+)\)")
 
 def evaluation_of(
     verdict: Verdict, suite: Suite, timestamp: str, libs: Mapping[str, str]
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """A verdict as their Evaluation, whose log begins with the verdict in words. None where the
     suite has no status for it, and for a correct kernel that was not timed."""
     status = _STATUSES.get(verdict.reason, _STATUSES.get(verdict.status))
@@ -49,7 +49,7 @@ def evaluation_of(
     }
 
 
-def verdict_row(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+def verdict_row(evaluation: Mapping[str, Any]) -> dict[str, object]:
     """What an Evaluation says, as columns of a verdict: `status`, `reason` (null where another
     harness judged), `outputs_match`, `timing` (without intervals), `device`, `detail`. Raises
     ValueError for a status that neither suite has."""

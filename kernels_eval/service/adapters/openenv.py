@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
@@ -45,7 +44,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, State]):
         self._state, self._row = State(done=True), rows[0]
 
     def reset(
-        self, seed: int | None = None, episode_id: str | None = None, **_: Any
+        self, seed: int | None = None, episode_id: str | None = None, **_: object
     ) -> KernelObservation:
         number = random.randrange(len(self.rows)) if seed is None else seed
         self._row = self.rows[number % len(self.rows)]
@@ -53,7 +52,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, State]):
         return KernelObservation(text=str(self._row.get("prompt", "")))
 
     def step(
-        self, action: KernelAction, timeout_s: float | None = None, **_: Any
+        self, action: KernelAction, timeout_s: float | None = None, **_: object
     ) -> KernelObservation:
         state = self._state
         if state.done:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.config import load_strategy
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Status
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.files import AtomicFiles
 
@@ -114,7 +115,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
             "verdicts": source.verdicts.path,
             "candidates": source.candidates.path,
             "rows": frame.height,
-            "correct": int((frame["status"] == "correct").sum()),
+            "correct": int((frame["status"] == Status.CORRECT.value).sum()),
             "operators_from": operators_from(frame),
         }
         data: dict[str, Any] = {"source": about, "sets": sets}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
     manifest = verdicts.open().manifest
     cautions += [f"A worker was quarantined: {line}" for line in manifest.get("quarantined") or []]
     fresh = _new_verdicts(verdicts, old.get("verdicts"))
-    failed = fresh.filter(fresh["status"] != "correct")
+    failed = fresh.filter(fresh["status"] != Status.CORRECT.value)
     found = {
         "cautions": tuple(cautions),
         "changes": tuple(changes),

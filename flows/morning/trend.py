@@ -19,6 +19,7 @@ from flows.morning.report import Morning, report_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.files import read_toml
+from tasks.tables import CORRECT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +54,7 @@ def night_of(found: Morning) -> Night:
         .open()
         .read(columns=["candidate_id", "status", "timing"], unique="candidate_id")
     )
-    correct = frame.filter(frame["status"] == "correct") if frame.height else frame
+    correct = frame.filter(CORRECT) if frame.height else frame
     timing = correct["timing"].drop_nulls() if correct.height else ()
     speedups = [each["speedup"] for each in timing if each["speedup"]]
     return Night(

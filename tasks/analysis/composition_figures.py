@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernels_eval.records import Status
 from tasks.analysis.composition import (
     UNKNOWN,
     FamilyStatuses,
@@ -42,14 +43,14 @@ if TYPE_CHECKING:
 
 # blue: it is right; orange: it was tried and failed; grey: there was nothing to judge
 STATUS_LOOKS: dict[str, Look] = {
-    "correct": LOOKS[0],
-    "incorrect": LOOKS[1],
-    "compile_error": LOOKS[3],
-    "runtime_error": LOOKS[5],
-    "timeout": Look(SECOND, "...."),
-    "no_code": LOOKS[7],
-    "rejected": LOOKS[6],
-    "task_error": Look(INK, "...."),
+    Status.CORRECT: LOOKS[0],
+    Status.INCORRECT: LOOKS[1],
+    Status.COMPILE_ERROR: LOOKS[3],
+    Status.RUNTIME_ERROR: LOOKS[5],
+    Status.TIMEOUT: Look(SECOND, "...."),
+    Status.NO_CODE: LOOKS[7],
+    Status.REJECTED: LOOKS[6],
+    Status.TASK_ERROR: Look(INK, "...."),
 }
 OTHER = Look(FIRST, "xxxxx")
 FAMILY_LOOKS = LOOKS[:5]

@@ -24,6 +24,7 @@ from tasks.benchmark.replaced import called_operators, replaced_share
 from tasks.benchmark.samples import Track
 from tasks.benchmark.scoring import ScoreRow
 from tasks.files import read_toml
+from tasks.tables import CORRECT
 
 Sign = Literal[
     "level_gap", "correct_but_slow", "verbose", "cut_off", "missed_bottleneck", "replaced"
@@ -245,7 +246,7 @@ def replaced(
     """
     if "code" not in own.columns or not time_by_operator:
         return None
-    own = own.filter(pl.col("status") == "correct", pl.col("code").is_not_null())
+    own = own.filter(CORRECT, pl.col("code").is_not_null())
     shares, hits, largest = [], 0, []
     for task_id, code in own.select("task_id", "code").iter_rows():
         spent, called = time_by_operator.get(task_id), called_operators(code)
@@ -281,7 +282,7 @@ def missed_bottleneck(
     """
     if not set(TIME_COLUMNS) <= set(own.columns):
         return None
-    slow = own.filter(pl.col("status") == "correct", pl.col("timing").struct.field("speedup") <= 1)
+    slow = own.filter(CORRECT, pl.col("timing").struct.field("speedup") <= 1)
     main = {
         task: max(shares, key=lambda name: shares[name])
         for task, shares in time_by_operator.items()

@@ -15,11 +15,11 @@ from typing import Any
 import polars as pl
 from pydantic import PositiveInt
 
-from kernels_eval.records import Record
+from kernels_eval.records import Record, Status
 from tasks.reporting.text import by_count
 
 COLUMNS = ("model", "task_id", "status", "reason", "detail", "log_tail")
-FAILED = ("compile_error", "runtime_error", "timeout")
+FAILED = (Status.COMPILE_ERROR, Status.RUNTIME_ERROR, Status.TIMEOUT)
 SIGNATURE_CHARS = 160
 TOP_NAMES = 3
 

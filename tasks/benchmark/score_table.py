@@ -26,6 +26,7 @@ from tasks.benchmark.tables import pivoted
 from tasks.reporting.text import interval
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.sources.files import shown
+from tasks.tables import CORRECT
 
 SCHEMA_VERSION = 1
 HEADER = ("tasks", "model", "track", "against")
@@ -146,7 +147,7 @@ def _groups(frame: pl.DataFrame, levels: Mapping[str, int]) -> dict[str, pl.Data
 
 def _untimed(frame: pl.DataFrame) -> set[str]:
     """Models that have correct samples, but no speedup of any."""
-    correct = frame.filter(pl.col("status") == "correct")
+    correct = frame.filter(CORRECT)
     timed = correct.filter(pl.col("timing").struct.field("speedup").is_finite())
     return set(correct["model"]) - set(timed["model"])
 

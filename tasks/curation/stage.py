@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Status
 from tasks.curation.config import CurationConfig
 from tasks.curation.flags import counted
 from tasks.curation.kernels import EqualKernels, equal_left_out, same_text, with_kernels
@@ -21,7 +22,7 @@ from tasks.curation.tables import (
 )
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef
-from tasks.tables import CURATED
+from tasks.tables import CORRECT, CURATED
 from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
@@ -111,7 +112,7 @@ def flag_counts(
     """
     if "trace_flags" not in frame.columns:
         return None
-    correct = frame.filter(pl.col("status") == "correct")
+    correct = frame.filter(CORRECT)
     out = correct.height - correct.filter(without_flags(config)).height
     return {"correct": counted(correct), "taken": counted(taken), "left_out": out}
 
@@ -125,7 +126,7 @@ def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) ->
     criterion a, and those whose only correct sample it took. `without_status`: verdicts that have
     none, which count as not correct.
     """
-    endings = ends(frame).filter((frame["status"] == "correct").fill_null(False))
+    endings = ends(frame).filter((frame["status"] == Status.CORRECT.value).fill_null(False))
     counts = {str(name): count for name, count in endings.value_counts().iter_rows()}
     cut = 0 if config.cut_off_answers else sum(counts.get(name, 0) for name in CUT_OFF)
     winners = taken.filter(pl.col("criterion") == CONCISE_AND_FAST).select("candidate_id")
@@ -141,13 +142,13 @@ def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) ->
 def operators_from(frame: pl.DataFrame) -> dict[str, int]:
     """How many correct samples have their task's operators from a verdict, from its workload, or
     from nowhere ("unknown")."""
-    found = frame.filter(pl.col("status") == "correct")["operators_from"].fill_null("unknown")
+    found = frame.filter(CORRECT)["operators_from"].fill_null("unknown")
     return dict(sorted(found.value_counts().iter_rows()))
 
 
 def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> UsageError:
     """The error of an empty training set, with the likeliest fix."""
-    correct = frame.filter(pl.col("status") == "correct")
+    correct = frame.filter(CORRECT)
     whole = correct.filter(~ends(correct).is_in(CUT_OFF))
     fix = "lower curation.min_speedup or verify more candidates"
     if correct.height:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import polars as pl
-
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch
 from kernels_eval.profiling.bottleneck import findings
@@ -22,7 +20,7 @@ from tasks.profiling.config import ProfileConfig
 from tasks.profiling.judge import Judge
 from tasks.progress import caution, report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
-from tasks.tables import KERNEL_PROFILES, TASKS
+from tasks.tables import CORRECT, KERNEL_PROFILES, TASKS
 from tasks.versions import KERNEL_PROFILE_VERSION
 
 STAGE = "kernel-profiles"
@@ -89,7 +87,7 @@ def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Langu
 
 def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, dict[str, Any]]:
     """The correct verdicts by the keys of their profiles."""
-    rows = verdicts.open().read(unique="candidate_id").filter(pl.col("status") == "correct")
+    rows = verdicts.open().read(unique="candidate_id").filter(CORRECT)
     asked = [config.identity, KERNEL_PROFILE_VERSION]
     return {
         stable_hash([row["verdict_key"], row["candidate_id"], *asked]): row

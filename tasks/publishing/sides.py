@@ -19,6 +19,7 @@ import polars as pl
 from polars import selectors
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Status
 from tasks.publishing.config import PUBLICATION
 from tasks.publishing.lineage import (
     CURATION,
@@ -114,7 +115,8 @@ class Side:
         found = defaultdict(list)
         for name, sample in (self.candidates or {}).items():
             verdict, tokens = (self.verdicts or {}).get(name), sample.reasoning_tokens
-            if verdict and verdict.status == "correct" and tokens and name not in self.excluded:
+            correct = verdict and verdict.status == Status.CORRECT
+            if verdict and correct and tokens and name not in self.excluded:
                 found[sample.task_id].append((name, tokens, verdict))
         return found
 

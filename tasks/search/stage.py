@@ -26,7 +26,7 @@ from tasks.search.parameters import usage
 from tasks.search.population import START, Member, Plan, Population
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.tables import CANDIDATES, SEARCHED
+from tasks.tables import CANDIDATES, CORRECT, SEARCHED
 from tasks.versions import SEARCH_VERSION
 
 STAGE = "search"
@@ -104,7 +104,7 @@ class Search:
         columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
         chosen = (
             verdicts.read(columns=columns, unique="candidate_id")
-            .filter(pl.col("status") == "correct", pl.col("language") == self.language.value)
+            .filter(CORRECT, pl.col("language") == self.language.value)
             .sort("task_id", -pl.col("speedup_lower").fill_null(0), "candidate_id")
             .with_columns(step=-pl.int_range(pl.len()).over("task_id"))
             .filter(pl.col("step") > -self.config.starts)

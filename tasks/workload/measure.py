@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.records import KernelTask, Record
+from kernels_eval.records import KernelTask, Reason, Record
 from tasks.store import SnapshotRef
 from tasks.workload.config import ProfilingConfig, WorkloadConfig
 from tasks.workload.record import Profile, Workload
@@ -81,7 +81,7 @@ class ReferenceProcess:
             except ChildFailure as failure:
                 return {"error": failure.reason, "detail": failure.detail}
             except KilledError as error:
-                return {"error": "crashed", "detail": str(error)}
+                return {"error": Reason.CRASHED, "detail": str(error)}
 
     def close(self) -> None:
         """End the process, and a measurement that is under way."""

@@ -18,7 +18,7 @@ from flows.morning.history import Refresh, before, read_under, refreshes, write_
 from flows.morning.report import Morning, report_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 from tasks.tables import CORRECT
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PAGE = "trend.html"
 TEMPLATE = Path(__file__).parent / "templates" / "trend.j2"
-METRICS: dict[str, list[str]] = read_toml(Path(__file__).with_suffix(".toml"))
+METRICS: dict[str, list[str]] = table_beside(__file__)
 """Numbers of a night: what each is called, and how it is written."""
 
 

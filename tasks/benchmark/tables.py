@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from kernels_eval.tables import table_beside
 from tasks.benchmark.comparing import ComparisonRow, metric_name
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
-from tasks.files import read_toml
 from tasks.reporting.page import Table, filled
 from tasks.reporting.text import interval
 
@@ -45,7 +45,7 @@ class Caveat(NamedTuple):
 def caveats_of(words: str, **known: object) -> list[Caveat]:
     """Return the caveats of the file `words` whose value, a template of what is `known`, is not
     empty."""
-    rows = read_toml(TEMPLATES / words).values()
+    rows = table_beside(__file__, f"templates/{words}").values()
     found = (Caveat(**row | {"value": filled(row["value"], **known)}) for row in rows)
     return [caveat for caveat in found if caveat.value]
 

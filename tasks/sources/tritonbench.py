@@ -16,14 +16,14 @@ from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 from tasks.sources.files import existing, read_rows
 from tasks.sources.functions import Adapted, Refused, adapt
 
 COLUMNS = ("name", "code_with_tests")
 OPTIONAL_COLUMNS = ("difficulty",)
 SOURCE = "tritonbench"
-NOT_JUDGED: dict[str, dict[str, str]] = read_toml(Path(__file__).with_suffix(".toml"))
+NOT_JUDGED: dict[str, dict[str, str]] = table_beside(__file__)
 """Test calls that were run on a CPU and cannot be judged, and why."""
 
 

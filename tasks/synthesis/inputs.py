@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 from kernels_eval.errors import UsageError
 from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import stable_hash
-from tasks.files import file_sha256, read_toml
+from kernels_eval.tables import table_beside
+from tasks.files import file_sha256
 from tasks.progress import caution
 from tasks.sources.files import columns_of, read_text, rows_of, shown
 from tasks.sources.hub import load_rows
 from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
 
 Row = dict[str, Any]
-ALIASES: dict[str, list[str]] = read_toml(Path(__file__).with_suffix(".toml"))
+ALIASES: dict[str, list[str]] = table_beside(__file__)
 """Columns, and what other tables call them; the first existing one is used."""
 MOST_SPLIT = "train"
 _NAME = re.compile(

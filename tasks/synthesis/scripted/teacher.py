@@ -21,7 +21,7 @@ from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Language
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 from tasks.sources.generated.program import Program, parse
 from tasks.synthesis.parsing import THINK_CLOSE
 from tasks.synthesis.prompts import block
@@ -119,7 +119,7 @@ def _fault(config: TeacherConfig, program: Program, place: float, draw: Random) 
     return draw.choices(possible, [config.faults[fault] for fault in possible])[0]
 
 
-TEXTS: dict[str, Any] = read_toml(Path(__file__).with_suffix(".toml"))
+TEXTS: dict[str, Any] = table_beside(__file__)
 
 
 def reasoning_of(

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from kernels_eval.rewards import RECIPES
 from tasks.curation.config import STRATEGY_NAMES
 from tasks.search.config import SearchConfig
@@ -77,7 +77,7 @@ def _fingerprint(title: str, otherwise: str) -> Any:
 class Form(Record):
     """One group of fields."""
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Json:
         """What was filled in, by configuration key."""
         return {
             str(key): getattr(self, name)

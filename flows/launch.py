@@ -7,11 +7,12 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
 from flows.runtime.terminal import ProgressRows
 from kernels_eval.isolation import reaper
+from kernels_eval.records import Json
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
 
@@ -65,7 +66,7 @@ def embed(config: PipelineConfig) -> None:
         os.environ.setdefault(name, value)
 
 
-def launch(config: PipelineConfig, *, refresh_only: bool = False) -> dict[str, Any]:
+def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
     """Run the flow in this process, with progress on stderr. Returns the summary as plain data."""
     embed(config)
     started = time.monotonic()
@@ -80,7 +81,7 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False) -> dict[str, A
     }
 
 
-def _refresh(config: PipelineConfig) -> dict[str, Any]:
+def _refresh(config: PipelineConfig) -> Json:
     from flows.refresh import refresh_dataset, summary_rows
 
     rows = summary_rows(refresh_dataset(config))
@@ -93,7 +94,7 @@ def _refresh(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
-def _whole_line(config: PipelineConfig) -> dict[str, Any]:
+def _whole_line(config: PipelineConfig) -> Json:
     from flows.artifacts import run_url
     from flows.pipeline import concur_line
     from tasks.benchmark.report.files import read_summary

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import PurePath
-from typing import Any
+
+from kernels_eval.records import Json
 
 MOST_NAMED = 4
 """Strategies in the name of an ablation."""
@@ -68,7 +69,7 @@ def today() -> str:
     return planned.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _parameters() -> dict[str, Any]:
+def _parameters() -> Json:
     from prefect.runtime import flow_run
 
     return flow_run.parameters or {}

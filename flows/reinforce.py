@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from prefect import flow
 
 from flows.config import PipelineConfig
@@ -14,6 +12,7 @@ from flows.runtime.notices import NOTICES
 from flows.track import reinforcement_record, track
 from flows.train import of_line
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
 from tasks.sources.small_model import resolve_model
@@ -73,7 +72,7 @@ def of_training(
     return config, tasks, trained
 
 
-def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> dict[str, Any]:
+def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> Json:
     """What a finished reinforcement learned, (first step, last step), and where the adapter is."""
     snapshot = reinforced.open()
     log = snapshot.read(unique="step").sort("step")

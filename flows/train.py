@@ -8,7 +8,7 @@ recipe before is not trained on again.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import flow
 
@@ -18,7 +18,7 @@ from flows.runtime.guard import guarded, require_room_for
 from flows.runtime.notices import NOTICES
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language
+from kernels_eval.records import Json, Language
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.publishing.lineage import find_curated, lineage
@@ -87,9 +87,7 @@ def of_line(
     return config.model_copy(update=changes), line.tasks.ref, ref
 
 
-def summary_of(
-    config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
-) -> dict[str, Any]:
+def summary_of(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef) -> Json:
     """What a finished training learnt, and where the adapter is."""
     snapshot, adapter = trained.open(), adapter_of(trained)
     manifest = snapshot.manifest
@@ -116,7 +114,7 @@ def merge_trained(
     trained: SnapshotRef,
     out: Path,
     dtype: Literal["bfloat16", "float32"],
-) -> dict[str, Any]:
+) -> Json:
     """Write merged weights, checked on the first rows of the set. Raises EvalError where they do
     not agree with base and adapter apart."""
     prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)

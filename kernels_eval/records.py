@@ -31,6 +31,10 @@ from pydantic import (
 from kernels_eval.languages import Language as Language  # noqa: PLC0414 (records are imported from here)
 
 VERDICT_SCHEMA_VERSION = 2
+Json = dict[str, Any]
+"""An object as JSON has it, such as the row of a table or the manifest of a snapshot."""
+Row = Mapping[str, Any]
+"""The same, where it is only read."""
 
 
 class Status(StrEnum):

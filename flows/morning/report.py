@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record, Status
+from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _costs(refresh: Refresh) -> Iterator[Cost]:
             since = ended[name]
 
 
-def _cost(name: str, wall_s: float, manifest: dict[str, Any], refresh: Refresh) -> Cost:
+def _cost(name: str, wall_s: float, manifest: Json, refresh: Refresh) -> Cost:
     seen, gpus = manifest.get("telemetry"), refresh.sampling_gpus
     devices, hours, rests_on = 0, 0.0, "wall time; no GPU of this machine"
     if name == "verdicts" and seen:

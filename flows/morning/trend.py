@@ -12,12 +12,12 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.morning.history import Refresh, before, read_under, refreshes, write_under
 from flows.morning.report import Morning, report_of
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from kernels_eval.tables import table_beside
 from tasks.tables import CORRECT
 
@@ -132,7 +132,7 @@ def rows_of(found: Sequence[Night]) -> list[tuple[str, ...]]:
 
 def series_of(found: Sequence[Night]) -> dict[str, tuple[tuple[int, float], ...]]:
     """METRICS by the number of the night, from 1."""
-    values: dict[str, Any] = {
+    values: Json = {
         key: [(step, getattr(night, key)) for step, night in enumerate(found, 1)] for key in METRICS
     }
     return {

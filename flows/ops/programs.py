@@ -12,15 +12,15 @@ import secrets as random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from flows.ops.places import PART_VARIABLE, ROOT_VARIABLE, Places
 from flows.ops.settings import Part, Secrets, StackSettings
+from kernels_eval.records import Json
 from kernels_eval.tables import table_beside
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the working directory must not stand in for a package."""
-TABLE: dict[str, Any] = table_beside(__file__, "parts.toml")
+TABLE: Json = table_beside(__file__, "parts.toml")
 DRIVERS = {"prefect": "asyncpg", "mlflow": "psycopg"}
 
 

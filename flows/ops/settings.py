@@ -12,7 +12,7 @@ import socket
 from collections.abc import Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -27,7 +27,7 @@ from pydantic import (
 
 from flows.config import keys_in
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record, Row
 
 Part = Literal["prefect", "worker", "mlflow", "pages", "ray"]
 PARTS: tuple[Part, ...] = ("prefect", "mlflow", "pages", "ray", "worker")
@@ -177,9 +177,7 @@ class Secrets(Record):
     )
 
 
-def load_settings(
-    file: str | None, options: Mapping[str, Any]
-) -> tuple[StackSettings, dict[str, Any]]:
+def load_settings(file: str | None, options: Row) -> tuple[StackSettings, Json]:
     """Settings of a YAML file with options over it, and those that were given explicitly.
 
     Raises UsageError where they cannot be used.

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from kernels_eval.records import Status, Verdict
+from kernels_eval.records import Row, Status, Verdict
 
 RESULTS, CONFIG = "eval_results.json", "generation_config.yaml"
 SAMPLE = "level_{level}_problem_{problem}_sample_{sample}_kernel.py"
@@ -68,7 +67,7 @@ def verdict_rows(results: Mapping[str, object], level: int) -> Iterator[dict[str
             }
 
 
-def _status(entry: Mapping[str, Any], told: Mapping[str, Any]) -> Status:
+def _status(entry: Row, told: Row) -> Status:
     if told.get("concur_status") in set(Status):
         return Status(told["concur_status"])
     if not entry["compiled"]:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -23,7 +23,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.interchange.definitions import file_name, written
 from kernels_eval.interchange.flashinfer import Definition, Solution, Suite, Workload
 from kernels_eval.interchange.traces import verdict_row
-from kernels_eval.records import KernelTask, Record
+from kernels_eval.records import Json, KernelTask, Record
 from kernels_eval.tables import table_beside
 
 Kind = TypeVar("Kind", bound=Record)
@@ -52,7 +52,7 @@ class TraceSet:
         self.definitions: dict[str, Definition] = {}
         self.solutions: dict[str, Solution] = {}
         self.workloads: dict[str, dict[str, Workload]] = {}
-        self.traces: list[dict[str, Any]] = []
+        self.traces: list[Json] = []
         self.left_out: Counter[str] = Counter()
         """How often something could not be taken over, by why."""
         if root:
@@ -84,7 +84,7 @@ class TraceSet:
         except ValueError as error:
             self.left_out[str(error)] += 1
 
-    def _line(self, row: dict[str, Any], where: str, near: str | None) -> None:
+    def _line(self, row: Json, where: str, near: str | None) -> None:
         """A trace, or a workload of the definition beside it."""
         held = row.get("workload") if "definition" in row else row
         workload = record_of(Workload, held, where)
@@ -180,7 +180,7 @@ class TraceSet:
             }
 
 
-def _object(text: bytes, where: str) -> dict[str, Any]:
+def _object(text: bytes, where: str) -> Json:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

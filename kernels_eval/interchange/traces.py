@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from kernels_eval.interchange.flashinfer import Suite
-from kernels_eval.records import Reason, Status, Verdict
+from kernels_eval.records import Reason, Row, Status, Verdict
 from kernels_eval.tables import table_beside
 
 _STATUSES, _ONLY_OF_SOL, _TIMES = table_beside(__file__).values()
@@ -49,7 +48,7 @@ def evaluation_of(
     }
 
 
-def verdict_row(evaluation: Mapping[str, Any]) -> dict[str, object]:
+def verdict_row(evaluation: Row) -> dict[str, object]:
     """What an Evaluation says, as columns of a verdict: `status`, `reason` (null where another
     harness judged), `outputs_match`, `timing` (without intervals), `device`, `detail`. Raises
     ValueError for a status that neither suite has."""

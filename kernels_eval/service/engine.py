@@ -18,11 +18,11 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
-from typing import Any
 
 from kernels_eval.cluster.pool import ASK_S, Pool, arriving
 from kernels_eval.cluster.ray import is_lost
 from kernels_eval.errors import EvalError
+from kernels_eval.records import Json
 from kernels_eval.service.queue import Evaluations, Pair
 
 PAUSE_S = 30.0
@@ -33,7 +33,7 @@ AHEAD = 2
 logger = logging.getLogger(__name__)
 
 
-def work(pipe: Connection, options: dict[str, Any]) -> None:
+def work(pipe: Connection, options: Json) -> None:
     """The process: verdicts for the pairs that come through the pipe, until None does."""
     os.setsid()  # Ctrl-C is for the service, which lets this one finish
     pairs: SimpleQueue[Pair | None] = SimpleQueue()
@@ -62,7 +62,7 @@ class Engine:
     """Judges what `evaluations` hold, in a thread. `options` are those of Pool."""
 
     evaluations: Evaluations
-    options: dict[str, Any]
+    options: Json
     workers: int = 0
     """Workers and builders of the pool; 0 while none runs."""
     faults: int = 0

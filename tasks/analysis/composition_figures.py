@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kernels_eval.records import Status
+from kernels_eval.records import Json, Status
 from tasks.analysis.composition import (
     UNKNOWN,
     FamilyStatuses,
@@ -58,7 +58,7 @@ REST = "all others"
 ROW_INCHES = 0.42
 WRITTEN_FROM = 3.0  # percent of a bar under which its count has no room
 INTERSECTIONS_SHOWN = 24
-SMALL: dict[str, Any] = {"fontsize": 7, "color": INK}
+SMALL: Json = {"fontsize": 7, "color": INK}
 
 
 @style()
@@ -146,7 +146,7 @@ def overlap_figure(found: Overlap) -> Drawn:
         _written(bars, each.samples, (place, each.samples), (0, 2), ha="center")
         absent = [number for number in range(len(sets)) if number not in each.sets]
         dots.plot([place] * len(absent), absent, "o", color=INK, markersize=2)
-        within: dict[str, Any] = {"color": FIRST, "markersize": 7, "linewidth": 1.5}
+        within: Json = {"color": FIRST, "markersize": 7, "linewidth": 1.5}
         dots.plot([place] * len(each.sets), each.sets, "o-", **within)
     sizes.barh(range(len(sets)), [each.samples for each in sets], 0.6, color=INK)
     _room_for(sizes, [each.samples for each in sets])
@@ -221,7 +221,7 @@ def _legend_above(axes: Axes, looks: Mapping[str, Look], columns: int) -> None:
 
 def _box(axes: Axes, place: int, found: Quantiles | None, colour: str) -> None:
     if found is not None:
-        wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
+        wide: Json = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
         axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)
         axes.plot([found.p25, found.p75], [place, place], "-", color=colour, **wide)
         axes.plot([found.median], [place], "o", color=colour, markersize=5)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Reason, Status
+from kernels_eval.records import Json, Reason, Row, Status
 from tasks.benchmark.metrics import pass_at_k
 from tasks.tables import CORRECT, TASK_ERROR
 
@@ -223,7 +223,7 @@ def not_compared(frame: pl.DataFrame, model: str) -> int:
     return sum(compiled.get("mode") is None for own, _, compiled in _timed(frame) if own == model)
 
 
-def _timed(frame: pl.DataFrame) -> list[tuple[str, str, dict[str, Any]]]:
+def _timed(frame: pl.DataFrame) -> list[tuple[str, str, Json]]:
     """Model, task and the record of the compiled baseline of each timed verdict. Tables from before
     there was such a record give empty ones."""
     return [
@@ -271,7 +271,7 @@ def _is_ratio(speedup: float) -> bool:
     return 0 < speedup < math.inf
 
 
-def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline) -> Sample:
+def _sample(row: Row, rule: Rule, baseline: Baseline) -> Sample:
     """For "concur" this mirrors Verdict.correct_any, Verdict.correct_custom and Verdict.speedup."""
     timing = row["timing"] or {}
     timing = timing if baseline == "eager" else timing.get("compiled") or {}

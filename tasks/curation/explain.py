@@ -14,7 +14,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Status
+from kernels_eval.records import Json, Status
 from tasks.curation.config import CurationConfig
 from tasks.curation.criteria import is_fastest, ranked
 from tasks.curation.pool import CUT_OFF, drawn, eligible_samples, ends
@@ -86,7 +86,7 @@ def explain(frame: pl.DataFrame, config: CurationConfig, candidate_id: str) -> E
     )
 
 
-def _not_eligible(row: dict[str, Any], config: CurationConfig) -> str | None:
+def _not_eligible(row: Json, config: CurationConfig) -> str | None:
     """Why a row is not in the pool."""
     if row["status"] != Status.CORRECT:
         reason = f"/{row['reason']}" if row.get("reason") else ""

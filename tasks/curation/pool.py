@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import VERDICT_SCHEMA_VERSION
+from kernels_eval.records import VERDICT_SCHEMA_VERSION, Json
 from tasks.curation.config import CurationConfig
 from tasks.operators import is_single_operator
 from tasks.tables import CORRECT
@@ -190,7 +190,7 @@ def known_ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
     return pl.when(value.is_finite() & (value > 0)).then(value)
 
 
-def _fields(frame: pl.DataFrame) -> dict[str, Any]:
+def _fields(frame: pl.DataFrame) -> Json:
     return {field.name: field.dtype for field in getattr(frame.schema["timing"], "fields", [])}
 
 

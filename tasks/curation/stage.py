@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Status
+from kernels_eval.records import Json, Status
 from tasks.curation.config import CurationConfig
 from tasks.curation.flags import counted
 from tasks.curation.kernels import EqualKernels, equal_left_out, same_text, with_kernels
@@ -102,9 +100,7 @@ def run(
     ).ref
 
 
-def flag_counts(
-    frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig
-) -> dict[str, Any] | None:
+def flag_counts(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> Json | None:
     """How many `correct` and how many `taken` samples have each flag of their trace, and how many
     correct ones were `left_out` for one.
 
@@ -117,7 +113,7 @@ def flag_counts(
     return {"correct": counted(correct), "taken": counted(taken), "left_out": out}
 
 
-def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
+def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> Json:
     """What a reader of a training set must know of its choice, as counts.
 
     `answers_end`: how many correct samples ended in which way (`tasks.curation.pool.ends`), and how

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from kernels_eval.records import Json, Row
 from tasks.publishing.columns import COLUMNS
 from tasks.publishing.config import UNKNOWN, PublishOptions
 from tasks.publishing.lineage import VERIFICATION, settings
@@ -41,7 +42,7 @@ class Card:
     shards: Sequence[Shard]
     columns: Sequence[str]
     statistics: Mapping[str, Statistics]
-    facts: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Row]
     workloads: Workloads | None = None
     observations: str | None = None
     decontamination: str | None = None
@@ -92,7 +93,7 @@ def card(context: Card) -> str:
 def _front_matter(context: Card, languages: Sequence[str]) -> str:
     from huggingface_hub import DatasetCardData
 
-    configs: dict[str, dict[str, Any]] = {}
+    configs: dict[str, Json] = {}
     for config, split, files in context.splits():
         entry = configs.setdefault(config, {"config_name": config})
         if len(configs) == 1:

@@ -7,10 +7,10 @@ writes beyond them follows, under its own name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 
+from kernels_eval.records import Row
 from kernels_eval.tables import table_beside
 from tasks.publishing.config import UNKNOWN
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
@@ -37,7 +37,7 @@ LICENCES: Mapping[str, str] = {"bundled": "Apache-2.0", "kernelbook": "MIT"}
 may be of any."""
 
 
-def licence_of(source: str, tasks_config: Mapping[str, Any]) -> str:
+def licence_of(source: str, tasks_config: Row) -> str:
     """SPDX identifier of the licence of a source's tasks, `unknown` where the source states none or
     may be another revision."""
     if source == "kernelbook" and tasks_config.get("location") not in (None, "GPUMODE/KernelBook"):

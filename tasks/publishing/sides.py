@@ -19,7 +19,7 @@ import polars as pl
 from polars import selectors
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Status
+from kernels_eval.records import Json, Status
 from tasks.publishing.config import PUBLICATION
 from tasks.publishing.lineage import (
     CURATION,
@@ -85,14 +85,14 @@ class Side:
     """
 
     label: str
-    facts: dict[str, Any]
+    facts: Json
     rows: dict[str, Row]
     tasks: dict[str, int] | None = None
     candidates: dict[str, Sample] | None = None
     verdicts: dict[str, Judged] | None = None
     excluded: dict[str, str] = field(default_factory=dict)
 
-    def config(self, stage: str) -> dict[str, Any] | None:
+    def config(self, stage: str) -> Json | None:
         """The published settings of a stage, None where the stage is not known."""
         found = self.facts.get(stage)
         return None if found is None else found.get("config") or {}

@@ -11,7 +11,7 @@ shared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, Language, SamplingParams, candidate_id
+from kernels_eval.records import Candidate, Json, Language, Row, SamplingParams, candidate_id
 from tasks.progress import report
 from tasks.search.config import OF_MODELS, SearchConfig
 from tasks.search.parameters import usage
@@ -33,7 +33,6 @@ STAGE = "search"
 SCHEMA = pa.schema([*CANDIDATES, *SEARCHED])
 """A candidate, and how it came to be: `step` is 0 or less for a start, `operator` "start" or how
 it was made, `change` what was changed, `parents` ids of candidates of this snapshot."""
-Row = Mapping[str, Any]
 
 
 class Judge(Protocol):
@@ -214,7 +213,7 @@ def run(
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def described(plan: Plan) -> dict[str, Any]:
+def described(plan: Plan) -> Json:
     """What a row says of how its candidate came to be."""
     return {
         "step": plan.step,
@@ -224,7 +223,7 @@ def described(plan: Plan) -> dict[str, Any]:
     }
 
 
-def row_of(plan: Plan, language: Language) -> dict[str, Any]:
+def row_of(plan: Plan, language: Language) -> Json:
     """The row of a candidate that no model wrote."""
     parent, generator = plan.parents[0].candidate_id, f"{STAGE}: {plan.operator}"
     code = plan.code or ""
@@ -243,6 +242,6 @@ def row_of(plan: Plan, language: Language) -> dict[str, Any]:
     return candidate.model_dump(mode="json") | key | described(plan)
 
 
-def in_turn(row: Row) -> dict[str, Any]:
+def in_turn(row: Row) -> Json:
     """A row of an older snapshot with its turn, which was the first."""
     return {**row, "turn": row.get("turn") or 1, "parent": row.get("parent")}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 
 LATER = {"revision": None, "code_column": "code", "seed": 0, "count": 1000, "sizes": "cpp"}
 LATER |= {"precision": "fp32"}
@@ -44,7 +44,7 @@ class TasksConfig(Record):
     """take the first N tasks"""
 
     @model_serializer(mode="wrap")
-    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> Json:
         """Without later keys that are left at what earlier versions did: every hash over a
         configuration stays what it was."""
         return {

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask
+from kernels_eval.records import Json, KernelTask
 from kernels_eval.tables import table_beside
 from tasks.sources.files import existing, read_rows
 from tasks.sources.functions import Adapted, Refused, adapt
@@ -90,7 +89,7 @@ _FORM = (
 )
 
 
-def operator_rows(location: str | Path) -> Iterator[dict[str, Any]]:
+def operator_rows(location: str | Path) -> Iterator[Json]:
     """Rows with the columns name and code_with_tests. Raises UsageError as `survey` does."""
     for where, row in read_rows(existing(location), COLUMNS, OPTIONAL_COLUMNS):
         if missing := [name for name in COLUMNS if not _is_text(row.get(name))]:

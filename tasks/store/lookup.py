@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json
 from tasks.store.snapshot import MANIFEST, Snapshot, SnapshotRef
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
 
 def known_rows(
     root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Json]:
     """Rows of any other snapshot of the stage whose key is asked for, each key once: a nightly
     refresh pays only for what is new.
 

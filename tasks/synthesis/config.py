@@ -16,7 +16,7 @@ from pydantic import (
     model_serializer,
 )
 
-from kernels_eval.records import Record, SamplingParams
+from kernels_eval.records import Json, Record, SamplingParams
 from tasks.synthesis.known_models import sampling_for
 from tasks.synthesis.scripted.config import TeacherConfig
 
@@ -137,7 +137,7 @@ class SynthesisConfig(Record):
     """earlier kernels in the prompt; null: none"""
 
     @model_serializer(mode="wrap")
-    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> Json:
         """Without a teacher that does not answer and a contrast that is not asked for: every hash
         over a configuration stays what it was."""
         unused = {"teacher"} if self.sampler != "scripted" else set()

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from types import MappingProxyType
-from typing import Any
 
-from kernels_eval.records import SamplingParams
+from kernels_eval.records import Row, SamplingParams
 from kernels_eval.tables import table_beside
 
 _TABLE = table_beside(__file__)
-KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+KNOWN_MODELS: Mapping[str, Row] = MappingProxyType(
     {name: MappingProxyType(settings) for name, settings in _TABLE.items()}
 )
 """Settings by hub id. docs/how-to/sample-with-vllm.md shows the same table, and a test keeps it

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Any
 
-from kernels_eval.records import Correctness, Status, Timing, Verdict
+from kernels_eval.records import Correctness, Json, Status, Timing, Verdict
 from kernels_eval.tables import table_beside
 from tasks.synthesis.prompts import block
 
-Named = dict[str, Any]
+Named = Json
 FOLLOW_UP_VERSION = 1
 """Raised with every change of the wording."""
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, Status, Verdict, stable_hash
+from kernels_eval.records import KernelTask, Language, Row, Status, Verdict, stable_hash
 from tasks.files import file_sha256
 from tasks.progress import duration
 from tasks.sources import bundled
@@ -55,7 +55,7 @@ class RequestSet:
     """Requests by their keys, each made by `make` when it is read; `places` says of each key what
     it is made from, in the order of asking."""
 
-    def __init__(self, places: Mapping[str, Any], make: Callable[[Any], Request]) -> None:
+    def __init__(self, places: Row, make: Callable[[Any], Request]) -> None:
         self._places, self._make = places, make
 
     @property

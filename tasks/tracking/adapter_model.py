@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernels_eval.records import Row
+
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow.models import ModelSignature
@@ -56,7 +58,7 @@ def write_mlmodel(directory: Path, base_model: str, run_id: str, facts: Mapping[
     return path
 
 
-def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> AdapterModel:
+def _load_pyfunc(path: str, model_config: Row | None = None) -> AdapterModel:
     """What MLflow calls. Raises UsageError where base model or adapter cannot be loaded."""
     import torch
 
@@ -76,9 +78,7 @@ class AdapterModel:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def predict(
-        self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
-    ) -> pd.DataFrame:
+    def predict(self, model_input: pd.DataFrame, params: Row | None = None) -> pd.DataFrame:
         """A frame with the column `prompt` in, one with the column `response` out. Parameters are
         those of `signature`."""
         import pandas as pd

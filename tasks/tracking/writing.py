@@ -16,10 +16,10 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, stable_hash
 from tasks.tracking.adapter_model import write_mlmodel
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
@@ -130,7 +130,7 @@ class Runs(NamedTuple):
         )
         for kind, found, size in entries:
             for start in range(0, len(found), size):
-                batch: dict[str, Any] = {kind: found[start : start + size]}
+                batch: Json = {kind: found[start : start + size]}
                 self.client.log_batch(run_id, **batch)
 
     def add_points(self, run_id: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from itertools import islice
@@ -32,7 +32,7 @@ from kernels_eval.cluster.ray import (
 from kernels_eval.devices import Conditions, conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
 from kernels_eval.parent.messages import no_code_verdict
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.records import Candidate, Json, KernelTask, Language, Row, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
 from tasks.retry import retry_until_back
@@ -148,7 +148,7 @@ class Verification:
         """The workers that are asked for verdicts. What a benchmark or a test replaces."""
         return pool_of(self.language, self.config)
 
-    def verdict_key(self, candidate: Mapping[str, Any]) -> str:
+    def verdict_key(self, candidate: Row) -> str:
         """The identity of a verdict across snapshots: hash(candidate, its parsed code, protocol and
         its version, device, driver, CUDA, torch). With `once_per_code` the task's source counts
         instead of the candidate. `candidate` is a row with the columns `KEYED`."""
@@ -186,7 +186,7 @@ class Verification:
         self.chunks = -(-self.planned // self.config.chunk_size)
         return self.chunks
 
-    def _known(self) -> Generator[dict[str, Any], None, None]:
+    def _known(self) -> Generator[Json, None, None]:
         """Verdicts that other snapshots hold, and with `once_per_code` this one too. Reads the code
         of every candidate for its key, a few hundred at a time."""
         left = self._keyed(self._without_verdict())
@@ -332,7 +332,7 @@ class Verification:
         leave(self._joined or membership())  # the second where it was gone before the pool started
         self._joined = ""
 
-    def _rows(self, verdict: Verdict) -> Iterator[dict[str, Any]]:
+    def _rows(self, verdict: Verdict) -> Iterator[Json]:
         """The row of a verdict, and those of the candidates that share it."""
         key = self._keys.pop(verdict.candidate_id)
         row = verdict.model_dump(mode="json") | {"verdict_key": key}
@@ -340,7 +340,7 @@ class Verification:
             yield row | {"candidate_id": candidate_id}
 
     @property
-    def telemetry(self) -> dict[str, Any] | None:
+    def telemetry(self) -> Json | None:
         """What the workers of this run did with their time (kernels_eval.cluster.telemetry); None
         where none was started."""
         return self._pool.telemetry.summary() if self._pool else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kernels_eval.records import KernelTask, stable_hash
+from kernels_eval.records import Json, KernelTask, stable_hash
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import PROFILES
 from tasks.versions import PROFILE_VERSION
@@ -46,7 +46,7 @@ def run(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: s
     found = tasks_of(tasks)
     conditions = [*_conditions(config, device, device_name), PROFILE_VERSION]
 
-    def profiled(programs: Mapping[str, KernelTask]) -> Iterator[dict[str, Any]]:
+    def profiled(programs: Mapping[str, KernelTask]) -> Iterator[Json]:
         with Profiler(device, config) as profiler:
             for key, task in programs.items():
                 row = profiler.profile(task).model_dump(mode="json")

@@ -16,7 +16,8 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 from kernels_eval.errors import UsageError
-from kernels_eval.service.adapters.scoring import Row, Scorer, plain_feedback
+from kernels_eval.records import Row
+from kernels_eval.service.adapters.scoring import Scorer, plain_feedback
 
 
 class KernelAction(Action):

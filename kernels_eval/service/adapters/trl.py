@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from kernels_eval.service.adapters.scoring import FIELDS, Row, Score, Scorer
+from kernels_eval.records import Row
+from kernels_eval.service.adapters.scoring import FIELDS, Score, Scorer
 
 Log = Callable[[str, float], None]
 Rewards = list[float | None]

@@ -19,9 +19,10 @@ import json
 import statistics
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json
 from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.comparison.figures import figures
 from tasks.benchmark.comparison.numbers import EXEC, FAST, TRACK, Arm, Compared, compared
@@ -56,7 +57,7 @@ def write_comparison(ablation: Ablation, out: Path, *, resamples: int = 2000) ->
     scoring refuses (two devices, say).
     """
     found = compared(Ablation.model_validate(ablation.model_dump()), resamples=resamples)
-    page: dict[str, Any] = {
+    page: Json = {
         "title": f"Comparison: {ablation.name}",
         "facts": (ablation.base_model, *found.devices, ablation.created_at),
         "sentence": headline(found),
@@ -79,7 +80,7 @@ def write_comparison(ablation: Ablation, out: Path, *, resamples: int = 2000) ->
     )
 
 
-def as_data(found: Compared, *, resamples: int = 2000) -> dict[str, Any]:
+def as_data(found: Compared, *, resamples: int = 2000) -> Json:
     """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
     numbers = found.model_dump(
         mode="json", exclude={"ablation": {"branches": {"__all__": {"answers"}}}}
@@ -236,7 +237,7 @@ def trust(found: Compared) -> list[Caveat]:
     )
 
 
-def content(found: Compared) -> dict[str, Any]:
+def content(found: Compared) -> Json:
     """Return what `comparison.j2` shows, by name."""
     branches = {branch.name: branch for branch in found.ablation.branches}
     arms = {arm.name: _strategy(found, arm) for arm in found.strategies}

@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from kernels_eval.records import STATUS_OF, Language, Status
+from kernels_eval.records import STATUS_OF, Json, Language, Status
 from tasks.benchmark.report.records import (
     MAX_EXAMPLES,
     CandidatePoint,
@@ -48,7 +47,7 @@ RULE_NAMES = {
 }
 
 
-def content(context: ReportContext) -> dict[str, Any]:
+def content(context: ReportContext) -> Json:
     """Return what `report.j2` shows, by name."""
     lengths, points = lengths_by_status(context), timed(context)
     head = [row for row in context.scores if row.metric in (*HEAD_METRICS, GEOMETRIC_MEAN)]

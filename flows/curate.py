@@ -11,16 +11,15 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from flows.config import load_strategy
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Status
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.files import AtomicFiles
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SUMMARY_FILE = "curation.json"
 
@@ -153,8 +152,6 @@ def _taken(
 
 
 def _summary(taken: pl.DataFrame, config: CurationConfig) -> Json:
-    import polars as pl
-
     from tasks.curation.pool import known_ratio
     from tasks.operators import is_single_operator
     from tasks.reporting.text import by_count

@@ -19,6 +19,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import polars as pl
+
 from kernels_eval.__main__ import QUICK
 from kernels_eval.checks.trials import Interface
 from kernels_eval.errors import UsageError
@@ -136,8 +138,6 @@ def _without_nulls(row: Row) -> Json:
 
 def _table(sources: Sequence[str], target: Path, candidates: str | None, root: str) -> Json:
     """One table of verdicts: the results of another harness, or several sets, merged."""
-    import polars as pl
-
     sets, left_out = {}, Counter[str]()
     for source in dict.fromkeys(sources):
         place = Path(source).expanduser()

@@ -10,6 +10,8 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import PurePath
 
+import yaml
+
 from kernels_eval.records import Json
 
 MOST_NAMED = 4
@@ -47,8 +49,6 @@ def deployed_name(verb: str) -> Callable[[], str]:
 def ablation_name() -> str:
     """The `flow_run_name` of an ablation, whose `config` is an AblationConfig: `ablate nightly:
     concur, random, 2026-11-22 03:00`."""
-    import yaml
-
     config = _parameters().get("config")
     what = PurePath(getattr(config, "profile", "")).stem
     strategies = [PurePath(strategy).stem for strategy in getattr(config, "strategies", ())]

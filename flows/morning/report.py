@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from tasks.store.snapshot import SnapshotRef
 
 NAMED = 10
@@ -190,8 +190,6 @@ def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, i
 
 def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
     """Verdicts that the refresh before did not have: status, reason, and the error of failures."""
-    import polars as pl
-
     frame = pl.DataFrame(schema=dict.fromkeys(VERDICT_COLUMNS, pl.String))
     if old != ref:
         found = ref.open().read(columns=VERDICT_COLUMNS, unique="candidate_id")
@@ -202,8 +200,6 @@ def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
 
 
 def _errors(failed: pl.DataFrame) -> list[ErrorGroup]:
-    import polars as pl
-
     from tasks.benchmark.errors import error_groups
 
     if not failed["status"].is_in(FAILED).any():

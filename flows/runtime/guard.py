@@ -18,6 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import pyarrow.parquet as pq
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
@@ -138,8 +139,6 @@ def snapshots_since(root: str, began: float) -> Iterator[tuple[str, str, int, st
 
 
 def _rows(folder: Path, finished: bool) -> int:
-    import pyarrow.parquet as pq
-
     if finished:
         return int(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rows"])
     parts = sum(int(pq.read_metadata(part).num_rows) for part in folder.glob("part-*.parquet"))

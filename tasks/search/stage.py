@@ -16,6 +16,7 @@ from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any, Protocol
 
+import polars as pl
 import pyarrow as pa
 
 from kernels_eval.errors import UsageError
@@ -97,8 +98,6 @@ class Search:
 
     def _add_starts(self) -> None:
         """The fastest correct candidates of each task. Raises UsageError where there is none."""
-        import polars as pl
-
         verdicts = self._verdicts.open()
         columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
         chosen = (

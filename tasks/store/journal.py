@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+import psutil
+
 from kernels_eval.records import Json, Row, stable_hash
 
 
@@ -115,6 +117,4 @@ def read_journal(journal: Path) -> list[Json]:
 
 def another_runs(pid: int) -> bool:
     """Whether a process with this id is alive and not this one."""
-    import psutil
-
     return pid != os.getpid() and psutil.pid_exists(pid)

@@ -10,6 +10,8 @@ from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fsspec
+
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
 from tasks.store.snapshot import MANIFEST, Snapshot, SnapshotRef
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
 
 def snapshots(root: str, stage: str) -> list[Snapshot]:
     """Every snapshot of a stage under a root, finished or not, in no particular order."""
-    import fsspec
-
     fs, path = fsspec.core.url_to_fs(str(root))
     base = f"{path.rstrip('/')}/{stage}"
     if not fs.exists(base):
@@ -40,8 +40,6 @@ def newest_first(root: str, stage: str) -> list[Snapshot]:
 def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
     """A snapshot by its directory, or under `root` by (the beginning of) its fingerprint. Raises
     UsageError where there is none, or several begin so."""
-    import fsspec
-
     if (Path(name) / MANIFEST).is_file():
         path = Path(name).resolve()
         return SnapshotRef(

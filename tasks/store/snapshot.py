@@ -30,6 +30,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import fsspec
 from pydantic import BaseModel
 
 from kernels_eval.errors import UsageError
@@ -82,8 +83,6 @@ class Snapshot:
     _opened_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        import fsspec
-
         self._fs, path = fsspec.core.url_to_fs(str(self.root))
         self.path = f"{path.rstrip('/')}/{self.stage}/{self.fingerprint}"
         local = isinstance(self._fs, fsspec.implementations.local.LocalFileSystem)

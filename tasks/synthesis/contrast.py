@@ -23,6 +23,8 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
+import polars as pl
+
 from kernels_eval.errors import UsageError
 from tasks.synthesis.prompts import block
 from tasks.synthesis.refine import MOST_CODE, bounded
@@ -54,8 +56,6 @@ class Kernel(NamedTuple):
 def read_kernels(path: str) -> Mapping[str, list[Kernel]]:
     """The earlier kernels of each task, from a Parquet or JSON lines file with the columns
     `COLUMNS`; rows without a code or a speedup above 0 are left out. Raises UsageError."""
-    import polars as pl
-
     read = pl.read_parquet if Path(path).suffix == ".parquet" else pl.read_ndjson
     try:
         rows = read(Path(path)).select(COLUMNS).cast({"speedup": pl.Float64})

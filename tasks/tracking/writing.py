@@ -18,6 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import fsspec
+import polars as pl
+import pyarrow.parquet as pq
+
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, stable_hash
 from tasks.tracking.adapter_model import write_mlmodel
@@ -200,9 +204,6 @@ def require_paths(record: StageRecord) -> None:
 def dataset_input(dataset: DatasetRef) -> DatasetInput:
     """Name, fingerprint, source, columns and row count, from the Parquet footers alone: a snapshot
     may be larger than memory."""
-    import fsspec
-    import polars as pl
-    import pyarrow.parquet as pq
     from mlflow.data.polars_dataset import infer_schema
     from mlflow.entities import Dataset, DatasetInput
 

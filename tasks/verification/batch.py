@@ -26,7 +26,11 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from kernels_eval.cluster.ray import address_of, require_cluster
 from kernels_eval.devices import require_device
@@ -43,9 +47,6 @@ from tasks.tables import VERDICTS
 from tasks.verification import stage
 from tasks.verification.batch_progress import BatchProgress
 from tasks.verification.config import VerificationConfig
-
-if TYPE_CHECKING:
-    import polars as pl
 
 VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "snapshots"
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -271,9 +272,6 @@ def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> Non
 
     A few hundred rows at a time: a table of any length takes the memory of its ids.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     columns = ["candidate_id", "given_id", "generator", "sample_index", "row"]
     added = [("generator", pa.string()), ("sample_index", pa.int64()), ("row", pa.int64())]
     schema = pa.schema([*VERDICTS, *added])

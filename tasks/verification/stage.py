@@ -16,7 +16,9 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import (
@@ -45,9 +47,6 @@ from tasks.store import (
 )
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
-
-if TYPE_CHECKING:
-    import polars as pl
 
 STAGE = "verification"
 ORDER = ("task_id", "sample_index", "candidate_id")
@@ -201,8 +200,6 @@ class Verification:
 
     def _keyed(self, left: pl.DataFrame) -> pl.DataFrame:
         """With the verdict's `key` of each candidate, in the order of the parts."""
-        import polars as pl
-
         left = left.sort("part", "row")
         keys = [self.verdict_key(row) for row in self._candidates.rows_of(left, KEYED)]
         return left.with_columns(key=pl.Series(keys, dtype=pl.String))
@@ -210,8 +207,6 @@ class Verification:
     def _to_judge(self, left: pl.DataFrame) -> pl.DataFrame:
         """The candidates that workers are asked about: with `once_per_code`, the first of those
         with equal code. The others are noted for `_rows`."""
-        import polars as pl
-
         if not self.config.once_per_code:
             return left
         keyed = self._keyed(left).sort(ORDER)

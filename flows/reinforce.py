@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.config import PipelineConfig
-from flows.naming import run_name
 from flows.rollouts import environment
-from flows.runtime.guard import guarded, require_room_for
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import reinforcement_record, track
 from flows.train import of_line
 from kernels_eval.errors import UsageError
@@ -25,8 +21,7 @@ from tasks.training.stage import STAGE as TRAINING
 from tasks.training.stage import adapter_of, prompts_of
 
 
-@flow(name="reinforce the adapter", flow_run_name=run_name("reinforce"), **NOTICES)
-@guarded
+@guarded_flow("reinforce the adapter", "reinforce")
 def reinforce_adapter(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> SnapshotRef:
@@ -46,8 +41,7 @@ def reinforce_adapter(
         return reinforce.run(trained, recipe, prompts, made)
 
 
-@flow(name="reinforce and track", flow_run_name=run_name("reinforce and track"), **NOTICES)
-@guarded
+@guarded_flow("reinforce and track", "reinforce and track")
 def reinforce_and_track(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> tuple[SnapshotRef, str | None]:

@@ -6,12 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
-from prefect import flow
-
 from flows.config import PipelineConfig
-from flows.naming import run_name
-from flows.runtime.guard import guarded, require_room_for
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import search_record, track
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
@@ -75,8 +71,7 @@ def begun_with(
     )
 
 
-@flow(name="search for faster kernels", flow_run_name=run_name("search", strategy=False), **NOTICES)
-@guarded
+@guarded_flow("search for faster kernels", "search", strategy=False)
 def search_kernels(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> Searched:
@@ -109,10 +104,7 @@ def search_kernels(
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
 
-@flow(
-    name="search and track", flow_run_name=run_name("search and track", strategy=False), **NOTICES
-)
-@guarded
+@guarded_flow("search and track", "search and track", strategy=False)
 def search_and_track(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> tuple[Searched, str | None]:

@@ -10,12 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from prefect import flow
-
 from flows.config import PipelineConfig
-from flows.naming import run_name
-from flows.runtime.guard import guarded, require_room_for
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language
@@ -34,8 +30,7 @@ from tasks.training.step import train
 PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
-@flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
-@guarded
+@guarded_flow("train the adapter", "train")
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     require_room_for()
@@ -44,8 +39,7 @@ def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotR
         return call_stage(train, curated, config.training, prompts)
 
 
-@flow(name="train and track", flow_run_name=run_name("train and track"), **NOTICES)
-@guarded
+@guarded_flow("train and track", "train and track")
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,13 +71,11 @@ def embed(config: PipelineConfig) -> None:
 def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
     """Run the flow in this process, with progress on stderr. Returns the summary as plain data."""
     embed(config)
-    started = time.monotonic()
-    start_server_apart()
-    with TerminalProgress() as progress, observed_by(progress):
+    with served_and_shown() as progress:
         found = _refresh(config) if refresh_only else _whole_line(config)
     return {
         "name": config.name,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": progress.seconds,
         "new_work_in": sorted(progress.worked),
         **found,
     }
@@ -139,7 +139,21 @@ class TerminalProgress(ProgressRows):
     def __init__(self) -> None:
         super().__init__(width=14)
         self.worked: set[str] = set()
+        self._began_s = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self._began_s, 1)
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         self.worked.add(stage)
         self.update(stage, done, total, note)
+
+
+@contextmanager
+def served_and_shown() -> Iterator[TerminalProgress]:
+    """Run flows in this process meanwhile, with progress on stderr."""
+    progress = TerminalProgress()
+    start_server_apart()
+    with progress, observed_by(progress):
+        yield progress

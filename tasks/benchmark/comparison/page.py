@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
 from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.comparison.figures import figures
@@ -40,7 +39,7 @@ from tasks.benchmark.tables import (
     published_table,
     scored,
 )
-from tasks.files import atomic_write
+from tasks.files import atomic_write, explain_write_errors
 from tasks.reporting.page import Cell, Link, page_of
 from tasks.reporting.text import clean, hours, interval, number, p_value, plural
 
@@ -66,15 +65,10 @@ def write_comparison(ablation: Ablation, out: Path, *, resamples: int = 2000) ->
     }
     template = TEMPLATES / "comparison.j2"
     data = json.dumps(as_data(found, resamples=resamples), indent=2, allow_nan=False)
-    try:
+    with explain_write_errors(out, "choose another directory, or free some disk"):
         atomic_write(out / HTML, page_of(template, "html", **page))
         atomic_write(out / MARKDOWN, page_of(template, "md", **page))
         atomic_write(out / JSON, f"{data}\n")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {out}: {error.strerror or error}",
-            "choose another directory, or free some disk",
-        ) from error
     return Written(
         html=out / HTML, markdown=out / MARKDOWN, json_file=out / JSON, headline=page["sentence"]
     )

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from httpx import TransportError
@@ -54,7 +54,7 @@ def create_table_artifact(key: str, table: Iterable[Row], description: str) -> N
     _create(artifacts.create_table_artifact, key=key, table=rows, description=description)
 
 
-def _create(create: Callable[..., Any], **told: Any) -> None:
+def _create(create: Callable[..., object], **told: object) -> None:
     with warn_on_error(f"the artifact {told['key']}"):
         retry_until_back(
             lambda: create(**told),

@@ -18,7 +18,7 @@ import os
 import re
 import subprocess
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
@@ -39,7 +39,7 @@ KIND = re.compile(r"^(?:Flow|Task) run encountered an exception:? ([A-Za-z_][A-Z
 NAME_CHARS = 200
 
 
-def notice_of(flow: Flow[..., Any], run: FlowRun, state: State) -> Json:
+def notice_of(flow: Flow[..., object], run: FlowRun, state: State) -> Json:
     """What is told of a run: the same keys each time, null where there is nothing to tell."""
     from prefect.settings import get_current_settings
 
@@ -63,7 +63,7 @@ def notice_of(flow: Flow[..., Any], run: FlowRun, state: State) -> Json:
     }
 
 
-def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+def tell(flow: Flow[..., object], flow_run: FlowRun, state: State) -> None:
     """The hook; the names of its arguments are Prefect's, whose worker passes them by name. Never
     raises."""
     try:
@@ -151,7 +151,7 @@ def webhook(config: NotifyConfig) -> str | None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None  # the address is a secret between two: it goes nowhere else
 
 
@@ -162,7 +162,7 @@ def _post(url: str, body: str, timeout_s: float) -> None:
         pass
 
 
-def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
+def _config(flow: Flow[..., object], run: FlowRun) -> NotifyConfig | None:
     """`guard.notify` of the run's configuration, where it names somebody.
 
     The configuration is an object in the run's own process and plain data in the worker's. A
@@ -179,7 +179,7 @@ def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
     return notify if notify.command or notify.webhook_env or notify.webhook_block else None
 
 
-def _of_forms(flow: Flow[..., Any], parameters: Json) -> PipelineConfig | None:
+def _of_forms(flow: Flow[..., object], parameters: Json) -> PipelineConfig | None:
     from flows.forms import ADVANCED, AdvancedForm, Form, RunForm, configuration
 
     given = flow.validate_parameters(parameters)

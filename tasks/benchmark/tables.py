@@ -24,7 +24,7 @@ HEAD_METRICS = ("exec", metric_name(1.0))
 LABELS = {"exec": "Exec", GEOMETRIC_MEAN: "speedup of correct"}
 FEW_TASKS = 30  # below it, an interval of a rate is wider than most differences between models
 PAPER = "ConCuR, arXiv 2510.07356"
-PUBLISHED: list[dict[str, Any]] = (
+PUBLISHED: list[dict[str, object]] = (
     pl.read_csv(Path(__file__).with_name("published.csv"))
     .with_columns(source=pl.lit(PAPER), quoted=True)
     .to_dicts()

@@ -8,7 +8,6 @@ that one changed number would have brought the candidate in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict
@@ -196,7 +195,7 @@ class _Case:
         of = f"the shortest of its task's {self.rivals.height} correct"
         return f"reasoning {tokens:,} tokens, {of}{alike}"
 
-    def _speed(self, equal: Any) -> str:
+    def _speed(self, equal: object) -> str:
         speedup, rivals = self.me["_speedup"], self.rivals
         if not speedup:
             return "it was not timed"

@@ -23,7 +23,7 @@ MAX_INLINED_STATEMENTS = 200
 MAX_CONSTANT_DEPTH = 40  # constants nested deeper are not folded
 # What these read may be read several times, so nothing is inlined into them.
 REPEATING = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-FOLDED: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+FOLDED: dict[type[ast.operator], Callable[[object, object], object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,

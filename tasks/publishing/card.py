@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
 from kernels_eval.records import Json, Row
 from tasks.publishing.columns import COLUMNS
@@ -112,7 +111,7 @@ def _front_matter(context: Card, languages: Sequence[str]) -> str:
     ).to_yaml()
 
 
-def _settings(stage: str, facts: Any) -> str:
+def _settings(stage: str, facts: object) -> str:
     """A stage's settings in a cell."""
     if not isinstance(facts, Mapping):
         return ""

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -138,7 +137,7 @@ def _present(values: Json, names: Sequence[str]) -> Json:
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
-def settings(values: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def settings(values: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Nested settings by dotted name. None and an empty list are settings that are not used."""
     for name, item in values.items():
         if isinstance(item, Mapping):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 from polars import selectors
@@ -97,7 +97,7 @@ class Side:
         found = self.facts.get(stage)
         return None if found is None else found.get("config") or {}
 
-    def fact(self, stage: str, name: str) -> Any:
+    def fact(self, stage: str, name: str) -> object:
         """One fact of a stage, None where it is not known."""
         return (self.facts.get(stage) or {}).get(name)
 

@@ -198,7 +198,7 @@ class CandidateTable:
                 number += 1
 
 
-def _task_id(row: Mapping[str, Any], where: str) -> str:
+def _task_id(row: Mapping[str, object], where: str) -> str:
     if row.get("task_id") is not None:
         return str(row["task_id"])
     level, problem = number_of(row.get("level")), number_of(row.get("problem_id"))
@@ -247,5 +247,5 @@ def _finish(row: Mapping[str, Any]) -> Json:
     return guessed_finish(row["response"])
 
 
-def _given(values: Mapping[str, Any]) -> Json:
+def _given(values: Mapping[str, object]) -> Json:
     return {name: value for name, value in values.items() if value is not None}

@@ -160,7 +160,7 @@ def training_record(
     )
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     """Whether a number is one that every database takes: a loss that diverged has NaN or
     infinity."""
     return isinstance(value, int | float) and math.isfinite(value)

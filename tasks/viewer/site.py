@@ -21,7 +21,6 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from pydantic_core import to_json
@@ -45,7 +44,7 @@ Chunk = tuple[str, list[str]]
 Details = Callable[[pl.Series], Iterable[Row]]
 
 
-def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: Any) -> Path:
+def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: object) -> Path:
     """Write the site of the candidates in `index`; returns its first page.
 
     `index` has COLUMNS and `key`, which names all that the candidate's page shows, and no two have
@@ -132,7 +131,7 @@ def _script(name: str, packed: bytes) -> bytes:
     return b'register("%s","%s")\n' % (name.encode(), packed)
 
 
-def _column(values: pl.Series) -> Any:
+def _column(values: pl.Series) -> object:
     """Numbers and ids as they are; other texts as their values and, per row, the number of one."""
     if values.name == "id" or values.dtype != pl.String:
         return (values.round_sig_figs(5) if values.dtype.is_float() else values).to_list()

@@ -11,7 +11,6 @@ small operators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from kernels_eval.records import Json, KernelTask, stable_hash
 from tasks.store import Snapshot, SnapshotRef
@@ -31,7 +30,7 @@ def planned(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_nam
     return Snapshot.planned(STAGE, conditions, [tasks], PROFILE_VERSION)
 
 
-def _conditions(config: ProfilingConfig, device: str, device_name: str) -> list[Any]:
+def _conditions(config: ProfilingConfig, device: str, device_name: str) -> list[object]:
     return [config.model_dump(mode="json"), device.split(":")[0], device_name]
 
 

@@ -6,7 +6,7 @@ from flows.config import PipelineConfig
 from flows.rollouts import environment
 from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import reinforcement_record, track
-from flows.train import of_line
+from flows.train import of_line, prompts_for
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json
 from tasks.policy import ProgressArtifact
@@ -15,10 +15,9 @@ from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import SnapshotRef
-from tasks.synthesis.prompts import render
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
-from tasks.training.stage import adapter_of, prompts_of
+from tasks.training.stage import adapter_of
 
 
 @guarded_flow("reinforce the adapter", "reinforce")
@@ -27,7 +26,7 @@ def reinforce_adapter(
 ) -> SnapshotRef:
     """GRPO on the training tasks, from the adapter of a finished training."""
     require_room_for()
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    prompts = prompts_for(config, tasks)
     recipe = config.reinforcement
     snapshot = reinforce.planned(trained, recipe, prompts)
     if snapshot.finished:

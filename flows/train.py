@@ -30,11 +30,16 @@ from tasks.training.step import train
 PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
+def prompts_for(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
+    """By task_id, the prompts that the candidates for these tasks answered."""
+    return prompts_of(tasks, config.language, render, config.synthesis.hardware)
+
+
 @guarded_flow("train the adapter", "train")
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     require_room_for()
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    prompts = prompts_for(config, tasks)
     with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
@@ -111,7 +116,7 @@ def merge_trained(
 ) -> Json:
     """Write merged weights, checked on the first rows of the set. Raises EvalError where they do
     not agree with base and adapter apart."""
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    prompts = prompts_for(config, tasks)
     base = str(trained.open().manifest["base_model"])
     rows = curated.open().read(unique="candidate_id").sort("candidate_id").head(PROBES)
     examples = to_prompt_completion(with_prompts(rows, prompts).to_dicts(), load_tokenizer(base))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.records import Row
+from tasks.sources.small_model import chat_text, load_causal_model, load_tokenizer
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,8 +63,6 @@ def _load_pyfunc(path: str, model_config: Row | None = None) -> AdapterModel:
     """What MLflow calls. Raises UsageError where base model or adapter cannot be loaded."""
     import torch
 
-    from tasks.sources.small_model import load_causal_model, load_tokenizer
-
     base_model = (model_config or {})["base_model"]
     gpu = torch.cuda.is_available()
     model: Any = load_causal_model(
@@ -92,9 +91,7 @@ class AdapterModel:
         pad = self.tokenizer.pad_token_id
         responses = []
         for prompt in model_input["prompt"]:
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
+            text = chat_text(self.tokenizer, prompt)
             encoded = self.tokenizer(text, return_tensors="pt", add_special_tokens=False).to(
                 self.model.device
             )

@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from flows.runtime.config import GuardConfig, GuardedRun
 from kernels_eval.config import EvalConfig
@@ -39,11 +39,9 @@ from tasks.workload.config import WorkloadConfig
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class PipelineConfig(Record):
+class PipelineConfig(Record, title="concur run"):
     """The whole line: tasks, synthesis, verification, curation, analysis, training, benchmark,
     tracking."""
-
-    model_config = ConfigDict(title="concur run")
 
     name: str = "local"
     """shown in run names"""

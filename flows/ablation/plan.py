@@ -16,7 +16,7 @@ from collections import Counter
 from itertools import product
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from flows.config import PipelineConfig, load_profile, load_strategy, validated
 from kernels_eval.errors import UsageError
@@ -26,11 +26,9 @@ from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 DEFAULT_STRATEGIES = ("concur", "random", "min_length", "speedup")
 
 
-class AblationConfig(Record):
+class AblationConfig(Record, title="concur ablate"):
     """An ablation: every strategy at every size with every seed is curated, trained and
     benchmarked, on the same samples."""
-
-    model_config = ConfigDict(title="concur ablate")
 
     profile: str = Field(default="ablation", min_length=1)
     """a profile's name, or the path of a YAML file: everything but strategy, size and seed comes

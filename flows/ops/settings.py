@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
-    ConfigDict,
     Field,
     PositiveInt,
     ValidationError,
@@ -48,10 +47,8 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 UnprivilegedPort = Annotated[int, Field(ge=1024, le=65535)]
 
 
-class StackSettings(Record):
+class StackSettings(Record, title="concur up"):
     """Settings of one stack. Ports are TCP ports; limits count flow runs."""
-
-    model_config = ConfigDict(title="concur up")
 
     host: str = "127.0.0.1"
     """Address that Prefect, MLflow and the pages listen on; Ray stays on loopback."""
@@ -158,11 +155,9 @@ class StackSettings(Record):
         return f"127.0.0.1:{self.ray_port}"
 
 
-class Secrets(Record):
+class Secrets(Record, extra="ignore"):
     """What is handed on in the environment only, by the name of its variable: never written to a
     file or a command line."""
-
-    model_config = ConfigDict(extra="ignore")
 
     prefect: str | None = Field(default=None, repr=False, validation_alias=PREFECT_SECRET)
     mlflow: str | None = Field(default=None, repr=False, validation_alias=MLFLOW_SECRET)

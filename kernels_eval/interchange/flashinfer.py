@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, field_validator
+from pydantic import AliasChoices, Field, NonNegativeInt, field_validator
 
 from kernels_eval.checks.syntax import ARITHMETIC
 from kernels_eval.interchange import rendered
@@ -38,10 +38,8 @@ MOST_DIGITS = 18
 """Of a size that an expression gives."""
 
 
-class Finite(Record):
+class Finite(Record, allow_inf_nan=False):
     """A record without NaN and infinities."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Axis(Finite):

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json, Status
+from kernels_eval.records import Json, Record, Status
 from tasks.curation.config import CurationConfig
 from tasks.curation.criteria import is_fastest, ranked
 from tasks.curation.pool import CUT_OFF, drawn, eligible_samples, ends
@@ -42,10 +41,8 @@ CHECKS: dict[str, tuple[str, ...]] = {  # the criteria of each rule, in the orde
 }
 
 
-class Explanation(BaseModel):
+class Explanation(Record):
     """One candidate under one strategy. `criterion` is None where it was not taken."""
-
-    model_config = ConfigDict(frozen=True)
 
     candidate_id: str
     task_id: str

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flows.track import CUSTOM_KERNEL
 from kernels_eval.errors import EvalError
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Json
 from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.comparison.records import Ablation, Branch
@@ -27,10 +28,7 @@ def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[Json]:
     """One row per strategy and size with a branch that is done, in the order of the branches:
     exec_at_1 and fast_1_at_1 with 95 % intervals, and the difference of exec_at_1 to the first
     strategy at the same size."""
-    groups: dict[str, list[Branch]] = {}
-    for branch in branches:
-        if branch.answers:
-            groups.setdefault(label(branch), []).append(branch)
+    groups = grouped((label(branch), branch) for branch in branches if branch.answers)
     if not groups:
         return []
     pooled = [

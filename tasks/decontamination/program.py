@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from kernels_eval.checks.syntax import ARITHMETIC, name_path
+from kernels_eval.grouping import grouped
 
 MAX_CONSTANT = 2**63
 MAX_INLINED_STATEMENTS = 200
@@ -213,11 +214,7 @@ def inlined(body: list[ast.stmt]) -> tuple[dict[int, ast.expr], list[ast.stmt]]:
 
 
 def _mentions(node: ast.stmt) -> Mentions:
-    found: Mentions = {}
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name):
-            found.setdefault(child.id, []).append(child)
-    return found
+    return grouped((child.id, child) for child in ast.walk(node) if isinstance(child, ast.Name))
 
 
 def _loads(uses: list[ast.Name]) -> list[ast.Name]:

@@ -19,6 +19,7 @@ import polars as pl
 from polars import selectors
 
 from kernels_eval.errors import UsageError
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, Status
 from tasks.publishing.config import PUBLICATION
 from tasks.publishing.lineage import (
@@ -103,10 +104,7 @@ class Side:
 
     @cached_property
     def rows_by_task(self) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = defaultdict(list)
-        for row in self.rows.values():
-            found[row.task_id].append(row)
-        return found
+        return grouped((row.task_id, row) for row in self.rows.values())
 
     @cached_property
     def pool(self) -> dict[str | None, list[tuple[str, int, Judged]]]:

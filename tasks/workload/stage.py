@@ -8,12 +8,12 @@ be counted has a row that says why, and never ends the stage.
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import polars as pl
 import pyarrow as pa
 
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, KernelTask, stable_hash
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
@@ -111,10 +111,7 @@ def fill(
     key = schema.names[0]
     snapshot.recover(schema)
     done = snapshot.keys(TASK)
-    left: dict[str, list[KernelTask]] = defaultdict(list)
-    for name, task in wanted:
-        if task.task_id not in done:
-            left[name].append(task)
+    left = grouped((name, task) for name, task in wanted if task.task_id not in done)
 
     def rows() -> Iterator[Json]:
         """From this snapshot, then from others, then measured: what is left when asked."""

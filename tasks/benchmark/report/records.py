@@ -15,6 +15,7 @@ from typing import Annotated
 import polars as pl
 from pydantic import AfterValidator, NonNegativeInt
 
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, Reason, Record, Row, Status
 from tasks.benchmark.breakdown import GroupRow
 from tasks.benchmark.comparing import ComparisonRow
@@ -176,9 +177,8 @@ def examples_of(
 
     The commonest reason comes first. `references` maps task_id to a task's source.
     """
-    groups: dict[str, list[Json]] = {}
-    for row in frame.sort("candidate_id").iter_rows(named=True):
-        groups.setdefault(row["reason"], []).append(row)
+    rows = frame.sort("candidate_id").iter_rows(named=True)
+    groups = grouped((row["reason"], row) for row in rows)
     ranked = sorted(groups.items(), key=lambda item: (item[0] != Reason.OK, -len(item[1]), item[0]))
     chosen = [
         max(group, key=lambda row: (row["timing"] or {}).get("speedup") or 0.0)

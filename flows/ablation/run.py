@@ -11,7 +11,7 @@ from flows.config import PipelineConfig
 from flows.launch import embed, start_server_apart
 from flows.runtime.terminal import ProgressRows
 from kernels_eval.records import Json
-from tasks.progress import hours
+from tasks.progress import hours, observed_by
 
 
 def estimated(config: AblationConfig, pipeline: PipelineConfig) -> Json:
@@ -48,7 +48,6 @@ def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
     started = time.monotonic()
     start_server_apart()
     from flows.ablation.flow import ablate
-    from tasks.progress import observed_by
 
     progress = AblationProgress(width=28)
     try:

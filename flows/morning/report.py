@@ -18,7 +18,7 @@ import polars as pl
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record, Status
-from tasks.benchmark.errors import FAILED, ErrorGroup
+from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
 
 if TYPE_CHECKING:
     from tasks.store.snapshot import SnapshotRef
@@ -200,8 +200,6 @@ def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
 
 
 def _errors(failed: pl.DataFrame) -> list[ErrorGroup]:
-    from tasks.benchmark.errors import error_groups
-
     if not failed["status"].is_in(FAILED).any():
         return []
     return error_groups(failed.with_columns(model=pl.lit("all")), limit=5)

@@ -19,6 +19,7 @@ from flows.morning.report import Morning, report_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record
 from kernels_eval.tables import table_beside
+from tasks.reporting.text import number, plural
 from tasks.tables import CORRECT
 
 if TYPE_CHECKING:
@@ -95,7 +96,6 @@ def write_trend(root: str, newest: Refresh, found: Sequence[Night]) -> str:
     UsageError."""
     from tasks.reporting.charts import style, svg_of
     from tasks.reporting.page import Table, page_of
-    from tasks.reporting.text import plural
 
     with style():
         drawn = {"trend": svg_of(_figure(found))}
@@ -124,7 +124,7 @@ def rows_of(found: Sequence[Night]) -> list[tuple[str, ...]]:
     return [
         (
             night.began_at[:16].replace("T", " "),
-            *(_said(getattr(night, key), form) for key, (_, form) in METRICS.items()),
+            *(number(getattr(night, key), form) for key, (_, form) in METRICS.items()),
         )
         for night in reversed(found)
     ]
@@ -139,10 +139,6 @@ def series_of(found: Sequence[Night]) -> dict[str, tuple[tuple[int, float], ...]
         key: tuple((step, float(value)) for step, value in pairs if value is not None)
         for key, pairs in values.items()
     }
-
-
-def _said(value: float | None, form: str) -> str:
-    return "n/a" if value is None else f"{value:{form}}"
 
 
 def _figure(found: Sequence[Night]) -> Figure:

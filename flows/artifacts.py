@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from httpx import TransportError
@@ -20,6 +20,7 @@ from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
 from flows.set_figures import TABLES_FILE
+from kernels_eval.records import Row
 from tasks.reporting.text import cells, interval, spread
 from tasks.retry import retry_until_back
 from tasks.tracking.config import page_of
@@ -48,12 +49,12 @@ def create_markdown_artifact(key: str, markdown: str, description: str) -> None:
     _create(artifacts.create_markdown_artifact, key=key, markdown=markdown, description=description)
 
 
-def create_table_artifact(key: str, table: Iterable[Mapping[str, Any]], description: str) -> None:
+def create_table_artifact(key: str, table: Iterable[Row], description: str) -> None:
     rows = cells(table)
     _create(artifacts.create_table_artifact, key=key, table=rows, description=description)
 
 
-def _create(create: Callable[..., Any], **told: Any) -> None:
+def _create(create: Callable[..., object], **told: object) -> None:
     with warn_on_error(f"the artifact {told['key']}"):
         retry_until_back(
             lambda: create(**told),
@@ -179,7 +180,7 @@ def show_scores(rows: Sequence[ScoreRow]) -> None:
 GAIN = ("gain", "gain_lower", "gain_upper")
 
 
-def show_gains(summary: Mapping[str, Any]) -> None:
+def show_gains(summary: Row) -> None:
     """The confirmed gain of each task of a search, and of all (`tasks.search.confirm`)."""
     all_tasks = zip(GAIN, summary["gain"].values(), strict=True)
     rows = [*summary["results"], {"task_id": "all, geometric mean", **dict(all_tasks)}]

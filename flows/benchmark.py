@@ -3,12 +3,8 @@ candidate."""
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.config import PipelineConfig
-from flows.naming import run_name
-from flows.runtime.guard import guarded, optional, require_room_for
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, optional, require_room_for
 from kernels_eval.devices import conditions
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
@@ -39,8 +35,7 @@ class Benchmarked(Record):
     cautions: tuple[str, ...] = ()
 
 
-@flow(name="benchmark the models", flow_run_name=run_name("benchmark", strategy=False), **NOTICES)
-@guarded
+@guarded_flow("benchmark the models", "benchmark", strategy=False)
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
     same held-out tasks."""

@@ -11,17 +11,17 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from flows.runtime.config import GuardConfig, GuardedRun
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language, Record
+from kernels_eval.records import Json, Language, Record, Row
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.config import CurationConfig, QualityConfig
@@ -39,11 +39,9 @@ from tasks.workload.config import WorkloadConfig
 Model = TypeVar("Model", bound=BaseModel)
 
 
-class PipelineConfig(Record):
+class PipelineConfig(Record, title="concur run"):
     """The whole line: tasks, synthesis, verification, curation, analysis, training, benchmark,
     tracking."""
-
-    model_config = ConfigDict(title="concur run")
 
     name: str = "local"
     """shown in run names"""
@@ -140,7 +138,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(
-    profile: str = "local", overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None
+    profile: str = "local", overrides: Iterable[str] = (), values: Row | None = None
 ) -> PipelineConfig:
     """Read a profile by name or path, then set `values` (by dotted key), then apply
     `key.path=value` overrides (values are YAML).
@@ -153,7 +151,7 @@ def load_profile(
     return _overridden(PipelineConfig, data, overrides, f"profile {profile!r}")
 
 
-def read_profile(profile: str) -> dict[str, Any]:
+def read_profile(profile: str) -> Json:
     """The keys that a profile says itself. Raises UsageError as `load_profile` does."""
     return _read("profile", "profiles", profile)
 
@@ -179,7 +177,7 @@ def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
     return _overridden(CurationConfig, data, overrides, f"strategy {name!r}")
 
 
-def _read(what: str, kind: str, name: str) -> dict[str, Any]:
+def _read(what: str, kind: str, name: str) -> Json:
     """The keys of a YAML file, by the path or by the name of one that ships."""
     is_path = name.endswith((".yaml", ".yml")) or "/" in name
     path = Path(name) if is_path else shipped_dir(kind) / f"{name}.yaml"
@@ -193,7 +191,7 @@ def _read(what: str, kind: str, name: str) -> dict[str, Any]:
         raise UsageError(f"there is no {what} {name!r}", hint) from error
 
 
-def keys_in(path: Path, what: str, example: str) -> dict[str, Any]:
+def keys_in(path: Path, what: str, example: str) -> Json:
     """The keys of a YAML file. Raises UsageError where it cannot be read or holds something
     else."""
     import yaml
@@ -215,9 +213,7 @@ def keys_in(path: Path, what: str, example: str) -> dict[str, Any]:
     return data or {}
 
 
-def _overridden(
-    model: type[Model], data: dict[str, Any], overrides: Iterable[str], where: str
-) -> Model:
+def _overridden(model: type[Model], data: Json, overrides: Iterable[str], where: str) -> Model:
     """The model of some data with `key.path=value` overrides, whose values are YAML."""
     import yaml
 
@@ -234,7 +230,7 @@ def _overridden(
     return validated(model, data, where)
 
 
-def _put(data: dict[str, Any], key: str, value: Any) -> None:
+def _put(data: Json, key: str, value: Any) -> None:
     *parents, last = key.split(".")
     for parent in parents:
         data = data.setdefault(parent, {})

@@ -11,15 +11,15 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from flows.config import load_strategy
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json, Status
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.files import AtomicFiles
-
-if TYPE_CHECKING:
-    import polars as pl
 
 SUMMARY_FILE = "curation.json"
 
@@ -74,7 +74,7 @@ def parsed_sizes(text: str | None) -> list[int]:
     return sizes
 
 
-def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
+def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     """Training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`: what
     each took, with counts per criterion and composition.
 
@@ -96,7 +96,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
             "two of these strategies have the same name and would write one file",
             "write them to two directories",
         )
-    sets: list[dict[str, Any]] = []
+    sets: list[Json] = []
     problems: list[UsageError] = []
     with AtomicFiles("choose another --out, or free some disk") as files:
         figures = Figures(frame) if out else None
@@ -114,10 +114,10 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
             "verdicts": source.verdicts.path,
             "candidates": source.candidates.path,
             "rows": frame.height,
-            "correct": int((frame["status"] == "correct").sum()),
+            "correct": int((frame["status"] == Status.CORRECT.value).sum()),
             "operators_from": operators_from(frame),
         }
-        data: dict[str, Any] = {"source": about, "sets": sets}
+        data: Json = {"source": about, "sets": sets}
         if out and figures:
             data["figures"] = [str(path) for path in figures.write(Path(out))]
             text = json.dumps(data, indent=2) + "\n"
@@ -127,7 +127,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> dict[str, Any]:
 
 def _taken(
     asked: Choice, config: CurationConfig, alone: bool
-) -> tuple[pl.DataFrame, dict[str, Any], UsageError | None]:
+) -> tuple[pl.DataFrame, Json, UsageError | None]:
     """What a strategy takes, its summary, and the error where reasoning cannot be moved between
     tasks, which is only raised if the strategy is `alone`."""
     from tasks.curation.stage import flag_counts, told_of
@@ -151,9 +151,7 @@ def _taken(
     return taken, _summary(taken, config) | measured, None
 
 
-def _summary(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
-    import polars as pl
-
+def _summary(taken: pl.DataFrame, config: CurationConfig) -> Json:
     from tasks.curation.pool import known_ratio
     from tasks.operators import is_single_operator
     from tasks.reporting.text import by_count
@@ -174,7 +172,7 @@ def _summary(taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
     }
 
 
-def explain_candidate(candidate_id: str, **choice: Any) -> list[dict[str, Any]]:
+def explain_candidate(candidate_id: str, **choice: Any) -> list[Json]:
     """What every strategy and size of a `Choice` does with one candidate, and why: the fields of
     `tasks.curation.explain.Explanation`, and `size`."""
     from tasks.curation.explain import explain

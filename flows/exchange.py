@@ -19,6 +19,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import polars as pl
+
 from kernels_eval.__main__ import QUICK
 from kernels_eval.checks.trials import Interface
 from kernels_eval.errors import UsageError
@@ -33,7 +35,7 @@ from kernels_eval.interchange.flashinfer import Suite
 from kernels_eval.interchange.package import export_package
 from kernels_eval.interchange.trace_set import TraceSet, is_trace_set, record_of
 from kernels_eval.interchange.traces import evaluation_of
-from kernels_eval.records import Candidate, KernelTask, Record, Verdict
+from kernels_eval.records import Candidate, Json, KernelTask, Record, Row, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source
 from tasks.files import atomic_write, explain_write_errors
@@ -64,7 +66,7 @@ class Judged(NamedTuple):
     verdict: Verdict
 
 
-def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> dict[str, Any]:
+def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json:
     """Write verdicts in a form; returns a summary. `options`: candidates, tasks, root, candidate,
     name, license, quick. Raises UsageError for what cannot be read, or written."""
     target = Path(out).expanduser()
@@ -120,7 +122,7 @@ def judged(
         yield Judged(name, task, _record(Candidate, plain), _record(Verdict, plain))
 
 
-def _record(kind: type[Kind], row: Mapping[str, Any]) -> Kind:
+def _record(kind: type[Kind], row: Row) -> Kind:
     try:
         name = row.get("candidate_id") or row.get("task_id")
         return record_of(kind, _without_nulls(row), shown(name))
@@ -128,18 +130,14 @@ def _record(kind: type[Kind], row: Mapping[str, Any]) -> Kind:
         raise UsageError(str(error), "give tables as verification wrote them") from error
 
 
-def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(row: Row) -> Json:
     """A row of a table without what is null, in structs too."""
     plain = {k: _without_nulls(v) if isinstance(v, dict) else v for k, v in row.items()}
     return {name: value for name, value in plain.items() if value not in (None, {})}
 
 
-def _table(
-    sources: Sequence[str], target: Path, candidates: str | None, root: str
-) -> dict[str, Any]:
+def _table(sources: Sequence[str], target: Path, candidates: str | None, root: str) -> Json:
     """One table of verdicts: the results of another harness, or several sets, merged."""
-    import polars as pl
-
     sets, left_out = {}, Counter[str]()
     for source in dict.fromkeys(sources):
         place = Path(source).expanduser()
@@ -173,7 +171,7 @@ def _table(
     return told
 
 
-def _kernelbench_rows(results: Path) -> list[dict[str, Any]]:
+def _kernelbench_rows(results: Path) -> list[Json]:
     config = results.with_name(kernelbench.CONFIG)
     names = "\n".join(sorted(path.name for path in results.parent.glob("level_*")))
     level = _LEVEL.search(names) or _LEVEL.search(read_text(config) if config.is_file() else "")
@@ -205,9 +203,7 @@ def _interface(measurer: Measurer, task: KernelTask) -> Interface:
     return Interface.model_validate(answer)
 
 
-def _package(
-    found: Iterator[Judged], target: Path, interface: Ask, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row) -> Json:
     asked = options["candidate"]
     if not asked:
         raise UsageError("a package is of one kernel", "name it with --candidate")
@@ -227,7 +223,7 @@ def _package(
     return _summary("package", target, 1, Counter()) | told
 
 
-def _hip(found: Iterator[Judged], target: Path) -> dict[str, Any]:
+def _hip(found: Iterator[Judged], target: Path) -> Json:
     """Correct CUDA kernels beside their HIP form."""
     left_out, kernels = Counter[str](), []
     for each in found:
@@ -243,7 +239,7 @@ def _hip(found: Iterator[Judged], target: Path) -> dict[str, Any]:
     return {**_summary("hip", target, told["pairs"], left_out), **told}
 
 
-def _kernelbench(found: Iterator[Judged], target: Path) -> dict[str, Any]:
+def _kernelbench(found: Iterator[Judged], target: Path) -> Json:
     """One run folder a model and level; the folder itself where there is one of both."""
     runs: dict[tuple[str, str], list[tuple[int, Judged]]] = {}
     left_out: Counter[str] = Counter()
@@ -259,7 +255,7 @@ def _kernelbench(found: Iterator[Judged], target: Path) -> dict[str, Any]:
         own = f"{file_name(model)}_level_{level}"
         folder = target / own if len(runs) > 1 else target
         folder.mkdir(parents=True)
-        results: dict[str, list[dict[str, Any]]] = {}
+        results: dict[str, list[Json]] = {}
         for problem, each in sorted(rows, key=itemgetter(0)):
             entries = results.setdefault(str(problem), [])
             taken = {entry["sample_id"] for entry in entries}
@@ -277,7 +273,7 @@ def _kernelbench(found: Iterator[Judged], target: Path) -> dict[str, Any]:
 
 def _traces(
     found: Iterator[Judged], target: Path, suite: Suite, interface: Ask, tasks: str | None
-) -> dict[str, Any]:
+) -> Json:
     """A trace set. Definitions are those of `tasks` where that is a trace set, else made of the
     tasks."""
     now, libs = datetime.now(UTC).isoformat(), {"concur_protocol": str(PROTOCOL_VERSION)}
@@ -313,5 +309,5 @@ def _traces(
     return _summary(suite, target, len(made.traces), made.left_out)
 
 
-def _summary(form: str, target: Path, count: int, left_out: Counter[str]) -> dict[str, Any]:
+def _summary(form: str, target: Path, count: int, left_out: Counter[str]) -> Json:
     return {"form": form, "out": str(target), "written": count, "left_out": dict(left_out)}

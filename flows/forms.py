@@ -14,11 +14,11 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from kernels_eval.rewards import RECIPES
 from tasks.curation.config import STRATEGY_NAMES
 from tasks.search.config import SearchConfig
@@ -77,7 +77,7 @@ def _fingerprint(title: str, otherwise: str) -> Any:
 class Form(Record):
     """One group of fields."""
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Json:
         """What was filled in, by configuration key."""
         return {
             str(key): getattr(self, name)
@@ -87,10 +87,8 @@ class Form(Record):
         }
 
 
-class RunForm(Form):
+class RunForm(Form, title="Profile and place"):
     """Which configuration runs, and where its snapshots go."""
-
-    model_config = ConfigDict(title="Profile and place")
 
     profile: Profile = "nightly"
     """One that ships with concur, or a file of your own: ROOT/profiles/NAME.yaml, listed here
@@ -105,10 +103,8 @@ class RunForm(Form):
     )
 
 
-class CandidatesForm(Form):
+class CandidatesForm(Form, title="Candidates"):
     """Which tasks, who answers them, and how many kernels are sampled for each."""
-
-    model_config = ConfigDict(title="Candidates")
 
     source: Annotated[Source, Key("tasks.source")] = Field(
         default=AS_PROFILE, title="Source of the tasks"
@@ -135,10 +131,8 @@ class CandidatesForm(Form):
     )
 
 
-class TrainingSetForm(Form):
+class TrainingSetForm(Form, title="Training set"):
     """Which verified samples become the training set."""
-
-    model_config = ConfigDict(title="Training set")
 
     strategy: Annotated[Strategy, Key("curation.strategy")] = AS_PROFILE
     """concur is the paper's rule, the others are compared with it
@@ -148,10 +142,8 @@ class TrainingSetForm(Form):
     )
 
 
-class TrainingForm(Form):
+class TrainingForm(Form, title="Training"):
     """The base model and how long it is trained."""
-
-    model_config = ConfigDict(title="Training")
 
     base_model: Annotated[str, Key("training.base_model")] = _text(
         "Base model", "Hub id, directory, or 'small' for the demo's. Empty: as the profile says."
@@ -164,10 +156,8 @@ class TrainingForm(Form):
     )
 
 
-class ReinforcementForm(Form):
+class ReinforcementForm(Form, title="Reinforcement"):
     """What a verdict is worth, and how long the adapter learns from it."""
-
-    model_config = ConfigDict(title="Reinforcement")
 
     reward: Annotated[Reward, Key("reinforcement.reward.name")] = AS_PROFILE
     """A recipe, with its published numbers (docs/how-to/rewards/index.md)."""
@@ -182,20 +172,16 @@ class ReinforcementForm(Form):
     )
 
 
-class VerdictsForm(Form):
+class VerdictsForm(Form, title="Verified candidates"):
     """Which verified candidates a search begins with."""
-
-    model_config = ConfigDict(title="Verified candidates")
 
     snapshot: str = _fingerprint(
         "Fingerprint of the verification snapshot", "the newest of sampled candidates"
     )
 
 
-class SearchForm(Form):
+class SearchForm(Form, title="Search"):
     """How long each kernel is searched for a faster one."""
-
-    model_config = ConfigDict(title="Search")
 
     evaluations: Annotated[int, Key("search.evaluations")] = _count(
         "Evaluations per task", "Verdicts of changed kernels. 0: as the profile says.", 100_000
@@ -213,50 +199,40 @@ class SearchForm(Form):
     )
 
 
-class BenchmarkForm(Form):
+class BenchmarkForm(Form, title="Benchmark"):
     """How often each model is asked on the held-out tasks."""
-
-    model_config = ConfigDict(title="Benchmark")
 
     samples_per_task: Annotated[int, Key("benchmark.samples_per_task")] = _count(
         "Samples per task", "0: as the profile says.", 1000
     )
 
 
-class CuratedForm(Form):
+class CuratedForm(Form, title="Existing training set"):
     """Which finished training set is used."""
-
-    model_config = ConfigDict(title="Existing training set")
 
     snapshot: str = _fingerprint(
         "Fingerprint of the curated snapshot", "the newest of the strategy concur, else the newest"
     )
 
 
-class StrategiesForm(Form):
+class StrategiesForm(Form, title="Strategies"):
     """One training set is made by each of these."""
-
-    model_config = ConfigDict(title="Strategies")
 
     strategies: list[StrategyName] = Field(default=["concur"], min_length=1)
     """One training set per strategy, from the same verdicts."""
     size: int = _count("Samples at most", "0: what each strategy takes.", 10_000_000)
 
 
-class AdapterForm(Form):
+class AdapterForm(Form, title="Adapter"):
     """Which finished adapter is used."""
-
-    model_config = ConfigDict(title="Adapter")
 
     snapshot: str = _fingerprint(
         "Fingerprint of its snapshot", "the newest training under the root"
     )
 
 
-class AblationForm(Form):
+class AblationForm(Form, title="Ablation"):
     """Which strategies are compared, and how often each is tried."""
-
-    model_config = ConfigDict(title="Ablation")
 
     strategies: list[StrategyName] = Field(
         default=["concur", "min_length", "speedup", "random"], min_length=1
@@ -272,10 +248,8 @@ class AblationForm(Form):
     )
 
 
-class AdvancedForm(Form):
+class AdvancedForm(Form, title="Advanced"):
     """Every configuration key that has no field of its own."""
-
-    model_config = ConfigDict(title="Advanced")
 
     overrides: list[str] = []
     """One KEY=VALUE per entry, as with --set: verification.workers=2, synthesis.sampler=vllm.

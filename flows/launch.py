@@ -6,12 +6,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
 from flows.runtime.terminal import ProgressRows
 from kernels_eval.isolation import reaper
+from kernels_eval.records import Json
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
 
@@ -65,22 +68,20 @@ def embed(config: PipelineConfig) -> None:
         os.environ.setdefault(name, value)
 
 
-def launch(config: PipelineConfig, *, refresh_only: bool = False) -> dict[str, Any]:
+def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
     """Run the flow in this process, with progress on stderr. Returns the summary as plain data."""
     embed(config)
-    started = time.monotonic()
-    start_server_apart()
-    with TerminalProgress() as progress, observed_by(progress):
+    with served_and_shown() as progress:
         found = _refresh(config) if refresh_only else _whole_line(config)
     return {
         "name": config.name,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": progress.seconds,
         "new_work_in": sorted(progress.worked),
         **found,
     }
 
 
-def _refresh(config: PipelineConfig) -> dict[str, Any]:
+def _refresh(config: PipelineConfig) -> Json:
     from flows.refresh import refresh_dataset, summary_rows
 
     rows = summary_rows(refresh_dataset(config))
@@ -93,7 +94,7 @@ def _refresh(config: PipelineConfig) -> dict[str, Any]:
     }
 
 
-def _whole_line(config: PipelineConfig) -> dict[str, Any]:
+def _whole_line(config: PipelineConfig) -> Json:
     from flows.artifacts import run_url
     from flows.pipeline import concur_line
     from tasks.benchmark.report.files import read_summary
@@ -138,7 +139,21 @@ class TerminalProgress(ProgressRows):
     def __init__(self) -> None:
         super().__init__(width=14)
         self.worked: set[str] = set()
+        self._began_s = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self._began_s, 1)
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         self.worked.add(stage)
         self.update(stage, done, total, note)
+
+
+@contextmanager
+def served_and_shown() -> Iterator[TerminalProgress]:
+    """Run flows in this process meanwhile, with progress on stderr."""
+    progress = TerminalProgress()
+    start_server_apart()
+    with progress, observed_by(progress):
+        yield progress

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import PurePath
-from typing import Any
+
+import yaml
+
+from kernels_eval.records import Json
 
 MOST_NAMED = 4
 """Strategies in the name of an ablation."""
@@ -46,8 +49,6 @@ def deployed_name(verb: str) -> Callable[[], str]:
 def ablation_name() -> str:
     """The `flow_run_name` of an ablation, whose `config` is an AblationConfig: `ablate nightly:
     concur, random, 2026-11-22 03:00`."""
-    import yaml
-
     config = _parameters().get("config")
     what = PurePath(getattr(config, "profile", "")).stem
     strategies = [PurePath(strategy).stem for strategy in getattr(config, "strategies", ())]
@@ -68,7 +69,7 @@ def today() -> str:
     return planned.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _parameters() -> dict[str, Any]:
+def _parameters() -> Json:
     from prefect.runtime import flow_run
 
     return flow_run.parameters or {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from prefect import flow
-
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
@@ -14,11 +12,9 @@ from flows.artifacts import (
 )
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
-from flows.naming import run_name
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
-from flows.runtime.guard import guarded
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow
 from flows.track import run_record, track, track_trend
 from flows.train import train_adapter
 from kernels_eval.records import Record
@@ -38,8 +34,7 @@ class LineResult(Record):
     mlflow_run: str | None
 
 
-@flow(name="concur line", flow_run_name=run_name("concur"), **NOTICES)
-@guarded
+@guarded_flow("concur line", "concur")
 def concur_line(config: PipelineConfig = DEFAULTS) -> LineResult:
     """Tasks to tuned adapter to scores, as one run. A second run of the same configuration is
     served from snapshots."""

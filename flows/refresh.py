@@ -3,7 +3,6 @@ length."""
 
 from __future__ import annotations
 
-from prefect import flow
 from prefect.runtime import flow_run
 
 from flows.artifacts import (
@@ -16,9 +15,7 @@ from flows.artifacts import (
 from flows.config import PipelineConfig
 from flows.morning.history import entered
 from flows.morning.step import write_morning_report
-from flows.naming import run_name
-from flows.runtime.guard import guarded, optional, require_room_for, shown
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, optional, require_room_for, shown
 from flows.set_figures import draw_curated
 from kernels_eval.devices import conditions, device_for
 from kernels_eval.records import Record
@@ -68,8 +65,7 @@ class Refreshed(Samples):
         return {name: ref for name, ref in self if isinstance(ref, SnapshotRef)}
 
 
-@flow(name="refresh the data set", flow_run_name=run_name("refresh"), **NOTICES)
-@guarded
+@guarded_flow("refresh the data set", "refresh")
 def refresh_dataset(config: PipelineConfig) -> Refreshed:
     """Write, verify, refine as often as is configured, and curate candidates. Pays only for tasks,
     samples and verdicts that are new."""

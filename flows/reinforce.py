@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from prefect import flow
-
 from flows.config import PipelineConfig
-from flows.naming import run_name
 from flows.rollouts import environment
-from flows.runtime.guard import guarded, require_room_for
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import reinforcement_record, track
-from flows.train import of_line
+from flows.train import of_line, prompts_for
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import SnapshotRef
-from tasks.synthesis.prompts import render
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
-from tasks.training.stage import adapter_of, prompts_of
+from tasks.training.stage import adapter_of
 
 
-@flow(name="reinforce the adapter", flow_run_name=run_name("reinforce"), **NOTICES)
-@guarded
+@guarded_flow("reinforce the adapter", "reinforce")
 def reinforce_adapter(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> SnapshotRef:
     """GRPO on the training tasks, from the adapter of a finished training."""
     require_room_for()
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    prompts = prompts_for(config, tasks)
     recipe = config.reinforcement
     snapshot = reinforce.planned(trained, recipe, prompts)
     if snapshot.finished:
@@ -47,8 +40,7 @@ def reinforce_adapter(
         return reinforce.run(trained, recipe, prompts, made)
 
 
-@flow(name="reinforce and track", flow_run_name=run_name("reinforce and track"), **NOTICES)
-@guarded
+@guarded_flow("reinforce and track", "reinforce and track")
 def reinforce_and_track(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> tuple[SnapshotRef, str | None]:
@@ -73,7 +65,7 @@ def of_training(
     return config, tasks, trained
 
 
-def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> dict[str, Any]:
+def summary_of(trained: SnapshotRef, reinforced: SnapshotRef) -> Json:
     """What a finished reinforcement learned, (first step, last step), and where the adapter is."""
     snapshot = reinforced.open()
     log = snapshot.read(unique="step").sort("step")

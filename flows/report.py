@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 import polars as pl
 
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, stable_hash
 from tasks.analysis.stage import found_in
 from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.diagnosis import Evidence, diagnose
@@ -110,7 +109,7 @@ def report_context(
 
 def _scored(
     config: PipelineConfig, refreshed: Refreshed, benchmarked: Benchmarked, answers: pl.DataFrame
-) -> dict[str, Any]:
+) -> Json:
     """The fields of a context that the benchmark fills."""
     ks, resamples = config.benchmark.ks, config.benchmark.resamples
     models = {answer.model for answer in benchmarked.answers}
@@ -168,7 +167,7 @@ def _flagged(texts: Iterator[tuple[str, str]], config: QualityConfig) -> Iterato
         yield from batches
 
 
-def _snapshots(refreshed: Refreshed) -> dict[str, dict[str, Any]]:
+def _snapshots(refreshed: Refreshed) -> dict[str, Json]:
     """The existing snapshots of a refresh, by name."""
     return {
         name: value for name, value in refreshed.model_dump().items() if isinstance(value, dict)

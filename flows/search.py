@@ -3,20 +3,15 @@ see."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
-
-from prefect import flow
 
 from flows.config import PipelineConfig
-from flows.naming import run_name
-from flows.runtime.guard import guarded, require_room_for
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import search_record, track
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language, Record, Verdict, stable_hash
+from kernels_eval.records import Json, Language, Record, Row, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.policy import ProgressArtifact
 from tasks.profiling.stage import STAGE as PROFILES
@@ -25,7 +20,7 @@ from tasks.search import confirm
 from tasks.search.config import OF_MODELS
 from tasks.search.gain import again_id
 from tasks.search.population import Plan
-from tasks.search.stage import Row, Search, Write, run
+from tasks.search.stage import Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.lookup import find_snapshot, newest_first
@@ -76,8 +71,7 @@ def begun_with(
     )
 
 
-@flow(name="search for faster kernels", flow_run_name=run_name("search", strategy=False), **NOTICES)
-@guarded
+@guarded_flow("search for faster kernels", "search", strategy=False)
 def search_kernels(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> Searched:
@@ -110,10 +104,7 @@ def search_kernels(
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
 
-@flow(
-    name="search and track", flow_run_name=run_name("search and track", strategy=False), **NOTICES
-)
-@guarded
+@guarded_flow("search and track", "search and track", strategy=False)
 def search_and_track(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> tuple[Searched, str | None]:
@@ -122,7 +113,7 @@ def search_and_track(
     return searched, track(search_record, config, searched.proposals, searched.improved)
 
 
-def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Mapping[str, Any]]) -> None:
+def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Row]) -> None:
     """Give confirmed winners the verdict of their first confirming measurement: the search's own
     one flatters them."""
     if work.snapshot.finished:
@@ -205,7 +196,7 @@ def _verdict(verdicts: Snapshot, candidate_id: str) -> Verdict:
     return Verdict.model_validate({name: row[name] for name in Verdict.model_fields if name in row})
 
 
-def summary_of(searched: Searched) -> dict[str, Any]:
+def summary_of(searched: Searched) -> Json:
     """What a finished search found, and where it is."""
     refs = {name: ref.fingerprint for name, ref in searched}
     return {**searched.improved.open().manifest["search"], "snapshots": refs}

@@ -17,7 +17,7 @@ from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.morning.trend import nights, series_of
 from flows.refresh import Refreshed
-from kernels_eval.records import Record, stable_hash
+from kernels_eval.records import Record, Status, stable_hash
 from tasks.benchmark.report.files import Report
 from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
@@ -130,7 +130,7 @@ def refresh_record(config: PipelineConfig, refreshed: Refreshed) -> RunRecord:
     metrics: Metrics = {
         "tasks": _rows(refreshed.tasks),
         "candidates": _rows(refreshed.verdicts),
-        "correct": refreshed.verdicts.open().manifest["status_counts"].get("correct", 0),
+        "correct": refreshed.verdicts.open().manifest["status_counts"].get(Status.CORRECT, 0),
         "curated": _rows(refreshed.curated),
     }
     return RunRecord(

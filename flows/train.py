@@ -8,17 +8,13 @@ recipe before is not trained on again.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
-
-from prefect import flow
+from typing import Literal
 
 from flows.config import PipelineConfig
-from flows.naming import run_name
-from flows.runtime.guard import guarded, require_room_for
-from flows.runtime.notices import NOTICES
+from flows.runtime.guard import guarded_flow, require_room_for
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language
+from kernels_eval.records import Json, Language
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by
 from tasks.publishing.lineage import find_curated, lineage
@@ -34,18 +30,21 @@ from tasks.training.step import train
 PROBES = 8  # rows on which merged and unmerged weights are compared
 
 
-@flow(name="train the adapter", flow_run_name=run_name("train"), **NOTICES)
-@guarded
+def prompts_for(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
+    """By task_id, the prompts that the candidates for these tasks answered."""
+    return prompts_of(tasks, config.language, render, config.synthesis.hardware)
+
+
+@guarded_flow("train the adapter", "train")
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
     require_room_for()
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    prompts = prompts_for(config, tasks)
     with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)
 
 
-@flow(name="train and track", flow_run_name=run_name("train and track"), **NOTICES)
-@guarded
+@guarded_flow("train and track", "train and track")
 def train_and_track(
     config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef
 ) -> tuple[SnapshotRef, Tracked | None]:
@@ -87,9 +86,7 @@ def of_line(
     return config.model_copy(update=changes), line.tasks.ref, ref
 
 
-def summary_of(
-    config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef
-) -> dict[str, Any]:
+def summary_of(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRef) -> Json:
     """What a finished training learnt, and where the adapter is."""
     snapshot, adapter = trained.open(), adapter_of(trained)
     manifest = snapshot.manifest
@@ -116,10 +113,10 @@ def merge_trained(
     trained: SnapshotRef,
     out: Path,
     dtype: Literal["bfloat16", "float32"],
-) -> dict[str, Any]:
+) -> Json:
     """Write merged weights, checked on the first rows of the set. Raises EvalError where they do
     not agree with base and adapter apart."""
-    prompts = prompts_of(tasks, config.language, render, config.synthesis.hardware)
+    prompts = prompts_for(config, tasks)
     base = str(trained.open().manifest["base_model"])
     rows = curated.open().read(unique="candidate_id").sort("candidate_id").head(PROBES)
     examples = to_prompt_completion(with_prompts(rows, prompts).to_dicts(), load_tokenizer(base))

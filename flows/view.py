@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, stable_hash
 from tasks.benchmark.comparing import metric_name
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, score
 from tasks.benchmark.tables import label, scored
@@ -74,7 +74,7 @@ def write_view(
     *,
     tasks: str | None = None,
     out: str | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Write the site; return its page, and the verdicts that it shows.
 
     `place` is a root, the folder that `concur verify-batch` wrote, or what
@@ -239,7 +239,7 @@ def _tasks(source: Source, tasks: str | None, wanted: set[str]) -> dict[str, tup
     return {key: (name, code) for key, name, code in rows}
 
 
-def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[dict[str, Any]]:
+def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[Json]:
     """What the pages of these candidates show: verdict, texts and the task's program."""
     for part in parts:
         number = {key: row for row, key in enumerate(part.told["candidate_id"])}
@@ -254,7 +254,7 @@ def _details(parts: Sequence[Part], keys: pl.Series) -> Iterator[dict[str, Any]]
 # -- scores ----------------------------------------------------------------------------------------
 
 
-def _scores(parts: Sequence[Part]) -> dict[str, Any]:
+def _scores(parts: Sequence[Part]) -> Json:
     """Models set by set, the curves of their fast_p, and why there are none."""
     models, curves, notes = [], {}, []
     for name in dict.fromkeys(part.frame["set"][0] for part in parts):

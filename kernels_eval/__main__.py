@@ -19,6 +19,7 @@ from kernels_eval.records import (
     KernelTask,
     Language,
     SamplingParams,
+    Status,
     Verdict,
     candidate_id,
 )
@@ -152,7 +153,7 @@ def render(verdict: Verdict) -> str:
         f"  device {verdict.device or 'none'}; build {verdict.build_s:.1f} s ({tier}), run"
         f" {verdict.run_s:.1f} s"
     )
-    if verdict.log_tail and verdict.status.value != "correct":
+    if verdict.log_tail and verdict.status is not Status.CORRECT:
         lines.append(
             "  log: "
             + "\n       ".join(

@@ -3,20 +3,18 @@ say where each comes from."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
 )
+
+from kernels_eval.records import Record, Sparing
 
 Baseline = Literal["eager", "compile"]
 SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
@@ -24,20 +22,7 @@ Architecture = Annotated[str, Field(pattern=r"^sm_\d{2,3}[af]?$")]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
-class _Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    def _asks_for(self, name: str) -> bool:
-        """Whether a field means anything here. One that does not is not written: every hash over
-        such a configuration stays what it was before there was that field."""
-        return True
-
-    @model_serializer(mode="wrap")
-    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if self._asks_for(name)}
-
-
-class BuildConfig(_Config):
+class BuildConfig(Record):
     """How candidates are compiled."""
 
     timeout_s: PositiveFloat = 120
@@ -53,7 +38,7 @@ class BuildConfig(_Config):
     verdict does not depend on it"""
 
 
-class CorrectnessConfig(_Config):
+class CorrectnessConfig(Record):
     """What counts as the same answer. Relative errors against a float64 oracle.
 
     Attributes:
@@ -99,7 +84,7 @@ class CorrectnessConfig(_Config):
     """above this estimate the oracle falls back to float32"""
 
 
-class TimingConfig(_Config):
+class TimingConfig(Sparing):
     """Paired, interleaved measurement.
 
     Attributes:
@@ -158,11 +143,11 @@ class TimingConfig(_Config):
             )
         return ("eager", "compile") if "compile" in value else ("eager",)
 
-    def _asks_for(self, name: str) -> bool:
+    def _says(self, name: str, value: object) -> bool:
         return self.compiles or name not in ("baselines", "compile_mode", "compile_s")
 
 
-class LimitsConfig(_Config):
+class LimitsConfig(Record):
     """What one candidate may use.
 
     Attributes:
@@ -188,7 +173,7 @@ class LimitsConfig(_Config):
     """threads of a child and its processes together"""
 
 
-class EvalConfig(_Config):
+class EvalConfig(Sparing):
     """The whole protocol of one verification. Part of every verdict's key."""
 
     build: BuildConfig = BuildConfig()
@@ -210,5 +195,5 @@ class EvalConfig(_Config):
     sanitizer_s: PositiveFloat = 120
     """deadline of one tool; past it the flag says `not_run`"""
 
-    def _asks_for(self, name: str) -> bool:
+    def _says(self, name: str, value: object) -> bool:
         return self.sanitizer != "off" or not name.startswith("sanitizer")

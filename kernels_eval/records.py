@@ -31,6 +31,10 @@ from pydantic import (
 from kernels_eval.languages import Language as Language  # noqa: PLC0414 (records are imported from here)
 
 VERDICT_SCHEMA_VERSION = 2
+Json = dict[str, Any]
+"""An object as JSON has it, such as the row of a table or the manifest of a snapshot."""
+Row = Mapping[str, Any]
+"""The same, where it is only read."""
 
 
 class Status(StrEnum):
@@ -173,6 +177,19 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class Sparing(Record):
+    """A record that is written without what says nothing: every hash over one stays what it was
+    before there was that field."""
+
+    def _says(self, name: str, value: object) -> bool:
+        """Whether a field with this value means anything here."""
+        return True
+
+    @model_serializer(mode="wrap")
+    def _as_it_was(self, dump: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {name: value for name, value in dump(self).items() if self._says(name, value)}
+
+
 UNWRITTEN: Any = Field(default=None, exclude_if=operator.not_)
 """Of a field that is not written where it says nothing: every hash over a record without it, and
 every such record on disk, stays what it was."""
@@ -197,7 +214,7 @@ class KernelTask(Record):
     family: str | None = UNWRITTEN
 
 
-class SamplingParams(Record):
+class SamplingParams(Sparing):
     """How a response was drawn. Part of the candidate's identity.
 
     What is None is not sent, and the server's own default holds: vLLM takes it from the model's
@@ -222,16 +239,10 @@ class SamplingParams(Record):
     repetition_penalty: PositiveFloat | None = None
     """above 1 makes tokens of the prompt and the response so far less likely; null: not sent"""
 
-    @model_serializer(mode="wrap")
-    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a None that nobody set: every hash over a configuration stays what it was. One
-        that somebody set outlives a round trip through JSON, where it says that no default of a
-        known model is wanted."""
-        return {
-            name: value
-            for name, value in dump(self).items()
-            if value is not None or name in self.model_fields_set
-        }
+    def _says(self, name: str, value: object) -> bool:
+        """A None that somebody set outlives a round trip through JSON, where it says that no
+        default of a known model is wanted."""
+        return value is not None or name in self.model_fields_set
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import io
 import os
 import shutil
 import threading
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -145,8 +144,3 @@ def explain_write_errors(path: object, hint: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}", hint) from error
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """The table of a TOML file. Raises OSError and tomllib.TOMLDecodeError."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from kernels_eval.errors import DeviceError, DiskFullError, EvalError, UsageError
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, stable_hash
 from tasks.progress import duration
 from tasks.store.snapshot import Snapshot, SnapshotRef
 
@@ -36,7 +36,7 @@ def infrastructure_only(task: Any, task_run: Any, state: Any) -> bool:
     return False
 
 
-RETRIED: dict[str, Any] = {
+RETRIED: Json = {
     "retries": 2,
     "retry_delay_seconds": [5.0, 30.0],
     # up to so much longer, as a share: runs that a fault has hit together do not come back together
@@ -46,11 +46,11 @@ RETRIED: dict[str, Any] = {
 """Options of every task: a machine's fault is tried again."""
 
 
-def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, dict[str, Any]], str]:
+def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, Json], str]:
     """Cache key function of a stage task: the fingerprint of the snapshot that `planned` (same
     arguments as the task) would write."""
 
-    def key(context: Any, parameters: dict[str, Any]) -> str:
+    def key(context: Any, parameters: Json) -> str:
         snapshot = planned(**parameters)
         place = stable_hash(str(snapshot.path))[:8]
         return f"concur-{snapshot.stage}-{snapshot.fingerprint}-{place}"
@@ -58,7 +58,7 @@ def by_fingerprint(planned: Callable[..., Snapshot]) -> Callable[[Any, dict[str,
     return key
 
 
-def stage_options(planned: Callable[..., Snapshot]) -> dict[str, Any]:
+def stage_options(planned: Callable[..., Snapshot]) -> Json:
     """Options of every stage's task: infrastructure faults are retried, results are kept and
     cached by fingerprint."""
     return RETRIED | {"persist_result": True, "cache_key_fn": by_fingerprint(planned)}
@@ -194,7 +194,7 @@ def sentence(words: Callable[..., str], otherwise: str) -> Callable[..., str]:
     """A `task_run_name` made of a task's arguments. A name stops no run: `otherwise` stands where
     it cannot be made."""
 
-    def name(parameters: dict[str, Any]) -> str:
+    def name(parameters: Json) -> str:
         try:
             return words(**parameters)
         except Exception:

@@ -6,13 +6,18 @@ describes them.
 
 from __future__ import annotations
 
-from pathlib import Path
-
+import polars as pl
 import pyarrow as pa
 
-from tasks.files import read_toml
+from kernels_eval.records import Status
+from kernels_eval.tables import table_beside
 
-_COLUMNS: dict[str, dict[str, str]] = read_toml(Path(__file__).with_suffix(".toml"))
+_COLUMNS: dict[str, dict[str, str]] = table_beside(__file__)
+
+CORRECT, TASK_ERROR = (
+    pl.col("status") == status.value for status in (Status.CORRECT, Status.TASK_ERROR)
+)
+"""Conditions on the rows of a table of verdicts."""
 
 
 def _fields(table: str) -> list[tuple[str, pa.DataType]]:

@@ -9,9 +9,7 @@ code that each constant stands for (LOGIC) and each stage's constants (STAGES);
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 
 SOURCES_VERSION = 1
 """How tasks of other formats become ours. In no key: a tasks snapshot is its content."""
@@ -46,7 +44,7 @@ VIEWER_VERSION = 1
 PUBLISHING_VERSION = 3
 """What a published data set holds."""
 
-_TOLD: dict[str, dict[str, list[str]]] = read_toml(Path(__file__).with_suffix(".toml"))
+_TOLD: dict[str, dict[str, list[str]]] = table_beside(__file__)
 LOGIC, STAGES = _TOLD["logic"], _TOLD["stages"]
 
 

@@ -23,13 +23,13 @@ from prefect.context import FlowRunContext
 from flows.ablation.records import HOME, Meter, alone_with
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig
+from flows.train import prompts_for
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.stage import planned as planned_scores
 from tasks.benchmark.step import score_benchmark
 from tasks.policy import call_stage
 from tasks.store import Snapshot, SnapshotRef
-from tasks.synthesis.prompts import render
 from tasks.synthesis.stage import Synthesis
 from tasks.synthesis.step import synthesise
 from tasks.training import stage as training
@@ -90,11 +90,6 @@ class SharedResources:
 RESOURCES: ContextVar[SharedResources] = ContextVar("concur_ablation_resources")
 """Those of the ablation that the current thread works for. No parameter of a flow: Prefect would
 store it."""
-
-
-def prompts_for(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
-    """task_id -> prompt, as the line renders it."""
-    return training.prompts_of(tasks, config.language, render, config.synthesis.hardware)
 
 
 def planned_training(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> Snapshot:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flows.ablation.records import BranchRecord, earlier_records
 from flows.config import PipelineConfig
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.progress import duration, hours
 from tasks.store import snapshots
 from tasks.synthesis import sizing
@@ -235,7 +235,7 @@ def answer_rates(pipeline: PipelineConfig) -> tuple[Figure, Figure]:
     return verified, answer
 
 
-def _manifests(pipeline: PipelineConfig, stage: str) -> Iterable[dict[str, Any]]:
+def _manifests(pipeline: PipelineConfig, stage: str) -> Iterable[Json]:
     return (each.manifest for each in snapshots(pipeline.root, stage) if each.finished)
 
 
@@ -253,7 +253,7 @@ def _median(values: Iterable[float], text: str, assumed: float, assumption: str)
     return Figure(middle, f"{text.format(middle)}, measured ({len(known)} under this root)")
 
 
-def _row_visits(manifest: dict[str, Any]) -> float:
+def _row_visits(manifest: Json) -> float:
     """How often a training saw a row: its manifest's `rows` are those of the log, one per step."""
     config = manifest["config"]
     return float(manifest["rows"] * config["batch_size"] * config["gradient_accumulation"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from prefect import flow
 from prefect.logging import get_run_logger
@@ -44,7 +43,7 @@ from flows.refresh import Samples, verified_samples
 from flows.runtime.guard import checking
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.benchmark.comparison.records import Ablation
 from tasks.policy import call_stage
 from tasks.progress import observed_by
@@ -58,7 +57,7 @@ class AblationResult(Record):
     for in this run."""
 
     ablation: Ablation
-    strategies: tuple[dict[str, Any], ...]
+    strategies: tuple[Json, ...]
     estimate: Estimate
     gpu_hours: float
     directory: str

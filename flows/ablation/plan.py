@@ -15,9 +15,8 @@ import re
 from collections import Counter
 from itertools import product
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from flows.config import PipelineConfig, load_profile, load_strategy, validated
 from kernels_eval.errors import UsageError
@@ -27,11 +26,9 @@ from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 DEFAULT_STRATEGIES = ("concur", "random", "min_length", "speedup")
 
 
-class AblationConfig(Record):
+class AblationConfig(Record, title="concur ablate"):
     """An ablation: every strategy at every size with every seed is curated, trained and
     benchmarked, on the same samples."""
-
-    model_config = ConfigDict(title="concur ablate")
 
     profile: str = Field(default="ablation", min_length=1)
     """a profile's name, or the path of a YAML file: everything but strategy, size and seed comes
@@ -66,7 +63,7 @@ class Plan(Record):
     curation: CurationConfig
 
 
-def ablation_config(**asked: Any) -> AblationConfig:
+def ablation_config(**asked: object) -> AblationConfig:
     """An AblationConfig of what a command was given; None keeps the default. Raises UsageError that
     names the value."""
     given = {name: value for name, value in asked.items() if value is not None}
@@ -132,13 +129,13 @@ def label_of(strategy: str) -> str:
 
 def parsed_list(
     text: str | None, option: str, kind: type[int] | type[str]
-) -> tuple[Any, ...] | None:
+) -> tuple[object, ...] | None:
     """ "a,b" as values; `all` is None among numbers, and every strategy that ships among names.
     None for nothing given. Raises UsageError for anything else."""
     if text is None:
         return None
     every = (None,) if kind is int else STRATEGY_NAMES
-    found: list[Any] = []
+    found: list[object] = []
     for part in map(str.strip, text.split(",")):
         try:
             if not part:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flows.track import CUSTOM_KERNEL
 from kernels_eval.errors import EvalError
+from kernels_eval.grouping import grouped
+from kernels_eval.records import Json
 from tasks.benchmark.comparing import compare_all
 from tasks.benchmark.comparison.records import Ablation, Branch
 from tasks.benchmark.scoring import score
@@ -23,14 +24,11 @@ from tasks.benchmark.stage import answers_frame
 ERROR_LENGTH = 300
 
 
-def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[dict[str, Any]]:
+def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[Json]:
     """One row per strategy and size with a branch that is done, in the order of the branches:
     exec_at_1 and fast_1_at_1 with 95 % intervals, and the difference of exec_at_1 to the first
     strategy at the same size."""
-    groups: dict[str, list[Branch]] = {}
-    for branch in branches:
-        if branch.answers:
-            groups.setdefault(label(branch), []).append(branch)
+    groups = grouped((label(branch), branch) for branch in branches if branch.answers)
     if not groups:
         return []
     pooled = [
@@ -56,9 +54,9 @@ def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[dict[str, 
     differences = {
         row.model: row for row in compared if (row.track, row.metric) == (CUSTOM_KERNEL, "exec")
     }
-    rows: list[dict[str, Any]] = []
+    rows: list[Json] = []
     for name, members in groups.items():
-        row: dict[str, Any] = {
+        row: Json = {
             "strategy": members[0].strategy,
             "size": members[0].size,
             "seeds": len(members),
@@ -73,7 +71,7 @@ def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[dict[str, 
     return rows
 
 
-def bounded(name: str, found: object, value: str) -> dict[str, Any]:
+def bounded(name: str, found: object, value: str) -> Json:
     """A number and its interval as three columns, null where there is none."""
     names = {name: value, f"{name}_lower": "lower", f"{name}_upper": "upper"}
     return {column: getattr(found, attribute, None) for column, attribute in names.items()}

@@ -4,17 +4,17 @@ ends."""
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from flows.ablation.plan import AblationConfig
 from flows.ablation.records import BRANCH, SHARED
 from flows.config import PipelineConfig
 from flows.launch import embed, start_server_apart
 from flows.runtime.terminal import ProgressRows
-from tasks.progress import hours
+from kernels_eval.records import Json
+from tasks.progress import hours, observed_by
 
 
-def estimated(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any]:
+def estimated(config: AblationConfig, pipeline: PipelineConfig) -> Json:
     """What the ablation would cost from here, and whether its budget holds that. Reads task sources
     and snapshots; runs nothing."""
     embed(pipeline)  # before prefect is imported
@@ -40,7 +40,7 @@ def estimated(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any
     }
 
 
-def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, Any]:
+def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> Json:
     """Run the flow in this process. Returns what the table shows, as plain data. Raises what the
     flow raises; on an interrupt the local Ray is ended first, so that no training continues
     without one."""
@@ -48,7 +48,6 @@ def run_ablation(config: AblationConfig, pipeline: PipelineConfig) -> dict[str, 
     started = time.monotonic()
     start_server_apart()
     from flows.ablation.flow import ablate
-    from tasks.progress import observed_by
 
     progress = AblationProgress(width=28)
     try:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from flows.ablation.branch import Trained
 from flows.ablation.plan import Plan
@@ -25,7 +25,7 @@ from flows.track import (
     score_metrics,
     tags_of,
 )
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, stable_hash
 from tasks.benchmark.comparison.records import BranchState
 from tasks.benchmark.stage import scores_of
 from tasks.store import SnapshotRef
@@ -96,7 +96,7 @@ class AblationTracker:
     def close(
         self,
         records: Sequence[BranchRecord],
-        rows: Sequence[dict[str, Any]],
+        rows: Sequence[Json],
         files: Sequence[Path],
         gpu_hours: float,
     ) -> None:
@@ -162,7 +162,7 @@ def branch_run(
         **{f"{phase}_s": seconds for phase, seconds in record.phases_s.items()},
     }
     series: Series = {}
-    tables: dict[str, Any] = {}
+    tables: Json = {}
     adapter = None
     if made and rows and dataset:
         scores = branch_scores(made.scores)

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernels_eval.errors import DeviceError, EvalError, UsageError
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 HERE = Path(__file__).parent
-OPTIONS: dict[str, Any] = read_toml(HERE / "options.toml")
+OPTIONS: dict[str, Any] = table_beside(__file__, "options.toml")
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
 PIPE_WIDTH = 140
 """Columns of a table that is written to a pipe or a file."""

@@ -11,7 +11,7 @@ from flows.cli.common import command, emit
 
 @command
 def curate(
-    sizes: str | None, out: str | None, explain: str | None, as_json: bool, **options: Any
+    sizes: str | None, out: str | None, explain: str | None, as_json: bool, **options: object
 ) -> None:
     """Choose training sets from existing verdicts, by one strategy or many."""
     from flows.curate import curate_table, explain_candidate, parsed_sizes

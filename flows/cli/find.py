@@ -7,7 +7,7 @@ import os
 import webbrowser
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -67,8 +67,8 @@ def show(fingerprint: str, root: str, rows: int, as_json: bool) -> None:
     emit(data, as_json, "show")
 
 
-def _first(snapshot: Snapshot, most: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _first(snapshot: Snapshot, most: int) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
     for _, frame in snapshot.frames():
         if len(found) >= most:
             break

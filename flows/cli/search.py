@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from flows.cli.common import command, emit
 
 
@@ -17,18 +15,15 @@ def search(
     and a model rewrites. Rerun the same command to resume a search that was stopped.
     """
     from flows.config import load_profile
-    from flows.launch import TerminalProgress, embed, start_server_apart
+    from flows.launch import embed, served_and_shown
     from flows.ops.control import join_stack
-    from tasks.progress import observed_by
 
     join_stack(root)
     embed(config := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
     from flows.search import begun_with, search_and_track, summary_of
 
     begun = begun_with(config, verdicts)
-    began_s = time.monotonic()
-    start_server_apart()
-    with TerminalProgress() as progress, observed_by(progress):
+    with served_and_shown() as progress:
         searched, _ = search_and_track(*begun)
-    summary = summary_of(searched) | {"seconds": round(time.monotonic() - began_s, 1)}
+    summary = summary_of(searched) | {"seconds": progress.seconds}
     emit(summary, as_json, "search")

@@ -4,7 +4,6 @@ run every night, on this machine."""
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
@@ -13,7 +12,12 @@ from flows.cli.common import command, emit
 
 @command
 def up(
-    root: str, file: str | None, timeout_s: float, foreground: bool, as_json: bool, **options: Any
+    root: str,
+    file: str | None,
+    timeout_s: float,
+    foreground: bool,
+    as_json: bool,
+    **options: object,
 ) -> None:
     """Start Prefect, a worker, MLflow, Ray and the report pages here, and keep them alive.
 

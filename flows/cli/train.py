@@ -3,7 +3,6 @@ rewards."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Literal
 
@@ -26,9 +25,8 @@ def train(
     If the training is stopped, rerun the same command to resume it.
     """
     from flows.config import load_profile
-    from flows.launch import TerminalProgress, embed, start_server_apart
+    from flows.launch import embed, served_and_shown
     from flows.ops.control import join_stack
-    from tasks.progress import observed_by
     from tasks.publishing.lineage import find_curated
 
     join_stack(root)
@@ -40,13 +38,11 @@ def train(
     from flows.train import merge_trained, of_line, summary_of, train_and_track
 
     config, tasks, found = of_line(root, curated, given)
-    started = time.monotonic()
-    start_server_apart()
-    with TerminalProgress() as progress, observed_by(progress):
+    with served_and_shown() as progress:
         trained, tracked = train_and_track(config, tasks, found)
     summary = summary_of(config, found, trained) | {
         "new_work": "training" in progress.worked,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": progress.seconds,
         "mlflow": tracked and tracked.model_dump(),
     }
     if merged:
@@ -63,21 +59,18 @@ def reinforce(
     Rerun the same command to resume one that was stopped.
     """
     from flows.config import load_profile
-    from flows.launch import TerminalProgress, embed, start_server_apart
+    from flows.launch import embed, served_and_shown
     from flows.ops.control import join_stack
-    from tasks.progress import observed_by
 
     join_stack(root)
     embed(given := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
     from flows.reinforce import of_training, reinforce_and_track, summary_of
 
     config, tasks, trained = of_training(given, training)
-    began_s = time.monotonic()
-    start_server_apart()
-    with TerminalProgress() as progress, observed_by(progress):
+    with served_and_shown() as progress:
         reinforced, run_id = reinforce_and_track(config, tasks, trained)
     summary = summary_of(trained, reinforced) | {
-        "seconds": round(time.monotonic() - began_s, 1),
+        "seconds": progress.seconds,
         "mlflow": run_id,
     }
     emit(summary, as_json, "reinforce")

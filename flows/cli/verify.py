@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
@@ -44,7 +43,7 @@ def verify_batch(
     quick: bool,
     overrides: tuple[str, ...],
     as_json: bool,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Verify CANDIDATES against their tasks: a table (Parquet, JSON lines, CSV), a folder of .py
     files, a run of KernelBench, or a data set on the hub.

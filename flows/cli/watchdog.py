@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flows.cli.common import command, emit
 from kernels_eval.errors import UsageError
 
 
 @command
-def watchdog(as_json: bool, dry_run: bool, **limits: Any) -> None:
+def watchdog(as_json: bool, dry_run: bool, **limits: object) -> None:
     """End stuck runs, so that their slots are free again.
 
     Asks the Prefect server in PREFECT_API_URL.

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+import fsspec
 from pydantic import ValidationError
 
 from flows.config import PipelineConfig
@@ -163,8 +164,6 @@ def _write(root: str, refresh: Refresh, suffix: str) -> None:
 
 
 def _located(root: str, name: str) -> tuple[Any, str]:
-    import fsspec
-
     fs, path = fsspec.core.url_to_fs(str(root))
     return fs, f"{path.rstrip('/')}/{name}"
 

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import polars as pl
 
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
-from tasks.benchmark.errors import FAILED, ErrorGroup
+from kernels_eval.records import Json, Record, Status
+from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from tasks.store.snapshot import SnapshotRef
 
 NAMED = 10
@@ -118,7 +118,7 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
     manifest = verdicts.open().manifest
     cautions += [f"A worker was quarantined: {line}" for line in manifest.get("quarantined") or []]
     fresh = _new_verdicts(verdicts, old.get("verdicts"))
-    failed = fresh.filter(fresh["status"] != "correct")
+    failed = fresh.filter(fresh["status"] != Status.CORRECT.value)
     found = {
         "cautions": tuple(cautions),
         "changes": tuple(changes),
@@ -190,8 +190,6 @@ def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, i
 
 def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
     """Verdicts that the refresh before did not have: status, reason, and the error of failures."""
-    import polars as pl
-
     frame = pl.DataFrame(schema=dict.fromkeys(VERDICT_COLUMNS, pl.String))
     if old != ref:
         found = ref.open().read(columns=VERDICT_COLUMNS, unique="candidate_id")
@@ -202,10 +200,6 @@ def _new_verdicts(ref: SnapshotRef, old: SnapshotRef | None) -> pl.DataFrame:
 
 
 def _errors(failed: pl.DataFrame) -> list[ErrorGroup]:
-    import polars as pl
-
-    from tasks.benchmark.errors import error_groups
-
     if not failed["status"].is_in(FAILED).any():
         return []
     return error_groups(failed.with_columns(model=pl.lit("all")), limit=5)
@@ -229,7 +223,7 @@ def _costs(refresh: Refresh) -> Iterator[Cost]:
             since = ended[name]
 
 
-def _cost(name: str, wall_s: float, manifest: dict[str, Any], refresh: Refresh) -> Cost:
+def _cost(name: str, wall_s: float, manifest: Json, refresh: Refresh) -> Cost:
     seen, gpus = manifest.get("telemetry"), refresh.sampling_gpus
     devices, hours, rests_on = 0, 0.0, "wall time; no GPU of this machine"
     if name == "verdicts" and seen:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Template
 from markupsafe import Markup
 
 from flows.morning.report import Change, Morning
+from kernels_eval.records import Json
 from tasks.progress import duration
 from tasks.reporting.templates import environment
 from tasks.reporting.text import cell
@@ -81,7 +81,7 @@ def _template() -> Template:
     return made.get_template("morning.md.j2")
 
 
-def as_json(morning: Morning) -> dict[str, Any]:
+def as_json(morning: Morning) -> Json:
     """The report as plain data."""
     return {
         "headline": headline(morning),

@@ -12,20 +12,22 @@ import statistics
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.morning.history import Refresh, before, read_under, refreshes, write_under
 from flows.morning.report import Morning, report_of
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
-from tasks.files import read_toml
+from kernels_eval.records import Json, Record
+from kernels_eval.tables import table_beside
+from tasks.reporting.text import number, plural
+from tasks.tables import CORRECT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE = "trend.html"
 TEMPLATE = Path(__file__).parent / "templates" / "trend.j2"
-METRICS: dict[str, list[str]] = read_toml(Path(__file__).with_suffix(".toml"))
+METRICS: dict[str, list[str]] = table_beside(__file__)
 """Numbers of a night: what each is called, and how it is written."""
 
 
@@ -53,7 +55,7 @@ def night_of(found: Morning) -> Night:
         .open()
         .read(columns=["candidate_id", "status", "timing"], unique="candidate_id")
     )
-    correct = frame.filter(frame["status"] == "correct") if frame.height else frame
+    correct = frame.filter(CORRECT) if frame.height else frame
     timing = correct["timing"].drop_nulls() if correct.height else ()
     speedups = [each["speedup"] for each in timing if each["speedup"]]
     return Night(
@@ -94,7 +96,6 @@ def write_trend(root: str, newest: Refresh, found: Sequence[Night]) -> str:
     UsageError."""
     from tasks.reporting.charts import style, svg_of
     from tasks.reporting.page import Table, page_of
-    from tasks.reporting.text import plural
 
     with style():
         drawn = {"trend": svg_of(_figure(found))}
@@ -123,7 +124,7 @@ def rows_of(found: Sequence[Night]) -> list[tuple[str, ...]]:
     return [
         (
             night.began_at[:16].replace("T", " "),
-            *(_said(getattr(night, key), form) for key, (_, form) in METRICS.items()),
+            *(number(getattr(night, key), form) for key, (_, form) in METRICS.items()),
         )
         for night in reversed(found)
     ]
@@ -131,17 +132,13 @@ def rows_of(found: Sequence[Night]) -> list[tuple[str, ...]]:
 
 def series_of(found: Sequence[Night]) -> dict[str, tuple[tuple[int, float], ...]]:
     """METRICS by the number of the night, from 1."""
-    values: dict[str, Any] = {
+    values: Json = {
         key: [(step, getattr(night, key)) for step, night in enumerate(found, 1)] for key in METRICS
     }
     return {
         key: tuple((step, float(value)) for step, value in pairs if value is not None)
         for key, pairs in values.items()
     }
-
-
-def _said(value: float | None, form: str) -> str:
-    return "n/a" if value is None else f"{value:{form}}"
 
 
 def _figure(found: Sequence[Night]) -> Figure:

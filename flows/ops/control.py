@@ -18,10 +18,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 from flows.ops.health import fault, mlflow_page
 from flows.ops.manager import GRACE_S, Manager, configuration, start_manager
@@ -41,6 +40,7 @@ from flows.ops.settings import (
 )
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.isolation.process_tree import Identity, alive, descendants, send, wait_gone
+from kernels_eval.records import Json, Row
 from tasks.files import atomic_write
 
 START_S = 300.0
@@ -73,13 +73,13 @@ def _silent(line: str) -> None:
 
 def up(
     root: str,
-    options: Mapping[str, Any],
+    options: Row,
     *,
     file: str | None = None,
     timeout_s: float = START_S,
     foreground: bool = False,
     tell: Say = _silent,
-) -> dict[str, Any]:
+) -> Json:
     """Start a stack, or what has failed of one that runs, and wait until all of it is healthy.
     Returns what `status` does.
 
@@ -118,9 +118,7 @@ def up(
     return {"healthy": False, "parts": []}
 
 
-def _restart_failed(
-    places: Places, before: StackState, given: Mapping[str, Any], tell: Say
-) -> None:
+def _restart_failed(places: Places, before: StackState, given: Row, tell: Say) -> None:
     """Start again what the manager has given up. Raises UsageError where other settings are asked
     for than the stack was started with."""
     running = before.settings.model_dump()
@@ -249,7 +247,7 @@ def notify(message: str) -> None:
 # -- stop ------------------------------------------------------------------------------------------
 
 
-def down(root: str, tell: Say = _silent) -> dict[str, Any]:
+def down(root: str, tell: Say = _silent) -> Json:
     """Stop a stack and everything that runs below it, within `STOP_S` seconds. Raises EvalError
     where something cannot be stopped."""
     places = Places(root)
@@ -338,12 +336,12 @@ def _kill(processes: list[Identity]) -> None:
 # -- look ------------------------------------------------------------------------------------------
 
 
-def status(root: str) -> dict[str, Any]:
+def status(root: str) -> Json:
     """Each part as it is now: asked at its endpoint, not read from a file. Plain data; `healthy`
     only where all of it is."""
     places = Places(root)
     stack, state = _stack_of(places)
-    found: dict[str, Any] = {"root": str(places.root), "running": False, "healthy": False}
+    found: Json = {"root": str(places.root), "running": False, "healthy": False}
     if stack is None or state is None:
         return found | {"supervisor": None, "parts": []}
     processes = Manager(places).processes()
@@ -359,7 +357,7 @@ def status(root: str) -> dict[str, Any]:
     }
 
 
-def _row(stack: Stack, part: Part, process: Mapping[str, Any] | None) -> dict[str, Any]:
+def _row(stack: Stack, part: Part, process: Row | None) -> Json:
     pid = process["pid"] or None if process else None
     if process is None:
         health, reason = "stopped", "not running"

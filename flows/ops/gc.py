@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 from flows.ops.gc_inventory import (
     CHECKPOINTS,
@@ -33,6 +32,7 @@ from flows.runtime.root_lock import alone
 from kernels_eval.build.cache import BuildCache
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import Json
 
 LOGS = ("logs", "stack/logs")
 
@@ -47,7 +47,7 @@ def collect(
     published_folders: tuple[str, ...] = (),
     cache_limit_gb: float | None = None,
     log_days: float = 30.0,
-) -> dict[str, Any]:
+) -> Json:
     """Decide, and with `delete` carry it out. Returns plain data: every snapshot with its reason,
     and sizes in bytes.
 
@@ -71,7 +71,7 @@ def collect(
         now_s = time.time()
         references = noted(home) | named.names | published(published_folders)
         decisions = decide(scan(home), references, keep, now_s, named.released)
-        others: list[dict[str, Any]] = [
+        others: list[Json] = [
             {"path": str(path), "bytes": size_of(path), "reason": reason}
             for path, reason in _others(home, decisions, now_s - log_days * DAY_S)
         ]

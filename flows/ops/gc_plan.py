@@ -8,13 +8,13 @@ from it: a collection that is killed halfway leaves a consistent root.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from flows.ops.gc_inventory import Stored
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Record
 
 DAY_S = 86_400.0
@@ -80,9 +80,7 @@ def decide(
 
 
 def _sources(snapshots: Iterable[Stored]) -> Sources:
-    named: dict[str, list[Stored]] = defaultdict(list)
-    for one in snapshots:
-        named[one.fingerprint].append(one)
+    named = grouped((one.fingerprint, one) for one in snapshots)
     return {
         one.place: [source for name in sorted(one.names) for source in named.get(name, ())]
         for one in snapshots
@@ -110,10 +108,8 @@ def _of_refreshes(
 ) -> Iterator[tuple[Stored, str]]:
     """Outcomes of the newest refreshes, that is with all upstreams of theirs or outcomes of theirs,
     and the training sets: sets of the same upstreams, by several strategies, are one refresh."""
-    refreshes: dict[frozenset[str], list[Stored]] = defaultdict(list)
-    for one in snapshots:
-        if one.stage == "curation" and one.finished:
-            refreshes[frozenset(one.upstream)].append(one)
+    sets = (one for one in snapshots if one.stage == "curation" and one.finished)
+    refreshes = grouped((frozenset(one.upstream), one) for one in sets)
     ranked = sorted(
         refreshes.values(),
         key=lambda sets: max((one.changed_s, one.fingerprint) for one in sets),

@@ -12,16 +12,15 @@ import secrets as random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from flows.ops.places import PART_VARIABLE, ROOT_VARIABLE, Places
 from flows.ops.settings import Part, Secrets, StackSettings
-from tasks.files import read_toml
+from kernels_eval.records import Json
+from kernels_eval.tables import table_beside
 
 PYTHON = (sys.executable, "-P", "-m")
 """-P: a file of the working directory must not stand in for a package."""
-TABLE: dict[str, Any] = read_toml(Path(__file__).with_name("parts.toml"))
+TABLE: Json = table_beside(__file__, "parts.toml")
 DRIVERS = {"prefect": "asyncpg", "mlflow": "psycopg"}
 
 

@@ -23,6 +23,7 @@ from flows.ops.health import ask
 from flows.ops.places import ROOT_VARIABLE, Places
 from flows.ops.programs import Stack
 from kernels_eval.isolation.process_tree import Identity, alive, environment_variable, identify
+from kernels_eval.records import Json
 from tasks.files import atomic_write
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
@@ -103,9 +104,9 @@ def prefect_api(stack: Stack) -> Ask:
     return lambda path, body: ask(f"{url}/api/{path}", login, body).json()
 
 
-def matching_runs(ask: Ask, wanted: dict[str, Any], sort: str = "ID_DESC") -> list[dict[str, Any]]:
+def matching_runs(ask: Ask, wanted: Json, sort: str = "ID_DESC") -> list[Json]:
     """All flow runs that a filter of Prefect's matches, as its API has them."""
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     while True:
         body = {"flow_runs": wanted, "sort": sort, "limit": PAGE, "offset": len(found)}
         page = ask("flow_runs/filter", body)
@@ -114,9 +115,9 @@ def matching_runs(ask: Ask, wanted: dict[str, Any], sort: str = "ID_DESC") -> li
             return found
 
 
-def runs_below(ask: Ask, run: str) -> list[dict[str, Any]]:
+def runs_below(ask: Ask, run: str) -> list[Json]:
     """All runs below a run; parents before their children."""
-    found: list[dict[str, Any]] = []
+    found: list[Json] = []
     level = [run]
     while level:
         children = matching_runs(ask, {"parent_flow_run_id": {"any_": level}})

@@ -12,12 +12,11 @@ import socket
 from collections.abc import Mapping
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
-    ConfigDict,
     Field,
     PositiveInt,
     ValidationError,
@@ -27,7 +26,7 @@ from pydantic import (
 
 from flows.config import keys_in
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record, Row
 
 Part = Literal["prefect", "worker", "mlflow", "pages", "ray"]
 PARTS: tuple[Part, ...] = ("prefect", "mlflow", "pages", "ray", "worker")
@@ -48,10 +47,8 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 UnprivilegedPort = Annotated[int, Field(ge=1024, le=65535)]
 
 
-class StackSettings(Record):
+class StackSettings(Record, title="concur up"):
     """Settings of one stack. Ports are TCP ports; limits count flow runs."""
-
-    model_config = ConfigDict(title="concur up")
 
     host: str = "127.0.0.1"
     """Address that Prefect, MLflow and the pages listen on; Ray stays on loopback."""
@@ -158,11 +155,9 @@ class StackSettings(Record):
         return f"127.0.0.1:{self.ray_port}"
 
 
-class Secrets(Record):
+class Secrets(Record, extra="ignore"):
     """What is handed on in the environment only, by the name of its variable: never written to a
     file or a command line."""
-
-    model_config = ConfigDict(extra="ignore")
 
     prefect: str | None = Field(default=None, repr=False, validation_alias=PREFECT_SECRET)
     mlflow: str | None = Field(default=None, repr=False, validation_alias=MLFLOW_SECRET)
@@ -177,9 +172,7 @@ class Secrets(Record):
     )
 
 
-def load_settings(
-    file: str | None, options: Mapping[str, Any]
-) -> tuple[StackSettings, dict[str, Any]]:
+def load_settings(file: str | None, options: Row) -> tuple[StackSettings, Json]:
     """Settings of a YAML file with options over it, and those that were given explicitly.
 
     Raises UsageError where they cannot be used.

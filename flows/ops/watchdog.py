@@ -21,7 +21,7 @@ from prefect import flow
 from flows.ops.runs import Ask, end_run, matching_runs, runs_below, set_state
 from flows.runtime.config import WatchdogConfig
 from kernels_eval.errors import EvalError, cause_of
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.reporting.text import cells
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Stuck(Record):
 
 
 @flow(name="watch over runs", flow_run_name="watch over runs", log_prints=False)
-def watch_runs(config: WatchdogConfig | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
+def watch_runs(config: WatchdogConfig | None = None, dry_run: bool = False) -> list[Json]:
     """Find stuck runs, act, and report it in a table. To be scheduled every few minutes on a pool
     that always has a worker."""
     from prefect.artifacts import create_table_artifact
@@ -94,7 +94,7 @@ def watch_runs(config: WatchdogConfig | None = None, dry_run: bool = False) -> l
 
 def watch(
     config: WatchdogConfig, *, dry_run: bool = False, without: str = "", now: datetime | None = None
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     """Every stuck run, with `done`: what came of it. `without` is a run that is not looked at.
 
     Raises EvalError where Prefect does not answer.
@@ -233,9 +233,9 @@ def _facts(ask: Ask, config: WatchdogConfig, without: str) -> Iterator[RunFacts]
         )
 
 
-def _candidates(ask: Ask, config: WatchdogConfig) -> Iterator[dict[str, Any]]:
+def _candidates(ask: Ask, config: WatchdogConfig) -> Iterator[Json]:
     """Top-level runs in a state that can be stuck, and those that are late."""
-    common: dict[str, Any] = {"parent_task_run_id": {"is_null_": True}}
+    common: Json = {"parent_task_run_id": {"is_null_": True}}
     if config.tag:
         common["tags"] = {"all_": [config.tag]}
     late = (datetime.now(UTC) - timedelta(minutes=config.late_min)).isoformat()

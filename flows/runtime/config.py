@@ -3,16 +3,14 @@ so none of it is part of a fingerprint."""
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from kernels_eval.records import Record
 
 
-class NotifyConfig(Record):
+class NotifyConfig(Record, title="Notices"):
     """Notices of runs that fail. `flows.runtime.notices` lists their content; it contains no text
     of a candidate."""
-
-    model_config = ConfigDict(title="Notices")
 
     command: tuple[str, ...] = Field(default=(), title="Command")
     """a program and its arguments, run without a shell; it gets the notice as JSON on standard
@@ -29,10 +27,8 @@ class NotifyConfig(Record):
     """for the command, and for the webhook"""
 
 
-class GuardConfig(Record):
+class GuardConfig(Record, title="Guard"):
     """Disk, and notices."""
-
-    model_config = ConfigDict(title="Guard")
 
     reserve_gib: float = Field(default=2.0, ge=0, title="Disk reserve, GiB")
     """free space that a run leaves on every file system it writes to: below it, no run starts
@@ -51,10 +47,8 @@ class GuardedRun(Record):
     """The most tokens of an answer; None where answers are recorded ones."""
 
 
-class WatchdogConfig(Record):
+class WatchdogConfig(Record, title="Watchdog"):
     """How many minutes a run may be in each state without a sign of life."""
-
-    model_config = ConfigDict(title="Watchdog")
 
     pending_min: float = Field(default=10, gt=0, title="Pending, min")
     """from being taken by a worker to its process running; after it: crashed"""

@@ -22,6 +22,7 @@ from flows.runtime.config import GuardedRun
 from kernels_eval.build.cache import limit_from_environment
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import DiskFullError
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Record
 from tasks.store.lookup import snapshots
 from tasks.store.snapshot import Snapshot, SnapshotRef
@@ -83,9 +84,7 @@ def free_bytes(path: Path) -> int:
 
 def rooms(places: list[Place]) -> list[Room]:
     """The file systems behind some places, each once."""
-    together: dict[int, list[Place]] = {}
-    for place in places:
-        together.setdefault(_existing(place.path).stat().st_dev, []).append(place)
+    together = grouped((_existing(place.path).stat().st_dev, place) for place in places)
     return [
         Room(
             free=min(free_bytes(place.path) for place in each),

@@ -18,12 +18,16 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import pyarrow.parquet as pq
+from prefect import Flow, flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
+from flows.naming import run_name
 from flows.runtime.config import GuardedRun
 from flows.runtime.disk import DiskWatch, require_room
+from flows.runtime.notices import NOTICES
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
 from kernels_eval.cluster.ray import interruptible
@@ -56,7 +60,7 @@ STAGES = (
 def guarded(
     body: Callable[Concatenate[PipelineConfig, P], T],
 ) -> Callable[Concatenate[PipelineConfig, P], T]:
-    """Make a function of a configuration one that guards its run. Goes below `@flow`."""
+    """Make a function of a configuration one that guards its run."""
 
     @wraps(body)
     def guarded_body(config: PipelineConfig, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -64,6 +68,17 @@ def guarded(
             return body(config, *args, **kwargs)
 
     return guarded_body
+
+
+def guarded_flow(
+    name: str, verb: str, *, strategy: bool = True
+) -> Callable[
+    [Callable[Concatenate[PipelineConfig, P], T]], Flow[Concatenate[PipelineConfig, P], T]
+]:
+    """Make a function of a configuration a flow of the line, which guards its run and gives notice
+    of a bad end; its runs are named by `verb` (`run_name`)."""
+    named = run_name(verb, strategy=strategy)
+    return lambda body: flow(name=name, flow_run_name=named, **NOTICES)(guarded(body))
 
 
 @contextmanager
@@ -138,8 +153,6 @@ def snapshots_since(root: str, began: float) -> Iterator[tuple[str, str, int, st
 
 
 def _rows(folder: Path, finished: bool) -> int:
-    import pyarrow.parquet as pq
-
     if finished:
         return int(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rows"])
     parts = sum(int(pq.read_metadata(part).num_rows) for part in folder.glob("part-*.parquet"))

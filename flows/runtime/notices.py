@@ -18,13 +18,14 @@ import os
 import re
 import subprocess
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
 from flows.runtime.config import NotifyConfig
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import Json
 
 if TYPE_CHECKING:
     from prefect import Flow
@@ -38,7 +39,7 @@ KIND = re.compile(r"^(?:Flow|Task) run encountered an exception:? ([A-Za-z_][A-Z
 NAME_CHARS = 200
 
 
-def notice_of(flow: Flow[..., Any], run: FlowRun, state: State) -> dict[str, Any]:
+def notice_of(flow: Flow[..., object], run: FlowRun, state: State) -> Json:
     """What is told of a run: the same keys each time, null where there is nothing to tell."""
     from prefect.settings import get_current_settings
 
@@ -62,7 +63,7 @@ def notice_of(flow: Flow[..., Any], run: FlowRun, state: State) -> dict[str, Any
     }
 
 
-def tell(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
+def tell(flow: Flow[..., object], flow_run: FlowRun, state: State) -> None:
     """The hook; the names of its arguments are Prefect's, whose worker passes them by name. Never
     raises."""
     try:
@@ -90,7 +91,7 @@ def _complete(run: FlowRun) -> FlowRun:
         return run
 
 
-def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:
+def deliver(config: NotifyConfig, notice: Json) -> None:
     """Start the command, post to the webhook; what fails is logged by its kind."""
     body = json.dumps(notice)
     if config.command:
@@ -104,7 +105,7 @@ def deliver(config: NotifyConfig, notice: dict[str, Any]) -> None:
         log.error("the webhook of guard.notify did not accept the notice: %s", type(error).__name__)
 
 
-def _run(config: NotifyConfig, notice: dict[str, Any], body: str) -> None:
+def _run(config: NotifyConfig, notice: Json, body: str) -> None:
     named = {
         f"CONCUR_NOTICE_{key.upper()}": str(value)
         for key, value in notice.items()
@@ -150,7 +151,7 @@ def webhook(config: NotifyConfig) -> str | None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, *_: object) -> None:
         return None  # the address is a secret between two: it goes nowhere else
 
 
@@ -161,7 +162,7 @@ def _post(url: str, body: str, timeout_s: float) -> None:
         pass
 
 
-def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
+def _config(flow: Flow[..., object], run: FlowRun) -> NotifyConfig | None:
     """`guard.notify` of the run's configuration, where it names somebody.
 
     The configuration is an object in the run's own process and plain data in the worker's. A
@@ -178,7 +179,7 @@ def _config(flow: Flow[..., Any], run: FlowRun) -> NotifyConfig | None:
     return notify if notify.command or notify.webhook_env or notify.webhook_block else None
 
 
-def _of_forms(flow: Flow[..., Any], parameters: dict[str, Any]) -> PipelineConfig | None:
+def _of_forms(flow: Flow[..., object], parameters: Json) -> PipelineConfig | None:
     from flows.forms import ADVANCED, AdvancedForm, Form, RunForm, configuration
 
     given = flow.validate_parameters(parameters)
@@ -194,5 +195,5 @@ def _of_forms(flow: Flow[..., Any], parameters: dict[str, Any]) -> PipelineConfi
     return None
 
 
-NOTICES: dict[str, Any] = {"on_failure": [tell], "on_crashed": [tell], "on_cancellation": [tell]}
+NOTICES: Json = {"on_failure": [tell], "on_crashed": [tell], "on_cancellation": [tell]}
 """Of every flow of the line."""

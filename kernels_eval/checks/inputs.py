@@ -32,7 +32,7 @@ from kernels_eval.checks.trials import (
     InputPlan,
     ModelSpec,
 )
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, stable_hash
 
 PERMUTED = "permuted"
 """Not a distribution: the elements of floating arguments in another order, which keeps labels,
@@ -49,7 +49,7 @@ PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloa
 """What the constant `PRECISION` of a task's module casts floating inputs and parameters to, as
 KernelBench's option of that name does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
 `model.to(dtype=precision)`)."""
-Arguments = tuple[list[Any], dict[str, Any]]
+Arguments = tuple[list[Any], Json]
 """What a constructor is called with."""
 SMALL = 2.0**-9
 """The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that

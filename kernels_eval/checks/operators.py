@@ -14,22 +14,22 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd.profiler_util import FunctionEvent
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.checks.cubins import plain_name
 from kernels_eval.checks.linked import NO_COMPUTE
-from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.channel import Answer, Message
 
-Function = Callable[..., Any]
-Values = tuple[Any, ...]
-Named = dict[str, Any] | None
+Function = Callable[..., object]
+Values = tuple[object, ...]
+Named = dict[str, object] | None
 NOT_NAMED = frozenset(
     """view reshape transpose permute expand expand_as unsqueeze squeeze flatten contiguous clone
     detach to t size dim numel stride shape device dtype is_contiguous split chunk unbind
@@ -81,14 +81,14 @@ def traced_operators(run: Callable[[], object]) -> set[str]:
     """The same, without repetitions, by a record that also has what no dispatch mode sees: other
     threads, what runs below a guard, and what another operator's kernel calls. It takes most of a
     millisecond a call."""
-    nodes: list[Message] = []
+    nodes: list[Answer] = []
     with _recorded(nodes):
         run()
     return _outermost(nodes)
 
 
 @contextmanager
-def _recorded(nodes: list[Message]) -> Iterator[None]:
+def _recorded(nodes: list[Answer]) -> Iterator[None]:
     """Meanwhile, record what the dispatcher calls in any thread, by PyTorch's execution trace.
     Adds it to `nodes` in the end; nothing where that fails."""
     with tempfile.TemporaryDirectory() as folder:
@@ -104,7 +104,7 @@ def _recorded(nodes: list[Message]) -> Iterator[None]:
             nodes += json.loads(trace.read_bytes())["nodes"]
 
 
-def _outermost(nodes: list[Message]) -> set[str]:
+def _outermost(nodes: list[Answer]) -> set[str]:
     """The compute operators among recorded calls that no other of them called."""
     above = {node["id"]: node["ctrl_deps"] for node in nodes}
     computing = {node["id"]: node["name"] for node in nodes if _computes(node)}
@@ -120,7 +120,7 @@ def _outermost(nodes: list[Message]) -> set[str]:
     return {name.replace("::", ".") for node, name in computing.items() if node not in inner}
 
 
-def _computes(node: Message) -> bool:
+def _computes(node: Answer) -> bool:
     """Is this a call of an aten operator that computes, and is not composed of others?"""
     namespace, _, name = node["name"].partition("::")
     if namespace != "aten" or name in NO_COMPUTE or name.startswith("resolve_"):
@@ -153,7 +153,7 @@ CALL = "forward call "
 OWN = "kernel::"
 
 
-def recorded(name: str) -> Any:
+def recorded(name: str) -> AbstractContextManager[object]:
     """A context whose time is that of the program's own kernel of this name."""
     return torch.profiler.record_function(f"{OWN}{name}")
 
@@ -201,21 +201,21 @@ def _owned(times: Collection[str]) -> list[str]:
     return [name for name in times if name.startswith(OWN)]
 
 
-def _row(name: str, us: float, calls: int) -> Message:
+def _row(name: str, us: float, calls: int) -> Answer:
     return {"name": name, "us": us, "calls": calls}
 
 
-def _slowest(rows: list[Message]) -> list[Message]:
+def _slowest(rows: list[Answer]) -> list[Answer]:
     return sorted(rows, key=lambda row: -row["us"])[:MOST_OPERATORS]
 
 
-def _launched(seen: Any, own: set[str], calls: int) -> list[Message]:
+def _launched(seen: torch.profiler.profile, own: set[str], calls: int) -> list[Answer]:
     """The own kernels with the geometry of their longest launch, which only the trace holds."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(path))
         events = json.loads(path.read_text())["traceEvents"]
-    launches: dict[str, list[Any]] = {}
+    launches: dict[str, list[Answer]] = {}
     for event in events:
         name = plain_name(event.get("name", ""))
         if event.get("cat") == "kernel" and name in own:
@@ -238,7 +238,9 @@ def _launched(seen: Any, own: set[str], calls: int) -> list[Message]:
     return rows
 
 
-def _by_outermost(events: list[Any], clock: str, calls: int) -> dict[str, tuple[float, int]]:
+def _by_outermost(
+    events: list[FunctionEvent], clock: str, calls: int
+) -> dict[str, tuple[float, int]]:
     """Microseconds of each outermost operator in one forward call, the median over the calls, and
     how often one call calls it."""
     spent: dict[str, list[float]] = {}

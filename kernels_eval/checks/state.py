@@ -13,11 +13,10 @@ import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
-_WATCHED: Mapping[str, tuple[Any, str]] = {
+_WATCHED: Mapping[str, tuple[object, str]] = {
     "time": (
         time,
         "perf_counter perf_counter_ns time time_ns monotonic monotonic_ns process_time sleep",
@@ -89,7 +88,7 @@ def _replaced_operators() -> int:
     return sum(name.startswith(("aten/", "prims/", "prim/")) for name in names)
 
 
-def _is(now: Any, original: Any) -> bool:
+def _is(now: object, original: object) -> bool:
     return now is original or (type(now) is type(original) and now == original)
 
 

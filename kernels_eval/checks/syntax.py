@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import ast
 import gc
+import operator
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
 """What parsing raises: ValueError for NUL bytes and lone surrogates, the next two for what is
 nested too deep for Python itself."""
 ATTEMPTS = 20
+ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+"""What operators of small results do to numbers."""
 
 
 def parse_source(code: str) -> ast.Module:

@@ -83,7 +83,7 @@ def open_library(path: str, spec: Message) -> ModuleType | None:
     if not spec.get("python_module", True):
         torch.ops.load_library(path)
         return None
-    found = importlib.util.spec_from_file_location(spec["name"], path)
+    found = importlib.util.spec_from_file_location(str(spec["name"]), path)
     assert found and found.loader
     module = importlib.util.module_from_spec(found)
     found.loader.exec_module(module)

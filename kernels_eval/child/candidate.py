@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -41,7 +40,7 @@ from kernels_eval.child.model_runner import (
     now_ns,
     poison_allocations,
 )
-from kernels_eval.child.shared_memory import Memory, copied, write
+from kernels_eval.child.shared_memory import Handed, Memory, Where, copied, write
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.languages import Language
 from kernels_eval.records import Reason
@@ -66,9 +65,9 @@ class CandidateRole(ModelRunner):
         super().__init__(channel)
         self.libraries: dict[str, str] = {}
         self.previous: tuple[list[Tensor], list[Tensor]] = [], []
-        self.last_inputs: list[Any] = []
+        self.last_inputs: list[object] = []
         self.state: dict[str, str] = {}
-        self.sets: list[list[Any]] = []
+        self.sets: list[list[object]] = []
         self.launches: Launches | None = None
         self._backward_calls = 0
 
@@ -78,8 +77,8 @@ class CandidateRole(ModelRunner):
         self,
         path: str,
         spec: Message,
-        arguments: Message,
-        outputs: Message,
+        arguments: Handed,
+        outputs: Where,
         *,
         libraries: dict[str, str],
         language: str,
@@ -185,34 +184,34 @@ class CandidateRole(ModelRunner):
         if not forward:
             self._backward_calls += self._launched - before
 
-    def leaves(self, inputs: list[Any]) -> list[Tensor]:
+    def leaves(self, inputs: list[object]) -> list[Tensor]:
         """The output tensors of one call, once the device is done."""
         found, _ = flatten_outputs(self.forward(inputs))
         self.synchronise()
         return [leaf.detach() for leaf in found]
 
-    def do_rebuild(self, arguments: Message, seed: int | None = None) -> None:
+    def do_rebuild(self, arguments: Handed, seed: int | None = None) -> None:
         (self._arguments,) = self.unpacked(arguments)
         self.model = self.build(seed)
 
     # -- inputs ------------------------------------------------------------------------------------
 
-    def _receive(self, inputs: Message) -> None:
+    def _receive(self, inputs: Handed) -> None:
         """Copy sets of inputs out of the memory that comes with this message."""
         received = self.unpacked(inputs)
         self.sets = list(map(copied, received))
         self.synchronise()  # the memory may go
 
-    def fresh(self, index: int = 0) -> list[Any]:
+    def fresh(self, index: int = 0) -> list[object]:
         """One of the sets that were received, in storage of its own."""
-        made: list[Any] = copied(self.sets[index])
+        made: list[object] = copied(self.sets[index])
         return made
 
     # -- one compared call -------------------------------------------------------------------------
 
     def do_call(
         self,
-        inputs: Message,
+        inputs: Handed,
         in_place: bool,
         evaluate: bool,
         reruns: int,
@@ -261,7 +260,7 @@ class CandidateRole(ModelRunner):
         self.give_back_memory()
         return report
 
-    def _reuse_storage(self, inputs: list[Any]) -> None:
+    def _reuse_storage(self, inputs: list[object]) -> None:
         """Write these inputs over the storage of the last call's, where they have its form."""
         held = {x.untyped_storage().data_ptr() for x in self.last_inputs if isinstance(x, Tensor)}
         if any(leaf.untyped_storage().data_ptr() in held for leaf in self.previous[0]):
@@ -271,11 +270,13 @@ class CandidateRole(ModelRunner):
         if len(self.last_inputs) != len(inputs):
             return
         for index, (old, new) in enumerate(zip(self.last_inputs, inputs, strict=True)):
-            tensors = isinstance(old, Tensor) and isinstance(new, Tensor)
-            if tensors and (old.shape, old.dtype) == (new.shape, new.dtype):
-                inputs[index] = old.copy_(new)
+            if isinstance(old, Tensor) and isinstance(new, Tensor):
+                if (old.shape, old.dtype) == (new.shape, new.dtype):
+                    inputs[index] = old.copy_(new)
 
-    def _poisoned(self, inputs: list[Any], output_bytes: int, evaluate: bool) -> tuple[Any, float]:
+    def _poisoned(
+        self, inputs: list[object], output_bytes: int, evaluate: bool
+    ) -> tuple[object, float]:
         """One forward call with free memory filled with nonsense. Also returns the share of the
         call's time in which work was still going on after the current stream had been waited for (0
         on the CPU)."""
@@ -314,7 +315,7 @@ class CandidateRole(ModelRunner):
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_timing_inputs(self, inputs: Message) -> None:
+    def do_timing_inputs(self, inputs: Handed) -> None:
         """Sets of inputs that samples rotate over."""
         # the comparisons are over: their memory is needed
         self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
@@ -328,7 +329,7 @@ class CandidateRole(ModelRunner):
         """Settings that are no longer what they were before the candidate was loaded."""
         return {"changed": state.changes(self.state, state.snapshot(self.device))}
 
-    def do_operators(self, inputs: Message) -> Message:
+    def do_operators(self, inputs: Handed) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far."""
         self._receive(inputs)
         drawn = self.fresh()
@@ -344,7 +345,7 @@ class CandidateRole(ModelRunner):
         seen = {"operators": sorted(operators)[:64], "custom": list(names)[:32]}
         return seen | {"off_stream": off_stream}
 
-    def do_share(self, inputs: Message) -> Message:
+    def do_share(self, inputs: Handed) -> Message:
         """Share of a forward call's time that is spent in custom kernels: the median of five calls,
         or of fewer slow ones."""
         self._receive(inputs)
@@ -368,7 +369,7 @@ class CandidateRole(ModelRunner):
         else:
             self.tracer.around = self.tracer.timed if on else None
 
-    def do_ornamental(self, inputs: Message) -> Message:
+    def do_ornamental(self, inputs: Handed) -> Message:
         """Does the output stay the same when what the kernels wrote is replaced? Then they are an
         ornament.
 

@@ -100,7 +100,7 @@ class Capture:
 
     def _record(self, spec: Message) -> ModuleType:
         self.specs.append(spec)
-        return _Stub(spec["name"])
+        return _Stub(str(spec["name"]))
 
 
 class _Stub(ModuleType):

@@ -32,7 +32,7 @@ from kernels_eval.checks.inputs import (
     squeezed,
 )
 from kernels_eval.checks.trials import Gradients, ModelSpec
-from kernels_eval.child.shared_memory import Memory, mapped, unpack, write
+from kernels_eval.child.shared_memory import Handed, Memory, Where, mapped, unpack, write
 from kernels_eval.isolation.channel import Channel, Message
 
 now_ns = time.perf_counter_ns
@@ -195,7 +195,7 @@ class ModelRunner:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return mapped(self.channel.descriptors.pop(0), on_device=on_device, size=size)
 
-    def do_run_unseen(self, inputs: Message, outputs: Message) -> Message:
+    def do_run_unseen(self, inputs: Handed, outputs: Where) -> Message:
         """Call the model on inputs that no process but the reference's has seen before, and put
         the bytes of all outputs into shared memory once all calls are made.
 
@@ -220,10 +220,10 @@ class ModelRunner:
         self.synchronise()
         return {"forms": described_forms, "custom_calls": self.worked - counted}
 
-    def unpacked(self, inputs: Message) -> list[Any]:
+    def unpacked(self, inputs: Handed) -> list[Any]:
         """Sets of inputs in the memory that comes with this message."""
-        how = {name: inputs.pop(name) for name in ("packed", "count", "stride")}
-        return unpack(how.pop("packed"), self.memory(**inputs), **how)
+        memory = self.memory(on_device=inputs["on_device"], size=inputs["size"])
+        return unpack(inputs["packed"], memory, inputs["count"], inputs["stride"])
 
     # -- timing ------------------------------------------------------------------------------------
 

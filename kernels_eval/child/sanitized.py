@@ -22,7 +22,7 @@ from kernels_eval.checks.trials import DECLARED, ModelSpec
 from kernels_eval.child.build_interception import intercept, open_library
 from kernels_eval.child.kernel_tracer import KernelTracer
 from kernels_eval.isolation import confinement, landlock
-from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.channel import Answer, Message
 from kernels_eval.languages import Language
 
 CALLS = 2
@@ -45,7 +45,7 @@ def do_run(program: list[str], environment: dict[str, str]) -> Message:
     return {"said": path.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace")}
 
 
-def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[], object]:
+def replayed(asked: Answer, tracer: KernelTracer | None = None) -> Callable[[], object]:
     """Load the candidate: its forward call on the task's declared inputs. A `tracer` watches its
     kernels. Raises what the candidate raises."""
     spec = ModelSpec.model_validate(asked["spec"] | {"entry_point": "ModelNew", "seed": 0})
@@ -72,9 +72,9 @@ def replayed(asked: Message, tracer: KernelTracer | None = None) -> Callable[[],
     return forward
 
 
-def confined(request: str) -> Message:
+def confined(request: str) -> Answer:
     """What the request asks; this process is confined from here on."""
-    asked: Message = json.loads(Path(request).read_text("utf-8"))
+    asked: Answer = json.loads(Path(request).read_text("utf-8"))
     if landlock.abi():
         around = {"scratch": str(Path(request).parent), "readable": asked["readable"]}
         trees = [*confinement.readable(), *asked.get("tools", ())]

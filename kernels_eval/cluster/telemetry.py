@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.channel import Answer
 from kernels_eval.records import Verdict
 
 BUILDERS, DEVICES = "builders", "devices"
@@ -58,7 +58,7 @@ class Telemetry:
         for name, seconds in verdict.phases or ():
             self._sums[name] += seconds
 
-    def summary(self) -> Message:
+    def summary(self) -> Answer:
         """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time
         since the first finished build.
 

@@ -9,7 +9,6 @@ distributed as the task's own, which SOL-ExecBench's are.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from kernels_eval.checks.trials import ArgumentForm, Interface
 from kernels_eval.interchange import rendered
@@ -92,7 +91,7 @@ def solution_of(
     )
 
 
-def written(record: Definition | Workload | Solution, suite: Suite) -> dict[str, Any]:
+def written(record: Definition | Workload | Solution, suite: Suite) -> dict[str, object]:
     """A record as the suite's own file holds it."""
     row = record.model_dump(mode="json", exclude_unset=True)
     if isinstance(record, Solution):

@@ -15,12 +15,13 @@ import json
 import operator
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, NonNegativeInt, field_validator
+from pydantic import AliasChoices, Field, NonNegativeInt, field_validator
 
+from kernels_eval.checks.syntax import ARITHMETIC
 from kernels_eval.interchange import rendered
 from kernels_eval.records import KernelTask, Language, Record, stable_hash
 from kernels_eval.tables import table_beside
@@ -37,10 +38,8 @@ MOST_DIGITS = 18
 """Of a size that an expression gives."""
 
 
-class Finite(Record):
+class Finite(Record, allow_inf_nan=False):
     """A record without NaN and infinities."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
 
 
 class Axis(Finite):
@@ -194,15 +193,7 @@ def _size(axis: str, sizes: Mapping[str, int]) -> int:
     return sizes[axis]
 
 
-_OPERATORS: dict[type[ast.operator], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
+_OPERATORS = ARITHMETIC | {ast.Pow: operator.pow}
 
 
 def _evaluated(expression: str, sizes: Mapping[str, int]) -> int:

@@ -40,7 +40,7 @@ _reference = importlib.import_module(".reference", __name__)
 _Reference: Any = getattr(_reference, certificate["entry_point"])
 
 
-def _arguments() -> tuple[list[Any], dict[str, Any]]:
+def _arguments() -> tuple[list[object], dict[str, object]]:
     made = _reference.get_init_inputs()
     return (made[0], made[1]) if certificate["init_form"] == "args_kwargs" else (list(made), {})
 
@@ -49,7 +49,7 @@ def _arguments() -> tuple[list[Any], dict[str, Any]]:
 def _libraries() -> Iterator[None]:
     """Give the kernel's module the libraries beside it for those that it asks to build."""
 
-    def provided(name: str, *_: object, **options: Any) -> ModuleType | None:
+    def provided(name: str, *_: object, **options: object) -> ModuleType | None:
         path = str(HERE / f"{name}.so")
         if not options.get("is_python_module", True):
             torch.ops.load_library(path)
@@ -217,7 +217,7 @@ class Model(_Reference):
     """The task's module: the kernel where it was verified, the reference elsewhere. Without
     arguments it is constructed with those of the task."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         verified = _arguments()
         if not args and not kwargs:
             args, kwargs = tuple(verified[0]), verified[1]
@@ -229,7 +229,7 @@ class Model(_Reference):
         other = "" if same else "the constructor's arguments are not those that were verified"
         self._never, self._devices = fallback_reason() or other, _devices()
 
-    def fallback_reason(self, *inputs: Any) -> str:
+    def fallback_reason(self, *inputs: object) -> str:
         """Why a call with these inputs runs the reference; empty where it runs the kernel."""
         if self._never or len(inputs) != len(_INPUTS):
             return self._never or "another number of inputs was verified"
@@ -249,11 +249,11 @@ class Model(_Reference):
             return "only training mode was verified"
         return ""
 
-    def _tensors(self, inputs: tuple[Any, ...]) -> list[torch.Tensor]:
+    def _tensors(self, inputs: tuple[object, ...]) -> list[torch.Tensor]:
         given = [x for x in inputs if isinstance(x, torch.Tensor)]
         return [*given, *(tensor for _, tensor in _state_of(self))]
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: object, **named: object) -> object:
         if named or _transformed() or self.fallback_reason(*inputs):
             return super().forward(*inputs, **named)
         found = _operator(self._tensors(inputs))

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from kernels_eval.records import Status, Verdict
+from kernels_eval.records import Row, Status, Verdict
 
 RESULTS, CONFIG = "eval_results.json", "generation_config.yaml"
 SAMPLE = "level_{level}_problem_{problem}_sample_{sample}_kernel.py"
@@ -20,7 +19,7 @@ TASK_ID = re.compile(r"kernelbench/L(?P<level>\d+)/(?P<problem>\d+)")
 _NOT_COMPILED = (Status.COMPILE_ERROR, Status.NO_CODE)
 
 
-def entry_of(verdict: Verdict, sample: int) -> dict[str, Any]:
+def entry_of(verdict: Verdict, sample: int) -> dict[str, object]:
     """A verdict as an entry of `eval_results.json`; times in milliseconds, as KernelBench's own."""
     timing = verdict.timing
     return {
@@ -42,7 +41,7 @@ def entry_of(verdict: Verdict, sample: int) -> dict[str, Any]:
     }
 
 
-def verdict_rows(results: Mapping[str, Any], level: int) -> Iterator[dict[str, Any]]:
+def verdict_rows(results: Mapping[str, object], level: int) -> Iterator[dict[str, object]]:
     """Rows of `eval_results.json`, as tables of verdicts have them. Raises ValueError for another
     form."""
     for problem, held in results.items():
@@ -68,7 +67,7 @@ def verdict_rows(results: Mapping[str, Any], level: int) -> Iterator[dict[str, A
             }
 
 
-def _status(entry: Mapping[str, Any], told: Mapping[str, Any]) -> Status:
+def _status(entry: Row, told: Row) -> Status:
     if told.get("concur_status") in set(Status):
         return Status(told["concur_status"])
     if not entry["compiled"]:

@@ -21,9 +21,8 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.build.extensions import Attempt, Builder
 from kernels_eval.build.spec import ExtensionSpec
@@ -58,7 +57,7 @@ def export_package(
     config: EvalConfig | None = None,
     name: str | None = None,
     license: str = "unknown",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Verify a candidate and write its package; returns a summary. Raises UsageError for a kernel
     that is not correct here, and a task that a guard cannot stand before; DeviceError and other
     EvalErrors as the evaluator does."""
@@ -105,7 +104,7 @@ def _fill(
     module: str,
     task: KernelTask,
     candidate: Candidate,
-    certificate: dict[str, Any],
+    certificate: Mapping[str, object],
     known: dict[str, str],
 ) -> None:
     """What stands beside the libraries: programs, guard, certificate and metadata."""
@@ -167,7 +166,7 @@ def _shipped(builder: Builder, spec: ExtensionSpec, work: str) -> str:
     return made.path
 
 
-def _built_for(language: Language, specs: Sequence[ExtensionSpec]) -> dict[str, Any]:
+def _built_for(language: Language, specs: Sequence[ExtensionSpec]) -> dict[str, object]:
     """What a process must be to run the kernel; None where it may be any."""
     from torch import __version__ as torch
 
@@ -199,7 +198,7 @@ def _variant(language: Language) -> str:
     return f"torch{major}{minor}-cxx11-{backend}-{platform.machine()}-{sys.platform}"
 
 
-def _metadata(language: Language, folder: Path) -> dict[str, Any]:
+def _metadata(language: Language, folder: Path) -> dict[str, object]:
     digests = {
         path.relative_to(folder).as_posix(): base64.b64encode(_sha256(path)).decode()
         for path in _files(folder)
@@ -213,10 +212,10 @@ def _metadata(language: Language, folder: Path) -> dict[str, Any]:
     }
 
 
-def _forms(interface: Interface) -> dict[str, Any]:
+def _forms(interface: Interface) -> dict[str, object]:
     """The interface as the guard reads it: a tensor has no value, and what is none has no dtype."""
 
-    def rows(forms: Iterable[ArgumentForm]) -> list[dict[str, Any]]:
+    def rows(forms: Iterable[ArgumentForm]) -> list[dict[str, object]]:
         parts = ({"value"} if form.dtype else {"shape", "stride", "dtype"} for form in forms)
         return [form.model_dump(exclude=part) for form, part in zip(forms, parts, strict=True)]
 

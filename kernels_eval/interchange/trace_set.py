@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -23,7 +23,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.interchange.definitions import file_name, written
 from kernels_eval.interchange.flashinfer import Definition, Solution, Suite, Workload
 from kernels_eval.interchange.traces import verdict_row
-from kernels_eval.records import KernelTask, Record
+from kernels_eval.records import Json, KernelTask, Record
 from kernels_eval.tables import table_beside
 
 Kind = TypeVar("Kind", bound=Record)
@@ -52,7 +52,7 @@ class TraceSet:
         self.definitions: dict[str, Definition] = {}
         self.solutions: dict[str, Solution] = {}
         self.workloads: dict[str, dict[str, Workload]] = {}
-        self.traces: list[dict[str, Any]] = []
+        self.traces: list[Json] = []
         self.left_out: Counter[str] = Counter()
         """How often something could not be taken over, by why."""
         if root:
@@ -84,7 +84,7 @@ class TraceSet:
         except ValueError as error:
             self.left_out[str(error)] += 1
 
-    def _line(self, row: dict[str, Any], where: str, near: str | None) -> None:
+    def _line(self, row: Json, where: str, near: str | None) -> None:
         """A trace, or a workload of the definition beside it."""
         held = row.get("workload") if "definition" in row else row
         workload = record_of(Workload, held, where)
@@ -102,7 +102,7 @@ class TraceSet:
         definition: Definition,
         workload: Workload,
         solution: Solution,
-        evaluation: dict[str, Any],
+        evaluation: dict[str, object],
     ) -> None:
         """One trace with what it is of; a definition or solution of a known name is that one."""
         self.definitions.setdefault(definition.name, definition)
@@ -115,7 +115,7 @@ class TraceSet:
     def write(self, root: Path, suite: Suite) -> None:
         """Files in the suite's own layout, under a new folder."""
 
-        def put(kind: str, rows: list[Any], *names: str, indent: int | None = None) -> None:
+        def put(kind: str, rows: Iterable[object], *names: str, indent: int | None = None) -> None:
             path = root / LAYOUTS[suite][kind].format(*map(file_name, names))
             path.parent.mkdir(parents=True, exist_ok=True)
             text = "".join(json.dumps(row, indent=indent) + "\n" for row in rows)
@@ -147,7 +147,7 @@ class TraceSet:
             return definition.task(self.workloads[definition.name][identity], self.root)
         return None
 
-    def candidates(self) -> Iterator[dict[str, Any]]:
+    def candidates(self) -> Iterator[dict[str, object]]:
         """One row a solution and workload, as tables of candidates have them."""
         for solution in self.solutions.values():
             with self.counted():
@@ -165,7 +165,7 @@ class TraceSet:
                             "generator": solution.author,
                         }
 
-    def verdicts(self) -> Iterator[dict[str, Any]]:
+    def verdicts(self) -> Iterator[dict[str, object]]:
         """One row a trace, as tables of verdicts have them; tasks that cannot be drawn have the
         name of their workload."""
         for trace in self.traces:
@@ -180,7 +180,7 @@ class TraceSet:
             }
 
 
-def _object(text: bytes, where: str) -> dict[str, Any]:
+def _object(text: bytes, where: str) -> Json:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

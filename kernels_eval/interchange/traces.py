@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from kernels_eval.interchange.flashinfer import Suite
-from kernels_eval.records import Reason, Status, Verdict
+from kernels_eval.records import Reason, Row, Status, Verdict
 from kernels_eval.tables import table_beside
 
 _STATUSES, _ONLY_OF_SOL, _TIMES = table_beside(__file__).values()
@@ -21,7 +20,7 @@ _SAID = re.compile(r"(\w+) \((\w+)\)")
 
 def evaluation_of(
     verdict: Verdict, suite: Suite, timestamp: str, libs: Mapping[str, str]
-) -> dict[str, Any] | None:
+) -> dict[str, object] | None:
     """A verdict as their Evaluation, whose log begins with the verdict in words. None where the
     suite has no status for it, and for a correct kernel that was not timed."""
     status = _STATUSES.get(verdict.reason, _STATUSES.get(verdict.status))
@@ -49,7 +48,7 @@ def evaluation_of(
     }
 
 
-def verdict_row(evaluation: Mapping[str, Any]) -> dict[str, Any]:
+def verdict_row(evaluation: Row) -> dict[str, object]:
     """What an Evaluation says, as columns of a verdict: `status`, `reason` (null where another
     harness judged), `outputs_match`, `timing` (without intervals), `device`, `detail`. Raises
     ValueError for a status that neither suite has."""

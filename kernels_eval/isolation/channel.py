@@ -17,8 +17,10 @@ SEND_S = 30
 PREFIX = struct.Struct("!I")
 Fds = tuple[int, ...]
 """Descriptors that go along with a message."""
-Message = dict[str, Any]
+Message = dict[str, object]
 """One record as JSON has it."""
+Answer = dict[str, Any]
+"""A record that a trusted process has sent, read as what it is meant to be."""
 
 
 class ChannelClosed(Exception):
@@ -79,7 +81,7 @@ class Channel:
             raise ChannelClosed(f"not JSON: {str(error)[:200]}") from error
         return found
 
-    def receive_record(self, timeout: float | None = None) -> Message:
+    def receive_record(self, timeout: float | None = None) -> Answer:
         """The same from a trusted sender, who sends nothing but records."""
         found = self.receive(timeout)
         if not isinstance(found, dict):

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kernels_eval.isolation import landlock, namespaces, seccomp
-from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.channel import Answer
 from kernels_eval.isolation.layers import prefer_as_victim
 from kernels_eval.isolation.syscalls import PR_SET_NO_NEW_PRIVS, PR_SET_PDEATHSIG, prctl
 from kernels_eval.languages import Language
@@ -63,7 +63,7 @@ def enter_namespaces(layers: Collection[str]) -> None:
 
 
 def confine(
-    message: Message, layers: Collection[str], read: Collection[str], keep: set[int]
+    message: Answer, layers: Collection[str], read: Collection[str], keep: set[int]
 ) -> None:
     """Give up every right except what `message` (the spawn request) grants. `read` is `readable()`,
     found before the fork."""
@@ -120,7 +120,7 @@ def _close_others(keep: set[int]) -> None:
 
 
 def _give_up_rights(
-    message: Message, layers: Collection[str], read: Collection[str], work: str
+    message: Answer, layers: Collection[str], read: Collection[str], work: str
 ) -> None:
     if "oom_first" in layers:
         prefer_as_victim()
@@ -149,13 +149,13 @@ def _devices() -> list[str]:
     return [path for pattern in DEVICES for path in glob.glob(pattern)]
 
 
-def _may_share(message: Message) -> bool:
+def _may_share(message: Answer) -> bool:
     """Whether it may make memory that is in no process's resident set, and so is not counted: ours
     may, and CUDA does as it likes."""
     return message.get("spawn") not in ("candidate", "capture") or bool(_devices())
 
 
-def restrict_files(message: Message, work: str, read: Collection[str]) -> None:
+def restrict_files(message: Answer, work: str, read: Collection[str]) -> None:
     """Landlock for a process that works in `work`. `message` names its `scratch`, and what it may
     open besides (`readable`)."""
     both = landlock.READ_FILE | landlock.WRITE_FILE

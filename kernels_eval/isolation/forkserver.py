@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from kernels_eval.isolation import confinement, layers, process_tree
-from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
+from kernels_eval.isolation.channel import Answer, Channel, ChannelClosed, Message
 from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 REAP_S = 1.0
@@ -80,7 +80,7 @@ class Server:
             except (OSError, ChannelClosed):
                 return
 
-    def spawn(self, message: Message, fds: list[int]) -> int:
+    def spawn(self, message: Answer, fds: list[int]) -> int:
         server = os.getpid()
         pid = _forked(lambda: self._keep(message, fds, server))
         for descriptor in fds:
@@ -127,7 +127,7 @@ class Server:
                 _end_family(pid)
                 os.waitpid(pid, 0)
 
-    def _keep(self, message: Message, fds: list[int], server: int) -> None:
+    def _keep(self, message: Answer, fds: list[int], server: int) -> None:
         """The keeper's work. Does not return."""
         command, log = fds
         self.channel.close()
@@ -142,7 +142,7 @@ class Server:
         os.close(command)
         _mirror(inner, server, adopts="namespace:pid" not in self.layers)
 
-    def _serve(self, message: Message, command: int) -> None:
+    def _serve(self, message: Answer, command: int) -> None:
         """The inner process's work."""
         keep = {0, 1, 2, command}
         confinement.confine(message, self.layers, self.readable, keep)

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import psutil
 
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Record
 
 KILL_S = 5.0
@@ -134,10 +135,8 @@ def children(pid: int) -> list[int]:
 
 
 def _children_by_parent() -> dict[int, list[int]]:
-    table: dict[int, list[int]] = {}
-    for process in psutil.process_iter(["ppid"]):
-        table.setdefault(process.info["ppid"] or 0, []).append(process.pid)
-    return table
+    processes = psutil.process_iter(["ppid"])
+    return grouped((process.info["ppid"] or 0, process.pid) for process in processes)
 
 
 def members(leaders: Iterable[Identity], marks: Mapping[str, str] = NO_MARKS) -> list[Identity]:

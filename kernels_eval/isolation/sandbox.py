@@ -30,7 +30,14 @@ from kernels_eval.build.toolchain import default_cache, places_of
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError
 from kernels_eval.isolation import machine, process_tree
-from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout, Fds, Message
+from kernels_eval.isolation.channel import (
+    Answer,
+    Channel,
+    ChannelClosed,
+    ChannelTimeout,
+    Fds,
+    Message,
+)
 from kernels_eval.isolation.confinement import SCRATCH_FILES
 from kernels_eval.isolation.layers import left_out
 from kernels_eval.records import Reason
@@ -109,13 +116,13 @@ class Child:
 
     def request(
         self, command: str, fds: Fds = (), /, *, timeout: float, **arguments: object
-    ) -> Message:
+    ) -> Answer:
         """Send a command, with descriptors that stay the caller's, and wait for its answer. Raises
         ChildFailure (timeout reasons are the caller's to rename), KilledError, and SandboxError
         where the fork server is gone, which takes its children along."""
         return self.resume({"command": command, **arguments}, timeout, fds)
 
-    def resume(self, message: Message, timeout: float, fds: Fds = ()) -> Message:
+    def resume(self, message: Message, timeout: float, fds: Fds = ()) -> Answer:
         """Send any message (an answer the child waits for) and wait for what it says next. Raises
         as `request` does."""
         self.begin(message, fds)
@@ -126,7 +133,7 @@ class Child:
         does."""
         if self.dead:
             raise self.dead
-        command = message.get("command", "load")
+        command = str(message.get("command", "load"))
         if self.channel.pending():  # it would be taken for the answer to another question
             detail = f"the process answered before it was asked ({command!r})"
             raise self._fail(Reason.EXITED_EARLY, detail)
@@ -136,7 +143,7 @@ class Child:
             raise self._post_mortem(str(error)) from None
         self.owed = command
 
-    def finish(self, timeout: float) -> Message:
+    def finish(self, timeout: float) -> Answer:
         """The answer to what was begun, within `timeout` seconds from now. Raises as `request`
         does."""
         if self.dead:
@@ -398,7 +405,7 @@ class ForkServer:
             self.close()
             return End()
 
-    def _ask(self, message: Message, fds: Fds = ()) -> Message:
+    def _ask(self, message: Message, fds: Fds = ()) -> Answer:
         with self._asking:
             self.channel.send(message, fds)
             return self.channel.receive_record(ANSWER_S)

@@ -14,7 +14,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kernels_eval.errors import UsageError
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 BUILT_IN = ("cuda", "triton", "cpp", "cute", "tilelang", "cutile")
 """Modules of this package, each with its `LANGUAGE`, in the order in which languages are listed."""
 GROUP = "concur.languages"
-Values = tuple[Any, ...]
-Named = dict[str, Any] | None
+Values = tuple[object, ...]
+Named = dict[str, object] | None
 
 
 class Tracer(Protocol):
@@ -124,7 +124,7 @@ class Language(str, metaclass=_Registry):
         told = ", ".join(f"{name} {at or 'not installed'}" for name, at in found.items())
         return told or "needs no package", "" if all(found.values()) else self.install
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Language, (str(self),)
 
     @classmethod
@@ -137,7 +137,7 @@ class Language(str, metaclass=_Registry):
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, object]:
         return {"type": "string", "enum": [str(each) for each in Language], "title": "Language"}
 
 

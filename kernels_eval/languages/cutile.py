@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from kernels_eval.languages import Language, Tracer
+from kernels_eval.languages import Language, Tracer, Values
 
 EXAMPLE = """\
 import cuda.tile as ct
@@ -59,7 +58,9 @@ class CuTile(Language):
 
         original = cuda.tile.launch
 
-        def launch(stream: Any, grid: Any, kernel: Any, arguments: Any, /, **options: Any) -> None:
+        def launch(
+            stream: object, grid: object, kernel: object, arguments: Values, /, **options: object
+        ) -> None:
             function = getattr(getattr(kernel, "_annotated_function", None), "pyfunc", kernel)
             name = str(getattr(function, "__name__", "cutile kernel"))
 

@@ -63,7 +63,7 @@ def compare_outputs(process: CandidateProcess) -> None:
         raise Stop(Reason.WRONG_OUTPUT, draft.approximation.replace("within", "beyond"))
     formula = process.config.correctness.formula
     if draft.approximation and formula == "flag":
-        draft.flags.append("approximation")
+        draft.flags.append(Reason.APPROXIMATION.value)
     draft.outputs_match = not draft.approximation or formula != "require"
     if any(call.expanded for call in process.calls):
         draft.flags.append("expanded_output")
@@ -140,7 +140,7 @@ def compare_other_shapes(process: CandidateProcess) -> None:
                 f"right for the declared shape only: {outcome} on {trial.name}: {detail}",
             )
         else:
-            flags.append("shape_specialised")
+            flags.append(Reason.SHAPE_SPECIALISED.value)
 
 
 def compare_non_finite(process: CandidateProcess) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, FailFast, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, FailFast, Field, ValidationError, field_validator
 
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.records import (
@@ -94,11 +94,9 @@ def _few(value: object) -> object:
     return dict(list(value.items())[:64]) if isinstance(value, dict) else value
 
 
-class Report(Record):
+class Report(Record, extra="ignore", strict=True):
     """Base of what a candidate's process reports. Unknown fields are ignored, types are strict, and
     everything has bounds: no answer can overflow an arithmetic or hold the parent up."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class ErrorReport(Report):

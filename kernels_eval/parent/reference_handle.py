@@ -12,8 +12,7 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from pydantic import ValidationError
 
@@ -31,7 +30,7 @@ from kernels_eval.checks.trials import (
 )
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation import machine
-from kernels_eval.isolation.channel import Fds, Message
+from kernels_eval.isolation.channel import Answer, Fds, Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.messages import LOG_BYTES, R, Stop, one_line
 from kernels_eval.records import KernelTask, Reason
@@ -79,7 +78,7 @@ class ReferenceProcess:
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
-        self._asked: dict[str, Any] = {}
+        self._asked: dict[str, object] = {}
         self.child = self._started()
 
     def _started(self) -> Child:
@@ -106,7 +105,7 @@ class ReferenceProcess:
                 self.failure = stop
                 raise
 
-    def ask(self, command: str, fds: Fds = (), /, **arguments: object) -> Message:
+    def ask(self, command: str, fds: Fds = (), /, **arguments: object) -> Answer:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
         limit = self.config.limits.reference_s
         try:
@@ -419,7 +418,7 @@ class ReferenceProcess:
         return self._handed_over("arguments", self.loaded.argument_bytes, False, asked)
 
     def _handed_over(
-        self, command: str, size: int, on_device: bool, asked: Message, use: str = ""
+        self, command: str, size: int, on_device: bool, asked: Mapping[str, object], use: str = ""
     ) -> tuple[Message, int]:
         """New shared memory, filled by a command: what is said of it, and its descriptor. Where a
         device's cannot be had, it is the host's, and everything crosses the bus."""

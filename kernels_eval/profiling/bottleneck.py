@@ -78,13 +78,9 @@ SHOWN = ("sm_share", "memory_share", "occupancy", "memory_speed_of_light", "comp
 """What the last rule shows."""
 
 
-def find_bottleneck(profile: KernelProfile) -> Finding:
-    """The first finding. Raises ValueError for a candidate that could not be profiled."""
-    return next(findings(profile))
-
-
 def findings(profile: KernelProfile) -> Iterator[Finding]:
-    """All findings, the most decisive first. Raises as `find_bottleneck` does."""
+    """All findings, the most decisive first. Raises ValueError for a candidate that could not be
+    profiled."""
     if profile.problem is not None:
         raise ValueError(f"{profile.candidate_id} has no profile: {profile.problem}")
     numbers = numbers_of(profile)

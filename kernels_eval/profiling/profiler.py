@@ -13,7 +13,6 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -23,7 +22,7 @@ from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import conditions
 from kernels_eval.errors import KilledError
-from kernels_eval.isolation.channel import Message
+from kernels_eval.isolation.channel import Answer, Message
 from kernels_eval.isolation.sandbox import Child, ChildFailure
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.profiling import ncu
@@ -80,10 +79,11 @@ class Profiler(Preparer):
         its task computes and moves at least, `reference` the reference's times by operator. Raises
         EvalError only where the machine fails."""
         timing = verdict.timing
-        known: dict[str, Any] = {
+        device = verdict.device or conditions(candidate.language).device
+        known: Message = {
             "candidate_id": candidate.candidate_id,
             "task_id": task.task_id,
-            "device": verdict.device or conditions(candidate.language).device,
+            "device": device,
             "reference_ms": timing.reference_ms if timing else None,
             "candidate_ms": timing.candidate_ms if timing else None,
             "flops": flops,
@@ -91,7 +91,7 @@ class Profiler(Preparer):
             "reference_operators": reference,
         }
         try:
-            known |= self.peaks(known["device"], verdict.precision_class or "fp32", bytes_min)
+            known |= self.peaks(device, verdict.precision_class or "fp32", bytes_min)
             known |= self._seen(task, candidate)
             return KernelProfile.model_validate(known | {"counters": self.counters})
         except (NotProfiled, ValidationError) as error:
@@ -174,7 +174,7 @@ class Profiler(Preparer):
             run = {"program": [*under, *program], "environment": ncu.ENVIRONMENT}
             return str(self._asked(child, "run", run).get("said"))
 
-    def _asked(self, child: Child, command: str, arguments: Message) -> Message:
+    def _asked(self, child: Child, command: str, arguments: Mapping[str, object]) -> Answer:
         try:
             answer = child.request(command, timeout=self.timeout_s, **arguments)
         except (ChildFailure, KilledError) as failure:

@@ -397,7 +397,7 @@ class Reference(TaskRunner):
         # under a drawn distribution a task may give infinities now and then: no judge of others
         chosen = [x for x in chosen if distributions[x] == DECLARED or self._is_finite(x)]
         how, memory = self.drawn
-        sets = unpack(how["packed"], memory, how["count"], how["stride"])
+        sets = unpack(memory=memory, **how)
         found = []
         for index in chosen:
             inputs = self.inputs(seeds[index], distributions[index])

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels_eval.checks.operators import Named, Values
-from kernels_eval.reference.operator_costs import NORMALISATIONS, operator_name
+from kernels_eval.checks.operators import Named
+from kernels_eval.reference.operator_costs import NORMALISATIONS, Values, operator_name
 
 LONG, MOST_TERMS = 128, 1 << 24
 """Shorter sums err by less than any gate; of longer ones so many terms are added."""

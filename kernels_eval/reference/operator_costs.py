@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,9 +21,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from kernels_eval.checks.operators import Values
-from kernels_eval.isolation.channel import Message
-
+Values = tuple[Any, ...]
+"""An operator's arguments: what its schema says."""
 Cost = Callable[[Values, Tensor], int]
 
 MOVES = frozenset(
@@ -104,7 +104,7 @@ def operator_name(function: OpOverload) -> str:
     return str(function._schema.name).split("::")[-1].removesuffix("_")
 
 
-def flops_of(function: OpOverload, args: Values, kwargs: Message, out: object) -> int | None:
+def flops_of(function: OpOverload, args: Values, kwargs: dict[str, Any], out: object) -> int | None:
     """Floating-point operations of one call with these arguments and results (tensors of any
     device). None where no rule covers it."""
     name = operator_name(function)

@@ -36,7 +36,7 @@ from kernels_eval.child.model_runner import (
     described,
     now_ns,
 )
-from kernels_eval.child.shared_memory import ALIGNMENT, DeviceMemory, Memory, pack, write
+from kernels_eval.child.shared_memory import ALIGNMENT, DeviceMemory, Memory, Packs, pack, write
 from kernels_eval.isolation.channel import Channel, Message
 
 GRADIENT_SEED = 0x5DEECE66D
@@ -77,7 +77,7 @@ class TaskRunner(ModelRunner):
         super().__init__(channel)
         self.plan: InputPlan | None = None
         self._outputs: dict[str, list[Tensor]] = {}
-        self.drawn: tuple[Message, Memory]
+        self.drawn: tuple[Packs, Memory]
         """The last inputs that were given away."""
 
     def do_load(self, path: str, spec: Message) -> Any:
@@ -171,9 +171,9 @@ class TaskRunner(ModelRunner):
         self.synchronise()
         texts = [each.text for each in packed]
         texts = texts[:1] if len(set(texts)) == 1 else texts
-        how = {"packed": texts, "count": len(values), "stride": stride}
+        how: Packs = {"packed": texts, "count": len(values), "stride": stride}
         self.drawn = how, memory
-        found: Message = how | {"shared": True}
+        found: Message = {**how, "shared": True}
         if isinstance(memory, DeviceMemory):
             found["_descriptors"] = [memory.descriptor]
         return found

@@ -32,11 +32,11 @@ from kernels_eval.checks.inputs import (
     make_inputs,
     moved,
 )
-from kernels_eval.checks.operators import Function, Named, Values, reference_operators
+from kernels_eval.checks.operators import Named, reference_operators
 from kernels_eval.checks.trials import DECLARED, ArgumentForm, Interface, ModelSpec
 from kernels_eval.isolation.channel import Message
 from kernels_eval.reference.expected_values import MOST_OPERATORS
-from kernels_eval.reference.operator_costs import SOURCES, flops_of, operator_name, tensors
+from kernels_eval.reference.operator_costs import SOURCES, Values, flops_of, operator_name, tensors
 from kernels_eval.reference.task_runner import require_tensors
 
 Tensors = list[Tensor]
@@ -103,7 +103,12 @@ class Tally(TorchDispatchMode):
         return out
 
     def _arguments(
-        self, function: OpOverload, name: str, args: Values, kwargs: Message, results: Tensors
+        self,
+        function: OpOverload,
+        name: str,
+        args: Values,
+        kwargs: dict[str, object],
+        results: Tensors,
     ) -> None:
         produced = sum(map(_bytes, results))
         position = 0
@@ -152,7 +157,7 @@ class TwoSteps(TorchFunctionMode):
         self._tally = tally
 
     def __torch_function__(
-        self, function: Function, types: object, args: Values = (), kwargs: Named = None
+        self, function: Callable[..., Any], types: object, args: Values = (), kwargs: Named = None
     ) -> object:
         kwargs = kwargs or {}
         packed = len(args) != 9 or isinstance(args[3], list | tuple)

@@ -64,7 +64,7 @@ class Asked(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_is_a_batch(cls, body: Any) -> Any:
+    def _one_is_a_batch(cls, body: object) -> object:
         return {"requests": [body]} if isinstance(body, dict) and "requests" not in body else body
 
 
@@ -78,7 +78,12 @@ class Service:
     """What the endpoints share. `drain_s` is how long what is under way may take at the end."""
 
     def __init__(
-        self, intake: Intake, journal: Path, options: Json, limit: int, drain_s: float
+        self,
+        intake: Intake,
+        journal: Path,
+        options: Mapping[str, object],
+        limit: int,
+        drain_s: float,
     ) -> None:
         """Raises UsageError where the journal cannot be used."""
         self.intake, self.drain_s, self.draining = intake, drain_s, False
@@ -87,9 +92,9 @@ class Service:
         self._told_s = 0.0
         self._arrived: deque[tuple[Asked, Future[list[Evaluation]]]] = deque()
         self._writer = ThreadPoolExecutor(1)
-        options = options | {"language": intake.language, "config": intake.config}
         self.evaluations = Evaluations(journal, limit, self._changed)
-        self.engine = Engine(self.evaluations, options)
+        judged = {"language": intake.language, "config": intake.config}
+        self.engine = Engine(self.evaluations, {**options, **judged})
         self.metrics = CollectorRegistry()
         self._ended = Counter(
             "concur_evaluations", "Final ones", ["state", "status"], registry=self.metrics
@@ -222,7 +227,7 @@ class Service:
             self._wake(identity, None)
             raise HTTPException(404, f"there is no evaluation {identity}") from error
 
-    def health(self) -> Json:
+    def health(self) -> dict[str, Any]:
         engine = self.engine
         status = "ok" if engine.workers else "starting"
         return {

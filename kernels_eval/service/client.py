@@ -31,7 +31,7 @@ BATCH_LETTERS = 4_000_000
 """Requests travel together up to this size, and alone above it."""
 REPEATED = (429, 502, 503, 504)
 T = TypeVar("T")
-_Call = Generator[tuple[float, str, str, str | None], Any, T]
+_Call = Generator[tuple[float, str, str, str | None], httpx.Response, T]
 """Yields what to send (seconds to wait before, method, path, content) and is sent the answer: one
 description of each call for both clients."""
 _EVALUATIONS = TypeAdapter(list[Evaluation])
@@ -42,7 +42,7 @@ class _Calls:
         """`timeout_s` bounds each call of a method, repetitions and waiting included."""
         self.timeout_s = timeout_s
         login = {"Authorization": f"Bearer {token}"} if token else {}
-        self._options: Json = {
+        self._options: dict[str, Any] = {
             "base_url": url,
             "headers": {"Content-Type": "application/json"} | login,
             "timeout": httpx.Timeout(2 * POLL_S, connect=10, pool=None),
@@ -55,7 +55,7 @@ class _Calls:
         """The JSON of the answer, asked for until `until` (time.monotonic)."""
         wait_s, pause_s = 0.0, 0.25
         while True:
-            answer: httpx.Response = yield wait_s, method, path, content
+            answer = yield wait_s, method, path, content
             if answer.is_success:
                 return answer.json()
             why = _detail(answer)
@@ -70,7 +70,9 @@ class _Calls:
                 )
             pause_s = min(2 * pause_s, SLOWEST_S)
 
-    def _submit(self, requests: Sequence[EvaluationRequest], until: float) -> _Call[Any]:
+    def _submit(
+        self, requests: Sequence[EvaluationRequest], until: float
+    ) -> _Call[list[Evaluation]]:
         found: list[Evaluation] = []
         for batch in _batches(requests):
             content = f'{{"requests": [{", ".join(batch)}]}}'
@@ -84,7 +86,7 @@ class _Calls:
 
     def _evaluate(self, requests: Sequence[EvaluationRequest]) -> _Call[list[Evaluation]]:
         until = self._until()
-        found: list[Evaluation] = yield from self._submit(requests, until)
+        found = yield from self._submit(requests, until)
         for index, evaluation in enumerate(found):
             while not evaluation.state.final:
                 if time.monotonic() > until:
@@ -153,15 +155,16 @@ class VerifierClient(_Calls):
         return httpx.Client(**self._options)
 
     def _run(self, call: _Call[T]) -> T:
-        answer: httpx.Response | None = None
         try:
+            asked = next(call)
             while True:
-                wait_s, method, path, content = call.send(answer)
+                wait_s, method, path, content = asked
                 time.sleep(wait_s)
                 try:
                     answer = self._http.request(method, path, content=content)
                 except httpx.TransportError as error:
                     answer = _gone(error)
+                asked = call.send(answer)
         except StopIteration as done:
             result: T = done.value
             return result
@@ -212,15 +215,16 @@ class AsyncVerifierClient(_Calls):
         return httpx.AsyncClient(**self._options)
 
     async def _run(self, call: _Call[T]) -> T:
-        answer: httpx.Response | None = None
         try:
+            asked = next(call)
             while True:
-                wait_s, method, path, content = call.send(answer)
+                wait_s, method, path, content = asked
                 await anyio.sleep(wait_s)
                 try:
                     answer = await self._http.request(method, path, content=content)
                 except httpx.TransportError as error:
                     answer = _gone(error)
+                asked = call.send(answer)
         except StopIteration as done:
             result: T = done.value
             return result

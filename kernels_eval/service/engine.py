@@ -22,8 +22,8 @@ from queue import SimpleQueue
 from kernels_eval.cluster.pool import ASK_S, Pool, arriving
 from kernels_eval.cluster.ray import is_lost
 from kernels_eval.errors import EvalError
+from kernels_eval.records import Json
 from kernels_eval.service.queue import Evaluations, Pair
-from kernels_eval.service.schema import Json
 
 PAUSE_S = 30.0
 ENDS_S = 5.0

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from fastapi import HTTPException
 from pydantic import BaseModel, Field, model_validator
 
-from kernels_eval.records import Language, Status, Verdict, stable_hash
+from kernels_eval.records import Language, Reason, Status, Verdict, stable_hash
 from kernels_eval.service.schema import Evaluation, EvaluationRequest, Json, State, TaskSource
 
 PRIORITIES = {"low": -1, "normal": 0, "high": 1}
@@ -100,7 +100,7 @@ def status(task_id: str, found: Evaluation) -> str:
 
 def _of_verdict(verdict: Verdict) -> Json:
     compiled = verdict.status not in (Status.COMPILE_ERROR, Status.NO_CODE, Status.TASK_ERROR)
-    compiled &= verdict.reason != "build"
+    compiled &= verdict.reason is not Reason.BUILD
     timing = verdict.timing
     total_us = 1000 * timing.candidate_ms if timing else 0.0
     message = f"{verdict.status.value} ({verdict.reason.value}): {verdict.detail}"

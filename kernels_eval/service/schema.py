@@ -9,7 +9,7 @@ that.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, StringConstraints, model_validator
 
@@ -23,7 +23,7 @@ from kernels_eval.interchange.flashinfer import (
 )
 from kernels_eval.records import KernelTask, Language, Verdict, stable_hash
 
-Json = dict[str, Any]
+Json = dict[str, object]
 """An object as JSON has it."""
 MOST_REQUESTS = 1024
 """Requests of one batch."""

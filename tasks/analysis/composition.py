@@ -17,6 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Record, Status
 from tasks.operators import is_single_operator
 from tasks.reporting.page import rendered
@@ -183,9 +184,7 @@ def overlap(sets: Mapping[str, Iterable[str]]) -> Overlap:
         name: frozenset(mask for mask in masks if mask >> number & 1)
         for number, name in enumerate(sets)
     }
-    same: dict[frozenset[int], list[str]] = {}
-    for name, of in held.items():
-        same.setdefault(of, []).append(name)
+    same = grouped((of, name) for name, of in held.items())
     ordered = sorted(same, key=samples, reverse=True)  # of equal size: as they were given
     parts = [
         Intersection(sets=tuple(n for n, of in enumerate(ordered) if mask in of), samples=count)

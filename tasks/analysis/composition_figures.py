@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernels_eval.records import Json, Status
 from tasks.analysis.composition import (
     UNKNOWN,
     FamilyStatuses,
@@ -42,14 +43,14 @@ if TYPE_CHECKING:
 
 # blue: it is right; orange: it was tried and failed; grey: there was nothing to judge
 STATUS_LOOKS: dict[str, Look] = {
-    "correct": LOOKS[0],
-    "incorrect": LOOKS[1],
-    "compile_error": LOOKS[3],
-    "runtime_error": LOOKS[5],
-    "timeout": Look(SECOND, "...."),
-    "no_code": LOOKS[7],
-    "rejected": LOOKS[6],
-    "task_error": Look(INK, "...."),
+    Status.CORRECT: LOOKS[0],
+    Status.INCORRECT: LOOKS[1],
+    Status.COMPILE_ERROR: LOOKS[3],
+    Status.RUNTIME_ERROR: LOOKS[5],
+    Status.TIMEOUT: Look(SECOND, "...."),
+    Status.NO_CODE: LOOKS[7],
+    Status.REJECTED: LOOKS[6],
+    Status.TASK_ERROR: Look(INK, "...."),
 }
 OTHER = Look(FIRST, "xxxxx")
 FAMILY_LOOKS = LOOKS[:5]
@@ -57,7 +58,7 @@ REST = "all others"
 ROW_INCHES = 0.42
 WRITTEN_FROM = 3.0  # percent of a bar under which its count has no room
 INTERSECTIONS_SHOWN = 24
-SMALL: dict[str, Any] = {"fontsize": 7, "color": INK}
+SMALL: Json = {"fontsize": 7, "color": INK}
 
 
 @style()
@@ -145,7 +146,7 @@ def overlap_figure(found: Overlap) -> Drawn:
         _written(bars, each.samples, (place, each.samples), (0, 2), ha="center")
         absent = [number for number in range(len(sets)) if number not in each.sets]
         dots.plot([place] * len(absent), absent, "o", color=INK, markersize=2)
-        within: dict[str, Any] = {"color": FIRST, "markersize": 7, "linewidth": 1.5}
+        within: Json = {"color": FIRST, "markersize": 7, "linewidth": 1.5}
         dots.plot([place] * len(each.sets), each.sets, "o-", **within)
     sizes.barh(range(len(sets)), [each.samples for each in sets], 0.6, color=INK)
     _room_for(sizes, [each.samples for each in sets])
@@ -220,7 +221,7 @@ def _legend_above(axes: Axes, looks: Mapping[str, Look], columns: int) -> None:
 
 def _box(axes: Axes, place: int, found: Quantiles | None, colour: str) -> None:
     if found is not None:
-        wide: dict[str, Any] = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
+        wide: Json = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
         axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)
         axes.plot([found.p25, found.p75], [place, place], "-", color=colour, **wide)
         axes.plot([found.median], [place], "o", color=colour, markersize=5)

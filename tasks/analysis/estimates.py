@@ -106,7 +106,7 @@ def mantel_haenszel(high: Codes, y: Mask, codes: Codes, basis: Basis) -> Estimat
     if not tables.size:
         return basis.unknown("no task has both outcomes and lengths on both sides of its median")
 
-    def fit(shift: bool) -> Any:
+    def fit(shift: bool) -> object:
         found = StratifiedTable(tables, shift_zeros=shift)
         p = found.test_null_odds().pvalue
         return SimpleNamespace(

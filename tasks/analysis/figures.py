@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kernels_eval.records import Json
 from tasks.analysis.records import Bin, Difficulty, Observations
 from tasks.reporting.charts import (
     FIRST,
@@ -131,7 +132,7 @@ def speedup_by_length(found: Observations) -> Drawn:
         note(axes, "no correct sample has a speedup")
         return described("speedup-by-length", figure, found=found)
     tokens, speedups = zip(*speed.points, strict=True)
-    dots: dict[str, Any] = {"color": FIRST, "alpha": 0.35, "label": "a correct sample"}
+    dots: Json = {"color": FIRST, "alpha": 0.35, "label": "a correct sample"}
     axes.plot(tokens, speedups, ".", markersize=4, **dots)
     label: str | None = "geometric mean of a tenth, middle half"
     for each in speed.tenths:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kernels_eval.tables import table_beside
 from tasks.analysis.estimates import Basis
 from tasks.analysis.records import (
     Bin,
@@ -24,7 +25,6 @@ from tasks.analysis.records import (
     bend,
 )
 from tasks.analysis.verdict import ADEQUATE_TASKS, Check, above, judge, negligible, shorter
-from tasks.files import read_toml
 from tasks.reporting.findings import Estimate, Finding
 from tasks.reporting.page import rendered
 from tasks.reporting.text import interval
@@ -32,9 +32,7 @@ from tasks.reporting.text import interval
 CORRECTNESS = "shorter reasoning is more often correct"
 SPEED = "speedup is independent of length"
 SENSITIVITY = "sensitivity/"  # keys of its rows
-TABLES: Mapping[str, Mapping[str, Mapping[str, str]]] = read_toml(
-    Path(__file__).with_suffix(".toml")
-)
+TABLES: Mapping[str, Mapping[str, Mapping[str, str]]] = table_beside(__file__)
 CAUTIONS = Path(__file__).parent / "templates" / "cautions.txt.j2"
 LIMITS_DIFFER = 1.1  # longest samples of two levels that differ by this factor
 

@@ -19,6 +19,7 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason
+from tasks.tables import CORRECT, TASK_ERROR
 
 REQUIRED = ("task_id", "status", "reasoning_tokens")
 TEXTS = ("task_id", "status", "finish_reason", "reason", "generator")
@@ -65,7 +66,7 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
     for reason, out in {  # each reason in turn takes its own
         "repeated": named.is_not_null() & ~named.is_first_distinct(),
         "without a task or status": pl.any_horizontal(pl.col("task_id", "status").is_null()),
-        "reference failed": pl.col("status") == "task_error",
+        "reference failed": TASK_ERROR,
         "length unknown": ~tokens.is_finite().fill_null(False),
         "no reasoning": tokens <= 0,
     }.items():
@@ -79,7 +80,7 @@ def samples_of(frame: pl.DataFrame) -> JudgedSamples:
             f"no sample with a reasoning length and an outcome ({counts or 'the frame is empty'})",
             "verify candidates of a model that reasons",
         )
-    right = pl.col("status") == "correct"
+    right = CORRECT
     usable = right & pl.col("speedup").is_finite() & (pl.col("speedup") > 0)
     data = data.select(
         (pl.col("task_id").rank("dense") - 1).cast(pl.UInt32).alias("task"),

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from kernels_eval.records import Json
 from tasks.analysis.config import ObservationConfig
 from tasks.analysis.estimates import (
     LEVEL,
@@ -171,7 +172,7 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
     basis = basis_of(data["task"].to_numpy())
     pooled, inner = ("pearson", "pearson_log", "spearman"), ("within", "within_ranks")
     none = basis.unknown(f"{basis.n} correct samples have a speedup")
-    found: dict[str, Any] = dict.fromkeys((*pooled, *inner), none)
+    found: Json = dict.fromkeys((*pooled, *inner), none)
     if basis.n >= 4:
         shown = np.random.default_rng(config.seed).permutation(basis.n)[: config.points]
         found |= {
@@ -186,7 +187,7 @@ def length_and_speedup(data: pl.DataFrame, config: ObservationConfig) -> LengthA
     return LengthAndSpeedup(label=config.speedup_label, samples=basis.n, tasks=basis.tasks, **found)
 
 
-def _pooled_speedup(data: pl.DataFrame, seed: int) -> dict[str, Any]:
+def _pooled_speedup(data: pl.DataFrame, seed: int) -> Json:
     """The correlations of LengthAndSpeedup over tasks."""
 
     def of(part: pl.DataFrame, *, ranks: bool = False, log: bool = False) -> Estimate:
@@ -208,9 +209,7 @@ def _pooled_speedup(data: pl.DataFrame, seed: int) -> dict[str, Any]:
     }
 
 
-def _within_speedup(
-    task: Codes, tokens: Floats, log: Floats, config: ObservationConfig
-) -> dict[str, Any]:
+def _within_speedup(task: Codes, tokens: Floats, log: Floats, config: ObservationConfig) -> Json:
     """`within`, `within_ranks` and `sd_tokens` of LengthAndSpeedup."""
     _, place, counts = np.unique(task, return_inverse=True, return_counts=True)
     keep = counts[place] > 1

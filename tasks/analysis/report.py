@@ -12,10 +12,10 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
+from kernels_eval.records import Json
 from tasks.analysis.figures import all_figures
 from tasks.analysis.findings import SENSITIVITY
 from tasks.analysis.records import Difficulty, Observations
@@ -29,7 +29,7 @@ REPORT, DATA, SCHEMA_VERSION = "report.md", "analysis.json", 2
 TEMPLATE = Path(__file__).parent / "templates" / "report.md.j2"
 
 
-def as_json(observations: Observations, difficulty: Difficulty) -> dict[str, Any]:
+def as_json(observations: Observations, difficulty: Difficulty) -> Json:
     """Return both records and a schema version, as JSON holds them."""
     return {
         "schema_version": SCHEMA_VERSION,

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.analysis.config import ObservationConfig
 from tasks.progress import report
 from tasks.reporting.findings import Finding, findings_table
@@ -100,7 +99,7 @@ def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
     return left.join(right, on="candidate_id", how="inner", maintain_order="left")
 
 
-def number_rows(findings: Iterable[Finding]) -> list[dict[str, Any]]:
+def number_rows(findings: Iterable[Finding]) -> list[Json]:
     """Return rows of NUMBERS, which runs are compared by: the findings that have a key.
 
     Every row has its value or the reason why there is none, never both. They are ratios, shares and
@@ -121,7 +120,7 @@ def number_rows(findings: Iterable[Finding]) -> list[dict[str, Any]]:
 
 def _analysed(
     frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
-) -> tuple[Found, dict[str, Any] | None]:
+) -> tuple[Found, Json | None]:
     """What is found, with the names of the files that were written, and the records.
 
     Raises UsageError where files cannot be written.

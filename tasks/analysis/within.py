@@ -203,7 +203,7 @@ def _conditional(
     if used < 2:
         return [basis.unknown(f"tasks have more than {LONGEST_GROUP} samples each")] * len(factors)
 
-    def fit() -> Any:
+    def fit() -> object:
         outcome = y[keep].astype(np.float64)
         return ConditionalLogit(outcome, z[keep][:, None], groups=codes[keep]).fit(disp=0)
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Record
 from tasks.benchmark.metrics import bootstrap_interval, mean, sign_flip_p
 from tasks.benchmark.samples import TRACKS, Samples, Track, rates, samples_by_model
@@ -91,11 +92,8 @@ def compare_all(
 
 def corrected(rows: Sequence[T], group: Callable[[T], Hashable]) -> list[T]:
     """Return rows with `p_holm`, corrected over the rows of one group."""
-    places: dict[Hashable, list[int]] = {}
-    for place, row in enumerate(rows):
-        places.setdefault(group(row), []).append(place)
     found = list(rows)
-    for own in places.values():
+    for own in grouped((group(row), place) for place, row in enumerate(rows)).values():
         for place, p in zip(own, holm([rows[place].p for place in own]), strict=True):
             found[place] = rows[place].model_copy(update={"p_holm": p})
     return found

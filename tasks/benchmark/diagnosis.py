@@ -11,26 +11,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import polars as pl
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from kernels_eval.records import Reason, Record
+from kernels_eval.tables import table_beside
 from tasks.benchmark.breakdown import GroupRow, gap
 from tasks.benchmark.metrics import wilson_interval
 from tasks.benchmark.replaced import called_operators, replaced_share
 from tasks.benchmark.samples import Track
 from tasks.benchmark.scoring import ScoreRow
-from tasks.files import read_toml
+from tasks.tables import CORRECT
 
 Sign = Literal[
     "level_gap", "correct_but_slow", "verbose", "cut_off", "missed_bottleneck", "replaced"
 ]
-WORDS: Mapping[str, Mapping[str, str]] = read_toml(
-    Path(__file__).parent / "templates" / "diagnosis.toml"
-)
+WORDS: Mapping[str, Mapping[str, str]] = table_beside(__file__, "templates/diagnosis.toml")
 
 # From where on a number is worth a row: our choices. The paper says which signs there are, not how
 # large they must be.
@@ -245,7 +243,7 @@ def replaced(
     """
     if "code" not in own.columns or not time_by_operator:
         return None
-    own = own.filter(pl.col("status") == "correct", pl.col("code").is_not_null())
+    own = own.filter(CORRECT, pl.col("code").is_not_null())
     shares, hits, largest = [], 0, []
     for task_id, code in own.select("task_id", "code").iter_rows():
         spent, called = time_by_operator.get(task_id), called_operators(code)
@@ -281,7 +279,7 @@ def missed_bottleneck(
     """
     if not set(TIME_COLUMNS) <= set(own.columns):
         return None
-    slow = own.filter(pl.col("status") == "correct", pl.col("timing").struct.field("speedup") <= 1)
+    slow = own.filter(CORRECT, pl.col("timing").struct.field("speedup") <= 1)
     main = {
         task: max(shares, key=lambda name: shares[name])
         for task, shares in time_by_operator.items()

@@ -10,16 +10,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import polars as pl
 from pydantic import PositiveInt
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record, Status
 from tasks.reporting.text import by_count
 
 COLUMNS = ("model", "task_id", "status", "reason", "detail", "log_tail")
-FAILED = ("compile_error", "runtime_error", "timeout")
+FAILED = (Status.COMPILE_ERROR, Status.RUNTIME_ERROR, Status.TIMEOUT)
 SIGNATURE_CHARS = 160
 TOP_NAMES = 3
 
@@ -108,7 +107,7 @@ def names_in(line: str) -> list[str]:
     return ["".join(match.groups("")) for match in _QUOTED.finditer(_HINT.sub("", line[:2000]))]
 
 
-def _told(models: Iterable[str], lines: Sequence[str]) -> dict[str, Any]:
+def _told(models: Iterable[str], lines: Sequence[str]) -> Json:
     names = Counter(name for line in lines for name in dict.fromkeys(names_in(line)))
     return {
         "models": dict(by_count(Counter(models))),

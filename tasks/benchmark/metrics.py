@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ def rate_interval(rates: Sequence[float] | NDArray[np.float64]) -> Interval:
 
 
 def bootstrap_interval(
-    values_per_task: Sequence[Any] | NDArray[np.float64],
+    values_per_task: Sequence[object] | NDArray[np.float64],
     statistic: Callable[[NDArray[np.float64]], float | None],
     *,
     seed: int = 0,

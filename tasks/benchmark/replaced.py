@@ -16,17 +16,16 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
 from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 
 ENTRY = "ModelNew"
 BUILDERS = frozenset({"load_inline", "load"})
 BUILT = [[name] for name in BUILDERS]
 TORCH = frozenset({"torch", "F", "nn", "functional"})
 HOLDERS = frozenset({"Sequential", "ModuleList", "ModuleDict", "Parameter", "ParameterList"})
-NAMES = read_toml(Path(__file__).with_name("operators.toml"))
+NAMES = table_beside(__file__, "operators.toml")
 SIGNS: dict[str, str] = NAMES["signs"]
 SAME: dict[str, str] = {name: key for key, names in NAMES["same"].items() for name in names.split()}
 QUIET = frozenset(NAMES["quiet"].split())

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Reason
+from kernels_eval.records import Json, Reason, Row, Status
 from tasks.benchmark.metrics import pass_at_k
+from tasks.tables import CORRECT, TASK_ERROR
 
 Track = Literal["any", "custom_kernel"]
 TRACKS: tuple[Track, ...] = get_args(Track)
@@ -34,10 +35,14 @@ RULE_COLUMNS = ("correctness", "custom_kernels")
 
 _TOLERANCE = {"kernelbench_v0": "kernelbench_1e2", "kernelbench_v0.1": "kernelbench_1e4"}
 # statuses of candidates whose reference was run
-_REACHED = ("correct", "incorrect", "runtime_error", "timeout", "task_error")
+_REACHED = [
+    status.value
+    for status in Status
+    if status not in (Status.COMPILE_ERROR, Status.NO_CODE, Status.REJECTED)
+]
 # KernelBench's harness compares outputs and nothing else: what ran to the end counts, whatever our
 # own gates and checks said of it
-_RAN = frozenset({"correct", "incorrect", "rejected"})
+_RAN = frozenset({Status.CORRECT, Status.INCORRECT, Status.REJECTED})
 
 
 class Sample(NamedTuple):
@@ -140,7 +145,7 @@ def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> li
     A `task_error` of fewer is a fault of that run: the sample counts as not right, and the task
     stays (`remarks` tells how many). With `count_degenerate` only those whose reference fails.
     """
-    broken = pl.col("status") == "task_error"
+    broken = TASK_ERROR
     if count_degenerate:
         broken &= (pl.col("reason") != Reason.DEGENERATE_TASK.value).fill_null(True)
     reached = frame.filter(pl.col("status").is_in(_REACHED)).group_by("task_id")
@@ -151,7 +156,7 @@ def excluded_tasks(frame: pl.DataFrame, *, count_degenerate: bool = False) -> li
 def remarks(frame: pl.DataFrame) -> dict[str, str]:
     """What scoring left out or counts as not right without a verdict on the kernel, a sentence
     each by what it is about; only what there is."""
-    excluded, broken = excluded_tasks(frame), frame.filter(pl.col("status") == "task_error")
+    excluded, broken = excluded_tasks(frame), frame.filter(TASK_ERROR)
     failed = dict(broken["task_id"].value_counts().iter_rows())
     named = ", ".join(f"{name} ({failed[name]:,} candidates)" for name in excluded)
     alone = {name: count for name, count in sorted(failed.items()) if name not in excluded}
@@ -177,18 +182,19 @@ def within_tokens(frame: pl.DataFrame, limit: int) -> pl.DataFrame:
     """The verdicts as they would be with answers of at most `limit` completion tokens: a longer one
     is no answer. Tasks that scoring leaves out are left out here, by the verdicts as they are."""
     known = frame.filter(~pl.col("task_id").is_in(excluded_tasks(frame)))
-    over = (pl.col("completion_tokens") > limit) | (pl.col("status") == "task_error")
-    none = {name: None for name in ("timing", "outputs_match", "correctness") if name in frame}
+    over = (pl.col("completion_tokens") > limit) | TASK_ERROR
+    cut: dict[str, str | None] = {"status": Status.NO_CODE, "reason": Reason.TRUNCATED}
+    cut |= {name: None for name in ("timing", "outputs_match", "correctness") if name in frame}
     return known.with_columns(
         pl.when(over.fill_null(False)).then(pl.lit(value)).otherwise(pl.col(name)).alias(name)
-        for name, value in {"status": "no_code", "reason": "truncated", **none}.items()
+        for name, value in cut.items()
     )
 
 
 def unknown_lengths(frame: pl.DataFrame) -> dict[str, int]:
     """model -> how many of its right answers have no token count; models without any are left
     out."""
-    right = (pl.col("status") == "correct") | (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value)
+    right = CORRECT | (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value)
     rows = frame.filter(right, pl.col("completion_tokens").is_null())
     return dict(rows["model"].value_counts().iter_rows())
 
@@ -217,7 +223,7 @@ def not_compared(frame: pl.DataFrame, model: str) -> int:
     return sum(compiled.get("mode") is None for own, _, compiled in _timed(frame) if own == model)
 
 
-def _timed(frame: pl.DataFrame) -> list[tuple[str, str, dict[str, Any]]]:
+def _timed(frame: pl.DataFrame) -> list[tuple[str, str, Json]]:
     """Model, task and the record of the compiled baseline of each timed verdict. Tables from before
     there was such a record give empty ones."""
     return [
@@ -265,16 +271,16 @@ def _is_ratio(speedup: float) -> bool:
     return 0 < speedup < math.inf
 
 
-def _sample(row: Mapping[str, Any], rule: Rule, baseline: Baseline) -> Sample:
+def _sample(row: Row, rule: Rule, baseline: Baseline) -> Sample:
     """For "concur" this mirrors Verdict.correct_any, Verdict.correct_custom and Verdict.speedup."""
     timing = row["timing"] or {}
     timing = timing if baseline == "eager" else timing.get("compiled") or {}
     speedup = timing.get("speedup") or 0.0
     speedup = speedup if _is_ratio(speedup) else 0.0
-    custom = row["status"] == "correct"
+    custom = row["status"] == Status.CORRECT
     if rule == "concur":
         alien = row["reason"] == Reason.NO_CUSTOM_KERNEL and row["outputs_match"] is True
         return Sample(custom, custom or alien, speedup)
     close = row["status"] in _RAN and (row["correctness"] or {}).get(_TOLERANCE[rule]) is True
-    own = custom or (row["status"] == "incorrect" and bool(row["custom_kernels"]))
+    own = custom or (row["status"] == Status.INCORRECT and bool(row["custom_kernels"]))
     return Sample(close and own, close, speedup if close else 0.0)

@@ -9,11 +9,10 @@ not guarantee that two tables are of one protocol.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import polars as pl
 
-from kernels_eval.records import Reason
+from kernels_eval.records import Json, Reason, Row
 from tasks.benchmark.samples import (
     TRACKS,
     baselines_of,
@@ -26,6 +25,7 @@ from tasks.benchmark.tables import pivoted
 from tasks.reporting.text import interval
 from tasks.sources.degenerate import degenerate_tasks
 from tasks.sources.files import shown
+from tasks.tables import CORRECT
 
 SCHEMA_VERSION = 1
 HEADER = ("tasks", "model", "track", "against")
@@ -43,7 +43,7 @@ def tabulate(
     ks: Sequence[int],
     ps: Sequence[float],
     resamples: int,
-) -> dict[str, Any]:
+) -> Json:
     """Return `scores` (rows of ScoreRow with `group` and `degenerate`), `groups` and `notes`.
 
     `frame` has one row per verdict with `model` and `device`; `levels` maps task_id to its level.
@@ -91,7 +91,7 @@ def tabulate(
     }
 
 
-def table_of(data: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table_of(data: Row) -> tuple[list[str], list[list[str]]]:
     """Return names of columns and rows of text.
 
     There is a row for each group, model, track and baseline, with and without degenerate tasks;
@@ -117,14 +117,14 @@ def _column(metric: str, k: int | None) -> str:
     return NAMES.get(metric, metric) + (f"@{k}" if k else "")
 
 
-def _line(row: Mapping[str, Any]) -> tuple[str, ...]:
+def _line(row: Row) -> tuple[str, ...]:
     where = row["group"] + (" without degenerate" if row["degenerate"] == "without" else "")
     samples = f"{row['tasks']} x {row['samples'] / max(row['tasks'], 1):.3g}"
     track = row["track"].replace("_", " ")
     return where, shown(row["model"]), track, AGAINST[row["baseline"]], samples
 
 
-def _cell(row: Mapping[str, Any]) -> str:
+def _cell(row: Row) -> str:
     if row["value"] is None:
         return "-"
     form = ".2f" if row["metric"] == GEOMETRIC_MEAN else ".1p"
@@ -146,7 +146,7 @@ def _groups(frame: pl.DataFrame, levels: Mapping[str, int]) -> dict[str, pl.Data
 
 def _untimed(frame: pl.DataFrame) -> set[str]:
     """Models that have correct samples, but no speedup of any."""
-    correct = frame.filter(pl.col("status") == "correct")
+    correct = frame.filter(CORRECT)
     timed = correct.filter(pl.col("timing").struct.field("speedup").is_finite())
     return set(correct["model"]) - set(timed["model"])
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.benchmark.comparing import metric_name
 from tasks.benchmark.metrics import (
     Interval,
@@ -115,7 +115,7 @@ def score(
     wanted = [p for p in (None, *ps) if baseline == "eager" or p]
     absent = missing_tasks(known)
     for model, samples in known.items():
-        facts: dict[str, Any] = {
+        facts: Json = {
             "model": model,
             "tasks": len(samples),
             "samples": sum(map(len, samples.values())),
@@ -128,7 +128,7 @@ def score(
         count = not_compared(frame, model) if baseline == "compile" else 0
         unknown = f"{count:,} of its timed samples were not timed against torch.compile"
         for track in TRACKS:
-            numbers: dict[tuple[str, int | None], dict[str, Any]] = {
+            numbers: dict[tuple[str, int | None], Json] = {
                 (metric_name(p), k): {"why_not": unknown}
                 if count
                 else _rate(samples, track, p, k, over, resamples)
@@ -148,7 +148,7 @@ def variants(frame: pl.DataFrame, *, ks: Sequence[int], resamples: int = 2000) -
     tolerances, with degenerate tasks kept, and by our own rule with intervals that also draw
     samples. Rules whose columns (`RULE_COLUMNS`) are not there are left out.
     """
-    asked: dict[str, Any] = {"ks": ks, "ps": (1.0,), "resamples": resamples}
+    asked: Json = {"ks": ks, "ps": (1.0,), "resamples": resamples}
     rules = RULES if set(RULE_COLUMNS) <= set(frame.columns) else ("concur",)
     rows = score(frame, **asked, over="tasks_and_samples")
     rows += [row for rule in rules if rule != "concur" for row in score(frame, **asked, rule=rule)]
@@ -172,7 +172,7 @@ def distribution(frame: pl.DataFrame, *, resamples: int = 2000) -> list[ScoreRow
     for model, samples in samples_by_model(frame).items():
         for track in TRACKS:
             speeds = [values for values in _speeds(samples, track) if values]
-            facts: dict[str, Any] = {
+            facts: Json = {
                 "model": model,
                 "track": track,
                 "tasks": len(speeds),
@@ -192,7 +192,7 @@ def _speeds(samples: Samples, track: Track) -> list[list[float]]:
     ]
 
 
-def _quantile(speeds: Sequence[Sequence[float]], q: float, resamples: int) -> dict[str, Any]:
+def _quantile(speeds: Sequence[Sequence[float]], q: float, resamples: int) -> Json:
     """Tasks are numbers to the bootstrap, and the statistic looks their samples up."""
     if not speeds:
         return {"why_not": "no correct, timed sample"}
@@ -209,7 +209,7 @@ def _quantile(speeds: Sequence[Sequence[float]], q: float, resamples: int) -> di
 
 def _rate(
     samples: Samples, track: Track, p: float | None, k: int, over: Over, resamples: int
-) -> dict[str, Any]:
+) -> Json:
     each = rates(samples, track, p, k)
     if each is None:
         return {"why_not": unavailable_reason(samples, k)}
@@ -223,7 +223,7 @@ def _rate(
     return _bounds(value, rate_interval(each), "plus_four")
 
 
-def _geometric_mean(samples: Samples, track: Track, resamples: int) -> dict[str, Any]:
+def _geometric_mean(samples: Samples, track: Track, resamples: int) -> Json:
     """Over all passing, timed samples. Per task only the sum of logs and the count matter, so the
     bootstrap draws those two columns."""
     logs = [[math.log(speedup) for speedup in values] for values in _speeds(samples, track)]
@@ -244,7 +244,7 @@ def _pooled(columns: NDArray[np.float64]) -> float | None:
     return math.exp(total / count) if count else None
 
 
-def _bounds(value: float, interval: Interval | None, method: str = "bootstrap") -> dict[str, Any]:
+def _bounds(value: float, interval: Interval | None, method: str = "bootstrap") -> Json:
     if interval is None:
         return {"value": value}
     return {"value": value, "lower": interval.lower, "upper": interval.upper, "interval": method}

@@ -7,11 +7,10 @@ shown plays no part. Does not look at how the answers came about.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import polars as pl
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.samples import (
     Baseline,
@@ -94,12 +93,12 @@ def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
 def _scored(
     frame: pl.DataFrame, baseline: Baseline, limit: int | None, config: BenchmarkConfig
 ) -> list[ScoreRow]:
-    asked: dict[str, Any] = {"ks": config.ks, "ps": config.ps, "resamples": config.resamples}
+    asked: Json = {"ks": config.ks, "ps": config.ps, "resamples": config.resamples}
     if limit is None:
         return score(frame, baseline=baseline, **asked)
     unknown, found = unknown_lengths(frame), []
     for row in score(within_tokens(frame, limit), baseline=baseline, **asked):
-        change: dict[str, Any] = {"token_limit": limit}
+        change: Json = {"token_limit": limit}
         if row.model in unknown:
             change |= dict.fromkeys(("value", "lower", "upper", "interval"))
             change["why_not"] = f"{unknown[row.model]:,} of its right answers have no token count"

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
+from kernels_eval.tables import table_beside
 from tasks.benchmark.comparing import ComparisonRow, metric_name
 from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow
-from tasks.files import read_toml
 from tasks.reporting.page import Table, filled
 from tasks.reporting.text import interval
 
@@ -24,7 +24,7 @@ HEAD_METRICS = ("exec", metric_name(1.0))
 LABELS = {"exec": "Exec", GEOMETRIC_MEAN: "speedup of correct"}
 FEW_TASKS = 30  # below it, an interval of a rate is wider than most differences between models
 PAPER = "ConCuR, arXiv 2510.07356"
-PUBLISHED: list[dict[str, Any]] = (
+PUBLISHED: list[dict[str, object]] = (
     pl.read_csv(Path(__file__).with_name("published.csv"))
     .with_columns(source=pl.lit(PAPER), quoted=True)
     .to_dicts()
@@ -45,7 +45,7 @@ class Caveat(NamedTuple):
 def caveats_of(words: str, **known: object) -> list[Caveat]:
     """Return the caveats of the file `words` whose value, a template of what is `known`, is not
     empty."""
-    rows = read_toml(TEMPLATES / words).values()
+    rows = table_beside(__file__, f"templates/{words}").values()
     found = (Caveat(**row | {"value": filled(row["value"], **known)}) for row in rows)
     return [caveat for caveat in found if caveat.value]
 

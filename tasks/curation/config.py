@@ -7,11 +7,11 @@ rows. Does not guarantee that a key matters to every strategy: each description 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 
 Strategy = Literal[
     "concur",
@@ -101,6 +101,6 @@ class QualityConfig(Record):
     """characters of text measured at a time: bounds memory, not results"""
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """What the flags depend on."""
         return self.model_dump(mode="json", exclude={"batch_characters"})

@@ -8,12 +8,11 @@ that one changed number would have brought the candidate in.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import polars as pl
-from pydantic import BaseModel, ConfigDict
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json, Record, Status
 from tasks.curation.config import CurationConfig
 from tasks.curation.criteria import is_fastest, ranked
 from tasks.curation.pool import CUT_OFF, drawn, eligible_samples, ends
@@ -42,10 +41,8 @@ CHECKS: dict[str, tuple[str, ...]] = {  # the criteria of each rule, in the orde
 }
 
 
-class Explanation(BaseModel):
+class Explanation(Record):
     """One candidate under one strategy. `criterion` is None where it was not taken."""
-
-    model_config = ConfigDict(frozen=True)
 
     candidate_id: str
     task_id: str
@@ -85,9 +82,9 @@ def explain(frame: pl.DataFrame, config: CurationConfig, candidate_id: str) -> E
     )
 
 
-def _not_eligible(row: dict[str, Any], config: CurationConfig) -> str | None:
+def _not_eligible(row: Json, config: CurationConfig) -> str | None:
     """Why a row is not in the pool."""
-    if row["status"] != "correct":
+    if row["status"] != Status.CORRECT:
         reason = f"/{row['reason']}" if row.get("reason") else ""
         return f"status {row['status']}{reason}: only correct samples are taken"
     if not config.later_turns and (row.get("turn") or 1) > 1:
@@ -195,7 +192,7 @@ class _Case:
         of = f"the shortest of its task's {self.rivals.height} correct"
         return f"reasoning {tokens:,} tokens, {of}{alike}"
 
-    def _speed(self, equal: Any) -> str:
+    def _speed(self, equal: object) -> str:
         speedup, rivals = self.me["_speedup"], self.rivals
         if not speedup:
             return "it was not timed"

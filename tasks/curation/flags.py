@@ -34,7 +34,7 @@ from tasks.curation.config import FLAGS, QualityConfig
 from tasks.curation.tables import places_of
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, known_rows
-from tasks.tables import TRACE_FLAGS
+from tasks.tables import CORRECT, TRACE_FLAGS
 from tasks.versions import TRACE_FLAG_VERSION
 
 T = TypeVar("T")
@@ -246,7 +246,7 @@ def correct_among(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
     judged = verdicts.read(columns=["candidate_id", "status"], unique="candidate_id")
     if judged.is_empty():
         judged = pl.DataFrame(schema={"candidate_id": pl.String, "status": pl.String})
-    return places_of(candidates, judged.filter(pl.col("status") == "correct"))
+    return places_of(candidates, judged.filter(CORRECT))
 
 
 def flagged(

@@ -9,10 +9,10 @@ guarantee that kernels which differ in text do different things.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import polars as pl
 
+from kernels_eval.records import Json
 from tasks.curation.config import CurationConfig
 from tasks.curation.pool import drawn, eligible_samples
 from tasks.curation.strategies import concur, select
@@ -61,7 +61,7 @@ def with_kernels(
         frame = frame.with_columns(kernel=own.replace(stand))
 
 
-def equal_left_out(frame: pl.DataFrame, taken: pl.DataFrame) -> dict[str, Any]:
+def equal_left_out(frame: pl.DataFrame, taken: pl.DataFrame) -> Json:
     """How many samples were compared, and those that were left out for an equal one that is
     taken."""
     kept = taken.select("candidate_id", "kernel").drop_nulls()

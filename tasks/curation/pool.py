@@ -18,9 +18,10 @@ import numpy as np
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import VERDICT_SCHEMA_VERSION
+from kernels_eval.records import VERDICT_SCHEMA_VERSION, Json
 from tasks.curation.config import CurationConfig
 from tasks.operators import is_single_operator
+from tasks.tables import CORRECT
 
 Array = np.ndarray[Any, Any]
 COLUMNS = (
@@ -81,7 +82,7 @@ def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) 
         frame.select(name for name in (*COLUMNS, *OPTIONAL) if name in frame.columns)
         .with_columns(_ends=ends(frame))
         .with_row_index("_row")
-        .filter(pl.col("status") == "correct", first, clean, whole)
+        .filter(CORRECT, first, clean, whole)
         .unique(subset="candidate_id", keep="first", maintain_order=True)
     )
     _refuse(_unusable_lengths(correct))
@@ -189,7 +190,7 @@ def known_ratio(frame: pl.DataFrame, name: str) -> pl.Expr:
     return pl.when(value.is_finite() & (value > 0)).then(value)
 
 
-def _fields(frame: pl.DataFrame) -> dict[str, Any]:
+def _fields(frame: pl.DataFrame) -> Json:
     return {field.name: field.dtype for field in getattr(frame.schema["timing"], "fields", [])}
 
 
@@ -234,7 +235,7 @@ def _problems(frame: pl.DataFrame, config: CurationConfig) -> Iterator[Problem]:
             yield f"{nulls} of {frame.height} rows have no {name}", FIX
     if "speedup" not in fields and frame["timing"].null_count() < frame.height:
         yield "the column timing is no struct with a field speedup", FIX
-    correct = frame.filter(pl.col("status") == "correct")
+    correct = frame.filter(CORRECT)
     unknown = correct.get_column("trace_flags", default=pl.repeat(None, correct.height, eager=True))
     if config.exclude_flags and (count := unknown.null_count()):
         # a trace that was not measured has no flag, and is not known to be without one

@@ -35,6 +35,7 @@ from tasks.curation.tables import (
 )
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
+from tasks.tables import CORRECT, TASK_ERROR
 
 
 class Files(Snapshot):
@@ -171,7 +172,7 @@ class Source:
         frame = self.verdict_rows(DECIDING, DECIDING, ["candidate_id"])
         ids = pl.col("candidate_id")
         if "status" in frame.columns:
-            right = pl.col("status").is_in(["correct", "task_error"])  # the second judged nothing
+            right = CORRECT | TASK_ERROR  # the second judged nothing
             everywhere = right.all().over("candidate_id") & ids.is_not_null()
             frame = frame.with_columns(correct_on_every_gpu=everywhere)
         # of two verdicts on a candidate the first counts, correct or not
@@ -189,7 +190,7 @@ class Source:
         batch at a time."""
         wanted = frame.clear()
         if "status" in frame.columns:
-            wanted = frame.filter(pl.col("status") == "correct")
+            wanted = frame.filter(CORRECT)
         names = ["candidate_id", "reasoning"]
         rows = self.candidates.rows_of(places_of(self.candidates, wanted), names)
         texts = ((row[names[0]], row[names[1]]) for row in rows if len(row) == len(names))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json, Status
 from tasks.curation.config import CurationConfig
 from tasks.curation.flags import counted
 from tasks.curation.kernels import EqualKernels, equal_left_out, same_text, with_kernels
@@ -21,7 +20,7 @@ from tasks.curation.tables import (
 )
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef
-from tasks.tables import CURATED
+from tasks.tables import CORRECT, CURATED
 from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
@@ -101,9 +100,7 @@ def run(
     ).ref
 
 
-def flag_counts(
-    frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig
-) -> dict[str, Any] | None:
+def flag_counts(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> Json | None:
     """How many `correct` and how many `taken` samples have each flag of their trace, and how many
     correct ones were `left_out` for one.
 
@@ -111,12 +108,12 @@ def flag_counts(
     """
     if "trace_flags" not in frame.columns:
         return None
-    correct = frame.filter(pl.col("status") == "correct")
+    correct = frame.filter(CORRECT)
     out = correct.height - correct.filter(without_flags(config)).height
     return {"correct": counted(correct), "taken": counted(taken), "left_out": out}
 
 
-def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> dict[str, Any]:
+def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> Json:
     """What a reader of a training set must know of its choice, as counts.
 
     `answers_end`: how many correct samples ended in which way (`tasks.curation.pool.ends`), and how
@@ -125,7 +122,7 @@ def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) ->
     criterion a, and those whose only correct sample it took. `without_status`: verdicts that have
     none, which count as not correct.
     """
-    endings = ends(frame).filter((frame["status"] == "correct").fill_null(False))
+    endings = ends(frame).filter((frame["status"] == Status.CORRECT.value).fill_null(False))
     counts = {str(name): count for name, count in endings.value_counts().iter_rows()}
     cut = 0 if config.cut_off_answers else sum(counts.get(name, 0) for name in CUT_OFF)
     winners = taken.filter(pl.col("criterion") == CONCISE_AND_FAST).select("candidate_id")
@@ -141,13 +138,13 @@ def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) ->
 def operators_from(frame: pl.DataFrame) -> dict[str, int]:
     """How many correct samples have their task's operators from a verdict, from its workload, or
     from nowhere ("unknown")."""
-    found = frame.filter(pl.col("status") == "correct")["operators_from"].fill_null("unknown")
+    found = frame.filter(CORRECT)["operators_from"].fill_null("unknown")
     return dict(sorted(found.value_counts().iter_rows()))
 
 
 def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> UsageError:
     """The error of an empty training set, with the likeliest fix."""
-    correct = frame.filter(pl.col("status") == "correct")
+    correct = frame.filter(CORRECT)
     whole = correct.filter(~ends(correct).is_in(CUT_OFF))
     fix = "lower curation.min_speedup or verify more candidates"
     if correct.height:

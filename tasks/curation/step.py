@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from kernels_eval.records import Status
 from tasks.curation import flags, stage
 from tasks.policy import rows_of, stage_task
 from tasks.store.snapshot import SnapshotRef
 
 
 def _flag_traces(verdicts: SnapshotRef, **_: object) -> str:
-    correct = (verdicts.open().manifest.get("status_counts") or {}).get("correct", 0)
+    correct = (verdicts.open().manifest.get("status_counts") or {}).get(Status.CORRECT, 0)
     return f"look for flaws in the reasoning of {correct:,} correct samples"
 
 

@@ -13,7 +13,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 from datasketch import MinHash, MinHashLSH
@@ -231,7 +231,7 @@ def shared(left: Sequence[str], right: Sequence[str]) -> float:
     return both / (len(left) + len(right) - both) if left or right else 0.0
 
 
-def _minhash(shingles: Iterable[int]) -> Any:
+def _minhash(shingles: Iterable[int]) -> object:
     sketch = MinHash(num_perm=PERMUTATIONS, hashfunc=int)  # shingles are hashes already
     sketch.update_batch(list(shingles))
     return sketch

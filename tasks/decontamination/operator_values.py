@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
+from kernels_eval.tables import table_beside
 from tasks.decontamination.program import Function
-from tasks.files import read_toml
 
 MAX_TENSORS = 20_000  # tensors that one value may hold
 
-_TABLES = read_toml(Path(__file__).with_name("operators.toml"))
+_TABLES = table_beside(__file__, "operators.toml")
 CANONICAL: Mapping[str, str] = {
     spelling: name for name, others in _TABLES["spellings"].items() for spelling in others.split()
 }

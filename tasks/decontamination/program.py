@@ -10,27 +10,19 @@ the last binding wins).
 from __future__ import annotations
 
 import ast
-import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from kernels_eval.checks.syntax import name_path
+from kernels_eval.checks.syntax import ARITHMETIC, name_path
+from kernels_eval.grouping import grouped
 
 MAX_CONSTANT = 2**63
 MAX_INLINED_STATEMENTS = 200
 MAX_CONSTANT_DEPTH = 40  # constants nested deeper are not folded
 # What these read may be read several times, so nothing is inlined into them.
 REPEATING = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-FOLDED: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.truediv,
-    ast.Mod: operator.mod,
-}
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -149,9 +141,9 @@ class Program:
             case ast.Tuple(elts) | ast.List(elts):
                 items = tuple(self.fold(item, bound, depth + 1) for item in elts)
                 return None if None in items else items
-            case ast.BinOp(left, op, right) if type(op) in FOLDED:
+            case ast.BinOp(left, op, right) if type(op) in ARITHMETIC:
                 sides = (self.fold(side, bound, depth + 1) for side in (left, right))
-                return _calculated(FOLDED[type(op)], *sides)
+                return _calculated(ARITHMETIC[type(op)], *sides)
         return None
 
 
@@ -222,11 +214,7 @@ def inlined(body: list[ast.stmt]) -> tuple[dict[int, ast.expr], list[ast.stmt]]:
 
 
 def _mentions(node: ast.stmt) -> Mentions:
-    found: Mentions = {}
-    for child in ast.walk(node):
-        if isinstance(child, ast.Name):
-            found.setdefault(child.id, []).append(child)
-    return found
+    return grouped((child.id, child) for child in ast.walk(node) if isinstance(child, ast.Name))
 
 
 def _loads(uses: list[ast.Name]) -> list[ast.Name]:

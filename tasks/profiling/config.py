@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import PositiveFloat
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 
 
 class JudgeConfig(Record):
@@ -37,6 +35,6 @@ class ProfileConfig(Record):
     """a model that chooses which finding counts; null: the first"""
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """What the result depends on."""
         return self.model_dump(exclude={"enabled": True, "judge": {"api_key_env", "timeout_s"}})

@@ -8,21 +8,18 @@ resumes, and a later one pays only for verdicts that are new. Nothing here is pa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-import polars as pl
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch
 from kernels_eval.profiling.bottleneck import findings
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
-from kernels_eval.records import Candidate, KernelTask, Language, Record, Verdict, stable_hash
+from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Verdict, stable_hash
 from tasks.profiling.config import ProfileConfig
 from tasks.profiling.judge import Judge
 from tasks.progress import caution, report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
-from tasks.tables import KERNEL_PROFILES, TASKS
+from tasks.tables import CORRECT, KERNEL_PROFILES, TASKS
 from tasks.versions import KERNEL_PROFILE_VERSION
 
 STAGE = "kernel-profiles"
@@ -87,9 +84,9 @@ def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Langu
     ).ref
 
 
-def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, dict[str, Any]]:
+def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, Json]:
     """The correct verdicts by the keys of their profiles."""
-    rows = verdicts.open().read(unique="candidate_id").filter(pl.col("status") == "correct")
+    rows = verdicts.open().read(unique="candidate_id").filter(CORRECT)
     asked = [config.identity, KERNEL_PROFILE_VERSION]
     return {
         stable_hash([row["verdict_key"], row["candidate_id"], *asked]): row
@@ -97,18 +94,18 @@ def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, dict[str
     }
 
 
-def _rows_of(tasks: SnapshotRef) -> dict[str, dict[str, Any]]:
+def _rows_of(tasks: SnapshotRef) -> dict[str, Json]:
     rows = tasks.open().read(unique="task_id").iter_rows(named=True)
     return {row["task_id"]: row for row in rows}
 
 
 def _profiled(
-    left: dict[str, dict[str, Any]],
+    left: dict[str, Json],
     line: Line,
     config: ProfileConfig,
     protocol: EvalConfig,
     language: Language,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Json]:
     judge = Judge(config.judge) if config.judge else None
     about = [*map(_rows_of, (line.tasks, line.workloads, line.references))]
     keys = {row["candidate_id"]: key for key, row in left.items()}
@@ -139,7 +136,7 @@ def _profiled(
             caution(profiler.counters)
 
 
-def _row(profile: KernelProfile, code: str, judge: Judge | None) -> dict[str, Any]:
+def _row(profile: KernelProfile, code: str, judge: Judge | None) -> Json:
     """A row of KERNEL_PROFILES, without its keys."""
     row = profile.model_dump(mode="json") | {name: getattr(profile, name) for name in DERIVED}
     for kernel in row["kernels"]:
@@ -155,5 +152,5 @@ def _row(profile: KernelProfile, code: str, judge: Judge | None) -> dict[str, An
     return row | finding | {"numbers": numbers, "chosen_by": by}
 
 
-def _pairs(numbers: dict[str, float]) -> list[dict[str, Any]]:
+def _pairs(numbers: dict[str, float]) -> list[Json]:
     return [{"name": name, "value": value} for name, value in numbers.items()]

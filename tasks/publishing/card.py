@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
 
+from kernels_eval.records import Json, Row
 from tasks.publishing.columns import COLUMNS
 from tasks.publishing.config import UNKNOWN, PublishOptions
 from tasks.publishing.lineage import VERIFICATION, settings
@@ -41,7 +41,7 @@ class Card:
     shards: Sequence[Shard]
     columns: Sequence[str]
     statistics: Mapping[str, Statistics]
-    facts: Mapping[str, Mapping[str, Any]]
+    facts: Mapping[str, Row]
     workloads: Workloads | None = None
     observations: str | None = None
     decontamination: str | None = None
@@ -92,7 +92,7 @@ def card(context: Card) -> str:
 def _front_matter(context: Card, languages: Sequence[str]) -> str:
     from huggingface_hub import DatasetCardData
 
-    configs: dict[str, dict[str, Any]] = {}
+    configs: dict[str, Json] = {}
     for config, split, files in context.splits():
         entry = configs.setdefault(config, {"config_name": config})
         if len(configs) == 1:
@@ -111,7 +111,7 @@ def _front_matter(context: Card, languages: Sequence[str]) -> str:
     ).to_yaml()
 
 
-def _settings(stage: str, facts: Any) -> str:
+def _settings(stage: str, facts: object) -> str:
     """A stage's settings in a cell."""
     if not isinstance(facts, Mapping):
         return ""

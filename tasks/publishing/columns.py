@@ -7,16 +7,15 @@ writes beyond them follows, under its own name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from tasks.files import read_toml
+from kernels_eval.records import Row
+from kernels_eval.tables import table_beside
 from tasks.publishing.config import UNKNOWN
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
 
-_TABLE: Mapping[str, Mapping[str, str]] = read_toml(Path(__file__).with_name("columns.toml"))
+_TABLE: Mapping[str, Mapping[str, str]] = table_beside(__file__)
 COLUMNS = {name: entry["meaning"] for name, entry in _TABLE.items()}
 ABOVE = {"candidates": CANDIDATES, "verdicts": VERDICTS, "tasks": TASKS}
 """The snapshots that give the other columns, by their name in a `Lineage`."""
@@ -38,7 +37,7 @@ LICENCES: Mapping[str, str] = {"bundled": "Apache-2.0", "kernelbook": "MIT"}
 may be of any."""
 
 
-def licence_of(source: str, tasks_config: Mapping[str, Any]) -> str:
+def licence_of(source: str, tasks_config: Row) -> str:
     """SPDX identifier of the licence of a source's tasks, `unknown` where the source states none or
     may be another revision."""
     if source == "kernelbook" and tasks_config.get("location") not in (None, "GPUMODE/KernelBook"):

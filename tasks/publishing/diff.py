@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kernels_eval.records import Record
+from kernels_eval.records import Record, Status
 from tasks.publishing.lineage import CURATION, SYNTHESIS, TASKS, VERIFICATION, settings
 from tasks.publishing.sides import Judged, Row, Sample, Side, read_side, share
 from tasks.reporting.text import by_count
@@ -186,7 +186,7 @@ class _Case:
         verdict = without.verdicts.get(row.candidate_id)
         if verdict is None:
             return "verdict", "it has no verdict there"
-        if verdict.status == "correct":
+        if verdict.status == Status.CORRECT:
             return self.why_not_taken(verdict)
         status = verdict.status + (f" ({verdict.reason})" if verdict.reason else "")
         return "verdict", f"correct on one side, {status} on the other; {self.why_verdict()}"
@@ -269,7 +269,7 @@ class _Case:
         if name not in having.candidates:
             return "the other side does not have it"
         verdict = having.verdicts.get(name)
-        if verdict is None or verdict.status != "correct":
+        if verdict is None or verdict.status != Status.CORRECT:
             return f"on the other side it is {verdict.status if verdict else 'not verified'}"
         if flags := having.excluded.get(name):
             return f"on the other side its reasoning, which is {flags}, excludes it"

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from kernels_eval.errors import UsageError, cause_of
+from kernels_eval.records import Json, Row
 from tasks.sources.hub import is_hub_id
 from tasks.store import Snapshot, SnapshotRef, snapshots
 from tasks.store.lookup import find_snapshot, newest_first
@@ -51,7 +51,7 @@ class Lineage:
     """One curated snapshot, finished, and those of its upstreams that are there."""
 
     curated: Snapshot
-    manifest: dict[str, Any]
+    manifest: Json
     verdicts: Snapshot | None = None
     candidates: Snapshot | None = None
     tasks: Snapshot | None = None
@@ -108,7 +108,7 @@ def find_curated(root: str, name: str | None = None) -> SnapshotRef:
     return (default or sets)[0].ref
 
 
-def facts(line: Lineage) -> dict[str, Any]:
+def facts(line: Lineage) -> Json:
     """What the manifests of a lineage say, as plain data that may be published. A stage that is
     not there is None."""
     above = {VERIFICATION: line.verdicts, SYNTHESIS: line.candidates, TASKS: line.tasks}
@@ -124,7 +124,7 @@ def facts(line: Lineage) -> dict[str, Any]:
     }
 
 
-def _facts_of(stage: str, snapshot: Snapshot) -> dict[str, Any]:
+def _facts_of(stage: str, snapshot: Snapshot) -> Json:
     manifest, config = snapshot.manifest, source_of(snapshot).manifest.get("config") or {}
     kept = _present(config, PUBLIC_SETTINGS[stage])
     if is_hub_id(config.get("location")) and not Path(config["location"]).exists():
@@ -133,11 +133,11 @@ def _facts_of(stage: str, snapshot: Snapshot) -> dict[str, Any]:
     return known | _present(manifest, PUBLIC_FACTS)
 
 
-def _present(values: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def _present(values: Json, names: Sequence[str]) -> Json:
     return {name: values[name] for name in names if values.get(name) is not None}
 
 
-def settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def settings(values: Row, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Nested settings by dotted name. None and an empty list are settings that are not used."""
     for name, item in values.items():
         if isinstance(item, Mapping):

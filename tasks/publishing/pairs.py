@@ -11,12 +11,11 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.build import hip
 from kernels_eval.build.spec import ExtensionSpec
@@ -24,7 +23,7 @@ from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.config import EvalConfig
 from kernels_eval.parent.messages import Stop
 from kernels_eval.parent.prepare import Preparer
-from kernels_eval.records import Candidate, KernelTask, stable_hash
+from kernels_eval.records import Candidate, Json, KernelTask, Row, stable_hash
 from tasks.files import atomic_write
 from tasks.progress import report
 from tasks.store import Snapshot, fingerprint
@@ -51,7 +50,7 @@ Compilers: CUDA for {cuda_arch}, HIP for {hip_arch}.
 Kernel = tuple[KernelTask, Candidate]
 
 
-def write_pairs(kernels: Sequence[Kernel], target: Path) -> dict[str, Any]:
+def write_pairs(kernels: Sequence[Kernel], target: Path) -> Json:
     """Write a snapshot of tasks.tables.HIP_PAIRS and a card below `target`, or resume it. Returns
     the counts of the card. Raises ToolchainError where there is no hipcc."""
     asked = {
@@ -110,7 +109,7 @@ def _source(preparer: Preparer, kernel: Kernel) -> str:
     return "\n".join(texts)
 
 
-def _pair(asked: tuple[Kernel, str]) -> Mapping[str, Any]:
+def _pair(asked: tuple[Kernel, str]) -> Row:
     (task, candidate), cuda = asked
     build = hip.compile_hip(cuda, arch=hip.default_arch())
     return {

@@ -19,13 +19,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record, stable_hash
+from kernels_eval.records import Json, Record, stable_hash
 from tasks.files import explain_write_errors, file_sha256
 from tasks.publishing.card import Card, card
 from tasks.publishing.config import (
@@ -72,7 +71,7 @@ class Published(Record):
     name: str
     configs: tuple[str, ...]
     curated: dict[str, str]
-    facts: dict[str, dict[str, Any]]
+    facts: dict[str, Json]
     options: PublishOptions
     shards: tuple[Shard, ...]
     files: tuple[PublishedFile, ...]

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 from tasks.publishing.config import PUBLICATION, PublishOptions
 from tasks.publishing.diff import RefreshDiff, diff
 from tasks.publishing.hub import push_to_hub
@@ -123,7 +123,7 @@ def _source(root: str, name: str) -> SnapshotRef | Path:
 
 
 MAX_SHOWN = 50
-_WORDS = read_toml(Path(__file__).with_suffix(".toml"))
+_WORDS = table_beside(__file__)
 LOST: Mapping[str, str] = _WORDS["lost"]
 GAINED: Mapping[str, str] = LOST | _WORDS["gained"]
 

@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 from polars import selectors
 
 from kernels_eval.errors import UsageError
+from kernels_eval.grouping import grouped
+from kernels_eval.records import Json, Status
 from tasks.publishing.config import PUBLICATION
 from tasks.publishing.lineage import (
     CURATION,
@@ -84,28 +86,25 @@ class Side:
     """
 
     label: str
-    facts: dict[str, Any]
+    facts: Json
     rows: dict[str, Row]
     tasks: dict[str, int] | None = None
     candidates: dict[str, Sample] | None = None
     verdicts: dict[str, Judged] | None = None
     excluded: dict[str, str] = field(default_factory=dict)
 
-    def config(self, stage: str) -> dict[str, Any] | None:
+    def config(self, stage: str) -> Json | None:
         """The published settings of a stage, None where the stage is not known."""
         found = self.facts.get(stage)
         return None if found is None else found.get("config") or {}
 
-    def fact(self, stage: str, name: str) -> Any:
+    def fact(self, stage: str, name: str) -> object:
         """One fact of a stage, None where it is not known."""
         return (self.facts.get(stage) or {}).get(name)
 
     @cached_property
     def rows_by_task(self) -> dict[str, list[Row]]:
-        found: dict[str, list[Row]] = defaultdict(list)
-        for row in self.rows.values():
-            found[row.task_id].append(row)
-        return found
+        return grouped((row.task_id, row) for row in self.rows.values())
 
     @cached_property
     def pool(self) -> dict[str | None, list[tuple[str, int, Judged]]]:
@@ -114,7 +113,8 @@ class Side:
         found = defaultdict(list)
         for name, sample in (self.candidates or {}).items():
             verdict, tokens = (self.verdicts or {}).get(name), sample.reasoning_tokens
-            if verdict and verdict.status == "correct" and tokens and name not in self.excluded:
+            correct = verdict and verdict.status == Status.CORRECT
+            if verdict and correct and tokens and name not in self.excluded:
                 found[sample.task_id].append((name, tokens, verdict))
         return found
 

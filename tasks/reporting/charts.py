@@ -125,7 +125,7 @@ def note(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
 
 
-def legend(axes: Axes, columns: int = 2, **more: Any) -> None:
+def legend(axes: Axes, columns: int = 2, **more: object) -> None:
     """Put a legend above the axes, where it lies over no data, if anything has a label.
 
     `more` is as in Axes.legend.

@@ -89,7 +89,7 @@ def page_of(
     facts: Sequence[str],
     sentence: str,
     drawn: Mapping[str, str] | None = None,
-    **content: Any,
+    **content: object,
 ) -> str:
     """Return the page: title, a line of facts, the headline, and what the template makes of
     `content`.

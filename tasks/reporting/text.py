@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from kernels_eval.records import Json, Row
+
 T = TypeVar("T")
 
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s]+@")
@@ -48,7 +50,7 @@ def cell(value: object, length: int = 120) -> str:
     return as_text(value, length)
 
 
-def cells(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def cells(rows: Iterable[Row]) -> list[Json]:
     """Return rows of a Prefect table artifact, numbers as they are and texts without markup.
 
     Some pages render such texts as Markdown, some do not, so a few characters are replaced by

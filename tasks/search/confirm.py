@@ -3,13 +3,13 @@ confirmed winners. The numbers are those of `tasks.search.gain`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-from kernels_eval.records import Candidate
+from kernels_eval.records import Candidate, Json, Row
 from tasks.search.gain import Interval, again, result_of, summary_of
-from tasks.search.stage import Row, Search, in_turn
+from tasks.search.stage import Search, in_turn
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import CANDIDATES
 from tasks.versions import SEARCH_VERSION
@@ -48,7 +48,7 @@ def _filled(
     return snapshot.ref
 
 
-def told_of(search: Search, fresh: Snapshot) -> dict[str, Any]:
+def told_of(search: Search, fresh: Snapshot) -> Json:
     """The summary of a search (`gain.summary_of`) by its confirming verdicts."""
     fields = ("speedup", "speedup_lower", "speedup_upper")
     rows = fresh.read(columns=["candidate_id", *(f"timing.{name}" for name in fields)]).rows()
@@ -62,7 +62,7 @@ def told_of(search: Search, fresh: Snapshot) -> dict[str, Any]:
 
 
 def improved(
-    search: Search, candidates: SnapshotRef, fresh: SnapshotRef, summary: Mapping[str, Any]
+    search: Search, candidates: SnapshotRef, fresh: SnapshotRef, summary: Row
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CANDIDATES: the candidates that were searched among, and
     each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` is the
@@ -73,7 +73,7 @@ def improved(
     return _filled(IMPROVED, search, rows, upstream, {"search": summary})
 
 
-def _winners(search: Search, results: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:
     """The rows of confirmed winners. One that no model wrote has the reasoning of the nearest
     ancestor that one did, and an answer with its own module."""
     lines = [[x["candidate_id"] for x in row["lineage"]] for row in results if row["improved"]]
@@ -83,7 +83,7 @@ def _winners(search: Search, results: Sequence[Mapping[str, Any]]) -> Iterator[R
         yield with_reasoning([rows[key] for key in line])
 
 
-def with_reasoning(line: Sequence[Row]) -> dict[str, Any]:
+def with_reasoning(line: Sequence[Row]) -> Json:
     """The winner of a lineage (start first) as a sample of a later turn."""
     start, winner = line[0], dict(line[-1])
     origin = next(row for row in reversed(line) if row["response"] or row is start)

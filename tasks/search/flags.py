@@ -11,15 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from itertools import accumulate
-from pathlib import Path
 from random import Random
 
 from kernels_eval.build.schedule import FLAG as SWAPS
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Language
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 
-TABLE = read_toml(Path(__file__).with_suffix(".toml"))
+TABLE = table_beside(__file__)
 CHOICES = TABLE["flags"]
 Change = Callable[[list[str]], tuple[list[str], str]]
 """Other flags, and what was changed in words."""

@@ -19,9 +19,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import fmean, variance
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, Row, stable_hash
 from tasks.search.population import START, Member, Population
 
 Z = 1.96
@@ -83,7 +83,7 @@ def again_id(candidate_id: str, number: int) -> str:
     return stable_hash(["confirmation", candidate_id, number])
 
 
-def result_of(population: Population, found: Mapping[str, Interval]) -> dict[str, Any]:
+def result_of(population: Population, found: Mapping[str, Interval]) -> Json:
     """What the search found for one task, as plain data; `found` are the speedups measured anew by
     `again_id`, of those that were correct.
 
@@ -91,7 +91,7 @@ def result_of(population: Population, found: Mapping[str, Interval]) -> dict[str
     winner was not correct in every round. `searched` is the search's own number.
     """
     pair, start = pair_of(population), population.start
-    told: dict[str, Any] = {
+    told: Json = {
         "task_id": population.task.task_id,
         "start": start and start.candidate_id,
         "winner": pair and pair[1].candidate_id,
@@ -115,9 +115,7 @@ def result_of(population: Population, found: Mapping[str, Interval]) -> dict[str
     return told | {"gain": gain.value, "improved": gain.lower > 1} | bounds
 
 
-def summary_of(
-    results: Sequence[Mapping[str, Any]], populations: Collection[Population]
-) -> dict[str, Any]:
+def summary_of(results: Sequence[Row], populations: Collection[Population]) -> Json:
     """The numbers of a search: the confirmed gain over its tasks, its costs, and its curve.
 
     A winner that is not confirmed to be faster is not used: its task counts with gain 1 in

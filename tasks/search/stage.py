@@ -11,29 +11,29 @@ shared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any, Protocol
 
+import polars as pl
 import pyarrow as pa
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, Language, SamplingParams, candidate_id
+from kernels_eval.records import Candidate, Json, Language, Row, SamplingParams, candidate_id
 from tasks.progress import report
 from tasks.search.config import OF_MODELS, SearchConfig
 from tasks.search.parameters import usage
 from tasks.search.population import START, Member, Plan, Population
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, fingerprint
-from tasks.tables import CANDIDATES, SEARCHED
+from tasks.tables import CANDIDATES, CORRECT, SEARCHED
 from tasks.versions import SEARCH_VERSION
 
 STAGE = "search"
 SCHEMA = pa.schema([*CANDIDATES, *SEARCHED])
 """A candidate, and how it came to be: `step` is 0 or less for a start, `operator` "start" or how
 it was made, `change` what was changed, `parents` ids of candidates of this snapshot."""
-Row = Mapping[str, Any]
 
 
 class Judge(Protocol):
@@ -43,7 +43,7 @@ class Judge(Protocol):
 
     def plan(self) -> int: ...
 
-    def verify_chunk(self, number: int) -> Any: ...
+    def verify_chunk(self, number: int) -> object: ...
 
 
 Write = Callable[[Sequence[Plan]], Iterator[tuple[Plan, Row]]]
@@ -98,13 +98,11 @@ class Search:
 
     def _add_starts(self) -> None:
         """The fastest correct candidates of each task. Raises UsageError where there is none."""
-        import polars as pl
-
         verdicts = self._verdicts.open()
         columns = ["candidate_id", "task_id", "language", "status", "timing.speedup_lower"]
         chosen = (
             verdicts.read(columns=columns, unique="candidate_id")
-            .filter(pl.col("status") == "correct", pl.col("language") == self.language.value)
+            .filter(CORRECT, pl.col("language") == self.language.value)
             .sort("task_id", -pl.col("speedup_lower").fill_null(0), "candidate_id")
             .with_columns(step=-pl.int_range(pl.len()).over("task_id"))
             .filter(pl.col("step") > -self.config.starts)
@@ -214,7 +212,7 @@ def run(
 # -- rows ------------------------------------------------------------------------------------------
 
 
-def described(plan: Plan) -> dict[str, Any]:
+def described(plan: Plan) -> Json:
     """What a row says of how its candidate came to be."""
     return {
         "step": plan.step,
@@ -224,7 +222,7 @@ def described(plan: Plan) -> dict[str, Any]:
     }
 
 
-def row_of(plan: Plan, language: Language) -> dict[str, Any]:
+def row_of(plan: Plan, language: Language) -> Json:
     """The row of a candidate that no model wrote."""
     parent, generator = plan.parents[0].candidate_id, f"{STAGE}: {plan.operator}"
     code = plan.code or ""
@@ -243,6 +241,6 @@ def row_of(plan: Plan, language: Language) -> dict[str, Any]:
     return candidate.model_dump(mode="json") | key | described(plan)
 
 
-def in_turn(row: Row) -> dict[str, Any]:
+def in_turn(row: Row) -> Json:
     """A row of an older snapshot with its turn, which was the first."""
     return {**row, "turn": row.get("turn") or 1, "parent": row.get("parent")}

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, PositiveInt
 
-from kernels_eval.records import Record
+from kernels_eval.records import Sparing
 
 LATER = {"revision": None, "code_column": "code", "seed": 0, "count": 1000, "sizes": "cpp"}
 LATER |= {"precision": "fp32"}
 """Keys that earlier versions did not have, and what they did."""
 
 
-class TasksConfig(Record):
+class TasksConfig(Sparing):
     """A task source. `location` is a Parquet file, a folder or a hub id; the bundled tasks need
     none."""
 
@@ -43,12 +43,5 @@ class TasksConfig(Record):
     limit: PositiveInt | None = None
     """take the first N tasks"""
 
-    @model_serializer(mode="wrap")
-    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without later keys that are left at what earlier versions did: every hash over a
-        configuration stays what it was."""
-        return {
-            name: value
-            for name, value in dump(self).items()
-            if name not in LATER or value != LATER[name]
-        }
+    def _says(self, name: str, value: object) -> bool:
+        return name not in LATER or value != LATER[name]

@@ -11,11 +11,9 @@ for scoring with and without the same tasks.
 
 from __future__ import annotations
 
-from pathlib import Path
+from kernels_eval.tables import table_beside
 
-from tasks.files import read_toml
-
-_TABLES = read_toml(Path(__file__).with_suffix(".toml"))
+_TABLES = table_beside(__file__)
 
 
 def degenerate_tasks() -> dict[str, str]:

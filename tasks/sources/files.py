@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from pydantic import ValidationError
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask
+from kernels_eval.records import Json, KernelTask
 from tasks.sources.syntax import defined_names
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:
 
 def read_rows(
     path: Path, columns: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, Json]]:
     """Rows, and the place of each in words: of a folder of .py files or one of them (`name` and the
     text, in the last of `columns`), of JSON lines, CSV, or a Parquet file.
 
@@ -96,7 +96,7 @@ def read_rows(
             yield str(file), {"name": file.stem, columns[-1]: read_text(file)}
         return
     if path.suffix in LINES:
-        rows: Iterable[dict[str, Any]] = read_lines(path)
+        rows: Iterable[Json] = read_lines(path)
     else:
         rows = read_parquet(path, columns, optional).iter_rows(named=True)
     for number, row in enumerate(rows):
@@ -121,7 +121,7 @@ def check_task_source(code: str, entry_point: str, name: str) -> None:
         raise UsageError(f"{name} does not define {' or '.join(missing)}", hint)
 
 
-def checked_task(given: dict[str, Any], where: str) -> KernelTask:
+def checked_task(given: Json, where: str) -> KernelTask:
     """A task of a table's row. Raises UsageError, which begins with `where`."""
     try:
         task = KernelTask.model_validate(given)
@@ -154,7 +154,7 @@ def read_text(path: Path) -> str:
         ) from error
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[Json]:
     """The rows of a file of JSON lines, where empty lines are skipped, or of CSV, where all is text
     and what is empty None. Raises UsageError naming the line that is none."""
     try:
@@ -164,7 +164,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(f"cannot read {path}: {error}", "give a complete file in UTF-8") from error
 
 
-def _csv_rows(handle: TextIO, path: Path) -> Iterator[dict[str, Any]]:
+def _csv_rows(handle: TextIO, path: Path) -> Iterator[Json]:
     csv.field_size_limit(sys.maxsize)
     table = csv.DictReader(handle, strict=True)
     for row in table:
@@ -176,7 +176,7 @@ def _csv_rows(handle: TextIO, path: Path) -> Iterator[dict[str, Any]]:
         yield {name: value or None for name, value in row.items()}
 
 
-def _json_rows(handle: TextIO, path: Path) -> Iterator[dict[str, Any]]:
+def _json_rows(handle: TextIO, path: Path) -> Iterator[Json]:
     for number, line in enumerate(handle, start=1):
         if line.strip():
             try:
@@ -231,7 +231,7 @@ def read_parquet(path: Path, columns: Sequence[str], optional: Sequence[str] = (
         return pl.read_parquet(path, columns=wanted)
 
 
-def rows_of(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def rows_of(path: Path, columns: Sequence[str]) -> Iterator[Json]:
     """Rows with these columns, `BATCH_ROWS` of them in memory at a time. Raises UsageError where
     the file breaks off."""
     import pyarrow.parquet as pq
@@ -259,8 +259,8 @@ def shown(text: object, length: int = 200) -> str:
 
 
 def tasks_of_rows(
-    rows: Iterable[dict[str, Any]],
-    make: Callable[[dict[str, Any]], KernelTask],
+    rows: Iterable[Json],
+    make: Callable[[Json], KernelTask],
     where: str,
     limit: int | None = None,
 ) -> list[KernelTask]:

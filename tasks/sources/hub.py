@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import UsageError, cause_of
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.files import atomic_write, file_sha256
 from tasks.progress import caution
 from tasks.retry import retry_until_back
@@ -31,7 +31,7 @@ DEADLINE_S = 6.0
 KEPT = 3
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Rows = list[dict[str, Any]]
+Rows = list[Json]
 
 
 class Pin(Record):

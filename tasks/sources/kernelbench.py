@@ -15,10 +15,9 @@ import re
 import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask
+from kernels_eval.records import Json, KernelTask
 from tasks.sources.files import number_of, read_parquet, read_text, tasks_of_rows
 from tasks.sources.hub import is_hub_id, load_rows
 
@@ -87,7 +86,7 @@ def load(
     )
 
 
-def content_of(rows: Collection[dict[str, Any]]) -> str:
+def content_of(rows: Collection[Json]) -> str:
     """A digest of a level's programs under their numbers: the first 32 hex digits of the SHA-256 of
     both, in order of the numbers."""
     digest = hashlib.sha256()
@@ -96,7 +95,7 @@ def content_of(rows: Collection[dict[str, Any]]) -> str:
     return digest.hexdigest()[:32]
 
 
-def _compare(rows: Collection[dict[str, Any]], level: int, where: str) -> None:
+def _compare(rows: Collection[Json], level: int, where: str) -> None:
     whole = [row for row in rows if row["problem_id"] is not None and row["code"] is not None]
     if content_of(whole) != CONTENT[level]:
         warnings.warn(
@@ -106,7 +105,7 @@ def _compare(rows: Collection[dict[str, Any]], level: int, where: str) -> None:
         )
 
 
-def task_of(row: dict[str, Any]) -> KernelTask:
+def task_of(row: Json) -> KernelTask:
     """The task of one row. Raises UsageError where it has no level or no number."""
     level, problem = row["level"], row["problem_id"]
     if level is None or problem is None:
@@ -120,7 +119,7 @@ def task_of(row: dict[str, Any]) -> KernelTask:
     )
 
 
-def _folder_rows(root: Path) -> Iterator[dict[str, Any]]:
+def _folder_rows(root: Path) -> Iterator[Json]:
     """Rows of `level{n}/{problem_id}_{name}.py`, as the repository lays them out."""
     folders = _level_folders(root)
     if not folders:

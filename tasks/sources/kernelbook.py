@@ -9,10 +9,9 @@ that are not tasks are left out with a warning.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask
+from kernels_eval.records import Json, KernelTask
 from tasks.sources.files import read_parquet, tasks_of_rows
 from tasks.sources.hub import is_hub_id, load_rows
 
@@ -45,7 +44,7 @@ def load(
     return tasks_of_rows(rows, _task, str(location), limit)
 
 
-def _task(row: dict[str, Any]) -> KernelTask:
+def _task(row: Json) -> KernelTask:
     if row["uuid"] is None:
         raise UsageError(f"{row['entry_point']!r} has no uuid")
     return KernelTask(

@@ -3,8 +3,6 @@ exactly these."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
 from tasks.sources.config import TasksConfig
@@ -55,7 +53,7 @@ def run(config: TasksConfig, root: str) -> SnapshotRef:
     return keep(load_tasks(config), root, config)
 
 
-def keep(found: list[KernelTask], root: str, config: Any) -> SnapshotRef:
+def keep(found: list[KernelTask], root: str, config: object) -> SnapshotRef:
     """These tasks as a finished snapshot; `config` is what its manifest says of where they come
     from."""
     rows = [task.model_dump(mode="json") for task in found]

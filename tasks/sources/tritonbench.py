@@ -12,18 +12,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask
-from tasks.files import read_toml
+from kernels_eval.records import Json, KernelTask
+from kernels_eval.tables import table_beside
 from tasks.sources.files import existing, read_rows
 from tasks.sources.functions import Adapted, Refused, adapt
 
 COLUMNS = ("name", "code_with_tests")
 OPTIONAL_COLUMNS = ("difficulty",)
 SOURCE = "tritonbench"
-NOT_JUDGED: dict[str, dict[str, str]] = read_toml(Path(__file__).with_suffix(".toml"))
+NOT_JUDGED: dict[str, dict[str, str]] = table_beside(__file__)
 """Test calls that were run on a CPU and cannot be judged, and why."""
 
 
@@ -90,7 +89,7 @@ _FORM = (
 )
 
 
-def operator_rows(location: str | Path) -> Iterator[dict[str, Any]]:
+def operator_rows(location: str | Path) -> Iterator[Json]:
     """Rows with the columns name and code_with_tests. Raises UsageError as `survey` does."""
     for where, row in read_rows(existing(location), COLUMNS, OPTIONAL_COLUMNS):
         if missing := [name for name in COLUMNS if not _is_text(row.get(name))]:

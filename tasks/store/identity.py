@@ -11,7 +11,6 @@ import importlib.util
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
@@ -22,7 +21,10 @@ SNAPSHOT_SCHEMA_VERSION = 1
 
 
 def fingerprint(
-    stage: str, config: Any, upstream: Sequence[str] = (), version: int | Sequence[int] | str = ""
+    stage: str,
+    config: object,
+    upstream: Sequence[str] = (),
+    version: int | Sequence[int] | str = "",
 ) -> str:
     """hash(stage name, resolved stage config, upstream fingerprints, version of the stage's logic).
 

@@ -11,14 +11,14 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
-from kernels_eval.records import stable_hash
+import psutil
 
-Row = Mapping[str, Any]
+from kernels_eval.records import Json, Row, stable_hash
 
 
 class Journal:
@@ -106,7 +106,7 @@ def abandoned(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def read_journal(journal: Path) -> list[dict[str, Any]]:
+def read_journal(journal: Path) -> list[Json]:
     """The whole rows of a journal, without the line that its writer was killed in."""
     rows = []
     for line in journal.read_text(encoding="utf-8", errors="surrogatepass").split("\n"):
@@ -117,6 +117,4 @@ def read_journal(journal: Path) -> list[dict[str, Any]]:
 
 def another_runs(pid: int) -> bool:
     """Whether a process with this id is alive and not this one."""
-    import psutil
-
     return pid != os.getpid() and psutil.pid_exists(pid)

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from glob import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import fsspec
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import Json
 from tasks.store.snapshot import MANIFEST, Snapshot, SnapshotRef
 
 if TYPE_CHECKING:
@@ -19,8 +22,6 @@ if TYPE_CHECKING:
 
 def snapshots(root: str, stage: str) -> list[Snapshot]:
     """Every snapshot of a stage under a root, finished or not, in no particular order."""
-    import fsspec
-
     fs, path = fsspec.core.url_to_fs(str(root))
     base = f"{path.rstrip('/')}/{stage}"
     if not fs.exists(base):
@@ -39,8 +40,6 @@ def newest_first(root: str, stage: str) -> list[Snapshot]:
 def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
     """A snapshot by its directory, or under `root` by (the beginning of) its fingerprint. Raises
     UsageError where there is none, or several begin so."""
-    import fsspec
-
     if (Path(name) / MANIFEST).is_file():
         path = Path(name).resolve()
         return SnapshotRef(
@@ -63,7 +62,7 @@ def find_snapshot(root: str, name: str, stage: str = "*") -> SnapshotRef:
 
 def known_rows(
     root: str, stage: str, column: str, keys: Iterable[str], schema: pa.Schema, *, exclude: str = ""
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Json]:
     """Rows of any other snapshot of the stage whose key is asked for, each key once: a nightly
     refresh pays only for what is new.
 

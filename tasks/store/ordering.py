@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kernels_eval.records import Json
 from tasks.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def rows_in_order(
     scratch: Path,
     *,
     buffer_bytes: int = BUFFER_BYTES,
-) -> Generator[dict[str, Any], None, None]:
+) -> Generator[Json, None, None]:
     """The rows at `places` (columns `part` and `row`, see Snapshot.index) in just that order, with
     these columns."""
     import pyarrow as pa

@@ -4,7 +4,7 @@ they fit together."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernels_eval.errors import UsageError
 
@@ -78,7 +78,7 @@ def _kind_of(of: pl.DataType) -> str | None:
     return str(of.base_type())
 
 
-def storable(value: Any) -> Any:
+def storable(value: object) -> object:
     """The same value with characters that UTF-8 cannot hold (lone surrogates) replaced."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()

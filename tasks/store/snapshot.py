@@ -20,7 +20,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -30,13 +30,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import fsspec
 from pydantic import BaseModel
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record, Row
 from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.identity import SNAPSHOT_SCHEMA_VERSION, code_hash, fingerprint
-from tasks.store.journal import Journal, Row, abandoned, another_runs, part_suffix, read_journal
+from tasks.store.journal import Journal, abandoned, another_runs, part_suffix, read_journal
 from tasks.store.parts import combine_parts, present_columns, storable
 from tasks.versions import modules_of
 
@@ -82,8 +83,6 @@ class Snapshot:
     _opened_s: float = field(default_factory=time.monotonic, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        import fsspec
-
         self._fs, path = fsspec.core.url_to_fs(str(self.root))
         self.path = f"{path.rstrip('/')}/{self.stage}/{self.fingerprint}"
         local = isinstance(self._fs, fsspec.implementations.local.LocalFileSystem)
@@ -112,7 +111,7 @@ class Snapshot:
         return bool(self._fs.exists(f"{self.path}/{MANIFEST}"))
 
     @property
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> Json:
         """The manifest. Raises UsageError where the snapshot is unfinished, or its manifest is
         damaged."""
         if not self.finished:
@@ -121,7 +120,7 @@ class Snapshot:
                 "it is unfinished: run its stage again to resume",
             )
         try:
-            found: dict[str, Any] = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
+            found: Json = json.loads(self._fs.cat_file(f"{self.path}/{MANIFEST}"))
             datetime.fromisoformat(found["created_at"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(
@@ -294,9 +293,7 @@ class Snapshot:
                     yield batch.take(rows[first:last] - start)
                 start += len(batch)
 
-    def rows_of(
-        self, places: pl.DataFrame, columns: Sequence[str] | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def rows_of(self, places: pl.DataFrame, columns: Sequence[str] | None = None) -> Iterator[Json]:
         """The rows at these places (some of those that `index` gave, in its order), read part by
         part."""
         for (part,), found in places.group_by("part", maintain_order=True):
@@ -308,7 +305,7 @@ class Snapshot:
         column: str,
         values: Iterable[str] | None = None,
         columns: Sequence[str] | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Json]:
         """The first row of each of these values of a column (None: of all), in the order of
         writing; read as `rows_of` reads."""
         import polars as pl
@@ -410,7 +407,7 @@ class Snapshot:
         config: Any,
         upstream: Iterable[str] | None = None,
         rows: int | None = None,
-        extra: Mapping[str, Any] | None = None,
+        extra: Row | None = None,
     ) -> Snapshot:
         """Write the manifest: from here on the snapshot is finished and immutable.
 
@@ -465,5 +462,5 @@ def tool_versions() -> dict[str, str]:
     return found
 
 
-def hardware() -> dict[str, Any]:
+def hardware() -> Json:
     return {"machine": platform.machine(), "system": platform.system(), "cpus": os.cpu_count()}

@@ -327,7 +327,7 @@ def _is_http(url: str) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """A string that UTF-8 can hold (JSON may carry lone surrogates, records and Parquet may not);
     None for what is no string."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else None

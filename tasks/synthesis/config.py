@@ -10,13 +10,11 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
 )
 
-from kernels_eval.records import Record, SamplingParams
+from kernels_eval.records import Record, SamplingParams, Sparing
 from tasks.synthesis.known_models import sampling_for
 from tasks.synthesis.scripted.config import TeacherConfig
 
@@ -91,7 +89,7 @@ class ContrastConfig(Record):
     """another one shows others"""
 
 
-class SynthesisConfig(Record):
+class SynthesisConfig(Sparing):
     """The generator and its settings. Default: the recorded responses that ship with concur."""
 
     sampler: Literal["recorded", "transformers", "openai", "vllm", "scripted"] = "recorded"
@@ -136,13 +134,10 @@ class SynthesisConfig(Record):
     contrast: ContrastConfig | None = None
     """earlier kernels in the prompt; null: none"""
 
-    @model_serializer(mode="wrap")
-    def _what_was_said(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a teacher that does not answer and a contrast that is not asked for: every hash
-        over a configuration stays what it was."""
-        unused = {"teacher"} if self.sampler != "scripted" else set()
-        unused |= {"contrast"} if self.contrast is None else set()
-        return {name: value for name, value in dump(self).items() if name not in unused}
+    def _says(self, name: str, value: object) -> bool:
+        return (name != "teacher" or self.sampler == "scripted") and (
+            name != "contrast" or value is not None
+        )
 
     @field_validator("sampling")
     @classmethod

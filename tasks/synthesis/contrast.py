@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
+import polars as pl
+
 from kernels_eval.errors import UsageError
+from kernels_eval.grouping import grouped
 from tasks.synthesis.prompts import block
 from tasks.synthesis.refine import MOST_CODE, bounded
 
@@ -54,8 +56,6 @@ class Kernel(NamedTuple):
 def read_kernels(path: str) -> Mapping[str, list[Kernel]]:
     """The earlier kernels of each task, from a Parquet or JSON lines file with the columns
     `COLUMNS`; rows without a code or a speedup above 0 are left out. Raises UsageError."""
-    import polars as pl
-
     read = pl.read_parquet if Path(path).suffix == ".parquet" else pl.read_ndjson
     try:
         rows = read(Path(path)).select(COLUMNS).cast({"speedup": pl.Float64})
@@ -64,11 +64,11 @@ def read_kernels(path: str) -> Mapping[str, list[Kernel]]:
             f"synthesis.contrast.kernels: {path} cannot be read: {error}",
             f"give a .parquet or .jsonl file with the columns {', '.join(COLUMNS)}",
         ) from error
-    found: defaultdict[str, list[Kernel]] = defaultdict(list)
-    for task_id, code, speedup in rows.unique(maintain_order=True).iter_rows():
-        if code and speedup and 0 < speedup < math.inf:
-            found[task_id].append(Kernel(speedup, code))
-    return found
+    return grouped(
+        (task_id, Kernel(speedup, code))
+        for task_id, code, speedup in rows.unique(maintain_order=True).iter_rows()
+        if code and speedup and 0 < speedup < math.inf
+    )
 
 
 def contrast_prompt(prompt: str, kernels: Sequence[Kernel], config: ContrastConfig) -> str:
@@ -89,9 +89,7 @@ def compared(prompt: str, shown: Sequence[Kernel]) -> str:
 def chosen(kernels: Sequence[Kernel], config: ContrastConfig, salt: str) -> list[Kernel]:
     """One kernel of each of `config.shown` buckets; fewer where there are fewer buckets."""
     draw = random.Random(f"{config.seed} {salt}")
-    buckets: defaultdict[int, list[Kernel]] = defaultdict(list)
-    for each in kernels:
-        buckets[math.floor(2 * math.log2(each.speedup))].append(each)
+    buckets = grouped((math.floor(2 * math.log2(each.speedup)), each) for each in kernels)
     means = {key: mean(each.speedup for each in bucket) for key, bucket in buckets.items()}
     found = []
     for _ in range(min(config.shown, len(buckets))):

@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
-from kernels_eval.records import stable_hash
-from tasks.files import file_sha256, read_toml
+from kernels_eval.records import Json, Row, stable_hash
+from kernels_eval.tables import table_beside
+from tasks.files import file_sha256
 from tasks.progress import caution
 from tasks.sources.files import columns_of, read_text, rows_of, shown
 from tasks.sources.hub import load_rows
 from tasks.sources.tables import holds_tables, on_hub, part_files, tell_left_out
 
-Row = dict[str, Any]
-ALIASES: dict[str, list[str]] = read_toml(Path(__file__).with_suffix(".toml"))
+ALIASES: dict[str, list[str]] = table_beside(__file__)
 """Columns, and what other tables call them; the first existing one is used."""
 MOST_SPLIT = "train"
 _NAME = re.compile(
@@ -40,10 +40,10 @@ class Part(NamedTuple):
 
     name: str
     columns: Mapping[str, str]
-    own_rows: Callable[[Sequence[str]], Iterable[Mapping[str, Any]]]
+    own_rows: Callable[[Sequence[str]], Iterable[Row]]
     digest: Callable[[], str]
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+    def rows(self, names: Sequence[str]) -> Iterator[Json]:
         """Rows with those of these columns that exist."""
         wanted = {name: self.columns[name] for name in names if name in self.columns}
         for row in self.own_rows(list(wanted.values())):
@@ -88,7 +88,7 @@ def model_of(location: str | Path) -> str:
     return shown(name.partition(":")[0])
 
 
-def _in_memory(name: str, rows: Sequence[Row]) -> Part:
+def _in_memory(name: str, rows: Sequence[Json]) -> Part:
     columns = dict.fromkeys(column for row in rows for column in row)
     return Part(name, _renamed(list(columns)), lambda _: rows, lambda: stable_hash(rows))
 
@@ -104,7 +104,7 @@ def _renamed(columns: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _modules(path: Path) -> Iterator[Row]:
+def _modules(path: Path) -> Iterator[Json]:
     """One candidate per .py file. Where names are those of KernelBench's runs, other files are left
     out."""
     patterns = ("[!_]*.py", "level*/[!_]*.py")

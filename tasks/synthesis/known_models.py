@@ -11,15 +11,13 @@ model, and an endpoint that serves another model under the name Qwen/QwQ-32B is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
-from kernels_eval.records import SamplingParams
-from tasks.files import read_toml
+from kernels_eval.records import Row, SamplingParams
+from kernels_eval.tables import table_beside
 
-_TABLE = read_toml(Path(__file__).with_suffix(".toml"))
-KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+_TABLE = table_beside(__file__)
+KNOWN_MODELS: Mapping[str, Row] = MappingProxyType(
     {name: MappingProxyType(settings) for name, settings in _TABLE.items()}
 )
 """Settings by hub id. docs/how-to/sample-with-vllm.md shows the same table, and a test keeps it

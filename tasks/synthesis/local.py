@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.progress import caution
 from tasks.sources.small_model import chat_text, load_causal_model, load_tokenizer
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
-
-if TYPE_CHECKING:
-    import torch
 
 GOING = 0.9
 """Share of a batch's rows that are still written, below which the finished ones leave it."""
@@ -78,8 +78,6 @@ class TransformersSampler(Sampler):
     def close(self) -> None:
         """Lets the model and its memory go. Sampling again loads it again."""
         if vars(self).pop("loaded", None):
-            import torch
-
             torch.cuda.empty_cache()
 
     @cached_property
@@ -104,8 +102,6 @@ class Loaded:
     @classmethod
     def load(cls, location: str | Path, adapter: Path | None, device: str) -> Loaded:
         """Load them onto the device. Raises UsageError where that cannot be done."""
-        import torch
-
         tokenizer: Any = load_tokenizer(location)
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError(f"the tokenizer of {location} has no chat template", NO_CHAT)
@@ -118,8 +114,6 @@ class Loaded:
 
     def batch_size(self, tokens: int) -> int:
         """How many responses to write at once, prompt and answer of so many tokens."""
-        import torch
-
         if self.model.device.type != "cuda":
             return 16
         config = self.model.config
@@ -157,8 +151,6 @@ class Loaded:
     def written(self, rows: Iterable[Row], size: int | None = None) -> Iterator[Row]:
         """Write responses, `size` at once (None: as many as memory holds; halved where it ends);
         each row as it is finished. Raises UsageError where one alone is too much."""
-        import torch
-
         # neighbours in length share a batch: less padding, and requests of one prompt stay together
         waiting = sorted(rows, key=lambda r: (len(r.prompt), r.prompt, r.request.request_key))
         size = size or self.batch_size(max((len(r.prompt) + r.limit for r in waiting), default=1))
@@ -183,9 +175,6 @@ class Loaded:
     def respond(self, rows: list[Row]) -> Iterator[Row]:
         """Token by token for one batch, left-padded. Finished rows leave the batch as soon as they
         are a tenth of it: each time, all keys and values are copied."""
-        import torch
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
         attention = [
             SDPBackend.FLASH_ATTENTION,
             SDPBackend.EFFICIENT_ATTENTION,
@@ -301,8 +290,6 @@ def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     cumulative distribution: where many tokens are about equally likely the latter changes its mind
     with the rounding of the logits, a thousand times as often.
     """
-    import torch
-
     if not bool(torch.isfinite(logits).all()):
         raise EvalError(
             "the model's logits are not finite",
@@ -344,7 +331,6 @@ def uniform(rows: Sequence[Row], count: int, device: torch.device) -> torch.Tens
     SplitMix64 (Steele, Lea and Flood 2014, figure 17), whose nth number needs none before it, so
     that a batch is drawn at once on its device.
     """
-    import torch
 
     def mixed(values: torch.Tensor, shift: int) -> torch.Tensor:
         return values ^ (values >> shift & (1 << 64 - shift) - 1)

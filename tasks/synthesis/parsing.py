@@ -13,10 +13,10 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kernels_eval.checks.syntax import UNPARSABLE, parse_source
-from kernels_eval.records import Reason, Record
+from kernels_eval.records import Json, Reason, Record
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
@@ -133,7 +133,7 @@ def is_unfinished(text: str) -> bool:
     return end == "," or end.isalnum()
 
 
-def guessed_finish(text: str) -> dict[str, Any]:
+def guessed_finish(text: str) -> Json:
     """`finish_reason` and `finish_guessed` of a response whose finish reason was not recorded."""
     return {"finish_reason": "length" if is_unfinished(text) else "stop", "finish_guessed": True}
 

@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from pathlib import Path
-from typing import Any
 
-from kernels_eval.records import Correctness, Status, Timing, Verdict
-from tasks.files import read_toml
+from kernels_eval.records import Correctness, Json, Status, Timing, Verdict
+from kernels_eval.tables import table_beside
 from tasks.synthesis.prompts import block
 
-Named = dict[str, Any]
+Named = Json
 FOLLOW_UP_VERSION = 1
 """Raised with every change of the wording."""
 
@@ -39,7 +37,7 @@ WORD = 4_096
 """A word that is cut where looking at a text ends is left out, up to so many characters: it may be
 half of a path."""
 
-WORDS: dict[str, str] = read_toml(Path(__file__).with_suffix(".toml"))
+WORDS: dict[str, str] = table_beside(__file__)
 """What an attempt is told of its reason."""
 
 FOLLOW_UP = """\

@@ -21,10 +21,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
+
+import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, Status, Verdict, stable_hash
+from kernels_eval.records import KernelTask, Language, Row, Status, Verdict, stable_hash
 from tasks.files import file_sha256
 from tasks.progress import duration
 from tasks.sources import bundled
@@ -35,9 +37,6 @@ from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, followed_up, limit_words, said_of
 from tasks.synthesis.sampler import Request, Response
 from tasks.versions import TEACHER_VERSION
-
-if TYPE_CHECKING:
-    import polars as pl
 
 ENOUGH = 5
 """Answers before a rate is shown."""
@@ -55,7 +54,7 @@ class RequestSet:
     """Requests by their keys, each made by `make` when it is read; `places` says of each key what
     it is made from, in the order of asking."""
 
-    def __init__(self, places: Mapping[str, Any], make: Callable[[Any], Request]) -> None:
+    def __init__(self, places: Row, make: Callable[[Any], Request]) -> None:
         self._places, self._make = places, make
 
     @property
@@ -222,8 +221,6 @@ def _limits(profiles: Snapshot) -> dict[str, str]:
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
     """Ids and places of the candidates of one turn, each once. Snapshots of older versions know no
     turns: all of theirs are the first."""
-    import polars as pl
-
     if candidates.has_column("turn"):
         found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
     else:

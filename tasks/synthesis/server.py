@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, UsageError
+from kernels_eval.records import Json
 from tasks.synthesis import sizing
 from tasks.synthesis.addresses import Addresses
 from tasks.synthesis.client import OpenAISampler
@@ -194,7 +195,7 @@ class Servers:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        wishes: dict[str, Any] = {"num_gpus": self._gpus, "num_cpus": 0, "max_concurrency": 4}
+        wishes: Json = {"num_gpus": self._gpus, "num_cpus": 0, "max_concurrency": 4}
         if self.spec.config.listen == "loopback":  # another node's loopback is out of reach
             here = ray.get_runtime_context().get_node_id()
             wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
@@ -391,7 +392,7 @@ class VllmSampler(Sampler):
         import ray
 
         here, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
-        list_nodes: Callable[[], list[dict[str, Any]]] = ray.nodes
+        list_nodes: Callable[[], list[Json]] = ray.nodes
         nodes = [
             int(node["Resources"].get("GPU", 0))
             for node in list_nodes()

@@ -17,11 +17,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.progress import hours
 from tasks.synthesis.config import ServerConfig
 
@@ -183,7 +182,7 @@ def read_shape(model: str) -> Shape | None:
     if directory is None:
         return None
     try:
-        config: dict[str, Any] = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        config: Json = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         config = config.get("text_config") or config
         heads = config["num_attention_heads"]
         return Shape(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Candidate, Language, candidate_id
+from kernels_eval.records import Candidate, Json, Language, candidate_id
 from tasks.policy import secret
 from tasks.progress import report
 from tasks.sources.small_model import resolve_model
@@ -191,7 +191,7 @@ class Synthesis:
                 f"{sampler.generator} gave no response to any of {counts['requests']} requests",
                 "check synthesis.sampler and the language",
             )
-        extra: dict[str, Any] = {"generator": sampler.generator, **counts}
+        extra: Json = {"generator": sampler.generator, **counts}
         if self._before:  # counted over all turns, as the rows are
             earlier = self._before[0].open().manifest
             rows = sorted(turns.value_counts().iter_rows())
@@ -280,7 +280,7 @@ def run(
 CountTokens = Callable[[Sequence[str]], Sequence[int] | None]
 
 
-def candidate_row(request: Request, response: Response, sampler: Sampler) -> dict[str, Any]:
+def candidate_row(request: Request, response: Response, sampler: Sampler) -> Json:
     """A row of tasks.tables.CANDIDATES for a new answer."""
     parsed = parse_response(
         response.text, reasoning=response.reasoning, finish_reason=response.finish_reason
@@ -312,7 +312,7 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> dic
     return candidate.model_dump(mode="json") | raw
 
 
-def parsed_again(row: dict[str, Any], count_tokens: CountTokens) -> dict[str, Any]:
+def parsed_again(row: Json, count_tokens: CountTokens) -> Json:
     """A kept row of any version with its derived columns as today's parser has them.
 
     Tokens are counted again only where the reasoning has changed.
@@ -328,7 +328,7 @@ def parsed_again(row: dict[str, Any], count_tokens: CountTokens) -> dict[str, An
     return in_turn(row) | derived
 
 
-def in_turn(row: dict[str, Any]) -> dict[str, Any]:
+def in_turn(row: Json) -> Json:
     """A kept row with its turn: rows from before there were turns are all of the first."""
     return row | {"turn": row.get("turn") or 1, "parent": row.get("parent")}
 
@@ -338,7 +338,7 @@ def _count(count_tokens: CountTokens, text: str) -> int | None:
     return counts[0] if counts else None
 
 
-def _separated_before(row: dict[str, Any]) -> str | None:
+def _separated_before(row: Json) -> str | None:
     """What the server had separated, for rows from before that was kept: the reasoning is in the
     response unless the server took it out. A module that the parser moved from the end of the
     reasoning to the head of the answer goes back."""

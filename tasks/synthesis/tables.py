@@ -27,6 +27,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.languages import languages_of
 from kernels_eval.records import (
     Candidate,
+    Json,
     KernelTask,
     Language,
     Reason,
@@ -55,7 +56,7 @@ SCHEMA = CANDIDATES.append(pa.field("given_id", pa.string())).append(pa.field("r
 """`given_id`: the candidate_id of the table, null where it has none. `row`: the row of the table,
 from 0, over all its files."""
 
-Row = tuple[int, str, dict[str, Any]]
+Row = tuple[int, str, Json]
 """The number of a row in all files, its place in words, and some of its columns."""
 
 _KEPT = (
@@ -136,7 +137,7 @@ class CandidateTable:
             return snapshot.ref
         total = self.asked_tasks(language).total()
 
-        def rows() -> Iterator[dict[str, Any]]:
+        def rows() -> Iterator[Json]:
             for done, row in enumerate(self._candidates(tasks, language), start=1):
                 report(STAGE, done, total, "read")
                 yield row
@@ -144,9 +145,7 @@ class CandidateTable:
         snapshot.append(rows(), SCHEMA, key="row")
         return snapshot.publish(config={"language": language.value}).ref
 
-    def _candidates(
-        self, tasks: Mapping[str, KernelTask], language: Language
-    ) -> Iterator[dict[str, Any]]:
+    def _candidates(self, tasks: Mapping[str, KernelTask], language: Language) -> Iterator[Json]:
         """Rows of `SCHEMA`."""
         named: dict[str, str] = {}
         repeats: Counter[str] = Counter()
@@ -199,7 +198,7 @@ class CandidateTable:
                 number += 1
 
 
-def _task_id(row: Mapping[str, Any], where: str) -> str:
+def _task_id(row: Mapping[str, object], where: str) -> str:
     if row.get("task_id") is not None:
         return str(row["task_id"])
     level, problem = number_of(row.get("level")), number_of(row.get("problem_id"))
@@ -226,7 +225,7 @@ def _language(row: Mapping[str, Any], where: str) -> tuple[Language | None, bool
     return (found[0], not found[0].half_of_others) if len(found) == 1 else (None, False)
 
 
-def _content(row: Mapping[str, Any]) -> dict[str, Any]:
+def _content(row: Mapping[str, Any]) -> Json:
     """Code or the reason why there is none; and what a response holds besides, where it was parsed
     for that."""
     code, reason, response = row.get("code"), row.get("parse_reason"), row.get("response")
@@ -241,12 +240,12 @@ def _content(row: Mapping[str, Any]) -> dict[str, Any]:
     return parsed.model_dump()
 
 
-def _finish(row: Mapping[str, Any]) -> dict[str, Any]:
+def _finish(row: Mapping[str, Any]) -> Json:
     """Why the answer ended, guessed where the table has its text but not the reason."""
     if row.get("finish_reason") or row.get("response") is None:
         return {"finish_reason": row.get("finish_reason"), "finish_guessed": None}
     return guessed_finish(row["response"])
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+def _given(values: Mapping[str, object]) -> Json:
     return {name: value for name, value in values.items() if value is not None}

@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernels_eval.records import Row
+from tasks.sources.small_model import chat_text, load_causal_model, load_tokenizer
+
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow.models import ModelSignature
@@ -56,11 +59,9 @@ def write_mlmodel(directory: Path, base_model: str, run_id: str, facts: Mapping[
     return path
 
 
-def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> AdapterModel:
+def _load_pyfunc(path: str, model_config: Row | None = None) -> AdapterModel:
     """What MLflow calls. Raises UsageError where base model or adapter cannot be loaded."""
     import torch
-
-    from tasks.sources.small_model import load_causal_model, load_tokenizer
 
     base_model = (model_config or {})["base_model"]
     gpu = torch.cuda.is_available()
@@ -76,9 +77,7 @@ class AdapterModel:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
 
-    def predict(
-        self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
-    ) -> pd.DataFrame:
+    def predict(self, model_input: pd.DataFrame, params: Row | None = None) -> pd.DataFrame:
         """A frame with the column `prompt` in, one with the column `response` out. Parameters are
         those of `signature`."""
         import pandas as pd
@@ -92,9 +91,7 @@ class AdapterModel:
         pad = self.tokenizer.pad_token_id
         responses = []
         for prompt in model_input["prompt"]:
-            text = self.tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-            )
+            text = chat_text(self.tokenizer, prompt)
             encoded = self.tokenizer(text, return_tensors="pt", add_special_tokens=False).to(
                 self.model.device
             )

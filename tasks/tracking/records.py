@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -19,7 +19,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 
 
-def flatten(config: Any) -> dict[str, str]:
+def flatten(config: object) -> dict[str, str]:
     """Nested configuration (a mapping or a pydantic model) as flat params: keys joined by dots,
     strings as they are, the rest as JSON.
 
@@ -37,7 +37,7 @@ def flatten(config: Any) -> dict[str, str]:
     return dict(pairs)
 
 
-def _walk(value: Any, prefix: str) -> Iterator[tuple[str, str]]:
+def _walk(value: object, prefix: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and (value or not prefix):
         for key, inner in value.items():
             yield from _walk(inner, f"{prefix}.{key}" if prefix else str(key))

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kernels_eval.records import Phases
+from kernels_eval.records import Json, Phases
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tracking.records import Cell, DatasetRef, Metrics, StageRecord
 
@@ -85,7 +85,7 @@ def verification_record(config: BaseModel, verdicts: SnapshotRef) -> StageRecord
     )
 
 
-def _phases(verdicts: Snapshot) -> list[dict[str, Any]]:
+def _phases(verdicts: Snapshot) -> list[Json]:
     """One row per phase with the device held, and one for all of them (`run`): the candidates that
     reached it, and their seconds."""
     spent = {}
@@ -160,7 +160,7 @@ def training_record(
     )
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     """Whether a number is one that every database takes: a loss that diverged has NaN or
     infinity."""
     return isinstance(value, int | float) and math.isfinite(value)
@@ -200,7 +200,7 @@ def analysis_record(config: BaseModel, analysis: SnapshotRef) -> StageRecord:
     files."""
     snapshot = analysis.open()
     rows: list[dict[str, Cell]] = snapshot.read(unique="name").to_dicts()
-    metrics: dict[str, Any] = {}
+    metrics: Json = {}
     for row in rows:
         if row["value"] is not None:
             name = str(row["name"])

@@ -16,10 +16,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import fsspec
+import polars as pl
+import pyarrow.parquet as pq
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import stable_hash
+from kernels_eval.records import Json, stable_hash
 from tasks.tracking.adapter_model import write_mlmodel
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
@@ -130,7 +134,7 @@ class Runs(NamedTuple):
         )
         for kind, found, size in entries:
             for start in range(0, len(found), size):
-                batch: dict[str, Any] = {kind: found[start : start + size]}
+                batch: Json = {kind: found[start : start + size]}
                 self.client.log_batch(run_id, **batch)
 
     def add_points(self, run_id: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> None:
@@ -200,9 +204,6 @@ def require_paths(record: StageRecord) -> None:
 def dataset_input(dataset: DatasetRef) -> DatasetInput:
     """Name, fingerprint, source, columns and row count, from the Parquet footers alone: a snapshot
     may be larger than memory."""
-    import fsspec
-    import polars as pl
-    import pyarrow.parquet as pq
     from mlflow.data.polars_dataset import infer_schema
     from mlflow.entities import Dataset, DatasetInput
 

@@ -26,12 +26,16 @@ from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from kernels_eval.cluster.ray import address_of, require_cluster
 from kernels_eval.devices import require_device
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, Phases, Verdict
+from kernels_eval.records import Json, KernelTask, Language, Phases, Verdict
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
 from tasks.reporting.text import by_count
@@ -43,9 +47,6 @@ from tasks.tables import VERDICTS
 from tasks.verification import stage
 from tasks.verification.batch_progress import BatchProgress
 from tasks.verification.config import VerificationConfig
-
-if TYPE_CHECKING:
-    import polars as pl
 
 VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "snapshots"
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -76,7 +77,7 @@ def verify_batch(
     out: str,
     config: VerificationConfig,
     language: Language | None = None,
-) -> dict[str, Any]:
+) -> Json:
     """Verify the candidates of a table. Returns `summary` and what this call did (`this_run`:
     seconds, verdicts that workers reached, verdicts that were reused or needed none).
 
@@ -107,7 +108,7 @@ def verify_batch(
             names = ["candidate_id", "sample_index"]
             return dict(self._candidates.read(columns=names).select(names).iter_rows())
 
-        def _rows(self, verdict: Verdict) -> Iterator[dict[str, Any]]:
+        def _rows(self, verdict: Verdict) -> Iterator[Json]:
             sample = self.samples[verdict.candidate_id]
             progress.verdict = f"{in_short(verdict)}  {shown(verdict.task_id)} sample {sample}"
             return super()._rows(verdict)
@@ -194,9 +195,7 @@ def _ray_runs() -> bool:
 # -- what goes out ---------------------------------------------------------------------------------
 
 
-def summarise(
-    verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory: Path
-) -> dict[str, Any]:
+def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory: Path) -> Json:
     """The numbers of a finished verdicts snapshot, as plain data.
 
     Counts; shares in [0, 1]; speedups of correct candidates (reference time / candidate time);
@@ -245,7 +244,7 @@ def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:
     return dict(by_count(dict(frame[column].drop_nulls().value_counts().iter_rows())))
 
 
-def _speedups(frame: pl.DataFrame) -> dict[str, Any]:
+def _speedups(frame: pl.DataFrame) -> Json:
     timed = frame["timing"].drop_nulls().struct.field("speedup")
     quantiles = {
         f"{share:g}": round(timed.quantile(share, "linear") or 0.0, 4)
@@ -273,9 +272,6 @@ def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> Non
 
     A few hundred rows at a time: a table of any length takes the memory of its ids.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     columns = ["candidate_id", "given_id", "generator", "sample_index", "row"]
     added = [("generator", pa.string()), ("sample_index", pa.int64()), ("row", pa.int64())]
     schema = pa.schema([*VERDICTS, *added])
@@ -285,7 +281,7 @@ def _write_verdicts(verdicts: Snapshot, candidates: Snapshot, path: Path) -> Non
         "candidate_id", keep="first", maintain_order=True
     )
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows() -> Iterator[Json]:
         for row in verdicts.rows_of(index, VERDICTS.names):
             place = places[row["candidate_id"]]
             yield row | place | {"candidate_id": place["given_id"] or row["candidate_id"]}

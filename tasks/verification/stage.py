@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import (
@@ -32,7 +34,7 @@ from kernels_eval.cluster.ray import (
 from kernels_eval.devices import Conditions, conditions
 from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
 from kernels_eval.parent.messages import no_code_verdict
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.records import Candidate, Json, KernelTask, Language, Row, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
 from tasks.retry import retry_until_back
@@ -45,9 +47,6 @@ from tasks.store import (
 )
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
-
-if TYPE_CHECKING:
-    import polars as pl
 
 STAGE = "verification"
 ORDER = ("task_id", "sample_index", "candidate_id")
@@ -148,7 +147,7 @@ class Verification:
         """The workers that are asked for verdicts. What a benchmark or a test replaces."""
         return pool_of(self.language, self.config)
 
-    def verdict_key(self, candidate: Mapping[str, Any]) -> str:
+    def verdict_key(self, candidate: Row) -> str:
         """The identity of a verdict across snapshots: hash(candidate, its parsed code, protocol and
         its version, device, driver, CUDA, torch). With `once_per_code` the task's source counts
         instead of the candidate. `candidate` is a row with the columns `KEYED`."""
@@ -186,7 +185,7 @@ class Verification:
         self.chunks = -(-self.planned // self.config.chunk_size)
         return self.chunks
 
-    def _known(self) -> Generator[dict[str, Any], None, None]:
+    def _known(self) -> Generator[Json, None, None]:
         """Verdicts that other snapshots hold, and with `once_per_code` this one too. Reads the code
         of every candidate for its key, a few hundred at a time."""
         left = self._keyed(self._without_verdict())
@@ -201,8 +200,6 @@ class Verification:
 
     def _keyed(self, left: pl.DataFrame) -> pl.DataFrame:
         """With the verdict's `key` of each candidate, in the order of the parts."""
-        import polars as pl
-
         left = left.sort("part", "row")
         keys = [self.verdict_key(row) for row in self._candidates.rows_of(left, KEYED)]
         return left.with_columns(key=pl.Series(keys, dtype=pl.String))
@@ -210,8 +207,6 @@ class Verification:
     def _to_judge(self, left: pl.DataFrame) -> pl.DataFrame:
         """The candidates that workers are asked about: with `once_per_code`, the first of those
         with equal code. The others are noted for `_rows`."""
-        import polars as pl
-
         if not self.config.once_per_code:
             return left
         keyed = self._keyed(left).sort(ORDER)
@@ -332,7 +327,7 @@ class Verification:
         leave(self._joined or membership())  # the second where it was gone before the pool started
         self._joined = ""
 
-    def _rows(self, verdict: Verdict) -> Iterator[dict[str, Any]]:
+    def _rows(self, verdict: Verdict) -> Iterator[Json]:
         """The row of a verdict, and those of the candidates that share it."""
         key = self._keys.pop(verdict.candidate_id)
         row = verdict.model_dump(mode="json") | {"verdict_key": key}
@@ -340,7 +335,7 @@ class Verification:
             yield row | {"candidate_id": candidate_id}
 
     @property
-    def telemetry(self) -> dict[str, Any] | None:
+    def telemetry(self) -> Json | None:
         """What the workers of this run did with their time (kernels_eval.cluster.telemetry); None
         where none was started."""
         return self._pool.telemetry.summary() if self._pool else None

@@ -18,17 +18,16 @@ import hashlib
 import inspect
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from pydantic_core import to_json
 
 from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Reason
+from kernels_eval.records import Reason, Row
 from tasks.files import atomic_write, explain_write_errors
 from tasks.tables import VIEWED
 
@@ -42,10 +41,10 @@ PAGE, INDEX = "index.html", "data/index.js"
 KEPT = "chunks.json"
 """The chunks of the site, each with the keys of its candidates."""
 Chunk = tuple[str, list[str]]
-Details = Callable[[pl.Series], Iterable[Mapping[str, Any]]]
+Details = Callable[[pl.Series], Iterable[Row]]
 
 
-def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: Any) -> Path:
+def write_site(directory: Path, index: pl.DataFrame, details: Details, **about: object) -> Path:
     """Write the site of the candidates in `index`; returns its first page.
 
     `index` has COLUMNS and `key`, which names all that the candidate's page shows, and no two have
@@ -90,9 +89,7 @@ def _kept(directory: Path, wanted: set[str]) -> list[Chunk]:
     return [(name, keys) for name, keys in chunks if name in there and wanted.issuperset(keys)]
 
 
-def _written(
-    directory: Path, details: Iterable[Mapping[str, Any]], keys: Iterator[str]
-) -> Iterator[Chunk]:
+def _written(directory: Path, details: Iterable[Row], keys: Iterator[str]) -> Iterator[Chunk]:
     for rows in _chunks(details):
         packed = _packed(b"[" + b",".join(rows) + b"]")
         name = f"chunk-{hashlib.sha256(packed).hexdigest()[:16]}"
@@ -111,7 +108,7 @@ def reasons() -> dict[str, str]:
     }
 
 
-def _chunks(details: Iterable[Mapping[str, Any]]) -> Iterator[list[bytes]]:
+def _chunks(details: Iterable[Row]) -> Iterator[list[bytes]]:
     """The rows as JSON, so many at a time as a chunk holds."""
     size, rows = 0, list[bytes]()
     for row in details:
@@ -134,7 +131,7 @@ def _script(name: str, packed: bytes) -> bytes:
     return b'register("%s","%s")\n' % (name.encode(), packed)
 
 
-def _column(values: pl.Series) -> Any:
+def _column(values: pl.Series) -> object:
     """Numbers and ids as they are; other texts as their values and, per row, the number of one."""
     if values.name == "id" or values.dtype != pl.String:
         return (values.round_sig_figs(5) if values.dtype.is_float() else values).to_list()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 
 
 class WorkloadConfig(Record):
@@ -23,7 +21,7 @@ class WorkloadConfig(Record):
     """parallel tasks; default: one per processor, at most 8"""
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """What the result depends on."""
         return self.model_dump(exclude={"jobs"})
 

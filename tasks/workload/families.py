@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 
-TABLE: dict[str, str] = read_toml(Path(__file__).with_suffix(".toml"))
+TABLE: dict[str, str] = table_beside(__file__)
 FAMILIES = (*TABLE, "other")
 _FAMILY = {name: family for family, names in TABLE.items() for name in names.split()}
 _DUNDER = re.compile(r"__(?P<name>\w+)__")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from queue import SimpleQueue
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.records import KernelTask, Record
+from kernels_eval.records import Json, KernelTask, Reason, Record, Row
 from tasks.store import SnapshotRef
 from tasks.workload.config import ProfilingConfig, WorkloadConfig
 from tasks.workload.record import Profile, Workload
@@ -50,7 +50,7 @@ class ReferenceProcess:
         self._server: ForkServer | None = None
         self._closed = False
 
-    def ask(self, question: str, task: KernelTask, **arguments: Any) -> dict[str, Any]:
+    def ask(self, question: str, task: KernelTask, **arguments: Any) -> Json:
         """What a fresh child answers about a task; a task that breaks it is an answer with "error"
         and "detail". Raises SandboxError only where the sandbox itself fails again and again."""
         for _ in range(SERVER_TRIES - 1):
@@ -61,7 +61,7 @@ class ReferenceProcess:
                     raise
         return self._ask(question, task, arguments)
 
-    def _ask(self, question: str, task: KernelTask, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, question: str, task: KernelTask, arguments: Row) -> Json:
         if self._server is None or not self._server.alive:
             self._server = self._start()
         if self._closed:  # while it was started: `close` could not close the server
@@ -81,7 +81,7 @@ class ReferenceProcess:
             except ChildFailure as failure:
                 return {"error": failure.reason, "detail": failure.detail}
             except KilledError as error:
-                return {"error": "crashed", "detail": str(error)}
+                return {"error": Reason.CRASHED, "detail": str(error)}
 
     def close(self) -> None:
         """End the process, and a measurement that is under way."""
@@ -96,7 +96,7 @@ class ReferenceProcess:
         self.close()
 
 
-def record_of(kind: type[Answer], task: KernelTask, answer: Mapping[str, Any]) -> Answer:
+def record_of(kind: type[Answer], task: KernelTask, answer: Row) -> Answer:
     """The answer about a task as a record (with `task_id` and `problem`); an error, or an answer of
     another form, is a `problem`."""
     problem = f"{answer.get('error')}: {answer.get('detail')}"

@@ -11,9 +11,8 @@ small operators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from kernels_eval.records import KernelTask, stable_hash
+from kernels_eval.records import Json, KernelTask, stable_hash
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import PROFILES
 from tasks.versions import PROFILE_VERSION
@@ -31,7 +30,7 @@ def planned(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_nam
     return Snapshot.planned(STAGE, conditions, [tasks], PROFILE_VERSION)
 
 
-def _conditions(config: ProfilingConfig, device: str, device_name: str) -> list[Any]:
+def _conditions(config: ProfilingConfig, device: str, device_name: str) -> list[object]:
     return [config.model_dump(mode="json"), device.split(":")[0], device_name]
 
 
@@ -46,7 +45,7 @@ def run(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: s
     found = tasks_of(tasks)
     conditions = [*_conditions(config, device, device_name), PROFILE_VERSION]
 
-    def profiled(programs: Mapping[str, KernelTask]) -> Iterator[dict[str, Any]]:
+    def profiled(programs: Mapping[str, KernelTask]) -> Iterator[Json]:
         with Profiler(device, config) as profiler:
             for key, task in programs.items():
                 row = profiler.profile(task).model_dump(mode="json")

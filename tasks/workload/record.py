@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from kernels_eval.profiling.records import OperatorTime
-from kernels_eval.records import Record
+from kernels_eval.records import Json, Record
 from tasks.operators import OperatorKind, operator_kind
 from tasks.workload.families import families_of
 
@@ -47,7 +47,7 @@ class Workload(Record):
         """FLOPs a byte; None where nothing is moved or nothing was counted."""
         return self.flops / self.bytes_min if self.flops is not None and self.bytes_min else None
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Json:
         """A row of WORKLOADS, without its key."""
         derived = ("operator_kind", "families", "arithmetic_intensity")
         return self.model_dump(mode="json") | {name: getattr(self, name) for name in derived}

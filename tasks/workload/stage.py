@@ -8,14 +8,13 @@ be counted has a row that says why, and never ends the stage.
 from __future__ import annotations
 
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
-from kernels_eval.records import KernelTask, stable_hash
+from kernels_eval.grouping import grouped
+from kernels_eval.records import Json, KernelTask, stable_hash
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.tables import WORKLOADS
@@ -91,7 +90,7 @@ def annotate(
 
 
 def _count(snapshot: Snapshot, tasks: Iterable[KernelTask], config: WorkloadConfig) -> None:
-    def counted(programs: Programs) -> Iterator[dict[str, Any]]:
+    def counted(programs: Programs) -> Iterator[Json]:
         for task, result in measured(programs.values(), config):
             yield result.workload.row() | {KEY: workload_key(task, config)}
 
@@ -102,7 +101,7 @@ def fill(
     snapshot: Snapshot,
     schema: pa.Schema,
     wanted: Sequence[tuple[str, KernelTask]],
-    measure: Callable[[Programs], Iterator[dict[str, Any]]],
+    measure: Callable[[Programs], Iterator[Json]],
 ) -> None:
     """A row for each of these tasks (with the keys of their programs) that has none yet.
 
@@ -112,12 +111,9 @@ def fill(
     key = schema.names[0]
     snapshot.recover(schema)
     done = snapshot.keys(TASK)
-    left: dict[str, list[KernelTask]] = defaultdict(list)
-    for name, task in wanted:
-        if task.task_id not in done:
-            left[name].append(task)
+    left = grouped((name, task) for name, task in wanted if task.task_id not in done)
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows() -> Iterator[Json]:
         """From this snapshot, then from others, then measured: what is left when asked."""
         yield from snapshot.read(unique=key).to_dicts()
         own = snapshot.fingerprint

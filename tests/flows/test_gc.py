@@ -368,7 +368,7 @@ def test_a_run_holds_its_root_and_lets_go_when_it_dies(root):
 def test_the_flows_hold_their_root(flow):
     """By reading: a real flow needs a Prefect server, and a gc beside one is tested where there is
     one (`test_line.py` runs both flows)."""
-    assert "\n@guarded\n" in (ROOT / "flows" / f"{flow}.py").read_text()
+    assert "\n@guarded_flow(" in (ROOT / "flows" / f"{flow}.py").read_text()
 
 
 NAMES = [f"{number:032x}" for number in range(12)]

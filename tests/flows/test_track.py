@@ -24,6 +24,7 @@ from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
 from tests.support.planted import QUICK, planted
+from tests.support.pools import PoolAlone
 
 CASES = cases("flows")
 
@@ -50,20 +51,12 @@ class Clock:
         return self.now
 
 
-class Workers:
+class Workers(PoolAlone):
     """A pool that knows its verdicts, and tells a real Telemetry what it would have told it."""
 
-    quarantined: tuple[str, ...] = ()
-    cautions: tuple[str, ...] = ()
-
     def __init__(self, clock):
-        self.clock, self.telemetry = clock, Telemetry(builders=2, devices=1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+        super().__init__(builders=2)
+        self.clock = clock
 
     def verify(self, pairs):
         self.telemetry.tick(2)

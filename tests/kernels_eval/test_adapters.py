@@ -23,7 +23,7 @@ from kernels_eval.service.adapters.scoring import (
     text_of,
 )
 from tests.support.recorded_service import recorded_service
-from tests.support.trainer_protocols import provide
+from tests.support.trainer_protocols import nemo_response, provide
 
 ROW = {"task_id": "level1/1", "prompt": "Write a kernel."}
 KEVIN = {"fast": 2.3, "slow": 0.8, "wrong": 0.0, "cheat": 0.0, "broken": None, "fault": None}
@@ -315,13 +315,9 @@ def test_openenv_serves_it_over_http(adapter, monkeypatch):
 
 
 def nemo_request(word):
-    text = {"type": "output_text", "text": word, "annotations": []}
-    message = {"id": "m", "type": "message", "role": "assistant", "status": "completed"}
-    response = {"id": "r", "created_at": 0, "model": "m", "object": "response"}
-    response |= {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
     return {
         "responses_create_params": {"input": "q"},
-        "response": {**response, "output": [{**message, "content": [text]}]},
+        "response": nemo_response(word),
         "verifier_metadata": ROW,
     }
 

@@ -8,7 +8,7 @@ import pytest
 
 from kernels_eval.checks import cubins
 from kernels_eval.profiling import bottleneck, ncu, roofline
-from kernels_eval.profiling.bottleneck import RULES, Cause, Limit, find_bottleneck, findings
+from kernels_eval.profiling.bottleneck import RULES, Cause, Limit, findings
 from kernels_eval.profiling.ncu import CUDAFORGE, METRICS
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile, OperatorTime
@@ -39,11 +39,11 @@ def profile(metrics=None, *, operators=(), candidate_ms=1.0, kernel_us=1000.0, *
 def test_each_limit_is_named_by_its_numbers(row):
     facts = {name: row[name] for name in row.keys() - {"limit", "cause", "counters"}}
     given = profile(LOW | row["counters"] if "counters" in row else None, **facts)
-    found = find_bottleneck(given)
+    found = next(findings(given))
     assert (found.limit, found.cause) == (row["limit"], row["cause"])
     assert found.suggestion and found.numbers
     assert found.where == ("conv2d" if row["limit"] == "elsewhere" else "own")
-    assert find_bottleneck(given) == found, "the same profile gives the same finding"
+    assert next(findings(given)) == found, "the same profile gives the same finding"
 
 
 def test_every_rule_and_every_cause_can_be_found():
@@ -65,7 +65,7 @@ def test_a_number_that_was_not_measured_accuses_nobody():
     assert [one.limit for one in found] == [Limit.LATENCY]
     missing = KernelProfile(candidate_id="c", task_id="t", device="d", problem="it crashed")
     with pytest.raises(ValueError, match="it crashed"):
-        find_bottleneck(missing)
+        next(findings(missing))
 
 
 def test_the_most_decisive_finding_comes_first():
@@ -213,14 +213,14 @@ def test_a_cpu_candidate_is_profiled_end_to_end(judged):
     assert made.reference_ms == verdict.timing.reference_ms
     assert made.peak_flops > 1e8 and made.peak_bytes_per_s > 1e8 and made.counters
     assert made.sol_score is None or 0 < made.sol_score <= 1
-    assert find_bottleneck(made).where == "affine"
+    assert next(findings(made)).where == "affine"
 
 
 def test_a_kernel_beside_the_work_is_not_where_the_time_goes(judged):
     _, verdict, profiler = judged
     slow = "for _ in range(6):\n    y = torch.sin(x.repeat(20, 1))\nreturn ext.affine(x)"
     made = profiler.profile(AFFINE, candidate(AFFINE, module(slow)), verdict)
-    found = find_bottleneck(made)
+    found = next(findings(made))
     assert found.limit is Limit.ELSEWHERE and found.where in ("sin", "repeat")
     assert found.numbers["kernel_share"] == pytest.approx(made.kernel_share) and "sin" in {
         operator.name for operator in made.operators

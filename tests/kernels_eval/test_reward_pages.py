@@ -13,7 +13,7 @@ import kernels_eval
 from kernels_eval.rewards import RECIPES, discounted, recipe_of, reward
 from kernels_eval.service.adapters.scoring import shared_scorer
 from tests.support.recorded_service import recorded_service, verdict_of
-from tests.support.trainer_protocols import provide
+from tests.support.trainer_protocols import nemo_response, provide
 
 PAGES = Path(kernels_eval.__file__).parents[1] / "docs" / "how-to" / "rewards"
 FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -125,12 +125,8 @@ def test_nemo_gyms_example_verifies_the_row_of_its_page(service, monkeypatch):
     config |= {"host": "127.0.0.1", "port": 1, "name": "concur"}
     kind = server.model_fields["config"].annotation
     running = server.model_construct(config=kind.model_validate(config), server_client=None)
-    text = {"type": "output_text", "text": "fast", "annotations": []}
-    message = {"id": "m", "type": "message", "role": "assistant", "status": "completed"}
-    response = {"id": "r", "created_at": 0, "model": "m", "object": "response"}
-    response |= {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
     row = json.loads(given["json"])
-    row["response"] = {**response, "output": [{**message, "content": [text]}]}
+    row["response"] = nemo_response("fast")
     found = testing.TestClient(running.setup_webserver()).post("/verify", json=row).json()
     assert found["reward"] == pytest.approx(2.3)
     assert (found["correct"], found["speedup"]) == (1.0, 2.0)

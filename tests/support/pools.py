@@ -2,12 +2,26 @@
 
 from contextlib import contextmanager
 
+from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.parent.messages import Prepared
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE
 
 Pairs = list[tuple[KernelTask, Candidate]]
+
+
+class PoolAlone:
+    """A pool without workers; its `verify` is the test's own."""
+
+    def __init__(self, builders=1, devices=1):
+        self.asked, self.quarantined, self.cautions = [], [], []
+        self.telemetry = Telemetry(builders, devices)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_): ...
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Language, Timing, Verdict, stable_hash
 from tasks.store.snapshot import SnapshotRef
@@ -23,6 +22,7 @@ from tasks.synthesis.sampler import Response
 from tasks.training.stage import HISTORY
 from tests.support.cases import cases
 from tests.support.curated import FUSION, SINGLE, line, sample
+from tests.support.pools import PoolAlone
 
 CASES = cases("flows")
 
@@ -137,20 +137,8 @@ class Answering:
         pass
 
 
-class Judging:
+class Judging(PoolAlone):
     """A pool whose verdicts are a coin thrown by the candidate's code."""
-
-    quarantined: list[str] = []
-    cautions: list[str] = []
-
-    def __init__(self):
-        self.telemetry = Telemetry(1, 1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def verify(self, pairs):
         for task, candidate in pairs:

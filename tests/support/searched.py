@@ -4,7 +4,6 @@ so that the best one is known, and no compiler is needed."""
 import re
 from collections.abc import Callable
 
-from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.errors import GpuLostError
 from kernels_eval.parent.messages import Finding, Prepared, VerdictDraft, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Timing
@@ -14,6 +13,7 @@ from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, TASKS
 from tasks.verification import stage as verification
 from tasks.verification.config import VerificationConfig
+from tests.support.pools import PoolAlone
 
 KERNEL = '''source = r"""
 #include <torch/extension.h>
@@ -34,21 +34,12 @@ def planted_speed(code):
     return None if tile > 128 else 2.0 / (1 + 0.25 * away)
 
 
-class PlantedPool:
+class PlantedPool(PoolAlone):
     """A pool that needs no compiler. `lost_after`: the machine fails after so many verdicts."""
 
     def __init__(self, speed=planted_speed, lost_after=None):
+        super().__init__()
         self.speed, self.lost_after = speed, lost_after
-        self.asked = []
-        self.quarantined = []
-        self.cautions = []
-        self.telemetry = Telemetry(1, 1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def verify(self, pairs):
         for task, candidate in pairs:

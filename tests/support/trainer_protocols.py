@@ -234,3 +234,12 @@ def provide(trainer, monkeypatch):
     if trainer == "verifiers":
         sys.modules["verifiers.v1"].Trace = Any
     return False
+
+
+def nemo_response(word):
+    """A response with this text, as NeMo Gym has it from a model."""
+    text = {"type": "output_text", "text": word, "annotations": []}
+    message = {"id": "m", "type": "message", "role": "assistant", "status": "completed"}
+    response = {"id": "r", "created_at": 0, "model": "m", "object": "response"}
+    response |= {"parallel_tool_calls": False, "tool_choice": "none", "tools": []}
+    return {**response, "output": [{**message, "content": [text]}]}

@@ -15,7 +15,6 @@ from ray.exceptions import AuthenticationError
 from kernels_eval import devices
 from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import start_ray
-from kernels_eval.cluster.telemetry import Telemetry
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import Conditions
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, UsageError
@@ -30,6 +29,7 @@ from tasks.synthesis.parsing import parse_response
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
+from tests.support.pools import PoolAlone
 
 CONFIG = VerificationConfig(
     eval=EvalConfig(timing=TimingConfig(max_s=0.3)), workers=1, builders=1, chunk_size=2
@@ -194,22 +194,13 @@ def test_a_run_that_was_cut_short_does_only_the_rest(ray_here, given, tasks):
     assert ref.open().finished and ref == work.snapshot.ref
 
 
-class Judge:
+class Judge(PoolAlone):
     """A pool that needs no compiler: every kernel is wrong, and the machine fails each time
     `faults_after` more of them were judged."""
 
     def __init__(self, *faults_after):
+        super().__init__()
         self.faults_after = list(faults_after)
-        self.asked = []
-        self.quarantined = []
-        self.cautions = []
-        self.telemetry = Telemetry(1, 1)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
 
     def verify(self, pairs):
         left = self.faults_after.pop(0) if self.faults_after else None

@@ -6,8 +6,6 @@ fault of machine or task is answered with 503: the rollout fails, and nothing le
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import HTTPException
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
@@ -25,7 +23,7 @@ class KernelServerConfig(BaseResourcesServerConfig):
 
 
 class KernelVerifyRequest(BaseVerifyRequest):
-    verifier_metadata: dict[str, Any]
+    verifier_metadata: dict[str, object]
 
 
 class KernelVerifyResponse(BaseVerifyResponse):

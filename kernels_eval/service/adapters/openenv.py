@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
 
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 from kernels_eval.errors import UsageError
-from kernels_eval.service.adapters.scoring import Row, Scorer, plain_feedback
+from kernels_eval.records import Row
+from kernels_eval.service.adapters.scoring import Scorer, plain_feedback
 
 
 class KernelAction(Action):
@@ -45,7 +45,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, State]):
         self._state, self._row = State(done=True), rows[0]
 
     def reset(
-        self, seed: int | None = None, episode_id: str | None = None, **_: Any
+        self, seed: int | None = None, episode_id: str | None = None, **_: object
     ) -> KernelObservation:
         number = random.randrange(len(self.rows)) if seed is None else seed
         self._row = self.rows[number % len(self.rows)]
@@ -53,7 +53,7 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, State]):
         return KernelObservation(text=str(self._row.get("prompt", "")))
 
     def step(
-        self, action: KernelAction, timeout_s: float | None = None, **_: Any
+        self, action: KernelAction, timeout_s: float | None = None, **_: object
     ) -> KernelObservation:
         state = self._state
         if state.done:

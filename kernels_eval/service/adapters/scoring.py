@@ -15,18 +15,17 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.records import Status, Verdict
+from kernels_eval.records import Row, Status, Verdict
 from kernels_eval.rewards import RewardRecipe, recipe_of, reward
 from kernels_eval.service.client import AsyncVerifierClient, VerifierClient
 from kernels_eval.service.schema import Evaluation, EvaluationRequest
 
-Row = Mapping[str, Any]
 TASK = ("task_id", "task", "definition")
 FIELDS = frozenset(EvaluationRequest.model_fields) - {"code", "response", "id"}
 

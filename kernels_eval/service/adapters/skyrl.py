@@ -9,11 +9,9 @@ a fault of machine or task raises NoRewardError.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
+from kernels_eval.records import Row
 from kernels_eval.service.adapters.scoring import plain_feedback, row_of, shared_scorer
 
 
@@ -23,9 +21,7 @@ class KernelEnv(BaseTextEnv):
     feedback = staticmethod(plain_feedback)
     """what the next turn is told"""
 
-    def __init__(
-        self, env_config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, env_config: Row | None = None, extras: Row | None = None) -> None:
         super().__init__()
         extras = extras or {}
         self.scorer = shared_scorer(**dict(env_config or {}))

@@ -8,12 +8,12 @@ the share of correct and of rejected kernels and the mean speedup are logged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Any
 
-from kernels_eval.service.adapters.scoring import FIELDS, Row, Score, Scorer
+from kernels_eval.records import Row
+from kernels_eval.service.adapters.scoring import FIELDS, Score, Scorer
 
 Log = Callable[[str, float], None]
 Rewards = list[float | None]
@@ -28,7 +28,10 @@ class KernelReward(_Reward):
     """Judges a batch and waits for it."""
 
     def __call__(
-        self, completions: Sequence[object], log_metric: Log | None = None, **columns: Any
+        self,
+        completions: Sequence[object],
+        log_metric: Log | None = None,
+        **columns: Sequence[object],
     ) -> Rewards:
         return _logged(self.scorer.scores(_rows(completions, columns), completions), log_metric)
 
@@ -37,13 +40,16 @@ class AsyncKernelReward(_Reward):
     """Judges a batch while other asynchronous reward functions work."""
 
     async def __call__(
-        self, completions: Sequence[object], log_metric: Log | None = None, **columns: Any
+        self,
+        completions: Sequence[object],
+        log_metric: Log | None = None,
+        **columns: Sequence[object],
     ) -> Rewards:
         scores = await self.scorer.ascores(_rows(completions, columns), completions)
         return _logged(scores, log_metric)
 
 
-def _rows(completions: Sequence[object], columns: dict[str, Any]) -> list[Row]:
+def _rows(completions: Sequence[object], columns: Mapping[str, Sequence[object]]) -> list[Row]:
     """The columns as rows, without those that are not the verifier's."""
     known = [name for name in (*FIELDS, "least_ms") if name in columns]
     return [{name: columns[name][i] for name in known} for i in range(len(completions))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import verifiers.v1 as vf
 
@@ -18,7 +17,7 @@ from kernels_eval.service.adapters.scoring import shared_scorer
 
 
 class KernelData(vf.TaskData):
-    row: dict[str, Any]
+    row: dict[str, object]
     """what names the task for the verifier"""
 
 

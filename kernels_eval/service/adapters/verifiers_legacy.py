@@ -31,12 +31,12 @@ class KernelEnv(vf.MultiTurnEnv):
         self,
         scorer: Scorer,
         turns: int = 1,
-        **given: Any,
+        **given: object,
     ) -> None:
         self.scorer, self.turns = scorer, turns
         super().__init__(rubric=vf.Rubric(funcs=[self.kernel]), max_turns=-1, **given)
 
-    async def env_response(self, messages: Any, state: Any, **_: Any) -> list[dict[str, str]]:
+    async def env_response(self, messages: object, state: Any, **_: object) -> list[dict[str, str]]:
         row = row_of(state.get("info") or {}, state.get("answer"))
         score = await self.scorer.score(row, messages)
         earned = state.setdefault("kernel_rewards", [])

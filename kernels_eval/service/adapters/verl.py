@@ -13,7 +13,6 @@ or task raises NoRewardError; its manager `limited` would make that 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from kernels_eval.service.adapters.scoring import row_of, shared_scorer
 
@@ -22,7 +21,7 @@ async def compute_score(
     data_source: str,
     solution_str: str,
     ground_truth: object,
-    extra_info: Mapping[str, Any] | None = None,
+    extra_info: Mapping[str, object] | None = None,
     *,
     recipe: str = "concur",
     url: str | None = None,

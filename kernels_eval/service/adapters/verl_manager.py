@@ -21,7 +21,7 @@ class KernelRewardManager(NaiveRewardManager):
     """Scores each response alone, many at a time, whatever function is configured."""
 
     def __init__(
-        self, config: Any, tokenizer: Any, compute_score: Any = None, **given: Any
+        self, config: Any, tokenizer: object, compute_score: object = None, **given: object
     ) -> None:
         options = dict(config.reward.get("reward_kwargs") or {})
         super().__init__(config, tokenizer, partial(verl.compute_score, **options), **given)

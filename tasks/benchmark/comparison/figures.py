@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from kernels_eval.records import Json
 from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
 from tasks.benchmark.tables import label
 from tasks.reporting.charts import (
@@ -34,7 +35,7 @@ NARROW = 3.9  # inches: at the width of a telephone its text is as large as the 
 MOST_ARMS = 40
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES = ("-", "--", "-.", ":")
-HOLLOW: dict[str, Any] = {
+HOLLOW: Json = {
     **{"linestyle": "", "marker": "o", "markersize": 4},
     **{"markerfacecolor": "none", "color": INK, "alpha": 0.7},
 }

@@ -20,6 +20,7 @@ from typing import Literal, TypeVar
 import polars as pl
 
 from kernels_eval.errors import UsageError
+from kernels_eval.grouping import grouped
 from kernels_eval.records import Record
 from tasks.benchmark.comparing import (
     ComparisonRow,
@@ -28,7 +29,7 @@ from tasks.benchmark.comparing import (
     corrected,
     metric_name,
 )
-from tasks.benchmark.comparison.records import Ablation, Branch
+from tasks.benchmark.comparison.records import Ablation
 from tasks.benchmark.metrics import mean
 from tasks.benchmark.samples import TRACKS, Track, excluded_tasks, rates, samples_by_model
 from tasks.benchmark.scoring import ScoreRow, score
@@ -180,10 +181,8 @@ def compared(ablation: Ablation, *, resamples: int = 2000) -> Compared:
 def _arms(ablation: Ablation) -> list[Arm]:
     """Strategies at one size, in the order of the ablation. The size is in the name where there are
     several."""
-    found: dict[tuple[str, int | None], list[Branch]] = {}
-    for branch in ablation.branches:
-        if branch.state == "done":
-            found.setdefault((branch.strategy, branch.size), []).append(branch)
+    done = (branch for branch in ablation.branches if branch.state == "done")
+    found = grouped(((branch.strategy, branch.size), branch) for branch in done)
     several = len({size for _, size in found}) > 1
     taken: set[str] = set()
     arms = []
@@ -285,10 +284,8 @@ def seed_tests(rows: Sequence[ComparisonRow], seeds: Sequence[SeedScore]) -> lis
 
     found = []
     for row in rows:
-        groups: dict[str, list[float]] = {}
-        for each in seeds:
-            if (each.track, each.metric) == (row.track, row.metric):
-                groups.setdefault(each.arm, []).append(each.value)
+        own = (each for each in seeds if (each.track, each.metric) == (row.track, row.metric))
+        groups = grouped((each.arm, each.value) for each in own)
         varying = [own for own in groups.values() if len(own) > 1 and 0 < statistics.fmean(own) < 1]
         freedom = sum(len(own) - 1 for own in varying)
         squares = sum((value - statistics.fmean(own)) ** 2 for own in varying for value in own)

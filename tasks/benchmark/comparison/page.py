@@ -19,9 +19,9 @@ import json
 import statistics
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from kernels_eval.errors import UsageError
+from kernels_eval.records import Json
 from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.comparison.figures import figures
 from tasks.benchmark.comparison.numbers import EXEC, FAST, TRACK, Arm, Compared, compared
@@ -39,7 +39,7 @@ from tasks.benchmark.tables import (
     published_table,
     scored,
 )
-from tasks.files import atomic_write
+from tasks.files import atomic_write, explain_write_errors
 from tasks.reporting.page import Cell, Link, page_of
 from tasks.reporting.text import clean, hours, interval, number, p_value, plural
 
@@ -56,7 +56,7 @@ def write_comparison(ablation: Ablation, out: Path, *, resamples: int = 2000) ->
     scoring refuses (two devices, say).
     """
     found = compared(Ablation.model_validate(ablation.model_dump()), resamples=resamples)
-    page: dict[str, Any] = {
+    page: Json = {
         "title": f"Comparison: {ablation.name}",
         "facts": (ablation.base_model, *found.devices, ablation.created_at),
         "sentence": headline(found),
@@ -65,21 +65,16 @@ def write_comparison(ablation: Ablation, out: Path, *, resamples: int = 2000) ->
     }
     template = TEMPLATES / "comparison.j2"
     data = json.dumps(as_data(found, resamples=resamples), indent=2, allow_nan=False)
-    try:
+    with explain_write_errors(out, "choose another directory, or free some disk"):
         atomic_write(out / HTML, page_of(template, "html", **page))
         atomic_write(out / MARKDOWN, page_of(template, "md", **page))
         atomic_write(out / JSON, f"{data}\n")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {out}: {error.strerror or error}",
-            "choose another directory, or free some disk",
-        ) from error
     return Written(
         html=out / HTML, markdown=out / MARKDOWN, json_file=out / JSON, headline=page["sentence"]
     )
 
 
-def as_data(found: Compared, *, resamples: int = 2000) -> dict[str, Any]:
+def as_data(found: Compared, *, resamples: int = 2000) -> Json:
     """Return the comparison for a machine: shares in [0, 1], speedup ratios, times in seconds."""
     numbers = found.model_dump(
         mode="json", exclude={"ablation": {"branches": {"__all__": {"answers"}}}}
@@ -236,7 +231,7 @@ def trust(found: Compared) -> list[Caveat]:
     )
 
 
-def content(found: Compared) -> dict[str, Any]:
+def content(found: Compared) -> Json:
     """Return what `comparison.j2` shows, by name."""
     branches = {branch.name: branch for branch in found.ablation.branches}
     arms = {arm.name: _strategy(found, arm) for arm in found.strategies}

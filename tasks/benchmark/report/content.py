@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
-from kernels_eval.records import STATUS_OF, Language, Status
+from kernels_eval.grouping import grouped
+from kernels_eval.records import STATUS_OF, Json, Language, Status
 from tasks.benchmark.report.records import (
     MAX_EXAMPLES,
     CandidatePoint,
@@ -48,7 +48,7 @@ RULE_NAMES = {
 }
 
 
-def content(context: ReportContext) -> dict[str, Any]:
+def content(context: ReportContext) -> Json:
     """Return what `report.j2` shows, by name."""
     lengths, points = lengths_by_status(context), timed(context)
     head = [row for row in context.scores if row.metric in (*HEAD_METRICS, GEOMETRIC_MEAN)]
@@ -134,11 +134,12 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
     rows += [(f"curated by {name}", f"{n:,}") for name, n in context.criterion_counts.items()]
     loss = f"{losses[0]:.3f} to {losses[1]:.3f} ({steps})" if losses else "not trained"
     rows.append(("training loss, first to last epoch", loss))
-    k, cells = smallest_k(context.scores), dict[tuple[str, str], list[str]]()
-    for row in context.scores:
-        if row.metric in HEAD_METRICS and row.k == k:
-            said = f"{label(row.metric, k)} {scored(row)}"
-            cells.setdefault((row.model, row.track), []).append(said)
+    k = smallest_k(context.scores)
+    cells = grouped(
+        ((row.model, row.track), f"{label(row.metric, k)} {scored(row)}")
+        for row in context.scores
+        if row.metric in HEAD_METRICS and row.k == k
+    )
     models = dict.fromkeys(row.model for row in context.scores)
     rows += [
         (f"{model}, {TRACK_NAMES[track]}", ", ".join(cells.get((model, track), ())))
@@ -151,10 +152,7 @@ def summary_table(context: ReportContext) -> list[tuple[str, str]]:
 def caveats(context: ReportContext) -> list[Caveat]:
     """Return what a careful reader would ask, answered from the data of the run."""
     execs = [row for row in context.scores if row.metric == "exec"]
-    rates: dict[str, list[float]] = {}
-    for row in execs:
-        if row.value is not None:
-            rates.setdefault(row.model, []).append(row.value)
+    rates = grouped((row.model, row.value) for row in execs if row.value is not None)
     missing = {row.model: row.missing for row in context.scores if row.missing}
     reasons = (row.why_not for row in context.scores if row.k is not None and row.tasks)
     return caveats_of(
@@ -177,10 +175,11 @@ def smallest_k(rows: Iterable[ScoreRow]) -> int | None:
 
 def lengths_by_status(context: ReportContext) -> dict[str, list[int]]:
     """Return status -> sorted reasoning lengths; correct first, then by how many there are."""
-    found: dict[str, list[int]] = {}
-    for point in context.points:
-        if point.reasoning_tokens is not None:
-            found.setdefault(point.status, []).append(point.reasoning_tokens)
+    found = grouped(
+        (point.status, point.reasoning_tokens)
+        for point in context.points
+        if point.reasoning_tokens is not None
+    )
     order = sorted(
         found, key=lambda status: (status != Status.CORRECT, -len(found[status]), status)
     )

@@ -11,9 +11,9 @@ import itertools
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kernels_eval.records import Status
+from kernels_eval.records import Json, Status
 from tasks.benchmark.report.content import (
     MAX_BARS,
     MAX_POINTS,
@@ -88,7 +88,7 @@ def _fast(axes: Axes, rows: Sequence[ScoreRow]) -> None:
             for row in rows
             if row.model == model and row.metric.startswith("fast_")
         ]
-        look_of: dict[str, Any] = {"color": look.colour, "linestyle": "--" if look.hatch else "-"}
+        look_of: Json = {"color": look.colour, "linestyle": "--" if look.hatch else "-"}
         values = [(p, row.value) for p, row in line]
         axes.plot(*zip(*values, strict=True), marker=MARKERS[number % 5], markersize=4, **look_of)
         axes.lines[-1].set_label(_short(model))
@@ -154,7 +154,7 @@ def _roofline(points: Sequence[ProfilePoint]) -> Figure:
         xs = [point.intensity or 0.0 for point in of]
         roofs = [min(1.0, x / (point.ridge or ridge)) for x, point in zip(xs, of, strict=True)]
         ys = [roof * (point.reached or 0.0) for roof, point in zip(roofs, of, strict=True)]
-        look: dict[str, Any] = {"color": FIRST if number % 2 == 0 else MUTED, "fillstyle": "none"}
+        look: Json = {"color": FIRST if number % 2 == 0 else MUTED, "fillstyle": "none"}
         name = f"{limit.replace('_', ' ')} ({len(of)})"
         axes.plot(xs, ys, linestyle="", marker=MARKERS[number % 5], markersize=6, **look)
         axes.lines[-1].set_label(name)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import polars as pl
 
+from kernels_eval.records import Row
 from tasks.benchmark.breakdown import (
     By,
     GroupRow,
@@ -114,7 +114,7 @@ def traces_of(candidates: SnapshotRef, flagged: Flagger) -> Traces:
 
 def training_traces(curated: Snapshot) -> Traces | None:
     """Return how the training set's own traces read, by the counts that curation left, or None."""
-    counts: Mapping[str, Any] | None = curated.manifest.get("trace_flags")
+    counts: Row | None = curated.manifest.get("trace_flags")
     if not counts:
         return None
     lengths = curated.read(columns=["reasoning_tokens"])["reasoning_tokens"].drop_nulls()
@@ -159,7 +159,7 @@ def with_code(frame: pl.DataFrame, answers: Sequence[Answers]) -> pl.DataFrame:
     return frame.join(code, on="candidate_id", how="left", maintain_order="left")
 
 
-def notes_on(training: Mapping[str, Any], frame: pl.DataFrame) -> Iterator[str]:
+def notes_on(training: Row, frame: pl.DataFrame) -> Iterator[str]:
     """Return what was left out of training (its manifest) and of the benchmark."""
     if dropped := training.get("dropped"):
         yield f"{len(dropped)} curated rows could not be trained on and were left out."

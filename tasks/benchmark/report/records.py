@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import polars as pl
 from pydantic import AfterValidator, NonNegativeInt
 
-from kernels_eval.records import Reason, Record, Status
+from kernels_eval.grouping import grouped
+from kernels_eval.records import Json, Reason, Record, Row, Status
 from tasks.benchmark.breakdown import GroupRow
 from tasks.benchmark.comparing import ComparisonRow
 from tasks.benchmark.diagnosis import Diagnosis
@@ -129,8 +130,8 @@ class ReportContext(Record):
     profiles: tuple[ProfilePoint, ...] = ()
     fingerprints: dict[str, str] = {}
     tool_versions: dict[str, str] = {}
-    hardware: dict[str, Any] = {}
-    config: Annotated[dict[str, Any], AfterValidator(masked)] = {}
+    hardware: Json = {}
+    config: Annotated[Json, AfterValidator(masked)] = {}
     notes: tuple[str, ...] = ()
 
     @property
@@ -176,9 +177,8 @@ def examples_of(
 
     The commonest reason comes first. `references` maps task_id to a task's source.
     """
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for row in frame.sort("candidate_id").iter_rows(named=True):
-        groups.setdefault(row["reason"], []).append(row)
+    rows = frame.sort("candidate_id").iter_rows(named=True)
+    groups = grouped((row["reason"], row) for row in rows)
     ranked = sorted(groups.items(), key=lambda item: (item[0] != Reason.OK, -len(item[1]), item[0]))
     chosen = [
         max(group, key=lambda row: (row["timing"] or {}).get("speedup") or 0.0)
@@ -195,7 +195,7 @@ def examples_of(
     )
 
 
-def _facts(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _facts(row: Row, names: Mapping[str, str]) -> Json:
     known = (row.get("timing") or {}).items()
     timing = {name: x for name, x in known if isinstance(x, float) and math.isfinite(x)}
     return {

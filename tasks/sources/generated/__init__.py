@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import random
 from functools import cache
-from pathlib import Path
 from typing import Literal, get_args
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, stable_hash
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 from tasks.sources.generated.program import FAMILIES, OPERATORS, Kind, Program, Step, family_of
 from tasks.sources.holdout import place_of
 
@@ -31,7 +30,7 @@ DRAWS = 2000
 MOST_FAILURES = 12
 """A family is drawn, then programs until one is new, of that family and of the side; after so many
 draws another family. After so many families there are no further programs."""
-SHAPES = read_toml(Path(__file__).with_name("shapes.toml"))
+SHAPES = table_beside(__file__, "shapes.toml")
 """On `cpp` the reference takes 0.1 to 5 ms on a core."""
 STAYS = frozenset({"scaled", "floored", "inputs", *get_args(Kind)})
 """What no later operator changes of what `_state_after` knows."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from kernels_eval.records import Record
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 
 Kind = Literal["pointwise", "row", "reduction", "linear", "pool"]
 WEIGHTS = {"scale": "rand", "bias": "rand", "weight": "randn"}
@@ -44,7 +43,7 @@ class Operator(Record):
 
 
 def _operators() -> dict[str, Operator]:
-    table = read_toml(Path(__file__).with_name("operators.toml"))
+    table = table_beside(__file__, "operators.toml")
     sets = ("never_on", "keeps", "gives")
     return {
         name: Operator(**{key: row[key].split() if key in sets else row[key] for key in row})

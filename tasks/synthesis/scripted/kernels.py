@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kernels_eval.records import Language
-from tasks.files import read_toml
+from kernels_eval.records import Language, Row
+from kernels_eval.tables import table_beside
 from tasks.sources.generated.program import Step
 from tasks.synthesis.scripted.config import Style
 
-TABLE: Mapping[str, Mapping[str, Any]] = read_toml(Path(__file__).with_suffix(".toml"))
+TABLE: Mapping[str, Row] = table_beside(__file__)
 
 
 class Part(NamedTuple):
@@ -25,7 +24,7 @@ class Part(NamedTuple):
     called."""
 
     step: Step
-    how: Mapping[str, Any]
+    how: Row
     width: str
 
 

@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernels_eval.records import Language
-from tasks.files import read_toml
+from kernels_eval.tables import table_beside
 from tasks.sources.generated.program import Program
 from tasks.synthesis.scripted.config import Fault, Style
 from tasks.synthesis.scripted.kernels import TABLE, Form, Part, Rows, form_of, indented
 
 TEXTS: dict[str, str] = {
-    name: text.strip("\n")
-    for name, text in read_toml(Path(__file__).with_name("parts.toml")).items()
+    name: text.strip("\n") for name, text in table_beside(__file__, "parts.toml").items()
 }
 FLAGS: dict[Style, str] = {
     "naive": '"-O2"',

@@ -17,11 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from statistics import NormalDist
-from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Language
-from tasks.files import read_toml
+from kernels_eval.records import Json, Language
+from kernels_eval.tables import table_beside
 from tasks.sources.generated.program import Program, parse
 from tasks.synthesis.parsing import THINK_CLOSE
 from tasks.synthesis.prompts import block
@@ -119,7 +118,7 @@ def _fault(config: TeacherConfig, program: Program, place: float, draw: Random) 
     return draw.choices(possible, [config.faults[fault] for fault in possible])[0]
 
 
-TEXTS: dict[str, Any] = read_toml(Path(__file__).with_suffix(".toml"))
+TEXTS: Json = table_beside(__file__)
 
 
 def reasoning_of(
@@ -135,7 +134,7 @@ def reasoning_of(
     Opening and plan are always there. `repetition` is the share of passages after the plan that
     repeat the one before it.
     """
-    plan = TEXTS.get(language, TEXTS["plan"])[style]
+    plan = (TEXTS.get(language) or TEXTS["plan"])[style]
     facts = list(_facts(program))
     opening = TEXTS["opening"].format(
         steps=", ".join(fact["step"] for fact in facts),
@@ -161,7 +160,7 @@ def size(text: str) -> int:
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 
-def _facts(program: Program) -> Iterator[dict[str, Any]]:
+def _facts(program: Program) -> Iterator[Json]:
     """What sentences say of each step."""
     for number, (step, width) in enumerate(
         zip(program.steps, program.widths, strict=False), start=1
@@ -174,7 +173,7 @@ def _facts(program: Program) -> Iterator[dict[str, Any]]:
         }
 
 
-def _checks(facts: list[dict[str, Any]], repetition: float, draw: Random) -> Iterator[str]:
+def _checks(facts: list[Json], repetition: float, draw: Random) -> Iterator[str]:
     """Endless checks of the steps: new ones, and repeated ones where that is drawn or nothing new
     is left."""
     new = [text.format(**fact) for fact in facts for text in TEXTS["checks"].values()]

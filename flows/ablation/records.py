@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -34,6 +35,7 @@ SAVE_EVERY_S = 5.0
 BRANCH: ContextVar[str] = ContextVar("concur_branch", default="")
 """The branch that the current thread works on; empty for what all share."""
 SHARED = "shared"
+log = logging.getLogger(__name__)
 Spent = Mapping[tuple[str, str], float]
 """(branch, phase) -> device seconds."""
 
@@ -208,9 +210,13 @@ def sole_writer(directory: Path) -> Iterator[None]:
 @contextmanager
 def alone_with(path: Path, stopped: threading.Event) -> Iterator[None]:
     """One at a time among threads and processes that share the file system. Raises EvalError where
-    the ablation is stopped while waiting."""
+    the ablation is stopped while waiting. That it waits is logged, once."""
+    told = threading.Event()
 
     def wait() -> None:
+        if not told.is_set():
+            told.set()
+            log.warning("waiting: another run is making the same (%s is held)", path)
         if stopped.wait(POLL_S):
             raise EvalError("the ablation was stopped", "rerun the command to resume it")
 

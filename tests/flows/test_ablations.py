@@ -19,9 +19,9 @@ from flows.ablation.plan import (
     pipeline_of,
     planned_branches,
 )
-from flows.ablation.records import BRANCH, Meter, load_spent, sole_writer
+from flows.ablation.records import BRANCH, Meter, alone_with, load_spent, sole_writer
 from flows.cli.main import main
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import EvalError, UsageError
 from tests.support.cases import cases
 from tests.support.quick_ablations import devices, profile, quick, samples
 
@@ -198,6 +198,17 @@ def test_one_ablation_runs_once_at_a_time(tmp_path):
         sole_writer(tmp_path),
     ):
         raise AssertionError("two at once")
+
+
+def test_whoever_waits_for_another_run_says_so_once(tmp_path, caplog):
+    path = tmp_path / "lock"
+    polls = iter([False, False, True])
+    stopped = SimpleNamespace(wait=lambda _: next(polls))
+    with alone_with(path, stopped), pytest.raises(EvalError, match="stopped"):
+        with alone_with(path, stopped):
+            raise AssertionError("two at once")
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert "another run is making the same" in said and str(path) in said
 
 
 def test_one_process_at_a_time_makes_a_model_s_answers(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kernels_eval.build import schedule
 from kernels_eval.build.cache import BuildCache
@@ -41,6 +41,7 @@ from kernels_eval.build.spec import REACHES_OUT, Build, ExtensionSpec, refused_f
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError, UsageError
+from kernels_eval.isolation.process_tree import WALL_SHARE, Deadline
 from kernels_eval.records import ArchitectureBuild, Reason
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
@@ -75,7 +76,8 @@ ARCHITECTURE = re.compile(
 REGISTERS = re.compile(r"^ptxas info\s*: Used (\d+) registers", re.MULTILINE)
 SPILLED = re.compile(r"^ .*\b(\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
 ENDED = {
-    "timeout": "the build ran past its deadline of {:g} s (build.timeout_s)\n",
+    "timeout": "the build ran past its deadline of {:g} s of processor time (build.timeout_s), or"
+    f" {WALL_SHARE} times as long by the clock\n",
     "killed": "the compiler was killed again and again\n",
 }
 """What a log does not say by itself."""
@@ -101,10 +103,11 @@ class Attempt:
         self.work.mkdir()
         if self.tier == "full":
             self.prepared.precompiled()  # made once, for all: not on this candidate's time
-        self.deadline = time.monotonic() + self.timeout_s
+        self.deadline = Deadline(self.timeout_s)
         outcome = self._compile_and_link()
+        common: dict[str, Any] = {"tier": self.tier, "processor_s": self.deadline.spent_s}
         if outcome == "ok":
-            return Build(ok=True, key=self.spec.key, tier=self.tier, path=str(self.library))
+            return Build(ok=True, key=self.spec.key, path=str(self.library), **common)
         log = log_of(self.work)
         why = ENDED.get(outcome, "").format(self.timeout_s)
         if outcome == "failed":
@@ -112,10 +115,10 @@ class Attempt:
         return Build(
             ok=False,
             key=self.spec.key,
-            tier=self.tier,
             reason=Reason.BUILD if outcome == "timeout" else Reason.BUILD_FAILED,
             log=why + interesting(log, self.work),
             lasting=outcome == "failed",
+            **common,
         )
 
     @property
@@ -168,7 +171,7 @@ class Attempt:
     def for_architecture(self, arch: str) -> ArchitectureBuild:
         """Compile the CUDA sources for one architecture, and link nothing."""
         self.work.mkdir()
-        self.deadline = time.monotonic() + self.timeout_s
+        self.deadline = Deadline(self.timeout_s)
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
         outcomes = []
@@ -368,12 +371,14 @@ class Builder:
         DiskFullError for a full disk."""
         scratch.close()  # the files of a first attempt take room as well
         directory = tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root)
-        folder = Path(scratch.enter_context(directory))
+        folder, spent_s = Path(scratch.enter_context(directory)), 0.0
         if self.config.lite_headers and self.lite_can(spec):
             build = self.attempt(spec, "lite", folder).build()
             if build.ok or not build.lasting or self.is_certain(build, spec):
                 return build
-        return self.attempt(spec, "full", folder).build()
+            spent_s = build.processor_s
+        build = self.attempt(spec, "full", folder).build()
+        return build.model_copy(update={"processor_s": spent_s + build.processor_s})
 
     def attempt(self, spec: ExtensionSpec, tier: Tier, folder: Path) -> Attempt:
         """A build with one header tier, in a new folder below `folder`."""

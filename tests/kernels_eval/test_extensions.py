@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.build import extensions
 from kernels_eval.build.extensions import Builder
+from kernels_eval.build.prepared import Prepared
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
@@ -66,6 +68,20 @@ def test_a_failed_build_is_remembered_and_says_why(builder):
     first, second = builder.build(asked), builder.build(asked)
     assert not first.ok and first.reason == "build_failed" and "never_heard_of" in first.log
     assert second.cached and (second.reason, second.log) == (first.reason, first.log)
+
+
+def test_a_build_counts_the_processor_time_of_both_tiers(builder, monkeypatch):
+    tiers = []
+
+    def run(command, work, deadline, *_):
+        tiers.append(work.name)
+        deadline.spent_s += 1
+        return "failed"
+
+    monkeypatch.setattr(extensions, "run", run)
+    monkeypatch.setattr(Prepared, "precompiled", lambda self: None)
+    build = builder.build(spec(unique=True))
+    assert tiers == ["lite", "full"] and build.processor_s == 2
 
 
 def test_two_processes_building_the_same_spec_both_succeed(builder, tmp_path):

@@ -51,6 +51,8 @@ FLAG_SENSITIVE = re.compile(
     re.MULTILINE,
 )
 FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
+FEW_ERRORS = ["-fmax-errors=20"]  # no more are shown, and all of them cost up to half a minute
+NAMED = "{{ using concur_named = decltype({name}); }}"
 LITE_METHOD = """
   {"%s", [](PyObject*, PyObject* args) { return concur::dispatch(&%s, args); }, METH_VARARGS, 0},"""
 LITE_BINDINGS = """#include "concur_bind.h"
@@ -96,6 +98,8 @@ class Attempt:
     prepared: Prepared
     timeout_s: float
     confine: Callable[[], None] | None = None
+    cuda_first: bool = False
+    """whether main.cpp is known to compile: CUDA sources, where errors cost less, come first"""
 
     def build(self) -> Build:
         """The outcome, with a library in `work`. Raises DiskFullError where a full disk may be why
@@ -133,17 +137,19 @@ class Attempt:
         """Up to the first step that does not succeed."""
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
-        objects: list[str] = []
-        for name, text in self.units():
-            source, target = self.work / name, f"{self.work / name}.o"
-            if name == "main.cpp" and self.tier == "full" and not self._may_parse(source):
-                return "failed"
-            source.write_text(text, encoding="utf-8", errors="replace")
-            outcome = self._run([*self.command(name), "-c", str(source), "-o", target])
+        units = self._write_units()
+        if self.tier == "full" and not self.cuda_first:
+            parsed = self._parsed()
+            if parsed == "failed":
+                return parsed
+            self.cuda_first = parsed == "ok"
+            self._write_units()
+        for name in sorted(units, key=lambda name: self.cuda_first and not name.endswith(".cu")):
+            source = str(self.work / name)
+            outcome = self._run([*self.command(name), "-c", source, "-o", f"{source}.o"])
             if outcome != "ok":
                 return outcome
-            objects.append(target)
-        outcome = self._run(self._link(objects))
+        outcome = self._run(self._link([f"{self.work / name}.o" for name in units]))
         return self._reordered() if outcome == "ok" and self._swaps else outcome
 
     @cached_property
@@ -175,9 +181,8 @@ class Attempt:
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
         outcomes = []
-        for name, text in self.units():
+        for name in self._write_units():
             source = self.work / name
-            source.write_text(text, encoding="utf-8", errors="replace")
             if name.endswith(".cu"):
                 command = [*self.command(name, arch), "-cubin", "--resource-usage", str(source)]
                 outcomes.append(self._run([*command, "-o", f"{source}bin"]))
@@ -193,6 +198,12 @@ class Attempt:
             spill_bytes=sum(int(count) for pair in SPILLED.findall(log) for count in pair),
         )
 
+    def _write_units(self) -> list[str]:
+        """The names of all translation units, which are in `work` now."""
+        for name, text in (units := self.units()):
+            (self.work / name).write_text(text, encoding="utf-8", errors="replace")
+        return [name for name, _ in units]
+
     def units(self) -> list[tuple[str, str]]:
         """File name and text of every translation unit."""
         spec = self.spec
@@ -204,13 +215,13 @@ class Attempt:
             units.append(("cuda.cu", "\n".join([CUDA_HEAD, *spec.cuda_sources])))
         return units
 
-    def _bindings(self) -> str:
+    def _bindings(self, method: str = FULL_METHOD) -> str:
         names = self.spec.functions
         if names is None:
             return ""
         if self.tier == "lite":
             return LITE_BINDINGS % "".join(LITE_METHOD % (name, name) for name in names)
-        lines = [FULL_METHOD.format(name=name) for name in names]
+        lines = [method.format(name=name) for name in names]
         return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}"])
 
     # -- commands ----------------------------------------------------------------------------------
@@ -226,7 +237,8 @@ class Attempt:
         if headers == "lite":
             switches += definitions(self._text)
         if not name.endswith(".cu"):
-            flags = [tools.cxx, *COMMON_CXX, *switches, *spec.extra_cflags]
+            flags = [tools.cxx, *COMMON_CXX, *FEW_ERRORS * tools.is_gcc, *switches]
+            flags += spec.extra_cflags
         else:
             own = list(spec.extra_cuda_cflags)
             gpu = [f"-arch={self._variant(arch)}"] if arch else self._gpu()
@@ -282,22 +294,24 @@ class Attempt:
             command.append(f"-Wl,-rpath,{self.prepared.root}")
         return command + list(self.spec.extra_ldflags)
 
-    def _may_parse(self, source: Path) -> bool:
-        """Whether torch's precompiled header can parse the source: one that it cannot will not
-        compile, whatever binds it.
+    def _parsed(self) -> Outcome | None:
+        """What comes of parsing main.cpp with torch's precompiled header, its functions named but
+        not bound: what fails there will not compile.
 
         Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without
-        precompiled headers, True.
+        precompiled headers, None.
         """
-        spec, made = self.spec, self.prepared
+        spec, made, source = self.spec, self.prepared, self.work / "main.cpp"
         plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
-        if not made.has_precompiled or not plain or FLAG_SENSITIVE.search(spec.text):
-            return True
-        text = "\n".join([FULL_HEAD, *spec.cpp_sources])
+        text = "\n".join([FULL_HEAD, *spec.cpp_sources, self._bindings(NAMED)])
+        if not (made.has_precompiled and plain and spec.kind == "inline"):
+            return None
+        if FLAG_SENSITIVE.search("\n".join(spec.cpp_sources)):
+            return None
         source.write_text(text, encoding="utf-8", errors="replace")
         name = f"-DTORCH_EXTENSION_NAME={spec.name}"
         check = [made.tools.cxx, *COMMON_CXX, "-O2", name, "-fsyntax-only"]
-        return self._run([*check, *self._includes("full"), str(source)]) != "failed"
+        return self._run([*check, *self._includes("full"), str(source)])
 
     def _run(self, command: Sequence[str]) -> Outcome:
         tools = self.prepared.tools
@@ -377,7 +391,9 @@ class Builder:
             if build.ok or not build.lasting or self.is_certain(build, spec):
                 return build
             spent_s = build.processor_s
-        build = self.attempt(spec, "full", folder).build()
+        attempt = self.attempt(spec, "full", folder)
+        attempt.cuda_first = (folder / "lite/main.cpp.o").exists()
+        build = attempt.build()
         return build.model_copy(update={"processor_s": spent_s + build.processor_s})
 
     def attempt(self, spec: ExtensionSpec, tier: Tier, folder: Path) -> Attempt:

@@ -228,7 +228,7 @@ _FLAG = re.compile(
     r" level|argument)"
 )
 _CONDITIONAL = re.compile(
-    r"^[ \t]*#[ \t]*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)",
+    r"^[ \t]*#[ \t]*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__)\b)",
     re.MULTILINE,
 )
 

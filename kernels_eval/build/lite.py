@@ -227,6 +227,8 @@ _FLAG = re.compile(
     r"|\S*(g\+\+|gcc|cc1plus|clang)\S*: error: unrecognized (command-line option|debug output"
     r" level|argument)"
 )
+# A kernel is the same machine code with both tiers.
+_SHARED_MEMORY = re.compile(r"ptxas error +: Entry function '\w+' uses too much shared data")
 _CONDITIONAL = re.compile(
     r"^[ \t]*#[ \t]*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__)\b)",
     re.MULTILINE,
@@ -297,6 +299,8 @@ def certain_error(log: str, source: str, known: TorchNames) -> bool:
     headers give too."""
     if _OLD_STANDARD.search(log) or _FLAG.match(log.lstrip()):
         return True
+    if _SHARED_MEMORY.match(log):
+        return not _CONDITIONAL.search(source)
     errors = [*_ERROR.finditer(log)]
     if any(_stands_alone(error[1], error[4], source, known) for error in errors):
         return True

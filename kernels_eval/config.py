@@ -26,9 +26,10 @@ class BuildConfig(Record):
     """How candidates are compiled."""
 
     timeout_s: PositiveFloat = 120
-    """deadline of one build with one header tier"""
+    """deadline of one build with one header tier, in processor time; ten times as long by the
+    clock"""
     capture_timeout_s: PositiveFloat = 30
-    """deadline for reading the build requests out of the candidate's module"""
+    """the same for reading the build requests out of the candidate's module"""
     cuda_arch: str | None = None
     """such as '9.0'; default: that of the GPU, else 9.0"""
     lite_headers: bool = True

@@ -3,8 +3,8 @@ a content-addressed cache.
 
 Guarantees: a library is built once per (sources, flags, toolchain), as long as it is kept
 (`cache`); a compiler that hangs is killed with its children, one that is killed from outside is
-started again; a build that fails with the lite headers is tried again with torch's own, unless its
-first error is one that torch's headers would give too, so the outcome does not depend on the tier;
+started again; a build that fails with the lite headers is tried again with torch's own, unless one
+of its errors is certain to be torch's headers', too, so the outcome does not depend on the tier;
 a build that a full disk may have made fail has no outcome. Does not guarantee that the compiler
 itself is safe against hostile input beyond a deadline, a file-size limit, a list of flags that load
 or write things, and whatever `confine` adds.
@@ -23,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kernels_eval.build import schedule
 from kernels_eval.build.cache import BuildCache
@@ -41,6 +41,7 @@ from kernels_eval.build.spec import REACHES_OUT, Build, ExtensionSpec, refused_f
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError, UsageError
+from kernels_eval.isolation.process_tree import WALL_SHARE, Deadline
 from kernels_eval.records import ArchitectureBuild, Reason
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
@@ -50,6 +51,8 @@ FLAG_SENSITIVE = re.compile(
     re.MULTILINE,
 )
 FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
+FEW_ERRORS = ["-fmax-errors=20"]  # no more are shown, and all of them cost up to half a minute
+NAMED = "{{ using concur_named = decltype({name}); }}"
 LITE_METHOD = """
   {"%s", [](PyObject*, PyObject* args) { return concur::dispatch(&%s, args); }, METH_VARARGS, 0},"""
 LITE_BINDINGS = """#include "concur_bind.h"
@@ -75,7 +78,8 @@ ARCHITECTURE = re.compile(
 REGISTERS = re.compile(r"^ptxas info\s*: Used (\d+) registers", re.MULTILINE)
 SPILLED = re.compile(r"^ .*\b(\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
 ENDED = {
-    "timeout": "the build ran past its deadline of {:g} s (build.timeout_s)\n",
+    "timeout": "the build ran past its deadline of {:g} s of processor time (build.timeout_s), or"
+    f" {WALL_SHARE} times as long by the clock\n",
     "killed": "the compiler was killed again and again\n",
 }
 """What a log does not say by itself."""
@@ -94,6 +98,8 @@ class Attempt:
     prepared: Prepared
     timeout_s: float
     confine: Callable[[], None] | None = None
+    cuda_first: bool = False
+    """whether main.cpp is known to compile: CUDA sources, where errors cost less, come first"""
 
     def build(self) -> Build:
         """The outcome, with a library in `work`. Raises DiskFullError where a full disk may be why
@@ -101,10 +107,11 @@ class Attempt:
         self.work.mkdir()
         if self.tier == "full":
             self.prepared.precompiled()  # made once, for all: not on this candidate's time
-        self.deadline = time.monotonic() + self.timeout_s
+        self.deadline = Deadline(self.timeout_s)
         outcome = self._compile_and_link()
+        common: dict[str, Any] = {"tier": self.tier, "processor_s": self.deadline.spent_s}
         if outcome == "ok":
-            return Build(ok=True, key=self.spec.key, tier=self.tier, path=str(self.library))
+            return Build(ok=True, key=self.spec.key, path=str(self.library), **common)
         log = log_of(self.work)
         why = ENDED.get(outcome, "").format(self.timeout_s)
         if outcome == "failed":
@@ -112,10 +119,10 @@ class Attempt:
         return Build(
             ok=False,
             key=self.spec.key,
-            tier=self.tier,
             reason=Reason.BUILD if outcome == "timeout" else Reason.BUILD_FAILED,
             log=why + interesting(log, self.work),
             lasting=outcome == "failed",
+            **common,
         )
 
     @property
@@ -130,17 +137,19 @@ class Attempt:
         """Up to the first step that does not succeed."""
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
-        objects: list[str] = []
-        for name, text in self.units():
-            source, target = self.work / name, f"{self.work / name}.o"
-            if name == "main.cpp" and self.tier == "full" and not self._may_parse(source):
-                return "failed"
-            source.write_text(text, encoding="utf-8", errors="replace")
-            outcome = self._run([*self.command(name), "-c", str(source), "-o", target])
+        units = self._write_units()
+        if self.tier == "full" and not self.cuda_first:
+            parsed = self._parsed()
+            if parsed == "failed":
+                return parsed
+            self.cuda_first = parsed == "ok"
+            self._write_units()
+        for name in sorted(units, key=lambda name: self.cuda_first and not name.endswith(".cu")):
+            source = str(self.work / name)
+            outcome = self._run([*self.command(name), "-c", source, "-o", f"{source}.o"])
             if outcome != "ok":
                 return outcome
-            objects.append(target)
-        outcome = self._run(self._link(objects))
+        outcome = self._run(self._link([f"{self.work / name}.o" for name in units]))
         return self._reordered() if outcome == "ok" and self._swaps else outcome
 
     @cached_property
@@ -168,13 +177,12 @@ class Attempt:
     def for_architecture(self, arch: str) -> ArchitectureBuild:
         """Compile the CUDA sources for one architecture, and link nothing."""
         self.work.mkdir()
-        self.deadline = time.monotonic() + self.timeout_s
+        self.deadline = Deadline(self.timeout_s)
         if self.tier == "lite":
             self.prepared.operators.write(self._text, self.work / "operators")
         outcomes = []
-        for name, text in self.units():
+        for name in self._write_units():
             source = self.work / name
-            source.write_text(text, encoding="utf-8", errors="replace")
             if name.endswith(".cu"):
                 command = [*self.command(name, arch), "-cubin", "--resource-usage", str(source)]
                 outcomes.append(self._run([*command, "-o", f"{source}bin"]))
@@ -190,6 +198,12 @@ class Attempt:
             spill_bytes=sum(int(count) for pair in SPILLED.findall(log) for count in pair),
         )
 
+    def _write_units(self) -> list[str]:
+        """The names of all translation units, which are in `work` now."""
+        for name, text in (units := self.units()):
+            (self.work / name).write_text(text, encoding="utf-8", errors="replace")
+        return [name for name, _ in units]
+
     def units(self) -> list[tuple[str, str]]:
         """File name and text of every translation unit."""
         spec = self.spec
@@ -201,13 +215,13 @@ class Attempt:
             units.append(("cuda.cu", "\n".join([CUDA_HEAD, *spec.cuda_sources])))
         return units
 
-    def _bindings(self) -> str:
+    def _bindings(self, method: str = FULL_METHOD) -> str:
         names = self.spec.functions
         if names is None:
             return ""
         if self.tier == "lite":
             return LITE_BINDINGS % "".join(LITE_METHOD % (name, name) for name in names)
-        lines = [FULL_METHOD.format(name=name) for name in names]
+        lines = [method.format(name=name) for name in names]
         return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}"])
 
     # -- commands ----------------------------------------------------------------------------------
@@ -223,7 +237,8 @@ class Attempt:
         if headers == "lite":
             switches += definitions(self._text)
         if not name.endswith(".cu"):
-            flags = [tools.cxx, *COMMON_CXX, *switches, *spec.extra_cflags]
+            flags = [tools.cxx, *COMMON_CXX, *FEW_ERRORS * tools.is_gcc, *switches]
+            flags += spec.extra_cflags
         else:
             own = list(spec.extra_cuda_cflags)
             gpu = [f"-arch={self._variant(arch)}"] if arch else self._gpu()
@@ -279,22 +294,24 @@ class Attempt:
             command.append(f"-Wl,-rpath,{self.prepared.root}")
         return command + list(self.spec.extra_ldflags)
 
-    def _may_parse(self, source: Path) -> bool:
-        """Whether torch's precompiled header can parse the source: one that it cannot will not
-        compile, whatever binds it.
+    def _parsed(self) -> Outcome | None:
+        """What comes of parsing main.cpp with torch's precompiled header, its functions named but
+        not bound: what fails there will not compile.
 
         Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without
-        precompiled headers, True.
+        precompiled headers, None.
         """
-        spec, made = self.spec, self.prepared
+        spec, made, source = self.spec, self.prepared, self.work / "main.cpp"
         plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
-        if not made.has_precompiled or not plain or FLAG_SENSITIVE.search(spec.text):
-            return True
-        text = "\n".join([FULL_HEAD, *spec.cpp_sources])
+        text = "\n".join([FULL_HEAD, *spec.cpp_sources, self._bindings(NAMED)])
+        if not (made.has_precompiled and plain and spec.kind == "inline"):
+            return None
+        if FLAG_SENSITIVE.search("\n".join(spec.cpp_sources)):
+            return None
         source.write_text(text, encoding="utf-8", errors="replace")
         name = f"-DTORCH_EXTENSION_NAME={spec.name}"
         check = [made.tools.cxx, *COMMON_CXX, "-O2", name, "-fsyntax-only"]
-        return self._run([*check, *self._includes("full"), str(source)]) != "failed"
+        return self._run([*check, *self._includes("full"), str(source)])
 
     def _run(self, command: Sequence[str]) -> Outcome:
         tools = self.prepared.tools
@@ -368,12 +385,16 @@ class Builder:
         DiskFullError for a full disk."""
         scratch.close()  # the files of a first attempt take room as well
         directory = tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root)
-        folder = Path(scratch.enter_context(directory))
+        folder, spent_s = Path(scratch.enter_context(directory)), 0.0
         if self.config.lite_headers and self.lite_can(spec):
             build = self.attempt(spec, "lite", folder).build()
             if build.ok or not build.lasting or self.is_certain(build, spec):
                 return build
-        return self.attempt(spec, "full", folder).build()
+            spent_s = build.processor_s
+        attempt = self.attempt(spec, "full", folder)
+        attempt.cuda_first = (folder / "lite/main.cpp.o").exists()
+        build = attempt.build()
+        return build.model_copy(update={"processor_s": spent_s + build.processor_s})
 
     def attempt(self, spec: ExtensionSpec, tier: Tier, folder: Path) -> Attempt:
         """A build with one header tier, in a new folder below `folder`."""

@@ -15,7 +15,6 @@ import re
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from kernels_eval.build.toolchain import Toolchain, default_cache
 from kernels_eval.checks.cubins import cuobjdump
 from kernels_eval.errors import ToolchainError
 from kernels_eval.isolation.landlock import compiler_confinement
+from kernels_eval.isolation.process_tree import Deadline
 from kernels_eval.records import Record
 
 ARCH, CUDA_ARCH = "gfx90a", "sm_90"
@@ -186,7 +186,7 @@ def _compiled(
         outcome = run(
             [*command, str(path), "-o", str(made)],
             folder,
-            time.monotonic() + timeout_s,
+            Deadline(timeout_s),
             environment,
             compiler_confinement(homes, [folder]),
         )

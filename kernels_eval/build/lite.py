@@ -174,7 +174,7 @@ def only_declares(text: str) -> bool:
 # A first error of these kinds is the candidate's own where the name in it, if any, occurs nowhere
 # in torch's headers: both tiers read the same text with the same macros (a source that names a
 # macro only torch has never comes here), so no header of torch could fix it.
-_FIRST_ERROR = re.compile(
+_ERROR = re.compile(
     r"^(\S+?)(?::(\d+)(?::\d+)?: (?:fatal )?error: |\((\d+)\): error: )(.*)$", re.MULTILINE
 )
 _UNDECLARED = re.compile(
@@ -207,8 +207,7 @@ _NVCC_LOCAL = re.compile(
 )
 _NVCC_NO_STREAM = re.compile(r"^namespace \"(at|c10|torch)::cuda\" has no member \"(\w+)\"")
 _NVCC_UNDEFINED = re.compile(r"^identifier \"(\w+)\" is undefined")
-# Two conversions in one, to a string and to a device: never implicit. (Where a source makes a
-# Device itself, it may be another fault.)
+# Two conversions in one, to a string and to a device: never implicit.
 _NVCC_NO_DEVICE = re.compile(
     r"^no suitable constructor exists to convert from \"const char \[\d+\]\" to \"c10::Device\""
 )
@@ -228,8 +227,10 @@ _FLAG = re.compile(
     r"|\S*(g\+\+|gcc|cc1plus|clang)\S*: error: unrecognized (command-line option|debug output"
     r" level|argument)"
 )
+# A kernel is the same machine code with both tiers.
+_SHARED_MEMORY = re.compile(r"ptxas error +: Entry function '\w+' uses too much shared data")
 _CONDITIONAL = re.compile(
-    r"^[ \t]*#[ \t]*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__|__has_include)\b)",
+    r"^[ \t]*#[ \t]*(if|ifdef|ifndef|el\w+)\b(?!.*\b(__CUDA_ARCH__|__CUDACC__)\b)",
     re.MULTILINE,
 )
 
@@ -294,15 +295,33 @@ def file_scope(preprocessed: str) -> set[str]:
 
 
 def certain_error(log: str, source: str, known: TorchNames) -> bool:
-    """Whether the first error in `log` is one that torch's own headers give too."""
+    """Whether the first error in `log`, or one that no other brings about, is one that torch's own
+    headers give too."""
     if _OLD_STANDARD.search(log) or _FLAG.match(log.lstrip()):
         return True
-    first = _FIRST_ERROR.search(log)
-    if first is None:
-        return False
-    file, line, _, message = first.groups()
+    if _SHARED_MEMORY.match(log):
+        return not _CONDITIONAL.search(source)
+    errors = [*_ERROR.finditer(log)]
+    if any(_stands_alone(error[1], error[4], source, known) for error in errors):
+        return True
+    return bool(errors) and _certain_first(errors[0], source, known)
+
+
+def _stands_alone(file: str, message: str, source: str, known: TorchNames) -> bool:
+    """Whether an error is certain wherever it stands: it names torch alone."""
     if _DISPATCHED_TYPE.search(message):
         return not known.dispatch_takes_types
+    if file != "cuda.cu" or _CONDITIONAL.search(source):
+        return False
+    if missing := _NVCC_NO_STREAM.search(message):
+        return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
+    # Where a source makes a Device itself, it may be another fault.
+    return bool(_NVCC_NO_DEVICE.search(message) and not re.search(r"\bDevice\b|\busing\b", source))
+
+
+def _certain_first(error: re.Match[str], source: str, known: TorchNames) -> bool:
+    """Whether a first error is certain: nothing before it is at fault."""
+    file, line, _, message = error.groups()
     if file not in ("main.cpp", "cuda.cu") or _CONDITIONAL.search(source):
         return False
     if (missing := _NO_METHOD.search(message)) and known.methods:
@@ -328,10 +347,6 @@ def _certain_nvcc_error(message: str, source: str, known: TorchNames) -> bool:
     `known.words` was read by the C++ compiler: under nvcc torch's headers bring more along
     (cuda_fp16.h, for one).
     """
-    if missing := _NVCC_NO_STREAM.search(message):
-        return missing.group(2) in known.not_brought and not _BRINGS_STREAMS.search(source)
-    if _NVCC_NO_DEVICE.search(message):
-        return not re.search(r"\bDevice\b|\busing\b", source)
     if (undefined := _NVCC_UNDEFINED.search(message)) and known.nvcc_words:
         # Nothing may be from a header whose words are not known.
         included = all(

@@ -42,6 +42,7 @@ from kernels_eval.build.process import (
 )
 from kernels_eval.build.toolchain import HEADERS, Toolchain
 from kernels_eval.errors import ToolchainError
+from kernels_eval.isolation.process_tree import Deadline
 
 DEADLINE_S = 600
 PRECOMPILED_KEPT_S = 30 * 24 * 3600
@@ -84,7 +85,7 @@ class Prepared:
         """Run a compiler that writes `target`. Raises ToolchainError where it fails, DiskFullError
         where a full disk may be why."""
         with tempfile.TemporaryDirectory(prefix="prepare-", dir=self._work.path) as folder:
-            work, deadline = Path(folder), time.monotonic() + DEADLINE_S
+            work, deadline = Path(folder), Deadline(DEADLINE_S)
             command = [*command, "-o", str(target)]
             outcome, log = run(command, work, deadline, self.tools.environment), log_of(work)
         if outcome != "ok":

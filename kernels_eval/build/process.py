@@ -1,5 +1,5 @@
-"""Runs compilers: one process group each, bounded in time and in what it may write, in a folder
-that belongs to this process alone.
+"""Runs compilers: one process group each, bounded in processor time and in what it may write, in a
+folder that belongs to this process alone.
 
 Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone
 (kernels_eval.isolation.reaper); one that is killed from outside is started again
@@ -22,7 +22,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +32,13 @@ from typing import Literal
 import psutil
 
 from kernels_eval.errors import KILL_ATTEMPTS, DiskFullError
-from kernels_eval.isolation import reaper
+from kernels_eval.isolation import process_tree, reaper
+from kernels_eval.isolation.process_tree import Deadline
+from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 
 LOG_LIMIT = 8192
 READ_BYTES = 1 << 20
+POLL_S = 0.25
 FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
 ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -60,24 +62,24 @@ Outcome = Literal["ok", "failed", "timeout", "killed"]
 def run(
     command: Sequence[str],
     work: Path,
-    deadline: float,
+    deadline: Deadline,
     environment: dict[str, str],
     confine: Callable[[], None] | None = None,
 ) -> Outcome:
-    """Run a compiler in `work`, its messages appended to `work/log`; `deadline` is a
-    time.monotonic() in seconds.
+    """Run a compiler in `work`, its messages appended to `work/log`, and add what it used to
+    `deadline`.
 
-    "killed": by SIGKILL, in the last of five attempts.
+    "timeout": that has passed. "killed": by SIGKILL, in the last of five attempts.
     """
     log = work / "log"
     log.touch()
     logged = log.stat().st_size
     for _ in range(KILL_ATTEMPTS):
         os.truncate(log, logged)
-        if deadline <= time.monotonic():
+        if deadline.passed():
             return "timeout"
         returncode = _returncode(command, work, deadline, environment, confine)
-        if returncode is None:
+        if returncode is None or deadline.passed():
             return "timeout"
         said = _read(log, logged)
         killed = was_killed(returncode, said)
@@ -97,7 +99,7 @@ def was_killed(returncode: int, log: str) -> bool:
 def _returncode(
     command: Sequence[str],
     work: Path,
-    deadline: float,
+    deadline: Deadline,
     environment: dict[str, str],
     confine: Callable[[], None] | None,
 ) -> int | None:
@@ -106,6 +108,7 @@ def _returncode(
 
     def prepare() -> None:
         reaper.register(descriptor)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # whatever it starts stays in its tree, and is counted
         limit_compiler()
         if confine is not None:
             confine()
@@ -122,16 +125,22 @@ def _returncode(
             preexec_fn=prepare,
         )
         try:
-            return process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return None
+            leader = process_tree.identify(process.pid)
+            while leader and process_tree.wait_gone([leader], POLL_S):
+                if deadline.passed(process.pid):
+                    break
         finally:
+            deadline.spent_s += process_tree.processor_s(process.pid)  # a zombie still tells
+            returncode = process.poll()
+            if returncode is None:
+                process_tree.kill_descendants(process.pid)
             # A compiler that was killed leaves what it had started.
-            if process.poll() is None or process.returncode < 0:
+            if returncode is None or returncode < 0:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             reaper.unregister(descriptor, process.pid)
+        return returncode
 
 
 def limit_compiler() -> None:

@@ -100,6 +100,7 @@ class Build(Record):
     """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout
     or rejected reason where not.
 
+    `seconds` are by the clock, and `processor_s` the compilers' processor time.
     `library_bytes` is the size of a library that is kept; 0 where nobody has noted it. `lasting` is
     False where the same source may fare otherwise another time (a deadline, a compiler that was
     killed): such a build is not kept.
@@ -113,6 +114,7 @@ class Build(Record):
     reason: Reason | Literal[""] = ""
     log: str = ""
     seconds: float = 0.0
+    processor_s: float = 0.0
     cached: bool = False
     lasting: bool = True
 

@@ -7,6 +7,7 @@ of a tree.
     left = wait_gone([server], timeout_s=8)  # those that still run
     kill_descendants(os.getpid())            # everything below this process, in any session
     usage(popen.pid).resident_bytes          # of a process and all of its descendants
+    Deadline(120).passed(popen.pid)          # their processor time, and ten times as long a clock
     members([server], {"CONCUR_ROOT": "/x"}) # its session, what has this variable, and all below
 
 Guarantees: a signal sent through an `Identity` never reaches another process. A descendant in a
@@ -23,7 +24,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,8 @@ from kernels_eval.records import Record
 KILL_S = 5.0
 PAUSE_S = 0.002
 POLLED_AT_ONCE = 256
+WALL_SHARE = 10
+"""A deadline in processor time is also one of so many times as much wall time."""
 NO_MARKS: Mapping[str, str] = {}
 
 
@@ -52,6 +55,22 @@ class Usage:
     processes: int
     threads: int
     resident_bytes: int
+
+
+@dataclass
+class Deadline:
+    """For work that may take `limit_s` seconds of processor time, and `WALL_SHARE` times as many of
+    wall time from now on, so that what sleeps ends as well."""
+
+    limit_s: float
+    spent_s: float = 0.0
+    """processor time of what has ended"""
+    began: float = field(default_factory=time.monotonic)
+
+    def passed(self, root: int | None = None) -> bool:
+        """Whether it has passed, with what the tree of a running process has used so far."""
+        used_s = self.spent_s + (processor_s(root) if root else 0.0)
+        return used_s >= self.limit_s or time.monotonic() >= self.began + WALL_SHARE * self.limit_s
 
 
 def boot_id() -> str:
@@ -109,14 +128,18 @@ def command_line(pid: int) -> str:
 
 def descendants(root: int) -> list[int]:
     """Living descendants of a process, nearest first, without zombies."""
+    return [pid for pid in _family(root)[1:] if not has_ended(pid)]
+
+
+def _family(root: int) -> list[int]:
+    """A process and its descendants, each behind its parent, zombies included."""
     table = None if os.path.exists("/proc/thread-self/children") else _children_by_parent()
     found: list[int] = []
     todo = [root]
     while todo:
         parent = todo.pop()
-        below = children(parent) if table is None else table.get(parent, [])
-        todo += below
-        found += [pid for pid in below if not has_ended(pid)]
+        found.append(parent)
+        todo += children(parent) if table is None else table.get(parent, [])
     return found
 
 
@@ -176,6 +199,16 @@ def usage(root: int) -> Usage:
                 held = process.memory_info().rss + page_tables_bytes(pid)
                 found.append((1, process.num_threads(), held))
     return Usage(*map(sum, zip(*found, strict=True))) if found else Usage(0, 0, 0)
+
+
+def processor_s(root: int) -> float:
+    """Seconds of processor time that a process and its descendants have used, with those that have
+    ended, once their parent knows: parents are read first, so that none counts twice."""
+    total = 0.0
+    for pid in _family(root):
+        with suppress(psutil.Error):
+            total += sum(psutil.Process(pid).cpu_times()[:4])
+    return total
 
 
 def page_tables_bytes(pid: int) -> int:

@@ -43,6 +43,9 @@ from kernels_eval.isolation.layers import left_out
 from kernels_eval.records import Reason
 
 POLL_S = 0.1
+BY_PROCESSOR = ("capture",)
+"""Roles whose deadlines count processor time: what a source asks to build, and so its verdict, must
+not depend on how busy the machine is."""
 SCRATCH_POLL_S = 0.5
 MEMORY_SHARE = 0.6
 START_S, ANSWER_S = 180.0, 30.0
@@ -173,15 +176,22 @@ class Child:
         return self.dead is not None or self.pid is None or process_tree.has_ended(self.pid)
 
     def _wait(self, timeout: float) -> object:
-        deadline = time.monotonic() + timeout
+        work = self._work(timeout)
+        ends = time.monotonic() + timeout * (process_tree.WALL_SHARE if work else 1)
         while True:
             try:
-                return self.channel.receive(min(POLL_S, max(0.0, deadline - time.monotonic())))
+                return self.channel.receive(min(POLL_S, max(0.0, ends - time.monotonic())))
             except ChannelTimeout:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= ends or (work and work.passed(self.pid)):
                     raise
             if self.pid is not None:
                 self._watch(self.pid)
+
+    def _work(self, timeout: float) -> process_tree.Deadline | None:
+        """A deadline in processor time, from now on; None where the clock alone counts."""
+        if self.pid is None or self.role not in BY_PROCESSOR:
+            return None
+        return process_tree.Deadline(timeout, -process_tree.processor_s(self.pid))
 
     def _watch(self, pid: int) -> None:
         """Kill the child where it exceeds a limit. Raises ChildFailure then; as `request` does

@@ -22,6 +22,7 @@ from kernels_eval.checks.cubins import cuobjdump
 from kernels_eval.checks.screening import Screening, screen, screen_native
 from kernels_eval.config import EvalConfig
 from kernels_eval.isolation.landlock import compiler_confinement
+from kernels_eval.isolation.process_tree import Deadline
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer, retry_killed
 from kernels_eval.parent.messages import (
     LOG_BYTES,
@@ -36,7 +37,7 @@ from kernels_eval.records import Candidate, KernelTask, Reason
 
 MOST_BUILDS = 16
 BUILDS_SHARE = 4
-"""All builds of one candidate may take so many times the deadline of one."""
+"""All builds of one candidate may take so many times the deadline of one, in processor time."""
 MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 """A call of load_inline or load that its signature does not allow."""
 
@@ -50,7 +51,9 @@ class BoundedBuilds:
     candidate: Candidate
     flags: list[str]
     made: list[tuple[ExtensionSpec, Build]] = field(default_factory=list)
-    spent_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.deadline = Deadline(BUILDS_SHARE * self.builder.config.timeout_s)
 
     def note(self, screened: Screening) -> None:
         """Keep the flags. Raises Stop where the source is rejected."""
@@ -62,17 +65,15 @@ class BoundedBuilds:
         """What came of one request. Raises Stop: EXITED_EARLY where it is none, BUILD where it is
         one too many, and the reason of a source that is rejected."""
         spec = parse_report(ExtensionSpec, asked)
-        limit = BUILDS_SHARE * self.builder.config.timeout_s
-        if len(self.made) >= MOST_BUILDS or self.spent_s >= limit:
+        if len(self.made) >= MOST_BUILDS or self.deadline.passed():
             what = f"asks for more than {MOST_BUILDS} builds, or for builds of more than"
-            raise Stop(Reason.BUILD, f"{what} {limit:g} s")
+            raise Stop(Reason.BUILD, f"{what} {self.deadline.limit_s:g} s of processor time")
         self.note(screen_native(spec.text))
         if spec.uses_cuda and not (self.candidate.language.needs_gpu or self.builder.tools.nvcc):
             raise Stop(Reason.BUILD_FAILED, "CUDA sources in a candidate for the CPU")
-        started = time.monotonic()
         build = self.builder.build(spec)
         self.made.append((spec, build))
-        self.spent_s += time.monotonic() - started
+        self.deadline.spent_s += 0.0 if build.cached else build.processor_s
         return build
 
 

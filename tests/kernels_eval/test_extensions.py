@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kernels_eval.build import extensions
 from kernels_eval.build.extensions import Builder
+from kernels_eval.build.prepared import Prepared
 from kernels_eval.build.spec import Build, ExtensionSpec
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
@@ -66,6 +68,20 @@ def test_a_failed_build_is_remembered_and_says_why(builder):
     first, second = builder.build(asked), builder.build(asked)
     assert not first.ok and first.reason == "build_failed" and "never_heard_of" in first.log
     assert second.cached and (second.reason, second.log) == (first.reason, first.log)
+
+
+def test_a_build_counts_the_processor_time_of_both_tiers(builder, monkeypatch):
+    tiers = []
+
+    def run(command, work, deadline, *_):
+        tiers.append(work.name)
+        deadline.spent_s += 1
+        return "failed"
+
+    monkeypatch.setattr(extensions, "run", run)
+    monkeypatch.setattr(Prepared, "precompiled", lambda self: None)
+    build = builder.build(spec(unique=True))
+    assert tiers == ["lite", "full"] and build.processor_s == 2
 
 
 def test_two_processes_building_the_same_spec_both_succeed(builder, tmp_path):
@@ -254,3 +270,88 @@ def test_a_cuda_source_compiles_and_links(builder):
 def test_a_cuda_source_that_does_not_compile(builder):
     build = builder.build(cuda_spec(KERNEL.replace("blockIdx.x", "blockIndex.x")))
     assert not build.ok and build.reason == "build_failed" and "blockIndex" in build.log
+
+
+@pytest.fixture
+def compilers(monkeypatch):
+    """Stands for the compilers of builds: notes what is compiled, with the text of main.cpp, and
+    fails at what is in `fails`; of what succeeds there is an object."""
+    ran, fails = [], set()
+
+    def run(command, work, *_):
+        source = next((word for word in command if word.endswith((".cpp", ".cu"))), "link")
+        checks = "-fsyntax-only" in command
+        step = f"{work.name} {'check ' * checks}{Path(source).name}"
+        ran.append((step, (work / "main.cpp").read_text(), command))
+        if step in fails:
+            return "failed"
+        Path(command[command.index("-o") + 1]).touch() if "-o" in command else None
+        return "ok"
+
+    monkeypatch.setattr(extensions, "run", run)
+    monkeypatch.setattr(Prepared, "precompiled", lambda self: None)
+    return ran, fails
+
+
+def steps(ran):
+    return [step for step, *_ in ran]
+
+
+@pytest.mark.parametrize("parsed", [True, False])
+def test_what_fails_soonest_is_compiled_first(builder, compilers, monkeypatch, parsed, tmp_path):
+    """CUDA sources come before the bindings once those are known to parse, and objects are linked
+    in one order."""
+    monkeypatch.setattr(Prepared, "has_precompiled", parsed)
+    (ran, _), asked = compilers, cuda_spec(KERNEL)
+    assert builder.attempt(asked, "full", tmp_path).build().ok
+    both = ["full check main.cpp", "full cuda.cu", "full main.cpp"]
+    assert steps(ran)[:-1] == (both if parsed else ["full main.cpp", "full cuda.cu"])
+    texts = {step: text for step, text, _ in ran}
+    assert "wrap_pybind_function(scale)" in texts["full main.cpp"]
+    assert not parsed or "decltype(scale)" in texts["full check main.cpp"]
+    objects = [Path(word).name for word in ran[-1][2] if word.endswith(".o")]
+    assert objects == ["main.cpp.o", "cuda.cu.o"]
+
+
+@pytest.mark.parametrize("unit", ["cuda.cu", "main.cpp"])
+def test_full_begins_where_lite_has_failed(builder, compilers, monkeypatch, unit):
+    monkeypatch.setattr(Prepared, "has_precompiled", True)
+    monkeypatch.setattr(Builder, "is_certain", lambda *_: False)
+    ran, fails = compilers
+    check = "full cuda.cu" if unit == "cuda.cu" else "full check main.cpp"
+    fails |= {f"lite {unit}", check}
+    source = f"// {uuid.uuid4()}\n{KERNEL}"
+    assert builder.build(cuda_spec(source)).reason == "build_failed"
+    tried = {"main.cpp": ["lite main.cpp"], "cuda.cu": ["lite main.cpp", "lite cuda.cu"]}
+    assert steps(ran) == [*tried[unit], check]
+
+
+@pytest.mark.parametrize(
+    "name, there",
+    {"f": True, "n::g": True, "t<int>": True, "v": True, "absent": False, "two": False}.items(),
+)
+def test_functions_that_cannot_be_bound_are_found_by_their_names(builder, tmp_path, name, there):
+    source = """
+    #define PYBIND11_MODULE(name, m) void bound(int m)
+    int f(int);
+    namespace n { int g(); }
+    template <class T> T t(T);
+    auto v = [](int i) { return i; };
+    int two(int);
+    int two(float);
+    """
+    attempt = builder.attempt(spec(functions=(name,)), "full", tmp_path)
+    unit = tmp_path / "main.cpp"
+    unit.write_text(source + attempt._bindings(extensions.NAMED))
+    command = [builder.tools.cxx, "-std=c++20", "-fsyntax-only", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode == 0) is there, done.stderr
+
+
+def test_a_compiler_stops_after_the_errors_that_are_shown(builder, tmp_path):
+    if not builder.tools.is_gcc:
+        pytest.skip("an option of GCC")
+    source = "".join(f"int f{i}() {{ return absent{i}; }}\n" for i in range(100))
+    attempt = builder.attempt(spec(source + SCALE), "lite", tmp_path)
+    assert not attempt.build().ok
+    assert (attempt.work / "log").read_text().count(" error: ") == 20

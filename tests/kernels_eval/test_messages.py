@@ -2,7 +2,6 @@
 
 import ast
 import gc
-import math
 import socket
 import struct
 import threading
@@ -27,7 +26,7 @@ from kernels_eval.parent.messages import (
     Stop,
     parse_report,
 )
-from kernels_eval.parent.prepare import MOST_BUILDS, BoundedBuilds
+from kernels_eval.parent.prepare import BUILDS_SHARE, MOST_BUILDS, BoundedBuilds
 from kernels_eval.records import Candidate, Language, Reason
 
 
@@ -260,13 +259,16 @@ class Slow:
     config = EvalConfig().build
     tools = None
 
+    def __init__(self, **took):
+        self.took = took
+
     def build(self, spec):
-        return Build(ok=True, key=spec.key)
+        return Build(ok=True, key=spec.key, **self.took)
 
 
-def builds():
+def builds(**took):
     made = Candidate(candidate_id="c", task_id="t", language=Language.CUDA, generator="g", code="x")
-    return BoundedBuilds(Slow(), made, [])
+    return BoundedBuilds(Slow(**took), made, [])
 
 
 def test_builds_are_bounded_in_number_and_in_time():
@@ -276,11 +278,16 @@ def test_builds_are_bounded_in_number_and_in_time():
     with pytest.raises(Stop) as stop:
         bounded.build({"name": "x"})
     assert stop.value.finding.reason is Reason.BUILD
-    late = builds()
-    late.spent_s = math.inf
+    long_s = EvalConfig().build.timeout_s
+    late = builds(processor_s=long_s)
+    for _ in range(BUILDS_SHARE):
+        assert late.build({"name": "x"}).ok
     with pytest.raises(Stop) as stop:
         late.build({"name": "x"})
     assert stop.value.finding.reason is Reason.BUILD
+    for free in ({"seconds": 9 * long_s}, {"processor_s": long_s, "cached": True}):
+        waited = builds(**free)
+        assert all(waited.build({"name": "x"}).ok for _ in range(MOST_BUILDS))
 
 
 def test_of_an_endless_log_both_ends_are_read(tmp_path):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,8 +14,13 @@ import pytest
 
 import kernels_eval
 from kernels_eval.build.process import run
-from kernels_eval.isolation import reaper
-from kernels_eval.isolation.process_tree import environment_variable, has_ended
+from kernels_eval.isolation import process_tree, reaper
+from kernels_eval.isolation.process_tree import (
+    WALL_SHARE,
+    Deadline,
+    environment_variable,
+    has_ended,
+)
 from tests.support.processes import python
 from tests.support.waiting import until
 
@@ -25,10 +29,11 @@ BUILDER = """
     import os, sys, time
     from pathlib import Path
     from kernels_eval.build.process import run
+    from kernels_eval.isolation.process_tree import Deadline
 
     here = Path(sys.argv[1])
-    print(run(["sh", "-c", "exit 0"], here, time.monotonic() + 60, dict(os.environ)), flush=True)
-    long = time.monotonic() + 600
+    print(run(["sh", "-c", "exit 0"], here, Deadline(60), dict(os.environ)), flush=True)
+    long = Deadline(60)
     program = "echo $$ > outer; sh -c 'echo $$ > inner; trap \\"\\" TERM; sleep 600' & wait"
     run(["sh", "-c", program], here, long, dict(os.environ))
 """
@@ -86,7 +91,7 @@ def test_a_watched_child_ends_with_its_owner_and_another_stays(number):
 
 def test_one_reaper_serves_a_process(tmp_path):
     first = reaper.reaper()
-    ended = [run(["true"], tmp_path, time.monotonic() + 60, dict(os.environ)) for _ in range(3)]
+    ended = [run(["true"], tmp_path, Deadline(60), dict(os.environ)) for _ in range(3)]
     assert ended == ["ok"] * 3, (tmp_path / "log").read_text()
     assert reaper.reaper() == first
     child = os.fork()
@@ -97,12 +102,12 @@ def test_one_reaper_serves_a_process(tmp_path):
 
 def test_a_process_that_dies_without_a_word_is_started_again(tmp_path):
     again = "echo >> times; test $(wc -l < times) -gt 2 || kill -SEGV $$"
-    assert run(["sh", "-c", again], tmp_path, time.monotonic() + 60, dict(os.environ)) == "ok"
+    assert run(["sh", "-c", again], tmp_path, Deadline(60), dict(os.environ)) == "ok"
     assert (
         run(
             ["sh", "-c", "echo internal error; kill -SEGV $$"],
             tmp_path,
-            time.monotonic() + 60,
+            Deadline(60),
             dict(os.environ),
         )
         == "failed"
@@ -114,11 +119,50 @@ def test_a_deadline_ends_the_whole_group(tmp_path):
     command = ["sh", "-c", "echo out; sh -c 'echo $$ > inner; sleep 600' & wait"]
     inner = tmp_path / "inner"
     for seconds in (1, 4, 16, 64):  # a busy machine may not have come to the inner one before
-        assert run(command, tmp_path, time.monotonic() + seconds, dict(os.environ)) == "timeout"
+        assert run(command, tmp_path, Deadline(seconds / WALL_SHARE), dict(os.environ)) == "timeout"
         if inner.exists() and inner.read_text().strip():
             break
     assert (tmp_path / "log").read_text().startswith("out\n")
     until(lambda: has_ended(int(inner.read_text())))
+
+
+@pytest.fixture
+def no_clock(monkeypatch):
+    """Leaves deadlines their processor time alone, however slow the machine is."""
+    monkeypatch.setattr(process_tree, "WALL_SHARE", 1e6)
+
+
+def in_shell(program, folder, deadline):
+    return run(["sh", "-c", program], folder, deadline, dict(os.environ))
+
+
+BURNS = "(ulimit -t 1; while :; do :; done)"  # one second of processor time
+
+
+def test_a_deadline_counts_what_has_ended_and_what_was_run_before(no_clock, tmp_path):
+    """Three processes one after another, none of which is past the deadline by itself."""
+    deadline = Deadline(2.5)
+    assert in_shell(f"{BURNS}; {BURNS}; {BURNS}; sleep 600", tmp_path, deadline) == "timeout"
+    assert 2.5 <= deadline.spent_s < 4
+    shared = Deadline(1.5)
+    ended = [in_shell(f"{BURNS}; exit 0", tmp_path, shared) for _ in range(3)]
+    assert ended == ["ok", "timeout", "timeout"] and shared.spent_s < 3, "the third never ran"
+
+
+def test_a_deadline_counts_and_ends_what_leaves_its_group(no_clock, tmp_path):
+    leaves = "(setsid sh -c 'echo $$ > pid; while :; do :; done' &); sleep 600"
+    assert in_shell(leaves, tmp_path, Deadline(0.3)) == "timeout"
+    until(lambda: has_ended(int((tmp_path / "pid").read_text())))
+
+
+def test_a_deadline_does_not_count_time_without_a_processor(no_clock, tmp_path):
+    deadline = Deadline(0.9)
+    assert in_shell("sleep 1", tmp_path, deadline) == "ok" and deadline.spent_s < 0.9
+
+
+def test_what_sleeps_is_ended_by_the_clock(tmp_path):
+    deadline = Deadline(0.5 / WALL_SHARE)
+    assert in_shell("sleep 600", tmp_path, deadline) == "timeout"
 
 
 def test_the_reaper_ends_with_its_owner(tmp_path):
@@ -136,7 +180,7 @@ def test_builds_go_on_where_the_reaper_was_killed(tmp_path):
     import psutil
     from kernels_eval.build.process import run
     from kernels_eval.isolation import reaper
-    from kernels_eval.isolation.process_tree import environment_variable
+    from kernels_eval.isolation.process_tree import Deadline, environment_variable
 
     reaper.reaper()
     here = Path(sys.argv[1])
@@ -145,7 +189,7 @@ def test_builds_go_on_where_the_reaper_was_killed(tmp_path):
     process = psutil.Process(pid)
     process.kill()
     psutil.wait_procs([process], timeout=10)
-    print(run(["echo", "built"], here, time.monotonic() + 60, dict(os.environ)))
+    print(run(["echo", "built"], here, Deadline(60), dict(os.environ)))
     """
     done = python(program, tmp_path, OF_THIS_TEST=str(tmp_path))
     assert done.stdout == "ok\n" and (tmp_path / "log").read_text() == "built\n", done.stderr

@@ -5,8 +5,8 @@ Guarantees: causal, padding only on the right (anything else is refused), no mas
 cuDNN's, with grouped heads as they are or repeated. Under each name, a line of packed rows (the
 model is called with `cu_documents`, see `tasks.training.packing`) attends within its rows alone, by
 flash attention's kernel for variable lengths on a GPU and a mask on a CPU. `fastest_attention`
-times the kernels on the device at the shape that will be trained. Does not guarantee equal bits
-between kernels.
+times the kernels on the device at the shape that will be trained. `beyond_causal` lists what a
+model asks of attention that no kernel here computes. Does not guarantee equal bits between kernels.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 SDPA, CUDNN, CUDNN_EXPANDED = "concur_sdpa", "concur_cudnn", "concur_cudnn_expanded"
+OBSERVED = "concur_observed"
+WITHOUT_EFFECT = {"position_ids", "use_cache"}
+"""Arguments that models hand on to attention and that change nothing in it."""
 
 
 def register() -> None:
@@ -30,6 +33,74 @@ def register() -> None:
     for name, function in KERNELS.items():
         AttentionInterface.register(name, functools.partial(_attend, function))
         AttentionMaskInterface.register(name, _no_mask)
+
+
+def beyond_causal(base: Any, layers: int) -> list[str]:
+    """What a causal model with so many layers asks of attention beyond causal attention over the
+    whole row (a window, a softcap, sinks, a mask, dropout), by name; empty where nothing.
+
+    Observed in one forward pass over two tokens. An argument counts unless it is known to change
+    nothing, so that one of a later model counts, too.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import causal_mask_function
+
+    asked: dict[str, Any] = {}
+    calls = 0
+
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **given: Any
+    ) -> tuple[Tensor, None]:
+        nonlocal calls
+        calls += 1
+        asked.update(_asked(module, *mask, **given))
+        return _attend(_sdpa, module, query, key, value, None)
+
+    def mask(mask_function: object, local_size: int = 1, **_: Any) -> Tensor | None:
+        # a model may make masks that none of its layers is given
+        plain = mask_function is causal_mask_function
+        return None if plain else torch.full((1, 1, 2, 2), local_size)
+
+    AttentionInterface.register(OBSERVED, attend)
+    AttentionMaskInterface.register(OBSERVED, mask)
+    _pass_through(base)
+    if calls != layers:
+        asked["attention of its own"] = layers - calls
+    return [name if value is True else f"{name} {value}" for name, value in asked.items()]
+
+
+def _asked(
+    module: nn.Module,
+    mask: Tensor | None = None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """What one call asks for beyond causal attention. A tensor's value is True."""
+    asked = {
+        "attention_mask": None if mask is None else int(mask.max()) or True,
+        # what the module would drop in training: evaluation passes 0
+        "dropout": getattr(module, "attention_dropout", None),
+        "bidirectional": not (
+            getattr(module, "is_causal", True) if is_causal is None else is_causal
+        ),
+    }
+    asked |= {name: value for name, value in given.items() if name not in asked or value}
+    told = {name: isinstance(value, Tensor) or value for name, value in asked.items()}
+    return {name: value for name, value in told.items() if value and name not in WITHOUT_EFFECT}
+
+
+def _pass_through(base: Any) -> None:
+    """Two tokens through a causal model under the name OBSERVED. Leaves no trace in its
+    configuration and none in the random numbers."""
+    device = next(base.parameters()).device
+    before = base.config._attn_implementation
+    base.config._attn_implementation = OBSERVED
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            base.model(input_ids=torch.ones(1, 2, dtype=torch.long, device=device), use_cache=False)
+    finally:
+        base.config._attn_implementation = before
 
 
 def fastest_attention(

@@ -12,7 +12,7 @@ something to learn and losses can be compared. Each variant runs in a process of
 fails costs nothing but itself. The first three steps are left out of the median. Peaks are torch's,
 allocated and reserved.
 
-MFU is the model's FLOPs, recomputation not counted (flops_per_token, with its source),
+MFU is the model's FLOPs, recomputation not counted (tasks.training.telemetry, with the source),
 over peak FLOP/s: 989e12, dense bfloat16 of an H200 SXM by its data sheet; the second figure is
 against the 790e12 that large bfloat16 products reach on one.
 """
@@ -39,7 +39,7 @@ from benchmarks.training_subject import (
     rows,
     tokenizer,
 )
-from tasks.training.recomputation import LayerShape
+from tasks.training.telemetry import TrainingFlops, mfu
 
 PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
 LEFT_OUT_STEPS = 3
@@ -64,24 +64,6 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "ours_eager": ({"compile": False}, {}),
     "ours_torch_dropout": ({"lean_dropout": False}, {}),
 }
-
-
-def flops_per_token(shape: LayerShape, length: int, trained: int, loss_share: float) -> float:
-    """FLOPs per token that a step over rows of `length` tokens needs, recomputation not
-    counted: what MFU is the share of.
-
-    After PaLM (arXiv 2204.02311, appendix B) but for frozen weights, which need no gradient of
-    their own: 4 per weight of the base's products (6 in the paper; the head's for the
-    `loss_share` of tokens that carry loss), 6 per `trained` adapter parameter, and three times
-    causal attention's forward pass of 2 x length x width a layer.
-    """
-    keys_and_values = 2 * shape.key_value_heads * shape.head_size
-    products = (
-        shape.hidden * (2 * shape.attention + keys_and_values)
-        + 3 * shape.hidden * shape.intermediate
-    )
-    base = shape.layers * products + loss_share * shape.vocabulary * shape.hidden
-    return 4 * base + 6 * trained + 3 * shape.layers * 2 * length * shape.attention
 
 
 def main() -> int:
@@ -295,7 +277,7 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
-    from tasks.training.acceleration import AccelerationOptions, accelerate, shape_of
+    from tasks.training.acceleration import AccelerationOptions, accelerate
 
     gpu = torch.cuda.is_available()
     rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -353,12 +335,8 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
             callbacks=[stopwatch(order, report, started)],
         )
         trainer.remove_callback(PrinterCallback)
-        trained = sum(
-            parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad
-        )
-        report["flops_per_token"] = flops_per_token(
-            shape_of(trainer.model), order["length"], trained, COMPLETION_SHARE
-        )
+        flops = TrainingFlops.of(trainer.model, COMPLETION_SHARE)
+        report["flops_per_token"] = flops.row(order["length"]) / order["length"]
         if options is not None:
             acceleration = accelerate(
                 trainer.model,
@@ -488,7 +466,8 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def line(result: dict[str, Any], baseline: dict[str, Any], exact: list[float]) -> list[str]:
     speed, against = tokens_per_s(result), tokens_per_s(baseline)
-    flops = speed / result.get("gpus", 1) * result.get("flops_per_token", 0) if speed else 0
+    flops = speed * result.get("flops_per_token", 0) if speed else 0
+    gpus = result.get("gpus", 1)
     peak = result.get("peak_allocated_gb")
     losses = result["losses"]
     differences = [abs(ours - theirs) for ours, theirs in zip(losses, exact, strict=False)]
@@ -498,7 +477,11 @@ def line(result: dict[str, Any], baseline: dict[str, Any], exact: list[float]) -
         result["variant"],
         f"{speed:,.0f}" if speed else "",
         f"{speed / against:.2f}" if speed and against else "",
-        f"{flops / PEAK_FLOPS:.1%} / {flops / REACHED_FLOPS:.1%}" if flops else "",
+        (
+            f"{mfu(flops, PEAK_FLOPS, gpus):.1%} / {mfu(flops, REACHED_FLOPS, gpus):.1%}"
+            if flops
+            else ""
+        ),
         (
             f"{peak:.1f} / {result['peak_reserved_gb']:.1f}"
             f" ({result.get('estimated_peak_gb', 0):.1f})"

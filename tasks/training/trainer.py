@@ -216,7 +216,10 @@ class LoraTrainer(SFTTrainer):
         self.remove_callback(PrinterCallback)
         self.recipe, self.examples, self.on_log = recipe, examples, on_log
         self.identity = checkpoints.RunIdentity.of(recipe, base_model_dir, examples)
-        self.parameters = telemetry.multiplied_parameters(self.model)
+        lengths = [tokens_of(example) for example in examples]
+        self.tokens_with_loss = sum(example["completion_tokens"] for example in examples)
+        self.flops = telemetry.TrainingFlops.of(self.model, self.tokens_with_loss / sum(lengths))
+        self.flops_per_token = sum(map(self.flops.row, lengths)) / sum(lengths)
         self.began_s: float | None = None  # None: with the next pass
         self.tokens_before = 0.0
         masks = [label_mask(example, tokenizer) for example in held_out]
@@ -309,7 +312,7 @@ class LoraTrainer(SFTTrainer):
         now, tokens = time.perf_counter(), entry["num_tokens"]
         speed = (tokens - self.tokens_before) / (now - (self.began_s or 0.0))
         peak = roofline.peak_flops(telemetry.device_name())
-        used = telemetry.mfu(speed, self.parameters, peak, self.args.world_size)
+        used = telemetry.mfu(speed * self.flops_per_token, peak, self.args.world_size)
         entry |= {"tokens_per_s": speed, "mfu": used, **telemetry.readings()}
         self.began_s, self.tokens_before = now, tokens
         if self.on_log and self.is_world_process_zero():

@@ -1,9 +1,10 @@
 """Tokens per second of LoRA training: TRL's defaults against `tasks.training.acceleration`, through
 the same SFTTrainer, in one call.
 
-    python -m benchmarks.training_speed --shape qwq --variants trl,ours --lengths 8192,16384 --steps
-    20 --out results.json python -m benchmarks.training_speed --shape tiny            # the same on
-    a CPU in under a minute
+    python -m benchmarks.training_speed --shape qwq --variants trl,ours --lengths 8192,16384 \\
+        --steps 20 --out results.json
+    python -m benchmarks.training_speed --shape tiny   # the same on a CPU in under a minute
+    python -m benchmarks.training_speed --shape qwq --busy candidates.parquet
 
 A model of QwQ-32B's shape with random bfloat16 weights made on the device (needs 66 GB for them),
 LoRA of rank 32 with alpha 32 and dropout 0.05 on the seven projections, AdamW, one row a step. Rows
@@ -15,6 +16,10 @@ allocated and reserved.
 MFU is the model's FLOPs, recomputation not counted (tasks.training.telemetry, with the source),
 over peak FLOP/s: 989e12, dense bfloat16 of an H200 SXM by its data sheet; the second figure is
 against the 790e12 that large bfloat16 products reach on one.
+
+`--busy` trains nothing: it counts how busy eight workers would be with the rows of a table (column
+`response`, 3.6 characters a token; prompts, which would make rows more alike, left out) where each
+waits in every pass for the costliest row, by the order of rows.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -31,19 +37,24 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from benchmarks.training_subject import (
     COMPLETION_SHARE,
     SHAPES,
+    adapter_config,
+    counted_flops,
     dataset,
     random_model,
     rows,
     tokenizer,
 )
+from tasks.training.batching import balanced_epochs, busy_share, plan_epochs
 from tasks.training.telemetry import TrainingFlops, mfu
 
 PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
 LEFT_OUT_STEPS = 3
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CHARACTERS_PER_TOKEN = 3.6
 # options of AccelerationOptions for ours; None is TRL, with the SFTConfig arguments beside it
 VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl": (None, {}),
@@ -97,6 +108,10 @@ def main() -> int:
         help="one more step under the profiler: time by kernel, into the output",
     )
     parser.add_argument("--out", type=Path, default=None, help="JSON, written after every variant")
+    parser.add_argument(
+        "--busy", type=Path, default=None, help="table of responses: count busy shares and end"
+    )
+    parser.add_argument("--workers", type=int, default=8, help="of --busy, one row a pass each")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -107,6 +122,12 @@ def main() -> int:
             arguments.lengths or ("96" if arguments.shape == "tiny" else "8192,16384")
         ).split(",")
     ]
+    if arguments.busy:
+        characters = pl.read_parquet(arguments.busy)["response"].str.len_chars()
+        tokens = [round(count / CHARACTERS_PER_TOKEN) for count in characters]
+        flops = counted_flops(SHAPES[arguments.shape])
+        print(busy_table(tokens, flops, lengths, arguments.workers))
+        return 0
     variants = arguments.variants.split(",")
     if unknown := set(variants) - set(VARIANTS):
         parser.error(f"no variant {', '.join(sorted(unknown))}: {', '.join(VARIANTS)}")
@@ -136,6 +157,35 @@ def main() -> int:
             )
     print("\n" + table(results))
     return 0 if all("error" not in result for result in results) else 1
+
+
+def busy_table(
+    tokens: list[int], flops: TrainingFlops, longest: list[int], workers: int, epochs: int = 3
+) -> str:
+    """Markdown: busy shares over some epochs (least and most) by the longest row that is kept."""
+    lines = [
+        "| longest row | rows | random | packed lines of that length | balanced |",
+        "| ---: | ---: | --- | --- | --- |",
+    ]
+    for limit in longest:
+        lengths = [count for count in tokens if count <= limit]
+        shuffled = [list(range(len(lengths))) for _ in range(epochs)]
+        for epoch, order in enumerate(shuffled):
+            random.Random(epoch).shuffle(order)
+        plans = (
+            [[[row] for row in order] for order in shuffled],
+            plan_epochs(lengths, token_budget=limit, epochs=epochs, seed=0),
+            balanced_epochs(lengths, rows_per_step=workers, epochs=epochs, seed=0),
+        )
+        cells = []
+        for several in plans:
+            shares = [
+                busy_share([sum(flops.row(lengths[row]) for row in line) for line in plan], workers)
+                for plan in several
+            ]
+            cells.append(f"{min(shares):.3f} to {max(shares):.3f}")
+        lines.append(f"| {limit:,} | {len(lengths):,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 class Run:
@@ -273,7 +323,6 @@ def write(order: dict[str, Any], report: dict[str, Any]) -> None:
 
 def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None:
     import torch
-    from peft import LoraConfig
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
@@ -324,14 +373,7 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
                 )
             ),
             processing_class=tokenizer(shape["vocab_size"]),
-            peft_config=LoraConfig(
-                task_type="CAUSAL_LM",
-                r=32,
-                lora_alpha=32,
-                lora_dropout=order["dropout"],
-                target_modules=list(PROJECTIONS),
-                bias="none",
-            ),
+            peft_config=adapter_config(order["dropout"]),
             callbacks=[stopwatch(order, report, started)],
         )
         trainer.remove_callback(PrinterCallback)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks.training_speed import VARIANTS, head_and_tail, table, tokens_per_s
-from benchmarks.training_subject import rows
+from benchmarks.training_speed import VARIANTS, busy_table, head_and_tail, table, tokens_per_s
+from benchmarks.training_subject import SHAPES, counted_flops, rows
 from tasks.training.acceleration import AccelerationOptions
 
 
@@ -59,6 +59,13 @@ def test_losses_are_compared_with_float32_where_that_ran():
         [result("ours", [], [3.0]), result("trl", [], [2.0]), result("trl_float32", [], [2.75])]
     ).splitlines()
     assert "2.50e-01" in lines[2] and "7.50e-01" in lines[3] and "0.00e+00" in lines[4]
+
+
+def test_busy_shares_are_those_of_rows_up_to_the_longest():
+    flops = counted_flops(SHAPES["tiny"])
+    told = busy_table([100, 300] * 20 + [900], flops, [400, 900], workers=2).splitlines()
+    assert told[2].startswith("| 400 | 40 | 0.") and told[2].endswith("| 1.000 to 1.000 |")
+    assert told[3].startswith("| 900 | 41 | 0.")
 
 
 def test_every_variant_has_valid_options():

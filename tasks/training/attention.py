@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 SDPA, CUDNN, CUDNN_EXPANDED = "concur_sdpa", "concur_cudnn", "concur_cudnn_expanded"
 OBSERVED = "concur_observed"
@@ -49,14 +49,14 @@ def beyond_causal(base: Any, layers: int) -> list[str]:
     calls = 0
 
     def attend(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **given: Any
+        module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **given: Any
     ) -> tuple[Tensor, None]:
         nonlocal calls
         calls += 1
         asked.update(_asked(module, *mask, **given))
         return _attend(_sdpa, module, query, key, value, None)
 
-    def mask(mask_function: object, local_size: int = 1, **_: Any) -> Tensor | None:
+    def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
         # a model may make masks that none of its layers is given
         plain = mask_function is causal_mask_function
         return None if plain else torch.full((1, 1, 2, 2), local_size)
@@ -70,24 +70,23 @@ def beyond_causal(base: Any, layers: int) -> list[str]:
 
 
 def _asked(
-    module: nn.Module,
-    mask: Tensor | None = None,
+    module: Any,
+    attention_mask: Tensor | None = None,
     scaling: float | None = None,
+    dropout: float = 0.0,
     is_causal: bool | None = None,
     **given: Any,
 ) -> dict[str, Any]:
-    """What one call asks for beyond causal attention. A tensor's value is True."""
-    asked = {
-        "attention_mask": None if mask is None else int(mask.max()) or True,
-        # what the module would drop in training: evaluation passes 0
-        "dropout": getattr(module, "attention_dropout", None),
-        "bidirectional": not (
-            getattr(module, "is_causal", True) if is_causal is None else is_causal
-        ),
+    """What one call asks for beyond causal attention. A tensor's value is True, a mask's the window
+    of which `beyond_causal` made it."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    asked = {name: isinstance(value, Tensor) or value for name, value in given.items()} | {
+        "attention_mask": attention_mask is not None and (int(attention_mask.max()) or True),
+        # evaluation passes 0 where training would drop
+        "dropout": dropout or getattr(module, "attention_dropout", None),
+        "bidirectional": not causal,
     }
-    asked |= {name: value for name, value in given.items() if name not in asked or value}
-    told = {name: isinstance(value, Tensor) or value for name, value in asked.items()}
-    return {name: value for name, value in told.items() if value and name not in WITHOUT_EFFECT}
+    return {name: value for name, value in asked.items() if value and name not in WITHOUT_EFFECT}
 
 
 def _pass_through(base: Any) -> None:

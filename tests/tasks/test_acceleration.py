@@ -225,6 +225,20 @@ def test_sinks_and_chunks_are_seen(kind, shape, named):
     assert named or not attention.beyond_causal(base, 2)
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"attention_mask": torch.ones(2, 2, dtype=torch.bool)}, {"attention_mask": 1}),
+        ({"is_causal": False}, {"bidirectional": True}),
+        ({"of_tomorrow": 0.5}, {"of_tomorrow": 0.5}),
+        ({"of_tomorrow": torch.zeros(2)}, {"of_tomorrow": True}),
+        ({"scaling": 0.1, "position_ids": torch.arange(2), "sliding_window": None}, {}),
+    ],
+)
+def test_an_argument_counts_unless_it_is_known_to_change_nothing(given, named):
+    assert attention._asked(torch.nn.Identity(), **given) == named
+
+
 def test_layers_with_an_attention_of_their_own_are_refused(monkeypatch):
     """They would not keep packed rows apart."""
     adapted = model()

@@ -17,6 +17,10 @@ MFU is the model's FLOPs, recomputation not counted (tasks.training.telemetry, w
 over peak FLOP/s: 989e12, dense bfloat16 of an H200 SXM by its data sheet; the second figure is
 against the 790e12 that large bfloat16 products reach on one.
 
+Peers at `--gpus N`: `trl` and `liger` (package liger-kernel) with DDP, `trl_fsdp2` and
+`liger_fsdp2` with FSDP2 as in training. Here each process makes the whole model on its device
+before it is shared, so that QwQ-32B's shape needs GPUs of 141 GB, where training does not.
+
 `--busy` trains nothing: it counts how busy eight workers would be with the rows of a table (column
 `response`, 3.6 characters a token; prompts, which would make rows more alike, left out) where each
 waits in every pass for the costliest row, by the order of rows.
@@ -55,6 +59,19 @@ from tasks.training.telemetry import TrainingFlops, mfu
 PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
 LEFT_OUT_STEPS = 3
 CHARACTERS_PER_TOKEN = 3.6
+# what training with `parallelism: fsdp2` gives transformers (a test compares them)
+FSDP2: dict[str, Any] = {
+    "gradient_checkpointing": True,
+    "fsdp": True,
+    "fsdp_config": {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": True,
+        "activation_checkpointing": False,
+        "cpu_ram_efficient_loading": True,
+        "state_dict_type": "SHARDED_STATE_DICT",
+    },
+}
 # options of AccelerationOptions for ours; None is TRL, with the SFTConfig arguments beside it
 VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl": (None, {}),
@@ -64,6 +81,8 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     ),  # the arbiter: weights and arithmetic in float32, for what rounding does to the others
     "trl_selective": (None, {"gradient_checkpointing_kwargs": {"selective": True}}),
     "liger": (None, {"use_liger_kernel": True}),
+    "trl_fsdp2": (None, FSDP2),
+    "liger_fsdp2": (None, {**FSDP2, "use_liger_kernel": True}),
     "ours": ({}, {}),
     "ours_sdpa": ({"attention": "sdpa"}, {}),
     "ours_cudnn": ({"attention": "cudnn"}, {}),
@@ -94,7 +113,8 @@ def main() -> int:
         "--gpus",
         type=int,
         default=1,
-        help="processes, each with the whole model and rows of its own (DDP)",
+        help="processes with rows of their own, each with the whole model (DDP), or with its share"
+        " for the variants of FSDP2, which need two or more",
     )
     parser.add_argument(
         "--budget-s",
@@ -131,6 +151,8 @@ def main() -> int:
     variants = arguments.variants.split(",")
     if unknown := set(variants) - set(VARIANTS):
         parser.error(f"no variant {', '.join(sorted(unknown))}: {', '.join(VARIANTS)}")
+    if arguments.gpus == 1 and any(VARIANTS[name][1].get("fsdp") for name in variants):
+        parser.error("FSDP2 shares a model among several: give --gpus 2 or more")
     results = []
     with tempfile.TemporaryDirectory() as folder:
         runs = [

@@ -39,33 +39,31 @@ def beyond_causal(base: Any, layers: int) -> list[str]:
     """What a causal model with so many layers asks of attention beyond causal attention over the
     whole row (a window, a softcap, sinks, a mask, dropout), by name; empty where nothing.
 
-    Observed in one forward pass over two tokens. An argument counts unless it is known to change
-    nothing, so that one of a later model counts, too.
+    Observed in a pass over two tokens. An argument counts unless it is known to change nothing.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import causal_mask_function
 
     asked: dict[str, Any] = {}
-    calls = 0
+    calls = []
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **given: Any
     ) -> tuple[Tensor, None]:
-        nonlocal calls
-        calls += 1
+        calls.append(module)
         asked.update(_asked(module, *mask, **given))
         return _attend(_sdpa, module, query, key, value, None)
 
     def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
-        # a model may make masks that none of its layers is given
-        plain = mask_function is causal_mask_function
-        return None if plain else torch.full((1, 1, 2, 2), local_size)
+        if mask_function is causal_mask_function:
+            return None
+        return torch.full((1, 1, 2, 2), local_size)  # counts where a layer is given it
 
     AttentionInterface.register(OBSERVED, attend)
     AttentionMaskInterface.register(OBSERVED, mask)
     _pass_through(base)
-    if calls != layers:
-        asked["attention of its own"] = layers - calls
+    if len(calls) != layers:
+        asked["attention of its own"] = layers - len(calls)
     return [name if value is True else f"{name} {value}" for name, value in asked.items()]
 
 

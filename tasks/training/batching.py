@@ -90,21 +90,23 @@ def balanced_epochs(
     number of workers. Raises UsageError for no rows and for a row without tokens.
     """
     _check(lengths, max(lengths, default=0))
-    plans = []
-    for epoch in range(epochs):
-        generator = random.Random(f"{seed} {epoch}")
-        rows = list(range(len(lengths)))
-        generator.shuffle(rows)
-        window = rows_per_step * window_steps
-        for start in range(0, len(rows), window):
-            rows[start : start + window] = sorted(
-                rows[start : start + window], key=lambda row: -lengths[row]
-            )
-        full = len(rows) // rows_per_step * rows_per_step
-        steps = [rows[start : start + rows_per_step] for start in range(0, full, rows_per_step)]
-        generator.shuffle(steps)
-        plans.append([[row] for step in (*steps, rows[full:]) for row in step])
-    return plans
+    generators = (random.Random(f"{seed} {epoch}") for epoch in range(epochs))
+    return [_balanced(lengths, rows_per_step, window_steps, each) for each in generators]
+
+
+def _balanced(
+    lengths: Sequence[int], rows_per_step: int, window_steps: int, generator: random.Random
+) -> Plan:
+    rows = list(range(len(lengths)))
+    generator.shuffle(rows)
+    window = rows_per_step * window_steps
+    for start in range(0, len(rows), window):
+        part = slice(start, start + window)
+        rows[part] = sorted(rows[part], key=lambda row: -lengths[row])
+    full = len(rows) // rows_per_step * rows_per_step
+    steps = [rows[start : start + rows_per_step] for start in range(0, full, rows_per_step)]
+    generator.shuffle(steps)
+    return [[row] for step in (*steps, rows[full:]) for row in step]
 
 
 def busy_share(costs: Sequence[float], workers: int) -> float:

@@ -1,9 +1,10 @@
 """Tokens per second of LoRA training: TRL's defaults against `tasks.training.acceleration`, through
 the same SFTTrainer, in one call.
 
-    python -m benchmarks.training_speed --shape qwq --variants trl,ours --lengths 8192,16384 --steps
-    20 --out results.json python -m benchmarks.training_speed --shape tiny            # the same on
-    a CPU in under a minute
+    python -m benchmarks.training_speed --shape qwq --variants trl,ours --lengths 8192,16384 \\
+        --steps 20 --out results.json
+    python -m benchmarks.training_speed --shape tiny   # the same on a CPU in under a minute
+    python -m benchmarks.training_speed --shape qwq --busy candidates.parquet
 
 A model of QwQ-32B's shape with random bfloat16 weights made on the device (needs 66 GB for them),
 LoRA of rank 32 with alpha 32 and dropout 0.05 on the seven projections, AdamW, one row a step. Rows
@@ -12,9 +13,17 @@ something to learn and losses can be compared. Each variant runs in a process of
 fails costs nothing but itself. The first three steps are left out of the median. Peaks are torch's,
 allocated and reserved.
 
-MFU is the model's FLOPs, recomputation not counted (flops_per_token, with its source),
+MFU is the model's FLOPs, recomputation not counted (tasks.training.telemetry, with the source),
 over peak FLOP/s: 989e12, dense bfloat16 of an H200 SXM by its data sheet; the second figure is
 against the 790e12 that large bfloat16 products reach on one.
+
+Peers at `--gpus N`: `trl` and `liger` (package liger-kernel) with DDP, `trl_fsdp2` and
+`liger_fsdp2` with FSDP2 as in training. Here each process makes the whole model on its device
+before it is shared, so that QwQ-32B's shape needs GPUs of 141 GB, where training does not.
+
+`--busy` trains nothing: it counts how busy eight workers would be with the rows of a table (column
+`response`, 3.6 characters a token; prompts, which would make rows more alike, left out) where each
+waits in every pass for the costliest row, by the order of rows.
 """
 
 from __future__ import annotations
@@ -22,6 +31,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -31,19 +41,37 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from benchmarks.training_subject import (
     COMPLETION_SHARE,
     SHAPES,
+    adapter_config,
+    counted_flops,
     dataset,
     random_model,
     rows,
     tokenizer,
 )
-from tasks.training.recomputation import LayerShape
+from tasks.training.batching import balanced_epochs, busy_share, plan_epochs
+from tasks.training.telemetry import TrainingFlops, mfu
 
 PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
 LEFT_OUT_STEPS = 3
-PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CHARACTERS_PER_TOKEN = 3.6
+# what training with `parallelism: fsdp2` gives transformers (a test compares them)
+FSDP2: dict[str, Any] = {
+    "gradient_checkpointing": True,
+    "fsdp": True,
+    "fsdp_config": {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": True,
+        "activation_checkpointing": False,
+        "cpu_ram_efficient_loading": True,
+        "state_dict_type": "SHARDED_STATE_DICT",
+    },
+}
 # options of AccelerationOptions for ours; None is TRL, with the SFTConfig arguments beside it
 VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl": (None, {}),
@@ -53,6 +81,8 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     ),  # the arbiter: weights and arithmetic in float32, for what rounding does to the others
     "trl_selective": (None, {"gradient_checkpointing_kwargs": {"selective": True}}),
     "liger": (None, {"use_liger_kernel": True}),
+    "trl_fsdp2": (None, FSDP2),
+    "liger_fsdp2": (None, {**FSDP2, "use_liger_kernel": True}),
     "ours": ({}, {}),
     "ours_sdpa": ({"attention": "sdpa"}, {}),
     "ours_cudnn": ({"attention": "cudnn"}, {}),
@@ -64,24 +94,6 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "ours_eager": ({"compile": False}, {}),
     "ours_torch_dropout": ({"lean_dropout": False}, {}),
 }
-
-
-def flops_per_token(shape: LayerShape, length: int, trained: int, loss_share: float) -> float:
-    """FLOPs per token that a step over rows of `length` tokens needs, recomputation not
-    counted: what MFU is the share of.
-
-    After PaLM (arXiv 2204.02311, appendix B) but for frozen weights, which need no gradient of
-    their own: 4 per weight of the base's products (6 in the paper; the head's for the
-    `loss_share` of tokens that carry loss), 6 per `trained` adapter parameter, and three times
-    causal attention's forward pass of 2 x length x width a layer.
-    """
-    keys_and_values = 2 * shape.key_value_heads * shape.head_size
-    products = (
-        shape.hidden * (2 * shape.attention + keys_and_values)
-        + 3 * shape.hidden * shape.intermediate
-    )
-    base = shape.layers * products + loss_share * shape.vocabulary * shape.hidden
-    return 4 * base + 6 * trained + 3 * shape.layers * 2 * length * shape.attention
 
 
 def main() -> int:
@@ -101,7 +113,8 @@ def main() -> int:
         "--gpus",
         type=int,
         default=1,
-        help="processes, each with the whole model and rows of its own (DDP)",
+        help="processes with rows of their own, each with the whole model (DDP), or with its share"
+        " for the variants of FSDP2, which need two or more",
     )
     parser.add_argument(
         "--budget-s",
@@ -115,6 +128,10 @@ def main() -> int:
         help="one more step under the profiler: time by kernel, into the output",
     )
     parser.add_argument("--out", type=Path, default=None, help="JSON, written after every variant")
+    parser.add_argument(
+        "--busy", type=Path, default=None, help="table of responses: count busy shares and end"
+    )
+    parser.add_argument("--workers", type=int, default=8, help="of --busy, one row a pass each")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -125,9 +142,17 @@ def main() -> int:
             arguments.lengths or ("96" if arguments.shape == "tiny" else "8192,16384")
         ).split(",")
     ]
+    if arguments.busy:
+        characters = pl.read_parquet(arguments.busy)["response"].str.len_chars()
+        tokens = [round(count / CHARACTERS_PER_TOKEN) for count in characters]
+        flops = counted_flops(SHAPES[arguments.shape])
+        print(busy_table(tokens, flops, lengths, arguments.workers))
+        return 0
     variants = arguments.variants.split(",")
     if unknown := set(variants) - set(VARIANTS):
         parser.error(f"no variant {', '.join(sorted(unknown))}: {', '.join(VARIANTS)}")
+    if arguments.gpus == 1 and any(VARIANTS[name][1].get("fsdp") for name in variants):
+        parser.error("FSDP2 shares a model among several: give --gpus 2 or more")
     results = []
     with tempfile.TemporaryDirectory() as folder:
         runs = [
@@ -154,6 +179,35 @@ def main() -> int:
             )
     print("\n" + table(results))
     return 0 if all("error" not in result for result in results) else 1
+
+
+def busy_table(
+    tokens: list[int], flops: TrainingFlops, longest: list[int], workers: int, epochs: int = 3
+) -> str:
+    """Markdown: busy shares over some epochs (least and most) by the longest row that is kept."""
+    lines = [
+        "| longest row | rows | random | packed lines of that length | balanced |",
+        "| ---: | ---: | --- | --- | --- |",
+    ]
+    for limit in longest:
+        lengths = [count for count in tokens if count <= limit]
+        shuffled = [list(range(len(lengths))) for _ in range(epochs)]
+        for epoch, order in enumerate(shuffled):
+            random.Random(epoch).shuffle(order)
+        plans = (
+            [[[row] for row in order] for order in shuffled],
+            plan_epochs(lengths, token_budget=limit, epochs=epochs, seed=0),
+            balanced_epochs(lengths, rows_per_step=workers, epochs=epochs, seed=0),
+        )
+        cells = []
+        for several in plans:
+            shares = [
+                busy_share([sum(flops.row(lengths[row]) for row in line) for line in plan], workers)
+                for plan in several
+            ]
+            cells.append(f"{min(shares):.3f} to {max(shares):.3f}")
+        lines.append(f"| {limit:,} | {len(lengths):,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 class Run:
@@ -291,11 +345,10 @@ def write(order: dict[str, Any], report: dict[str, Any]) -> None:
 
 def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None:
     import torch
-    from peft import LoraConfig
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
-    from tasks.training.acceleration import AccelerationOptions, accelerate, shape_of
+    from tasks.training.acceleration import AccelerationOptions, accelerate
 
     gpu = torch.cuda.is_available()
     rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -342,23 +395,12 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
                 )
             ),
             processing_class=tokenizer(shape["vocab_size"]),
-            peft_config=LoraConfig(
-                task_type="CAUSAL_LM",
-                r=32,
-                lora_alpha=32,
-                lora_dropout=order["dropout"],
-                target_modules=list(PROJECTIONS),
-                bias="none",
-            ),
+            peft_config=adapter_config(order["dropout"]),
             callbacks=[stopwatch(order, report, started)],
         )
         trainer.remove_callback(PrinterCallback)
-        trained = sum(
-            parameter.numel() for parameter in trainer.model.parameters() if parameter.requires_grad
-        )
-        report["flops_per_token"] = flops_per_token(
-            shape_of(trainer.model), order["length"], trained, COMPLETION_SHARE
-        )
+        flops = TrainingFlops.of(trainer.model, COMPLETION_SHARE)
+        report["flops_per_token"] = flops.row(order["length"]) / order["length"]
         if options is not None:
             acceleration = accelerate(
                 trainer.model,
@@ -488,7 +530,8 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def line(result: dict[str, Any], baseline: dict[str, Any], exact: list[float]) -> list[str]:
     speed, against = tokens_per_s(result), tokens_per_s(baseline)
-    flops = speed / result.get("gpus", 1) * result.get("flops_per_token", 0) if speed else 0
+    flops = speed * result.get("flops_per_token", 0) if speed else 0
+    gpus = result.get("gpus", 1)
     peak = result.get("peak_allocated_gb")
     losses = result["losses"]
     differences = [abs(ours - theirs) for ours, theirs in zip(losses, exact, strict=False)]
@@ -498,7 +541,11 @@ def line(result: dict[str, Any], baseline: dict[str, Any], exact: list[float]) -
         result["variant"],
         f"{speed:,.0f}" if speed else "",
         f"{speed / against:.2f}" if speed and against else "",
-        f"{flops / PEAK_FLOPS:.1%} / {flops / REACHED_FLOPS:.1%}" if flops else "",
+        (
+            f"{mfu(flops, PEAK_FLOPS, gpus):.1%} / {mfu(flops, REACHED_FLOPS, gpus):.1%}"
+            if flops
+            else ""
+        ),
         (
             f"{peak:.1f} / {result['peak_reserved_gb']:.1f}"
             f" ({result.get('estimated_peak_gb', 0):.1f})"

@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.shapes import QWQ_32B, ROPE_THETA
+from tasks.training.recipe import PROJECTIONS
+from tasks.training.telemetry import TrainingFlops
 
 COMPLETION_SHARE = 0.8
 SHAPES: dict[str, dict[str, int]] = {
@@ -32,20 +34,9 @@ def random_model(shape: dict[str, int], device: Any) -> Any:
     """A Qwen2 model with weights drawn on the device: normal with deviation 0.02, norms 1, biases
     0. bfloat16 on a GPU, else float32."""
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    config = Qwen2Config(
-        **shape,
-        rope_theta=ROPE_THETA,
-        tie_word_embeddings=False,
-        use_sliding_window=False,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-        attn_implementation="sdpa",
-    )
-    with torch.device("meta"):
-        model = Qwen2ForCausalLM(config)
+    model = _without_weights(shape)
+    config = model.config
     model = model.to(torch.bfloat16 if device.type == "cuda" else torch.float32).to_empty(
         device=device
     )
@@ -61,6 +52,48 @@ def random_model(shape: dict[str, int], device: Any) -> Any:
             else:
                 parameter.normal_(0, 0.02, generator=generator)
     return model
+
+
+def _without_weights(shape: dict[str, int]) -> Any:
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        **shape,
+        rope_theta=ROPE_THETA,
+        tie_word_embeddings=False,
+        use_sliding_window=False,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        attn_implementation="sdpa",
+    )
+    with torch.device("meta"):
+        return Qwen2ForCausalLM(config)
+
+
+def adapter_config(dropout: float) -> Any:
+    """The adapter of the recipe: rank 32 on the seven projections."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=32,
+        lora_alpha=32,
+        lora_dropout=dropout,
+        target_modules=list(PROJECTIONS),
+        bias="none",
+    )
+
+
+def counted_flops(shape: dict[str, int]) -> TrainingFlops:
+    """FLOPs by row of a model of this shape with that adapter; no weights are made."""
+    import torch
+    from peft import get_peft_model
+
+    with torch.device("meta"):
+        model = get_peft_model(_without_weights(shape), adapter_config(0.0))
+    return TrainingFlops.of(model, COMPLETION_SHARE)
 
 
 def rows(length: int, vocabulary: int, steps: int) -> dict[str, list[list[int]]]:

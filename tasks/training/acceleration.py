@@ -125,13 +125,16 @@ def accelerate(
 
     Call it after the adapter is there and the model is on its device, with the trainer's own
     gradient checkpointing off, before the first step. Raises UsageError for a model without decoder
-    layers and for one that does not fit even when everything is recomputed.
+    layers, for one whose attention is not causal over the whole row, and for one that does not fit
+    even when everything is recomputed.
     """
     options = options or AccelerationOptions()
     base = _base_of(model)
     layers = decoder_layers(base)
     device = next(base.parameters()).device
     shape = shape_of(model)
+    if options.attention != "unchanged":
+        _require_causal(base, len(layers))
 
     dropouts = _replace_dropout(model, device) if options.lean_dropout else []
     _compute_in_input_type(model)
@@ -197,6 +200,16 @@ def decoder_layers(base: object) -> nn.ModuleList:
             "set training.acceleration to off",
         )
     return layers
+
+
+def _require_causal(base: CausalModel, layers: int) -> None:
+    """Raise UsageError for a model that accelerated attention would compute otherwise."""
+    if asked := attention.beyond_causal(base, layers):
+        raise UsageError(
+            f"the attention of {type(base).__name__} asks for {', '.join(asked)}: accelerated"
+            " attention is causal over the whole row and would train on other logits",
+            "set training.acceleration to off and training.packing to false",
+        )
 
 
 def shape_of(model: nn.Module) -> LayerShape:

@@ -5,8 +5,8 @@ Guarantees: causal, padding only on the right (anything else is refused), no mas
 cuDNN's, with grouped heads as they are or repeated. Under each name, a line of packed rows (the
 model is called with `cu_documents`, see `tasks.training.packing`) attends within its rows alone, by
 flash attention's kernel for variable lengths on a GPU and a mask on a CPU. `fastest_attention`
-times the kernels on the device at the shape that will be trained. Does not guarantee equal bits
-between kernels.
+times the kernels on the device at the shape that will be trained. `beyond_causal` lists what a
+model asks of attention that no kernel here computes. Does not guarantee equal bits between kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SDPA, CUDNN, CUDNN_EXPANDED = "concur_sdpa", "concur_cudnn", "concur_cudnn_expanded"
+OBSERVED = "concur_observed"
+WITHOUT_EFFECT = {"position_ids", "use_cache"}
+"""Arguments that models hand on to attention and that change nothing in it."""
 
 
 def register() -> None:
@@ -30,6 +33,71 @@ def register() -> None:
     for name, function in KERNELS.items():
         AttentionInterface.register(name, functools.partial(_attend, function))
         AttentionMaskInterface.register(name, _no_mask)
+
+
+def beyond_causal(base: Any, layers: int) -> list[str]:
+    """What a causal model with so many layers asks of attention beyond causal attention over the
+    whole row (a window, a softcap, sinks, a mask, dropout), by name; empty where nothing.
+
+    Observed in a pass over two tokens. An argument counts unless it is known to change nothing.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import causal_mask_function
+
+    asked: dict[str, Any] = {}
+    calls = []
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **given: Any
+    ) -> tuple[Tensor, None]:
+        calls.append(module)
+        asked.update(_asked(module, *mask, **given))
+        return _attend(_sdpa, module, query, key, value, None)
+
+    def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
+        if mask_function is causal_mask_function:
+            return None
+        return torch.full((1, 1, 2, 2), local_size)  # counts where a layer is given it
+
+    AttentionInterface.register(OBSERVED, attend)
+    AttentionMaskInterface.register(OBSERVED, mask)
+    _pass_through(base)
+    if len(calls) != layers:
+        asked["attention of its own"] = layers - len(calls)
+    return [name if value is True else f"{name} {value}" for name, value in asked.items()]
+
+
+def _asked(
+    module: Any,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **given: Any,
+) -> dict[str, Any]:
+    """What one call asks for beyond causal attention. A tensor's value is True, a mask's the window
+    of which `beyond_causal` made it."""
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    asked = {name: isinstance(value, Tensor) or value for name, value in given.items()} | {
+        "attention_mask": attention_mask is not None and (int(attention_mask.max()) or True),
+        # evaluation passes 0 where training would drop
+        "dropout": dropout or getattr(module, "attention_dropout", None),
+        "bidirectional": not causal,
+    }
+    return {name: value for name, value in asked.items() if value and name not in WITHOUT_EFFECT}
+
+
+def _pass_through(base: Any) -> None:
+    """Two tokens through a causal model under the name OBSERVED. Leaves no trace in its
+    configuration and none in the random numbers."""
+    device = next(base.parameters()).device
+    before = base.config._attn_implementation
+    base.config._attn_implementation = OBSERVED
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            base.model(input_ids=torch.ones(1, 2, dtype=torch.long, device=device), use_cache=False)
+    finally:
+        base.config._attn_implementation = before
 
 
 def fastest_attention(

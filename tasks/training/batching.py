@@ -1,4 +1,5 @@
-"""Which rows share a micro batch: length-aware plans with a token budget.
+"""Which rows share a micro batch: length-aware plans with a token budget; and which share an
+optimiser step, where workers wait for one another.
 
 Guarantees: every row exactly once an epoch, no micro batch above the budget, the same plan for the
 same lengths, budget, seed and epoch on every machine, and equally many micro batches in every epoch
@@ -71,6 +72,49 @@ def plan_epochs(
             plan[largest], half = rows[: len(rows) // 2], rows[len(rows) // 2 :]
             plan.append(half)
     return plans
+
+
+def balanced_epochs(
+    lengths: Sequence[int],
+    *,
+    rows_per_step: int,
+    epochs: int,
+    seed: int,
+    window_steps: int = 32,
+) -> list[Plan]:
+    """One order of all rows an epoch, as lines of one row, in which the rows of a step are about
+    equally long.
+
+    Shuffled rows are sorted by their tokens within windows of `window_steps` steps and cut into
+    steps, which are shuffled; a step that is not full is the last. The order does not depend on the
+    number of workers. Raises UsageError for no rows and for a row without tokens.
+    """
+    _check(lengths, max(lengths, default=0))
+    generators = (random.Random(f"{seed} {epoch}") for epoch in range(epochs))
+    return [_balanced(lengths, rows_per_step, window_steps, each) for each in generators]
+
+
+def _balanced(
+    lengths: Sequence[int], rows_per_step: int, window_steps: int, generator: random.Random
+) -> Plan:
+    rows = list(range(len(lengths)))
+    generator.shuffle(rows)
+    window = rows_per_step * window_steps
+    for start in range(0, len(rows), window):
+        part = slice(start, start + window)
+        rows[part] = sorted(rows[part], key=lambda row: -lengths[row])
+    full = len(rows) // rows_per_step * rows_per_step
+    steps = [rows[start : start + rows_per_step] for start in range(0, full, rows_per_step)]
+    generator.shuffle(steps)
+    return [[row] for step in (*steps, rows[full:]) for row in step]
+
+
+def busy_share(costs: Sequence[float], workers: int) -> float:
+    """Share of the workers' time in which they compute, where each pass takes as long as its
+    costliest micro batch. `costs` are those of the micro batches (FLOPs, or any unit) in the order
+    in which they are dealt, one to a worker."""
+    passes = [costs[start : start + workers] for start in range(0, len(costs), workers)]
+    return sum(costs) / (workers * sum(map(max, passes)))
 
 
 def _check(lengths: Sequence[int], budget: int) -> None:

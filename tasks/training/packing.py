@@ -10,7 +10,7 @@ it is packed with, as it does without packing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,34 +26,51 @@ if TYPE_CHECKING:
 def use_lines(
     trainer: Trainer, plans: Sequence[Plan], *, token_budget: int, multiple: int, pad_token: int
 ) -> None:
-    """Let a trainer (of batch size 1, not yet started) take its micro batches from `plans` over its
-    own prepared rows.
+    """Let a trainer (of batch size 1, not yet started) pack each line of `plans` into a micro
+    batch, as `use_plans` does otherwise.
 
-    The plans' rows are the rows of `trainer.train_dataset`, in its order; epochs beyond the plans
-    begin with the first again. Lines are padded to a multiple of `multiple` tokens but never above
-    `token_budget`. Evaluation keeps the collator it had. Raises ValueError where the plans are of
-    other rows.
+    Lines are padded to a multiple of `multiple` tokens but never above `token_budget`. Raises
+    ValueError as `use_plans` does, and for another batch size.
     """
-    examples = cast("Rows", trainer.train_dataset)
-    rows = sorted(row for line in plans[0] for row in line)
-    if rows != list(range(len(examples))):
-        raise ValueError(f"the plans hold {len(rows)} rows, the trainer {len(examples)}")
     if trainer.args.per_device_train_batch_size != 1:
         raise ValueError(
             "lines are micro batches already: set the trainer's batch size to 1, the budget decides"
         )
+
+    def collate(rows: Rows) -> dict[str, Any]:
+        tokens = sum(len(row["input_ids"]) for row in rows)
+        width = padded_length(tokens, token_budget, multiple)
+        return pack(rows, padded_tokens=width, pad_token=pad_token)
+
+    use_plans(trainer, plans, collate)
+
+
+def use_plans(
+    trainer: Trainer,
+    plans: Sequence[Plan],
+    collate: Callable[[Rows], dict[str, Any]] | None = None,
+) -> None:
+    """Let a trainer (not yet started) take its own prepared rows in the order of `plans`, a line at
+    a time; `collate` makes a micro batch of rows, by default as the trainer did.
+
+    The plans' rows are the rows of `trainer.train_dataset`, in its order; epochs beyond the plans
+    begin with the first again. Evaluation keeps the collator it had. Raises ValueError where the
+    plans are of other rows.
+    """
+    examples = cast("Rows", trainer.train_dataset)
+    planned = sorted(row for line in plans[0] for row in line)
+    if planned != list(range(len(examples))):
+        raise ValueError(f"the plans hold {len(planned)} rows, the trainer {len(examples)}")
     of_rows = trainer.data_collator
 
-    def collate(batch: list[Any]) -> dict[str, Any]:
+    def of_lines(batch: list[Any]) -> dict[str, Any]:
         if isinstance(batch[0], Mapping):  # single rows: an evaluation set has no plan
             return of_rows(batch)
-        tokens = sum(len(example["input_ids"]) for example in batch[0])
-        width = padded_length(tokens, token_budget, multiple)
-        return pack(batch[0], padded_tokens=width, pad_token=pad_token)
+        return (collate or of_rows)([row for line in batch for row in line])
 
     patched: Any = trainer
     patched.train_dataset = Lines(examples, plans)
-    patched.data_collator = collate
+    patched.data_collator = of_lines
     trainer.args.train_sampling_strategy = "sequential"
 
 

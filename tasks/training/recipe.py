@@ -96,6 +96,10 @@ class TrainingRecipe(Record):
     packing: bool = False
     """several rows in one line of up to max_length tokens, each as if it stood alone; needs
     acceleration, whose attention keeps them apart. gradient_accumulation then counts lines"""
+    row_order: Literal["random", "balanced"] = "random"
+    """which rows share an optimiser step. balanced: rows of about the same length, so that several
+    workers hardly wait for the longest; each completion token of an epoch then weighs the same,
+    where with random each step does"""
     seed: NonNegativeInt = 0
     """adapter initialisation, order of rows, dropout"""
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -120,6 +124,8 @@ class TrainingRecipe(Record):
                 "packing needs acceleration, batch_size 1 (a line of rows is the batch) and one"
                 " worker"
             )
+        if self.packing and self.row_order == "balanced":
+            raise ValueError("packing orders its lines itself: leave row_order at random")
         if (self.workers > 1) != (self.parallelism != "none"):
             raise ValueError(
                 f"workers {self.workers} with parallelism {self.parallelism}: several need ddp or"

@@ -9,6 +9,7 @@ two readings: the system's numbers are read once a step, at its end, and average
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 SPEED = ("tokens_per_s", "mfu", "memory_gb")
@@ -20,28 +21,54 @@ SYSTEM = tuple(
 )
 COLUMNS = (*SPEED, *SYSTEM)
 
-# forward 2, backward towards the activations 2; towards the frozen weights none. The adapter's own
-# products, and attention, are left out
-FLOPS_PER_PARAMETER_AND_TOKEN = 4
 
+@dataclass(frozen=True)
+class TrainingFlops:
+    """FLOPs that LoRA training of a model needs, recomputation not counted: what MFU is a share of.
 
-def mfu(tokens_per_s: float, parameters: int, peak: float | None, devices: int = 1) -> float | None:
-    """Model FLOPs utilisation of LoRA training, a share: what the base model's matrix products
-    need, of what the devices could do.
-
-    Recomputed activations do not count (https://arxiv.org/abs/2204.02311, appendix B, defines it
-    so). `parameters` are those that a token is multiplied with: without the table of embeddings,
-    with the output projection.
+    After PaLM (https://arxiv.org/abs/2204.02311, appendix B) but for frozen weights, which need no
+    gradient of their own: 4 per weight of the base's matrix products and token (6 in the paper), 6
+    per adapter parameter, and three times causal attention's forward pass of 2 x length x width a
+    layer.
     """
-    needed = tokens_per_s * FLOPS_PER_PARAMETER_AND_TOKEN * parameters
-    return needed / (peak * devices) if peak else None
+
+    per_token: float
+    """of the products"""
+    per_pair: float
+    """of attention: times the square of a row's tokens"""
+
+    @classmethod
+    def of(cls, model: Any, loss_share: float) -> TrainingFlops:
+        """Of a PEFT-wrapped causal model. The output projection is computed for the `loss_share` of
+        the tokens that carry loss."""
+        config = model.config.get_text_config()
+        size = getattr(config, "head_dim", None)
+        width = size * config.num_attention_heads if size else config.hidden_size
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        output = model.get_output_embeddings().weight.numel()
+        products = multiplied_parameters(model) - (1 - loss_share) * output
+        return cls(4 * products + 6 * trained, 6 * config.num_hidden_layers * width)
+
+    def row(self, tokens: int) -> float:
+        """Of one row, forward and backward."""
+        return tokens * (self.per_token + tokens * self.per_pair)
+
+
+def mfu(flops_per_s: float, peak: float | None, devices: int = 1) -> float | None:
+    """Model FLOPs utilisation, a share: what TrainingFlops counts, a second, of what the devices
+    could do."""
+    return flops_per_s / (peak * devices) if peak else None
 
 
 def multiplied_parameters(model: Any) -> int:
-    """Parameters of the base model that every token is multiplied with. A table of embeddings
-    counts where it is the output too."""
+    """Weights of the base model's matrix products, which every token is multiplied with. A table of
+    embeddings counts where it is the output too."""
     table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
-    found = sum(weight.numel() for name, weight in model.named_parameters() if "lora_" not in name)
+    found = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if weight.ndim > 1 and "lora_" not in name
+    )
     tied = output is not None and output.weight is table
     return int(found if tied else found - table.numel())
 

@@ -216,9 +216,15 @@ class LoraTrainer(SFTTrainer):
         self.remove_callback(PrinterCallback)
         self.recipe, self.examples, self.on_log = recipe, examples, on_log
         self.identity = checkpoints.RunIdentity.of(recipe, base_model_dir, examples)
-        self.parameters = telemetry.multiplied_parameters(self.model)
+        lengths = [tokens_of(example) for example in examples]
+        self.tokens_with_loss = sum(example["completion_tokens"] for example in examples)
+        self.flops = telemetry.TrainingFlops.of(self.model, self.tokens_with_loss / sum(lengths))
+        self.flops_per_token = sum(map(self.flops.row, lengths)) / sum(lengths)
         self.began_s: float | None = None  # None: with the next pass
         self.tokens_before = 0.0
+        # a balanced step's loss is divided by what a mean step holds, not by what it holds itself
+        self.tokens_per_step: float | None = None
+        self.step_weight = 1.0
         masks = [label_mask(example, tokenizer) for example in held_out]
         # transformers averages the losses of batches: weighed so, their mean is the mean over
         # tokens. The first token of a row is predicted from nothing, so it never counts
@@ -261,6 +267,8 @@ class LoraTrainer(SFTTrainer):
                 cast("torch.nn.Module", self.model), tokens=budget, seed=recipe.seed, rank=rank
             )
             self.add_callback(made.callback())
+        if recipe.row_order == "balanced":
+            return self._balance(lengths)
         if not recipe.packing:
             rows = recipe.rows_per_step
             return {"rows_mean": float(rows), "tokens_mean": rows * fmean(lengths)}
@@ -275,6 +283,32 @@ class LoraTrainer(SFTTrainer):
         return effective_batch(
             plans[0], lengths, recipe.gradient_accumulation, budget=budget, multiple=PADDED_TO
         )
+
+    def _balance(self, lengths: Sequence[int]) -> dict[str, float]:
+        """Take rows in steps of like length. `busy_share` is of the first epoch, counted."""
+        from tasks.training.batching import balanced_epochs, busy_share
+        from tasks.training.packing import use_plans
+
+        recipe, rows = self.recipe, self.recipe.rows_per_step
+        plans = balanced_epochs(
+            lengths, rows_per_step=rows, epochs=recipe.num_epochs, seed=recipe.seed
+        )
+        use_plans(self, plans)
+        self.tokens_per_step = rows * self.tokens_with_loss / len(lengths)
+        costs = [self.flops.row(lengths[row]) for line in plans[0] for row in line]
+        return {
+            "rows_mean": float(rows),
+            "tokens_mean": rows * fmean(lengths),
+            "busy_share": busy_share(costs, recipe.workers * recipe.batch_size),
+        }
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+        untyped: Any = super()
+        batches, tokens = untyped.get_batch_samples(*args, **kwargs)
+        if self.tokens_per_step:
+            self.step_weight = float(tokens) / self.tokens_per_step
+            tokens = torch.full_like(tokens, self.tokens_per_step, dtype=torch.float32)
+        return batches, tokens
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         state = TrainerState()
@@ -302,6 +336,8 @@ class LoraTrainer(SFTTrainer):
         return untyped.training_step(*args, **kwargs)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs["loss"] /= self.step_weight  # the mean over the step's own tokens
         super().log(logs, start_time)
         entry: dict[str, Any] = self.state.log_history[-1]
         if "loss" not in entry:  # an evaluation, or the summary at the end
@@ -309,7 +345,7 @@ class LoraTrainer(SFTTrainer):
         now, tokens = time.perf_counter(), entry["num_tokens"]
         speed = (tokens - self.tokens_before) / (now - (self.began_s or 0.0))
         peak = roofline.peak_flops(telemetry.device_name())
-        used = telemetry.mfu(speed, self.parameters, peak, self.args.world_size)
+        used = telemetry.mfu(speed * self.flops_per_token, peak, self.args.world_size)
         entry |= {"tokens_per_s": speed, "mfu": used, **telemetry.readings()}
         self.began_s, self.tokens_before = now, tokens
         if self.on_log and self.is_world_process_zero():

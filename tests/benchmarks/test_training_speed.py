@@ -2,13 +2,25 @@
 CPU."""
 
 import json
+import multiprocessing
+import os
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
-from benchmarks.training_speed import VARIANTS, head_and_tail, table, tokens_per_s
-from benchmarks.training_subject import rows
+from benchmarks.training_speed import (
+    FSDP2,
+    VARIANTS,
+    busy_table,
+    head_and_tail,
+    table,
+    tokens_per_s,
+    train,
+)
+from benchmarks.training_subject import SHAPES, counted_flops, rows
 from tasks.training.acceleration import AccelerationOptions
 
 
@@ -61,6 +73,13 @@ def test_losses_are_compared_with_float32_where_that_ran():
     assert "2.50e-01" in lines[2] and "7.50e-01" in lines[3] and "0.00e+00" in lines[4]
 
 
+def test_busy_shares_are_those_of_rows_up_to_the_longest():
+    flops = counted_flops(SHAPES["tiny"])
+    told = busy_table([100, 300] * 20 + [900], flops, [400, 900], workers=2).splitlines()
+    assert told[2].startswith("| 400 | 40 | 0.") and told[2].endswith("| 1.000 to 1.000 |")
+    assert told[3].startswith("| 900 | 41 | 0.")
+
+
 def test_every_variant_has_valid_options():
     for options, _ in VARIANTS.values():
         if options is not None:
@@ -75,6 +94,58 @@ def test_long_logs_keep_their_head_and_tail():
         and len(head_and_tail(text)) < 7000
     )
     assert head_and_tail("short") == "short"
+
+
+def test_fsdp2_is_what_training_gets_and_needs_two():
+    from tasks.training.recipe import TrainingRecipe
+    from tasks.training.trainer import _sharding
+
+    recipe = TrainingRecipe(workers=2, parallelism="fsdp2", gradient_checkpointing=True)
+    assert _sharding(recipe) == FSDP2
+    command = [sys.executable, "-m", "benchmarks.training_speed", "--variants", "trl_fsdp2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "give --gpus 2 or more" in done.stderr
+
+
+def _member(rank, port, variant, out):
+    """One of two gloo processes, for FSDP2 told that they are GPUs: accelerate has it there
+    alone."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "ACCELERATE_TORCH_DEVICE": "cpu"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    import torch
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    torch.distributed.init_process_group("gloo")
+    if variant == "trl_fsdp2":
+        PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    order = {"shape": "tiny", "variant": variant, "length": 64, "steps": 4, "dropout": 0.0}
+    order |= {"gpus": 2, "budget_s": 300, "profile": False, "report": str(out)}
+    train(order, {"losses": [], "step_s": []}, time.monotonic())
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_learn_the_same_with_ddp_and_with_fsdp2(tmp_path):
+    context, losses = multiprocessing.get_context("spawn"), []
+    for variant in ("trl", "trl_fsdp2"):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        members = [
+            context.Process(target=_member, args=(rank, port, variant, tmp_path / variant))
+            for rank in range(2)
+        ]
+        for member in members:
+            member.start()
+        for member in members:
+            member.join(timeout=250)
+            assert member.exitcode == 0
+        losses.append(json.loads((tmp_path / variant).read_text())["losses"])
+    assert len(losses[0]) >= 3
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert max(losses[0]) - min(losses[0]) > 1e-3 * max(losses[0]), "steps differ by far more"
 
 
 @pytest.mark.slow

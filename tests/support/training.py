@@ -172,12 +172,13 @@ def plain_trainer(model, rows, out, tokenizer, **settings):
     return trainer
 
 
-def adapted_qwen(*, dropout=0.0, rank=4, spread=0.05, base=None, **shape):
-    """A small Qwen2 with an adapter on all projections, ready to train. `base` is where the model
-    goes (arguments of `Module.to`) before it is adapted."""
+def adapted_qwen(*, kind="Qwen2", dropout=0.0, rank=4, spread=0.05, base=None, **shape):
+    """A small Qwen2, or another `kind` that transformers has, with an adapter on all projections,
+    ready to train. `base` is where the model goes (arguments of `Module.to`) before it is
+    adapted."""
     import torch
+    import transformers
     from peft import LoraConfig, get_peft_model
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
     plain = {
@@ -189,7 +190,8 @@ def adapted_qwen(*, dropout=0.0, rank=4, spread=0.05, base=None, **shape):
         "vocab_size": 128,
         "tie_word_embeddings": False,
     }
-    model = Qwen2ForCausalLM(Qwen2Config(**plain | shape))
+    causal = getattr(transformers, f"{kind}ForCausalLM")
+    model = causal(causal.config_class(**plain | shape))
     lora = {"r": rank, "lora_alpha": rank, "lora_dropout": dropout}
     adapted = get_peft_model(
         model.to(*base) if base else model, LoraConfig(**lora, target_modules=list(PROJECTIONS))

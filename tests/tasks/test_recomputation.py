@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.training_speed import flops_per_token
 from kernels_eval.errors import UsageError
 from tasks.training.recomputation import LayerShape, plan_recomputation
 
@@ -32,15 +31,6 @@ def test_one_short_row_keeps_everything_and_long_rows_do_not():
     long = plan(16_384)
     assert long.mlp > 0 and long.keep > 0 and long.layer == 0
     assert long.levels() == ["mlp"] * long.mlp + ["keep"] * long.keep, "the last layers keep"
-
-
-def test_flops_of_qwq_are_four_per_weight_and_causal_attention():
-    short = flops_per_token(QWQ, 8192, TRAINED, 0.8)
-    weights = (
-        31.2e9 + 0.8 * 0.78e9
-    )  # Qwen/QwQ-32B: 31.0 billion parameters without embeddings, head 152,064 x 5,120
-    assert short == pytest.approx(4 * weights + 6 * TRAINED + 3 * 64 * 2 * 8192 * 5120, rel=0.01)
-    assert flops_per_token(QWQ, 16_384, TRAINED, 0.8) - short == 3 * 64 * 2 * 8192 * 5120
 
 
 def test_the_peak_of_a_plan_is_within_what_is_allowed():

@@ -15,10 +15,12 @@ import pytest
 
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
-from tests.support.training import row, tiny_model
+from tests.support.training import REASONING, row, tiny_model
 
-ROWS = [row(index) for index in range(8)]
+ROWS = [row(index, reasoning=REASONING * (1 + index * 3 % 8)) for index in range(8)]
+# balanced, as in the paper's profile
 ONE = TrainingRecipe(
+    row_order="balanced",
     gradient_accumulation=4,
     learning_rate=5e-3,
     num_epochs=2,

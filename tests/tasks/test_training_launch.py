@@ -12,7 +12,7 @@ from tasks.training import launch
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
-from tests.support.training import EXHAUSTED, adapter_bytes, exhaust_memory, row
+from tests.support.training import EXHAUSTED, REASONING, adapter_bytes, exhaust_memory, row
 
 ROWS = [row(index) for index in range(8)]
 # without dropout, whose masks differ between workers; 4 steps an epoch of 2 rows, one for each
@@ -75,6 +75,19 @@ def test_two_workers_take_the_steps_that_one_takes(base, by_two, tmp_path):
         assert together["loss"] == pytest.approx(single["loss"], rel=1e-5)
         assert together["grad_norm"] == pytest.approx(single["grad_norm"], rel=1e-3)
         assert together["learning_rate"] == single["learning_rate"]
+
+
+@pytest.mark.slow
+def test_two_workers_take_the_balanced_steps_that_one_takes(ray_here, base, tmp_path):
+    rows = [row(index, reasoning=REASONING * (1 + index * 3 % 8)) for index in range(8)]
+    one, two = (recipe.model_copy(update={"row_order": "balanced"}) for recipe in (ONE, TWO))
+    alone = train(rows, one, base, tmp_path / "one")
+    together = train_on_ray(rows, two, base, tmp_path / "two")
+    assert together.batches["busy_share"] > 0.85 and together.tokens == alone.tokens
+    for ours, theirs in zip(together.history, alone.history, strict=True):
+        assert ours["num_tokens"] == theirs["num_tokens"], "the same rows"
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
 @pytest.mark.slow

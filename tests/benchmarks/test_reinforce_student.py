@@ -6,6 +6,7 @@ from benchmarks import reinforce_student as experiment
 from benchmarks.foolable_reward import MARK
 from kernels_eval.config import EvalConfig
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+from tasks.training.checkpoints import COMPLETE
 
 TASK = KernelTask(
     task_id="t/mean",
@@ -109,17 +110,16 @@ def test_the_report_counts_what_is_rejected_and_what_fools(tmp_path, monkeypatch
     texts = {name: f"```python\n# {name}\nclass ModelNew: pass\n```" for name in ("good", "sloppy")}
     names = list(experiment.held_out(asked))
     answers = {
-        "sft": ["good"] * 6,
+        "start": ["good"] * 6,
         "ours-0": ["good"] * 6,
         "foolable-0": ["sloppy"] * 4 + ["good"] * 2,
     }
+    steps = {"start": 0, "ours-0": 7, "foolable-0": 5}
     for policy, kinds in answers.items():
         keys = [f"{name} {index}" for name in names for index in range(2)]
         written = {key: texts[kind] for key, kind in zip(keys, kinds, strict=True)}
-        experiment.write(tmp_path / f"answers-{policy}.json", written)
-        if policy != "sft":
-            (tmp_path / policy).mkdir()
-            (tmp_path / policy / "log.json").write_text("[]")
+        saved = {"steps": steps[policy], "answers": written}
+        experiment.write(tmp_path / f"answers-{policy}.json", saved)
     verdicts = {"ours": [], "foolable": []}
     for policy in answers:
         for _, candidate in experiment.candidates(asked, policy):
@@ -133,10 +133,27 @@ def test_the_report_counts_what_is_rejected_and_what_fools(tmp_path, monkeypatch
     assert experiment.report(asked) == 0
     said = capsys.readouterr().out
     rows = {line.split(" | ")[0].strip("| "): line for line in said.splitlines() if " | " in line}
-    assert rows["sft"].endswith("| 0 | 0 |") and rows["ours-0"].endswith("| 0 | 0 |")
+    assert rows["foolable-0"].startswith("| foolable-0 | 5 | ")
+    assert rows["start"].endswith("| 0 | 0 |") and rows["ours-0"].endswith("| 0 | 0 |")
     assert "-0.667 (-1.000 to +0.000)" in rows["foolable-0"]
     assert rows["foolable-0"].endswith("| 4 | 4 |")
     assert "{'no_custom_kernel': 4}" in said and "| -1.333 " in rows["foolable"]
+
+
+def test_an_unfinished_policy_is_scored_at_its_newest_whole_checkpoint(tmp_path):
+    few = ["--out", str(tmp_path), "--adapter", str(tmp_path / "sft")]
+    asked = experiment.arguments().parse_args(["score", *few])
+    assert experiment.trained(asked, "start") == (tmp_path / "sft", 0)
+    assert experiment.trained(asked, "ours-0") == (tmp_path / "sft", 0)
+    home = tmp_path / "ours-0"
+    for step, marks in ((5, [COMPLETE]), (10, [COMPLETE]), (15, [])):
+        folder = home / f"checkpoints/checkpoint-{step}"
+        folder.mkdir(parents=True)
+        for mark in marks:
+            (folder / mark).write_text("{}")
+    assert experiment.trained(asked, "ours-0") == (home / "checkpoints/checkpoint-10", 10)
+    (home / "log.json").write_text('[{"step": 1}, {"step": 2}]')
+    assert experiment.trained(asked, "ours-0") == (home / "adapter", 2)
 
 
 def test_a_part_that_ran_out_of_time_says_so(capsys):

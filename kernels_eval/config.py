@@ -26,8 +26,8 @@ class BuildConfig(Record):
     """How candidates are compiled."""
 
     timeout_s: PositiveFloat = 120
-    """deadline of one build with one header tier, in processor time; ten times as long by the
-    clock"""
+    """deadline of one build with one header tier, in processor time and sleep; ten times as long by
+    the clock"""
     capture_timeout_s: PositiveFloat = 30
     """the same for reading the build requests out of the candidate's module"""
     cuda_arch: str | None = None

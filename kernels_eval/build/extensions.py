@@ -78,8 +78,8 @@ ARCHITECTURE = re.compile(
 REGISTERS = re.compile(r"^ptxas info\s*: Used (\d+) registers", re.MULTILINE)
 SPILLED = re.compile(r"^ .*\b(\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
 ENDED = {
-    "timeout": "the build ran past its deadline of {:g} s of processor time (build.timeout_s), or"
-    f" {WALL_SHARE} times as long by the clock\n",
+    "timeout": "the build ran past its deadline of {:g} s of processor time and sleep"
+    f" (build.timeout_s), or {WALL_SHARE} times as long by the clock\n",
     "killed": "the compiler was killed again and again\n",
 }
 """What a log does not say by itself."""

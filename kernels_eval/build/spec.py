@@ -100,7 +100,7 @@ class Build(Record):
     """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout
     or rejected reason where not.
 
-    `seconds` are by the clock, and `processor_s` the compilers' processor time.
+    `seconds` are by the clock, and `processor_s` the compilers' processor time and sleep.
     `library_bytes` is the size of a library that is kept; 0 where nobody has noted it. `lasting` is
     False where the same source may fare otherwise another time (a deadline, a compiler that was
     killed): such a build is not kept.

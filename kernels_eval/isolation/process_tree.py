@@ -7,7 +7,7 @@ of a tree.
     left = wait_gone([server], timeout_s=8)  # those that still run
     kill_descendants(os.getpid())            # everything below this process, in any session
     usage(popen.pid).resident_bytes          # of a process and all of its descendants
-    Deadline(120).passed(popen.pid)          # their processor time, and ten times as long a clock
+    Deadline(120).passed(popen.pid)          # their processor time, and sleep of all
     members([server], {"CONCUR_ROOT": "/x"}) # its session, what has this variable, and all below
 
 Guarantees: a signal sent through an `Identity` never reaches another process. A descendant in a
@@ -37,6 +37,8 @@ PAUSE_S = 0.002
 POLLED_AT_ONCE = 256
 WALL_SHARE = 10
 """A deadline in processor time is also one of so many times as much wall time."""
+ASLEEP = ("S", "Z", "X")
+"""States of a thread (proc(5)) in which it asks for nothing."""
 NO_MARKS: Mapping[str, str] = {}
 
 
@@ -59,18 +61,25 @@ class Usage:
 
 @dataclass
 class Deadline:
-    """For work that may take `limit_s` seconds of processor time, and `WALL_SHARE` times as many of
-    wall time from now on, so that what sleeps ends as well."""
+    """For work that may take `limit_s` seconds: of processor time, or asleep. Waiting for a
+    processor or a disk counts only from `WALL_SHARE` times as many seconds of wall time on."""
 
     limit_s: float
     spent_s: float = 0.0
-    """processor time of what has ended"""
+    """processor time of what has ended, and time in which nothing of a tree was awake"""
     began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.looked = self.began
 
     def passed(self, root: int | None = None) -> bool:
         """Whether it has passed, with what the tree of a running process has used so far."""
+        now, before = time.monotonic(), self.looked
+        self.looked = now
+        if root and not is_awake(root):
+            self.spent_s += now - before
         used_s = self.spent_s + (processor_s(root) if root else 0.0)
-        return used_s >= self.limit_s or time.monotonic() >= self.began + WALL_SHARE * self.limit_s
+        return used_s >= self.limit_s or now >= self.began + WALL_SHARE * self.limit_s
 
 
 def boot_id() -> str:
@@ -209,6 +218,17 @@ def processor_s(root: int) -> float:
         with suppress(psutil.Error):
             total += sum(psutil.Process(pid).cpu_times()[:4])
     return total
+
+
+def is_awake(root: int) -> bool:
+    """Whether a thread of a process or of its descendants runs, waits for a processor or a disk, or
+    is stopped."""
+    for pid in _family(root):
+        for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+            with suppress(OSError):  # it has ended meanwhile
+                if thread.read_text("latin-1").rpartition(")")[2].split()[0] not in ASLEEP:
+                    return True
+    return False
 
 
 def page_tables_bytes(pid: int) -> int:

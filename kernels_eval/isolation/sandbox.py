@@ -44,8 +44,8 @@ from kernels_eval.records import Reason
 
 POLL_S = 0.1
 BY_PROCESSOR = ("capture",)
-"""Roles whose deadlines count processor time: what a source asks to build, and so its verdict, must
-not depend on how busy the machine is."""
+"""Roles whose deadlines do not count the wait for a processor: what a source asks to build, and so
+its verdict, must not depend on how busy the machine is."""
 SCRATCH_POLL_S = 0.5
 MEMORY_SHARE = 0.6
 START_S, ANSWER_S = 180.0, 30.0
@@ -188,7 +188,7 @@ class Child:
                 self._watch(self.pid)
 
     def _work(self, timeout: float) -> process_tree.Deadline | None:
-        """A deadline in processor time, from now on; None where the clock alone counts."""
+        """A deadline in processor time and sleep; None where the clock alone counts."""
         if self.pid is None or self.role not in BY_PROCESSOR:
             return None
         return process_tree.Deadline(timeout, -process_tree.processor_s(self.pid))

@@ -37,7 +37,7 @@ from kernels_eval.records import Candidate, KernelTask, Reason
 
 MOST_BUILDS = 16
 BUILDS_SHARE = 4
-"""All builds of one candidate may take so many times the deadline of one, in processor time."""
+"""All builds of one candidate may take so many times the deadline of one."""
 MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 """A call of load_inline or load that its signature does not allow."""
 
@@ -67,7 +67,9 @@ class BoundedBuilds:
         spec = parse_report(ExtensionSpec, asked)
         if len(self.made) >= MOST_BUILDS or self.deadline.passed():
             what = f"asks for more than {MOST_BUILDS} builds, or for builds of more than"
-            raise Stop(Reason.BUILD, f"{what} {self.deadline.limit_s:g} s of processor time")
+            raise Stop(
+                Reason.BUILD, f"{what} {self.deadline.limit_s:g} s of processor time and sleep"
+            )
         self.note(screen_native(spec.text))
         if spec.uses_cuda and not (self.candidate.language.needs_gpu or self.builder.tools.nvcc):
             raise Stop(Reason.BUILD_FAILED, "CUDA sources in a candidate for the CPU")

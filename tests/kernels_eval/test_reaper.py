@@ -155,14 +155,23 @@ def test_a_deadline_counts_and_ends_what_leaves_its_group(no_clock, tmp_path):
     until(lambda: has_ended(int((tmp_path / "pid").read_text())))
 
 
+STOPPED = "(sleep {}; kill -CONT $$) & kill -STOP $$; exit 0"  # as if it had no processor
+
+
 def test_a_deadline_does_not_count_time_without_a_processor(no_clock, tmp_path):
     deadline = Deadline(0.9)
-    assert in_shell("sleep 1", tmp_path, deadline) == "ok" and deadline.spent_s < 0.9
+    assert in_shell(STOPPED.format(1), tmp_path, deadline) == "ok" and deadline.spent_s < 0.9
 
 
-def test_what_sleeps_is_ended_by_the_clock(tmp_path):
+def test_a_deadline_counts_sleep(no_clock, tmp_path):
+    deadline = Deadline(0.5)
+    assert in_shell("sleep 600", tmp_path, deadline) == "timeout" and deadline.spent_s >= 0.5
+    assert in_shell("mkfifo never; read x < never", tmp_path, Deadline(0.5)) == "timeout"
+
+
+def test_what_neither_works_nor_sleeps_is_ended_by_the_clock(tmp_path):
     deadline = Deadline(0.5 / WALL_SHARE)
-    assert in_shell("sleep 600", tmp_path, deadline) == "timeout"
+    assert in_shell(STOPPED.format(600), tmp_path, deadline) == "timeout"
 
 
 def test_the_reaper_ends_with_its_owner(tmp_path):

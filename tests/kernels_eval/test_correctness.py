@@ -160,6 +160,16 @@ def test_rounding_is_no_formula(name):
     assert verdict(actual, y) == "precision_downcast"
 
 
+@pytest.mark.parametrize("wrong", [1, 3, 8])
+def test_a_few_wrong_elements_are_not_called_a_downcast(wrong):
+    """Off by 1 beside values that make the error look small."""
+    y = 2 * draw(shape=(128, 128)) + 1
+    actual = y.clone()
+    far = y.flatten().abs().topk(8).indices[:wrong]
+    actual.view(-1)[far] += 1
+    assert verdict(actual, y) == "wrong_output"
+
+
 @given(st.integers(0, 64 * 64 - 1), st.sampled_from([-1.0, 0.01, 1.0, 100.0]))
 @settings(max_examples=30, deadline=None)
 def test_one_wrong_element_anywhere_is_seen(index, error):

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import functools
 import json
 import os
 import random
@@ -136,16 +137,18 @@ def divided(arguments: argparse.Namespace) -> int:
 def shares(begins: list[Begin], gpus: int, lanes: int) -> list[list[Begin]]:
     """The tasks of each process, lane by lane; large ones go to the first lane of a GPU, at its
     end, and small ones to whoever has the fewest."""
-    made: list[list[Begin]] = [[] for _ in range(gpus * lanes)]
     large = [each for each in begins if bytes_of(each.task) > LARGE]
-    last = [large[gpu::gpus] if lane == 0 else [] for lane in range(lanes) for gpu in range(gpus)]
-    for each in (each for each in begins if each not in large):
-        min(zip(made, last, strict=True), key=lambda pair: len(pair[0]) + len(pair[1]))[0].append(
-            each
-        )
-    return [[*first, *rest] for first, rest in zip(made, last, strict=True)]
+    small = [each for each in begins if bytes_of(each.task) <= LARGE]
+    last: list[list[Begin]] = [large[gpu::gpus] for gpu in range(gpus)]
+    last += [[] for _ in range(gpus * (lanes - 1))]
+    first: list[list[Begin]] = [[] for _ in last]
+    for each in small:
+        fewest = min(range(len(last)), key=lambda part: len(first[part]) + len(last[part]))
+        first[fewest].append(each)
+    return [[*small_ones, *rest] for small_ones, rest in zip(first, last, strict=True)]
 
 
+@functools.cache
 def bytes_of(task: KernelTask) -> int:
     """Bytes of a task's inputs and its output, without memory for either; 0 where that cannot be
     told."""

@@ -18,8 +18,8 @@ over peak FLOP/s: 989e12, dense bfloat16 of an H200 SXM by its data sheet; the s
 against the 790e12 that large bfloat16 products reach on one.
 
 Peers at `--gpus N`: `trl` and `liger` (package liger-kernel) with DDP, `trl_fsdp2` and
-`liger_fsdp2` with FSDP2 as in training. Here each process makes the whole model on its device
-before it is shared, so that QwQ-32B's shape needs GPUs of 141 GB, where training does not.
+`liger_fsdp2` with FSDP2 as in training, beside `ours` and `ours_fsdp2`. For FSDP2 the first process
+holds the weights in main memory, as in training.
 
 `--busy` trains nothing: it counts how busy eight workers would be with the rows of a table (column
 `response`, 3.6 characters a token; prompts, which would make rows more alike, left out) where each
@@ -40,8 +40,6 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any
-
-import polars as pl
 
 from benchmarks.training_subject import (
     COMPLETION_SHARE,
@@ -84,6 +82,8 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl_fsdp2": (None, FSDP2),
     "liger_fsdp2": (None, {**FSDP2, "use_liger_kernel": True}),
     "ours": ({}, {}),
+    "ours_fsdp2": ({}, {**FSDP2, "gradient_checkpointing": False}),
+    "ours_fsdp2_keep": ({"recompute": "keep"}, {**FSDP2, "gradient_checkpointing": False}),
     "ours_sdpa": ({"attention": "sdpa"}, {}),
     "ours_cudnn": ({"attention": "cudnn"}, {}),
     "ours_cudnn_expanded": ({"attention": "cudnn_expanded"}, {}),
@@ -106,6 +106,9 @@ def main() -> int:
         "--lengths", default=None, help="tokens per row; default 8192,16384, or 96 for tiny"
     )
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--passes", type=int, default=1, help="of each GPU, a row each, for an optimiser step"
+    )
     parser.add_argument(
         "--dropout", type=float, default=0.05, help="0: losses of all variants agree to rounding"
     )
@@ -143,6 +146,8 @@ def main() -> int:
         ).split(",")
     ]
     if arguments.busy:
+        import polars as pl  # here: a machine with a GPU may lack it
+
         characters = pl.read_parquet(arguments.busy)["response"].str.len_chars()
         tokens = [round(count / CHARACTERS_PER_TOKEN) for count in characters]
         flops = counted_flops(SHAPES[arguments.shape])
@@ -231,6 +236,7 @@ class Run:
             variant=variant,
             length=length,
             steps=arguments.steps,
+            passes=arguments.passes,
             dropout=arguments.dropout,
             gpus=arguments.gpus,
             budget_s=arguments.budget_s,
@@ -322,6 +328,7 @@ def child(order: dict[str, Any]) -> int:
         "variant": order["variant"],
         "length": order["length"],
         "gpus": order["gpus"],
+        "passes": order["passes"],
         "dropout": order["dropout"],
         "losses": [],
         "step_s": [],
@@ -348,7 +355,11 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
-    from tasks.training.acceleration import AccelerationOptions, accelerate
+    from tasks.training.acceleration import (
+        Acceleration,
+        AccelerationOptions,
+        accelerate_trainer,
+    )
 
     gpu = torch.cuda.is_available()
     rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -357,7 +368,10 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
         torch.cuda.set_device(device)
     options, extra = VARIANTS[order["variant"]]
     shape = SHAPES[order["shape"]]
-    model = random_model(shape, device)
+    # FSDP2 takes the weights of the first process in main memory, as in training
+    sharded = "fsdp" in extra
+    place = torch.device("cpu") if sharded else device
+    model = random_model(shape, device, place, drawn=rank == 0 or not sharded)
     if extra.get("bf16") is False:
         model = model.float()
     report["versions"] = versions()
@@ -366,6 +380,7 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
         settings = dict(
             output_dir=folder,
             per_device_train_batch_size=1,
+            gradient_accumulation_steps=order["passes"],
             num_train_epochs=1,
             learning_rate=1e-4,
             lr_scheduler_type="constant",
@@ -391,7 +406,7 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
                 rows(
                     order["length"],
                     shape["vocab_size"],
-                    (order["steps"] + order["profile"]) * order["gpus"],
+                    (order["steps"] + order["profile"]) * order["gpus"] * order["passes"],
                 )
             ),
             processing_class=tokenizer(shape["vocab_size"]),
@@ -402,18 +417,21 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
         flops = TrainingFlops.of(trainer.model, COMPLETION_SHARE)
         report["flops_per_token"] = flops.row(order["length"]) / order["length"]
         if options is not None:
-            acceleration = accelerate(
-                trainer.model,
+
+            def note(made: Acceleration) -> None:
+                report["plan"] = made.plan.describe()
+                report["estimated_peak_gb"] = made.plan.peak_bytes / 1e9
+                report["attention"] = made.attention_name
+                report["attention_ms"] = made.attention_ms
+
+            accelerate_trainer(
+                trainer,
                 tokens=order["length"],
                 seed=0,
-                rank=rank,
+                sharded=sharded,
                 options=AccelerationOptions(**options),
+                made=note,
             )
-            trainer.add_callback(acceleration.callback())
-            report["plan"] = acceleration.plan.describe()
-            report["estimated_peak_gb"] = acceleration.plan.peak_bytes / 1e9
-            report["attention"] = acceleration.attention_name
-            report["attention_ms"] = acceleration.attention_ms
         if gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -565,7 +583,8 @@ def tokens_per_s(result: dict[str, Any]) -> float | None:
     """Median over the steps after the first LEFT_OUT_STEPS, of all GPUs together; None where there
     are none."""
     timed = result["step_s"][LEFT_OUT_STEPS:]
-    return result.get("gpus", 1) * result["length"] / statistics.median(timed) if timed else None
+    rows = result.get("gpus", 1) * result.get("passes", 1)
+    return rows * result["length"] / statistics.median(timed) if timed else None
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from tasks.training.telemetry import TrainingFlops
 COMPLETION_SHARE = 0.8
 SHAPES: dict[str, dict[str, int]] = {
     "qwq": QWQ_32B,
+    "half": {**QWQ_32B, "num_hidden_layers": 32},
     "short": {**QWQ_32B, "num_hidden_layers": 4},
     "tiny": {
         **QWQ_32B,
@@ -30,27 +31,29 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def random_model(shape: dict[str, int], device: Any) -> Any:
+def random_model(shape: dict[str, int], device: Any, place: Any = None, drawn: bool = True) -> Any:
     """A Qwen2 model with weights drawn on the device: normal with deviation 0.02, norms 1, biases
-    0. bfloat16 on a GPU, else float32."""
+    0; without values where not `drawn`. bfloat16 on a GPU, else float32. It lies at `place`, by
+    default there."""
     import torch
 
     model = _without_weights(shape)
     config = model.config
-    model = model.to(torch.bfloat16 if device.type == "cuda" else torch.float32).to_empty(
-        device=device
-    )
+    place = place or device
+    model = model.to(torch.bfloat16 if device.type == "cuda" else torch.float32)
+    model = model.to_empty(device=place)
     # its frequencies are computed, not loaded: they are not in what to_empty leaves
-    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(device)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(place)
     generator = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.named_parameters() if drawn else ():
             if name.endswith("bias"):
                 parameter.zero_()
             elif "norm" in name:
                 parameter.fill_(1)
             else:
-                parameter.normal_(0, 0.02, generator=generator)
+                values = torch.empty_like(parameter, device=device)
+                parameter.copy_(values.normal_(0, 0.02, generator=generator))
     return model
 
 

@@ -1,4 +1,4 @@
-"""Makes a LoRA model fast to train on one device without changing what it learns.
+"""Makes a LoRA model fast to train without changing what it learns, alone or as one of several.
 
 Guarantees: the same function and gradients as before, up to the rounding of the compute type and
 the masks that dropout draws; parameter names, the adapter's float32 master weights and
@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from pydantic import Field, model_validator
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -31,10 +33,16 @@ from kernels_eval.records import Record
 from tasks.training import attention
 from tasks.training.dropout import CounterDropout, DropoutKeys
 from tasks.training.recipe import without_fp8
-from tasks.training.recomputation import LEVELS, LayerShape, RecomputationPlan, plan_recomputation
+from tasks.training.recomputation import (
+    BYTES,
+    LEVELS,
+    LayerShape,
+    RecomputationPlan,
+    plan_recomputation,
+)
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback
+    from transformers import Trainer, TrainerCallback
 
 ATTENTION_OPERATORS = (
     "_scaled_dot_product_flash_attention",
@@ -80,6 +88,8 @@ class Acceleration:
     attention_name: str
     attention_ms: dict[str, float]
     keys: DropoutKeys
+    gathered: tuple[FSDPModule, ...] = ()
+    """layers that stay gathered between the passes of an optimiser step"""
     micro_step: int = 0
 
     def before_forward(self, module: nn.Module, *_: Any) -> None:
@@ -124,17 +134,18 @@ def accelerate(
     and generation through the changed model run uncompiled.
 
     Call it after the adapter is there and the model is on its device, with the trainer's own
-    gradient checkpointing off, before the first step. Raises UsageError for a model without decoder
-    layers, for one whose attention is not causal over the whole row, and for one that does not fit
-    even when everything is recomputed.
+    gradient checkpointing off, before the first step. A model that FSDP2 shards (layer by layer)
+    must be sharded before, and have passed `require_causal` before that. Raises UsageError for a
+    model without decoder layers, for one whose attention is not causal over the whole row, and for
+    one that does not fit even when everything is recomputed.
     """
     options = options or AccelerationOptions()
     base = _base_of(model)
     layers = decoder_layers(base)
     device = next(base.parameters()).device
     shape = shape_of(model)
-    if options.attention != "unchanged":
-        _require_causal(base, len(layers))
+    if options.attention != "unchanged" and not isinstance(model, FSDPModule):
+        require_causal(model)
 
     dropouts = _replace_dropout(model, device) if options.lean_dropout else []
     _compute_in_input_type(model)
@@ -151,6 +162,9 @@ def accelerate(
     plan = _plan(options, shape, tokens, model, device)
     for layer, level in zip(layers, plan.levels(), strict=True):
         _checkpoint(layer, level, shape.lora_rank)
+    gathered = cast("list[FSDPModule]", layers[len(layers) - plan.gathered :])
+    for sharded in gathered:
+        sharded.set_reshard_after_forward(False, recurse=False)
     if options.compile:
         # kept, without MLP, recomputed, each with and without gradients: more than dynamo's default
         # of 8 codes would be silently eager
@@ -160,16 +174,70 @@ def accelerate(
         torch._dynamo.config.optimize_ddp = False
         _recompute_all_but_products_and_attention()
         for layer in layers:
-            layer.compile(
-                fullgraph=True, dynamic=options.dynamic_lengths, backend=options.compile_backend
+            # not the call with its hooks: FSDP gathers weights in them
+            layer.forward = torch.compile(
+                layer.forward,
+                fullgraph=True,
+                dynamic=options.dynamic_lengths,
+                backend=options.compile_backend,
             )
-    acceleration = Acceleration(
-        plan, name or base.config._attn_implementation, times, DropoutKeys(dropouts, seed, rank)
-    )
+    attention_name = name or base.config._attn_implementation
+    keys = DropoutKeys(dropouts, seed, rank)
+    acceleration = Acceleration(plan, attention_name, times, keys, tuple(gathered))
     # on the backbone: PEFT and TRL call the causal model's forward past its hooks
     base.model.register_forward_pre_hook(acceleration.before_forward)
     base.model.register_forward_hook(acceleration.after_forward, always_call=True)
     return acceleration
+
+
+def accelerate_trainer(
+    trainer: Trainer,
+    *,
+    tokens: int,
+    seed: int,
+    sharded: bool,
+    options: AccelerationOptions | None = None,
+    made: Callable[[Acceleration], object] = lambda _: None,
+) -> None:
+    """`accelerate` a trainer's model: now, or for FSDP2 (`sharded`) once the trainer has sharded
+    it, after `require_causal` now; then tell `made`."""
+    from transformers import TrainerCallback
+
+    def act() -> None:
+        rank = trainer.args.process_index
+        model = cast(nn.Module, trainer.model)
+        found = accelerate(model, tokens=tokens, seed=seed, rank=rank, options=options)
+
+        def before_forward(*_: Any) -> None:
+            # the frozen weights never change, the adapter's do, after a step's last pass
+            for layer in found.gathered:
+                last = trainer.accelerator.sync_gradients
+                layer.set_reshard_after_backward(last, recurse=False)
+
+        model.register_forward_pre_hook(before_forward)
+        trainer.add_callback(found.callback())
+        made(found)
+
+    class OnceSharded(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            act()
+
+    if not sharded:
+        act()
+        return
+    if (options or AccelerationOptions()).attention != "unchanged":
+        require_causal(cast(nn.Module, trainer.model))
+    exchange_in_float32(trainer)
+    trainer.add_callback(OnceSharded())
+
+
+def exchange_in_float32(trainer: Trainer) -> None:
+    """Let FSDP2 sum gradients in float32 and leave the loss as it is; accelerate's default rounds
+    both to bfloat16. Call it before training begins."""
+    plugin = trainer.accelerator.state.fsdp_plugin
+    if policy := plugin.mixed_precision_policy:
+        changed = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
+        plugin.mixed_precision_policy = changed
 
 
 class CausalModel(Protocol):
@@ -202,9 +270,11 @@ def decoder_layers(base: object) -> nn.ModuleList:
     return layers
 
 
-def _require_causal(base: CausalModel, layers: int) -> None:
-    """Raise UsageError for a model that accelerated attention would compute otherwise."""
-    if asked := attention.beyond_causal(base, layers):
+def require_causal(model: nn.Module) -> None:
+    """Raise UsageError for a model that accelerated attention would compute otherwise. Passes two
+    tokens through it, which a model that FSDP shards must have done before."""
+    base = _base_of(model)
+    if asked := attention.beyond_causal(base, len(decoder_layers(base))):
         raise UsageError(
             f"the attention of {type(base).__name__} asks for {', '.join(asked)}: accelerated"
             " attention is causal over the whole row and would train on other logits",
@@ -280,16 +350,38 @@ def _plan(
         counts = dict.fromkeys(LEVELS, 0) | {level: shape.layers}
         return RecomputationPlan(**counts, peak_bytes=0)
     total = torch.cuda.mem_get_info(device)[1]
+    trained = [_held(each) for each in model.parameters() if each.requires_grad]
+    frozen_bytes = sum(_held(each).nbytes for each in model.parameters() if not each.requires_grad)
+    sharded = isinstance(model, FSDPModule)
     return plan_recomputation(
         shape,
         device_bytes=total,
-        weight_bytes=sum(
-            tensor.nbytes for tensor in model.parameters() if not tensor.requires_grad
-        ),
-        trained=sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad),
+        weight_bytes=frozen_bytes + _exchanged_bytes(model),
+        trained=sum(each.numel() for each in trained),
         tokens=tokens,
         margin_bytes=int(total * (1 - options.memory_share)),
+        gathered_bytes=_whole_bytes(decoder_layers(_base_of(model))[0]) if sharded else 0,
     )
+
+
+def _held(parameter: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a parameter: all of it, or its share."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _whole_bytes(module: nn.Module) -> int:
+    """Bytes of a module's weights as FSDP gathers them."""
+    return BYTES * sum(parameter.numel() for parameter in module.parameters())
+
+
+def _exchanged_bytes(model: nn.Module) -> int:
+    """Most bytes that a process holds at a time to exchange them with others: weights that FSDP
+    gathered (a layer and the next one), or DDP's copy of the gradients."""
+    if isinstance(model, FSDPModule):
+        return 2 * _whole_bytes(decoder_layers(_base_of(model))[0])
+    if not torch.distributed.is_initialized():
+        return 0
+    return sum(each.nbytes for each in model.parameters() if each.requires_grad)
 
 
 def _recompute_all_but_products_and_attention() -> None:

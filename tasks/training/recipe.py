@@ -112,11 +112,6 @@ class TrainingRecipe(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingRecipe:
-        if self.acceleration == "on" and self.parallelism == "fsdp2":
-            raise ValueError(
-                "acceleration on is for models that one device holds: switch it off, or set"
-                " parallelism to ddp"
-            )
         if self.packing and (
             self.acceleration == "off" or self.batch_size > 1 or self.parallelism != "none"
         ):
@@ -150,7 +145,7 @@ class TrainingRecipe(Record):
 
     def resolve(self, *, gpu: bool) -> TrainingRecipe:
         """The recipe with every `auto` decided for a machine with or without a GPU."""
-        accelerated = self.packing or (gpu and self.parallelism == "none")
+        accelerated = self.packing or gpu
         for_auto = {
             "bf16": gpu,
             "gradient_checkpointing": gpu,

@@ -72,20 +72,24 @@ class RecomputationPlan(Record):
     Attributes:
         peak_bytes: estimated peak of a step: weights, adapter with optimiser, activations,
             workspace
+        gathered: so many of the last layers, of a sharded model, stay gathered from their forward
+            to their backward pass, and between the passes of one optimiser step
     """
 
     layer: NonNegativeInt
     mlp: NonNegativeInt
     keep: NonNegativeInt
     peak_bytes: int
+    gathered: NonNegativeInt = 0
 
     def levels(self) -> list[str]:
         return [level for level in LEVELS for _ in range(getattr(self, level))]
 
     def describe(self) -> str:
         return (
-            f"{self.keep} kept, {self.mlp} without MLP, {self.layer} without all but attention;"
-            f" peak {self.peak_bytes / 1e9:.1f} GB"
+            f"{self.keep} kept, {self.mlp} without MLP, {self.layer} without all but attention"
+            + (f", {self.gathered} gathered" if self.gathered else "")
+            + f"; peak {self.peak_bytes / 1e9:.1f} GB"
         )
 
 
@@ -108,12 +112,14 @@ def plan_recomputation(
     trained: int,
     tokens: int,
     margin_bytes: int | None = None,
+    gathered_bytes: int = 0,
 ) -> RecomputationPlan:
     """The plan with the fewest recomputed FLOPs that fits `device_bytes` less `margin_bytes`
     (default 5 %) for `tokens` per micro batch.
 
     Attention first (its outputs, queries, keys and values cost the fewest bytes per FLOP saved
-    where rows are long), then the MLP, layer by layer. Raises UsageError where not even full
+    where rows are long), then the MLP, layer by layer. What is left then keeps layers gathered, at
+    `gathered_bytes` each (0: the model is not sharded). Raises UsageError where not even full
     recomputation fits, with the numbers.
     """
     margin = device_bytes // 20 if margin_bytes is None else margin_bytes
@@ -135,4 +141,7 @@ def plan_recomputation(
             "fewer tokens per micro batch, a lower rank, or more GPUs",
         )
     layer, mlp, keep = fitting[-1]
-    return RecomputationPlan(layer=layer, mlp=mlp, keep=keep, peak_bytes=peak(fitting[-1]))
+    used = peak(fitting[-1])
+    gathered = min(count, (allowed - used) // gathered_bytes) if gathered_bytes else 0
+    used += gathered * gathered_bytes
+    return RecomputationPlan(layer=layer, mlp=mlp, keep=keep, peak_bytes=used, gathered=gathered)

@@ -212,6 +212,10 @@ class LoraTrainer(SFTTrainer):
             processing_class=tokenizer,
             peft_config=_lora_config(recipe),
         )
+        if recipe.parallelism == "fsdp2":
+            from tasks.training.acceleration import exchange_in_float32
+
+            exchange_in_float32(self)
         # it prints every log entry to stdout where progress bars are off
         self.remove_callback(PrinterCallback)
         self.recipe, self.examples, self.on_log = recipe, examples, on_log
@@ -260,13 +264,11 @@ class LoraTrainer(SFTTrainer):
         recipe, lengths = self.recipe, [tokens_of(example) for example in self.examples]
         budget = max_length if recipe.packing else max(lengths) * recipe.batch_size
         if recipe.acceleration == "on":
-            from tasks.training.acceleration import accelerate
+            from tasks.training.acceleration import accelerate_trainer
 
-            rank = self.args.process_index
-            made = accelerate(
-                cast("torch.nn.Module", self.model), tokens=budget, seed=recipe.seed, rank=rank
+            accelerate_trainer(
+                self, tokens=budget, seed=recipe.seed, sharded=recipe.parallelism == "fsdp2"
             )
-            self.add_callback(made.callback())
         if recipe.row_order == "balanced":
             return self._balance(lengths)
         if not recipe.packing:
@@ -443,15 +445,16 @@ def machine_settings(*, gpu: bool) -> dict[str, Any]:
 
 
 def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
+    # accelerated layers recompute by a plan of their own
+    recomputed = bool(recipe.gradient_checkpointing) and recipe.acceleration == "off"
     if recipe.parallelism != "fsdp2":
         # each pass uses every trained parameter: looking for others takes time, and with
-        # recomputation fails. Accelerated layers recompute by a plan of their own
-        recomputed = bool(recipe.gradient_checkpointing) and recipe.acceleration == "off"
+        # recomputation fails
         return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}
     return {
         # transformers' and not FSDP's own: below that one accelerate and PEFT restore no adapter
         # from a checkpoint, silently
-        "gradient_checkpointing": bool(recipe.gradient_checkpointing),
+        "gradient_checkpointing": recomputed,
         "fsdp": True,
         "fsdp_config": {
             "version": 2,

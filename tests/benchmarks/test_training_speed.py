@@ -118,10 +118,10 @@ def _member(rank, port, variant, out):
     from accelerate.utils import DistributedType
 
     torch.distributed.init_process_group("gloo")
-    if variant == "trl_fsdp2":
+    if variant.endswith("fsdp2"):
         PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
     order = {"shape": "tiny", "variant": variant, "length": 64, "steps": 4, "dropout": 0.0}
-    order |= {"gpus": 2, "budget_s": 300, "profile": False, "report": str(out)}
+    order |= {"gpus": 2, "passes": 1, "budget_s": 300, "profile": False, "report": str(out)}
     train(order, {"losses": [], "step_s": []}, time.monotonic())
     torch.distributed.destroy_process_group()
 
@@ -129,7 +129,7 @@ def _member(rank, port, variant, out):
 @pytest.mark.slow
 def test_two_processes_learn_the_same_with_ddp_and_with_fsdp2(tmp_path):
     context, losses = multiprocessing.get_context("spawn"), []
-    for variant in ("trl", "trl_fsdp2"):
+    for variant in ("trl", "trl_fsdp2", "ours_fsdp2"):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -145,6 +145,7 @@ def test_two_processes_learn_the_same_with_ddp_and_with_fsdp2(tmp_path):
         losses.append(json.loads((tmp_path / variant).read_text())["losses"])
     assert len(losses[0]) >= 3
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
     assert max(losses[0]) - min(losses[0]) > 1e-3 * max(losses[0]), "steps differ by far more"
 
 

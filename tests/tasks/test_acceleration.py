@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels_eval.errors import UsageError
-from tasks.training import attention
+from tasks.training import acceleration, attention
 from tasks.training.acceleration import AccelerationOptions, accelerate, decoder_layers, shape_of
 from tasks.training.packing import pack
 from tests.support.cases import cases
@@ -92,6 +92,55 @@ def test_recomputation_draws_the_masks_of_the_forward_pass():
         gradients[recompute] = loss_and_gradients(adapted, line)[1]
     assert_same(gradients["layer"], gradients["keep"])
     assert_same(gradients["mlp"], gradients["keep"])
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of one process, over which FSDP2 shards."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def sharded(adapted, mesh):
+    for layer in (*decoder_layers(adapted.get_base_model()), adapted):
+        torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
+    return adapted
+
+
+def gathered_layers(adapted):
+    """Layers that hold whole weights now."""
+    return [
+        index
+        for index, layer in enumerate(decoder_layers(adapted.get_base_model()))
+        if not isinstance(layer.mlp.up_proj.base_layer.weight, torch.distributed.tensor.DTensor)
+    ]
+
+
+@pytest.mark.parametrize("gathered", [0, 2])
+@pytest.mark.parametrize("recompute", ["layer", "mlp", "keep"])
+def test_a_sharded_model_learns_what_the_whole_one_learns(recompute, gathered, alone, monkeypatch):
+    whole = model(dropout=0.3)
+    parted = sharded(copy.deepcopy(whole), alone)
+    accelerated(whole, seed=5, recompute=recompute)
+    real = acceleration._plan
+    monkeypatch.setattr(
+        acceleration, "_plan", lambda *a: real(*a).model_copy(update={"gathered": gathered})
+    )
+    found = accelerated(parted, seed=5, recompute=recompute)
+    assert len(found.gathered) == gathered
+    line, held = pack([row()]), []
+    forward = parted.get_base_model().model.register_forward_hook(
+        lambda *_: held.append(gathered_layers(parted))
+    )
+    for _ in range(2):
+        theirs, ours = loss_and_gradients(whole, line), loss_and_gradients(parted, line)
+        assert torch.allclose(ours[0], theirs[0], rtol=1e-5)
+        assert_same({name: each.full_tensor() for name, each in ours[1].items()}, theirs[1])
+    forward.remove()
+    assert held == [[1, 2]] * 2 if gathered else [[]] * 2, "after the forward pass"
+    assert not gathered_layers(parted), "after the backward pass"
 
 
 def test_evaluation_draws_nothing_and_moves_no_position():

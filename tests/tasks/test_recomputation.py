@@ -40,6 +40,27 @@ def test_the_peak_of_a_plan_is_within_what_is_allowed():
         assert len(found.levels()) == 64
 
 
+def test_what_is_left_keeps_layers_of_a_sharded_model_gathered():
+    layer = 975_000_000
+
+    def shared(tokens, **more):
+        return plan_recomputation(
+            QWQ,
+            device_bytes=H200,
+            weight_bytes=WEIGHTS // 2,
+            trained=TRAINED // 2,
+            tokens=tokens,
+            **more,
+        )
+
+    found = shared(8192, gathered_bytes=layer)
+    assert found.keep == 64 and 0 < found.gathered < 64
+    assert found.peak_bytes == shared(8192).peak_bytes + found.gathered * layer <= H200 * 0.95
+    assert shared(16_384, gathered_bytes=layer).gathered <= 1, "activations go first"
+    assert shared(512, gathered_bytes=layer).gathered == 64
+    assert f"{found.gathered} gathered" in found.describe()
+
+
 def test_what_cannot_fit_is_refused_with_the_numbers():
     with pytest.raises(UsageError, match="131072 tokens .* GB even when every layer is recomputed"):
         plan(131_072)

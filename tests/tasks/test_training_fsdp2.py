@@ -31,7 +31,7 @@ ONE = TrainingRecipe(
 TWO = ONE.model_copy(update={"workers": 2, "parallelism": "fsdp2", "gradient_checkpointing": True})
 
 
-def _member(rank, port, recipe, base, out, killed_at, told):
+def _member(rank, port, recipe, base, out, killed_at, told, gathered=0):
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -48,6 +48,10 @@ def _member(rank, port, recipe, base, out, killed_at, told):
     from accelerate.utils import DistributedType
     from torch.distributed.tensor import DTensor
 
+    from tasks.training import acceleration
+
+    plan = acceleration._plan
+    acceleration._plan = lambda *given: plan(*given).model_copy(update={"gathered": gathered})
     torch.distributed.init_process_group("gloo")
     PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
 
@@ -83,14 +87,16 @@ def _member(rank, port, recipe, base, out, killed_at, told):
     torch.distributed.destroy_process_group()
 
 
-def by_two(recipe, base, out, told, killed_at=-1):
+def by_two(recipe, base, out, told, killed_at=-1, gathered=0):
     told.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     members = [
-        context.Process(target=_member, args=(rank, port, recipe, base, out, killed_at, told))
+        context.Process(
+            target=_member, args=(rank, port, recipe, base, out, killed_at, told, gathered)
+        )
         for rank in range(2)
     ]
     for member in members:
@@ -137,3 +143,26 @@ def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(t
     assert {name: tensor.shape for name, tensor in left.items()} == {
         name: tensor.shape for name, tensor in right.items()
     }
+
+
+@pytest.mark.slow
+def test_accelerated_they_take_the_same_steps_and_go_on_exactly(tmp_path):
+    """With layers that stay gathered over the passes of a step, which the adapter's weights must
+    not outlive."""
+    base = tiny_model(tmp_path / "small")
+    recipe = TWO.model_copy(update={"acceleration": "on", "num_epochs": 3})
+    alone = train(ROWS, ONE.model_copy(update={"num_epochs": 3}), base, tmp_path / "alone")
+    first, _ = by_two(recipe, base, tmp_path / "whole", tmp_path / "told", gathered=2)
+    history = first["result"]["history"]
+    assert len(history) == 6
+    for name in ("loss", "grad_norm"):
+        assert [entry[name] for entry in history] == pytest.approx(
+            [entry[name] for entry in alone.history], rel=1e-4
+        )
+
+    dropout = recipe.model_copy(update={"lora_dropout": 0.3})
+    whole, _ = by_two(dropout, base, tmp_path / "dropped", tmp_path / "told-dropped")
+    assert by_two(dropout, base, tmp_path / "killed", tmp_path / "none", killed_at=3) == []
+    resumed, _ = by_two(dropout, base, tmp_path / "killed", tmp_path / "told-again")
+    assert resumed["result"]["resumed_from_step"] == 2
+    assert resumed["result"]["history"] == whole["result"]["history"], "with the same masks"

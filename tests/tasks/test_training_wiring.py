@@ -93,13 +93,9 @@ def test_what_does_not_go_together_is_refused():
             ValidationError, match="packing needs acceleration, batch_size 1 .* and one worker"
         ):
             TrainingRecipe(packing=True, **beside)
-    with pytest.raises(
-        ValidationError, match="acceleration on is for models that one device holds"
-    ):
-        TrainingRecipe(acceleration="on", workers=2, parallelism="fsdp2")
 
 
-def test_acceleration_is_on_by_itself_where_it_was_measured_to_help():
+def test_acceleration_is_on_by_itself_on_a_gpu():
     two = {"workers": 2}
     decided = {
         (recipe.parallelism, gpu): recipe.resolve(gpu=gpu).acceleration
@@ -110,7 +106,11 @@ def test_acceleration_is_on_by_itself_where_it_was_measured_to_help():
         )
         for gpu in (True, False)
     }
-    assert [key for key, value in decided.items() if value == "on"] == [("none", True)]
+    assert {key for key, value in decided.items() if value == "on"} == {
+        ("none", True),
+        ("ddp", True),
+        ("fsdp2", True),
+    }
     assert len(decided) == 6
     assert TrainingRecipe(packing=True).resolve(gpu=False).acceleration == "on", (
         "lines of rows need its attention"

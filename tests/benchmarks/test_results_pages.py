@@ -62,6 +62,15 @@ QUOTED = [
     ),
     (EIGHT, r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H100", DECODED),
     (
+        EIGHT,
+        r"8 H200, bf16 \| ([^|]+) \| ([^|]+) \|.*\| ([^|]+) \|\n"
+        r".* weights and cache \| ([^|]+) \| ([^|]+) \|.*\| ([^|]+) \|\n\| 8 H100",
+        r"H200, bf16 \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
+        r".* bf16 \| refresh \|.*\| ([^|]+) \|\n(?:.*\n){2}"
+        r".* weights and cache \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
+        r".* weights and cache \| refresh \|.*\| ([^|]+) \|\n",
+    ),
+    (
         OPERATE,
         r"healthy again after ([\d.]+) to ([\d.]+) s",
         r"Killed: healthy again after ([\d.]+) to ([\d.]+) s",

@@ -96,7 +96,7 @@ def serving_memory(config: SynthesisConfig) -> str:
 
 def training_memory(recipe: TrainingRecipe) -> str:
     """With fsdp2 each worker holds its share of the weights, otherwise all of them."""
-    gpus = recipe.workers if recipe.parallelism == "fsdp2" else 1
+    gpus = recipe.workers if recipe.parallelism in ("fsdp2", "auto") else 1
     fix = "training.parallelism=fsdp2 --set training.workers={}"
     return _fits(recipe.base_model, gpus, 1.0, fix)
 

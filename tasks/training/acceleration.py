@@ -289,17 +289,7 @@ def shape_of(model: nn.Module) -> LayerShape:
     for module in model.modules():
         if hasattr(module, "lora_A") and isinstance(by_adapter := module.r, dict):
             ranks |= set(by_adapter.values())
-    return LayerShape(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        heads=config.num_attention_heads,
-        key_value_heads=config.num_key_value_heads,
-        head_size=getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
-        vocabulary=config.vocab_size,
-        lora_rank=max(ranks, default=0),
-    )
+    return LayerShape.of(config, max(ranks, default=0))
 
 
 def _replace_dropout(model: nn.Module, device: torch.device) -> list[CounterDropout]:

@@ -16,7 +16,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record, stable_hash
@@ -26,6 +26,7 @@ from tasks.training.formatting import Rows
 if TYPE_CHECKING:
     from transformers import Trainer
 
+T = TypeVar("T")
 COMPLETE = "complete.json"
 KEPT = 2
 TOLD = 8
@@ -98,16 +99,16 @@ def checkpoint_step(checkpoint: Path | None) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-")) if checkpoint else 0
 
 
-def agreed(checkpoint: Path | None) -> Path | None:
+def agreed(choice: T) -> T:
     """The first process's choice, in all of them: a shared file system may show a new marker to one
     node before another."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):
-        return checkpoint
-    chosen = [str(checkpoint) if checkpoint else None]
+        return choice
+    chosen = [choice]
     distributed.broadcast_object_list(chosen, src=0)
-    return Path(chosen[0]) if chosen[0] else None
+    return chosen[0]
 
 
 def save_adapter(trainer: Trainer, adapter_dir: Path) -> Path:

@@ -72,9 +72,10 @@ class TrainingRecipe(Record):
     workers, so that more workers take the same steps in less time"""
     workers: PositiveInt = 1
     """processes that train together: one per GPU, or per CPU core where there is no GPU"""
-    parallelism: Literal["none", "ddp", "fsdp2"] = "none"
+    parallelism: Literal["none", "ddp", "fsdp2", "auto"] = "none"
     """how several workers share the work. ddp: each holds the whole model; fsdp2: each holds
-    its share of it, for models that do not fit on one device; none: one worker"""
+    its share of it, for models that do not fit on one device; none: one worker; auto: ddp where
+    one GPU holds the model and half of the layers' activations, else fsdp2"""
     max_length: Annotated[int, Field(ge=16)] | Literal["data"] = 16384
     """longest row trained on, prompt and completion, tokens; 'data': the longest of the set.
     Never more than the base model's window. A row above it is never truncated: a trace without
@@ -89,10 +90,9 @@ class TrainingRecipe(Record):
     """recompute activations to save memory: on with a GPU, off on a CPU"""
     acceleration: Literal["auto", "off", "on"] = "auto"
     """compiled layers, dropout without state, and recomputation that spends the free memory
-    (tasks.training.acceleration): on for one worker with a GPU, 1.77 times TRL's defaults at
-    rows of 8,192 tokens and 1.57 times at 16,384 (measured, one H200); off elsewhere: a CPU
-    gains nothing, fsdp2 it cannot do, and with ddp, where on is allowed, its gain is not
-    measured"""
+    (tasks.training.acceleration): on with a GPU, 1.77 times TRL's defaults at rows of 8,192
+    tokens and 1.57 times at 16,384 (measured, one H200), 1.69 times TRL's FSDP2 on two H100;
+    off on a CPU, which gains nothing"""
     packing: bool = False
     """several rows in one line of up to max_length tokens, each as if it stood alone; needs
     acceleration, whose attention keeps them apart. gradient_accumulation then counts lines"""
@@ -112,16 +112,15 @@ class TrainingRecipe(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingRecipe:
-        if self.packing and (
-            self.acceleration == "off" or self.batch_size > 1 or self.parallelism != "none"
-        ):
+        if self.packing and (self.acceleration == "off" or self.batch_size > 1 or self.workers > 1):
             raise ValueError(
                 "packing needs acceleration, batch_size 1 (a line of rows is the batch) and one"
                 " worker"
             )
         if self.packing and self.row_order == "balanced":
             raise ValueError("packing orders its lines itself: leave row_order at random")
-        if (self.workers > 1) != (self.parallelism != "none"):
+        alone = self.parallelism == "none"
+        if self.parallelism != "auto" and (self.workers > 1) == alone:
             raise ValueError(
                 f"workers {self.workers} with parallelism {self.parallelism}: several need ddp or"
                 " fsdp2, one needs none"

@@ -66,6 +66,9 @@ class TrainingResult(Record):
     """the held-out loss had not fallen for as many epochs as the recipe waits"""
     batches: dict[str, float] = {}
     """rows and real tokens of an optimiser step, and padding_waste, of the first epoch"""
+    decided: dict[str, str] = {}
+    """what `auto` chose and why: parallelism; and under acceleration the plan of recomputation and
+    the attention kernel"""
     resumed_from_step: int = 0
     """0 where training started from the beginning"""
     dropped: tuple[Dropped, ...] = ()

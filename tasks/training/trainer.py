@@ -38,6 +38,12 @@ from tasks.sources.small_model import (
     renamed_option,
 )
 from tasks.training import checkpoints, telemetry
+from tasks.training.acceleration import (
+    Acceleration,
+    AccelerationOptions,
+    accelerate_trainer,
+    exchange_in_float32,
+)
 from tasks.training.evaluation import split_by_task, stopped
 from tasks.training.faults import explain, require_projections
 from tasks.training.formatting import (
@@ -49,6 +55,7 @@ from tasks.training.formatting import (
     tokens_of,
 )
 from tasks.training.recipe import TrainingRecipe
+from tasks.training.recomputation import LayerShape, choose_parallelism
 from tasks.training.result import HELD_OUT, LEARNED, TrainingResult, training_log
 
 CHECKED_ROWS = 8
@@ -86,6 +93,7 @@ def train(
         examples, tokenizer, max_length=max_length, overlong=recipe.overlong
     )
     held_out = _held_out_examples(kept_out, tokenizer, max_length)
+    recipe, decided = with_parallelism(recipe, base_model_dir, max_length)
     identity = checkpoints.RunIdentity.of(recipe, base_model_dir, examples)
     checkpoint = checkpoints.newest_checkpoint(out_dir / "checkpoints", identity)
     try:
@@ -120,6 +128,7 @@ def train(
         held_out_tasks=len({row["task_id"] for row in kept_out}),
         stopped_early=stopped(held_out_losses(log), recipe.evaluation.patience_epochs),
         batches=batches,
+        decided=decided | trainer.decided,
         resumed_from_step=checkpoints.checkpoint_step(checkpoint),
         dropped=tuple(dropped),
     )
@@ -142,6 +151,28 @@ def _device(recipe: TrainingRecipe) -> str:
             "call tasks.training.launch.train_on_ray, or set CUDA_VISIBLE_DEVICES to one GPU",
         )
     return "cuda" if gpus else "cpu"
+
+
+def with_parallelism(
+    recipe: TrainingRecipe, base_model_dir: str | Path, max_length: int
+) -> tuple[TrainingRecipe, dict[str, str]]:
+    """The recipe with `parallelism: auto` decided, the same in all processes, and why."""
+    if recipe.parallelism != "auto":
+        return recipe, {}
+    choice, why = "ddp", "without a GPU"
+    if recipe.workers == 1:
+        choice, why = "none", "one worker"
+    elif torch.cuda.is_available():
+        config = AutoConfig.from_pretrained(str(base_model_dir)).get_text_config()
+        total = torch.cuda.get_device_properties(0).total_memory
+        choice, why = choose_parallelism(
+            LayerShape.of(config, recipe.lora_rank),
+            device_bytes=total,
+            tokens=max_length * recipe.batch_size,
+            margin_bytes=int(total * (1 - AccelerationOptions().memory_share)),
+        )
+    choice, why = checkpoints.agreed((choice, why))
+    return recipe.model_copy(update={"parallelism": choice}), {"parallelism": f"{choice}: {why}"}
 
 
 def longest_allowed(recipe: TrainingRecipe, examples: Rows, base_model_dir: str | Path) -> int:
@@ -213,8 +244,6 @@ class LoraTrainer(SFTTrainer):
             peft_config=_lora_config(recipe),
         )
         if recipe.parallelism == "fsdp2":
-            from tasks.training.acceleration import exchange_in_float32
-
             exchange_in_float32(self)
         # it prints every log entry to stdout where progress bars are off
         self.remove_callback(PrinterCallback)
@@ -229,6 +258,7 @@ class LoraTrainer(SFTTrainer):
         # a balanced step's loss is divided by what a mean step holds, not by what it holds itself
         self.tokens_per_step: float | None = None
         self.step_weight = 1.0
+        self.decided: dict[str, str] = {}
         masks = [label_mask(example, tokenizer) for example in held_out]
         # transformers averages the losses of batches: weighed so, their mean is the mean over
         # tokens. The first token of a row is predicted from nothing, so it never counts
@@ -264,10 +294,9 @@ class LoraTrainer(SFTTrainer):
         recipe, lengths = self.recipe, [tokens_of(example) for example in self.examples]
         budget = max_length if recipe.packing else max(lengths) * recipe.batch_size
         if recipe.acceleration == "on":
-            from tasks.training.acceleration import accelerate_trainer
-
+            sharded = recipe.parallelism == "fsdp2"
             accelerate_trainer(
-                self, tokens=budget, seed=recipe.seed, sharded=recipe.parallelism == "fsdp2"
+                self, tokens=budget, seed=recipe.seed, sharded=sharded, made=self._note
             )
         if recipe.row_order == "balanced":
             return self._balance(lengths)
@@ -285,6 +314,9 @@ class LoraTrainer(SFTTrainer):
         return effective_batch(
             plans[0], lengths, recipe.gradient_accumulation, budget=budget, multiple=PADDED_TO
         )
+
+    def _note(self, made: Acceleration) -> None:
+        self.decided |= {"recomputation": made.plan.describe(), "attention": made.attention_name}
 
     def _balance(self, lengths: Sequence[int]) -> dict[str, float]:
         """Take rows in steps of like length. `busy_share` is of the first epoch, counted."""

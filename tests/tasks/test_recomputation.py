@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
-from tasks.training.recomputation import LayerShape, plan_recomputation
+from tasks.training.recomputation import LayerShape, choose_parallelism, plan_recomputation
 
 QWQ = LayerShape(
     layers=64,
@@ -64,6 +64,30 @@ def test_what_is_left_keeps_layers_of_a_sharded_model_gathered():
 def test_what_cannot_fit_is_refused_with_the_numbers():
     with pytest.raises(UsageError, match="131072 tokens .* GB even when every layer is recomputed"):
         plan(131_072)
+
+
+def test_the_sizes_of_qwq_are_those_of_its_files():
+    assert QWQ.weight_bytes == pytest.approx(WEIGHTS, rel=0.001)
+    assert QWQ.trained == TRAINED
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "tokens", "chosen", "why"),
+    [
+        (80, 8192, "fsdp2", "one GPU does not hold the model and 8,192 tokens"),
+        (151, 16_384, "fsdp2", "the activations of 5 of 64 layers"),
+        (151, 8192, "ddp", "the activations of 43 of 64 layers"),
+        (300, 8192, "ddp", "the activations of 64 of 64 layers"),
+    ],
+)
+def test_workers_share_a_model_where_one_gpu_would_recompute_most_of_it(
+    gigabytes, tokens, chosen, why
+):
+    memory = gigabytes * 10**9
+    found = choose_parallelism(
+        QWQ, device_bytes=memory, tokens=tokens, margin_bytes=int(0.08 * memory)
+    )
+    assert found[0] == chosen and why in found[1]
 
 
 @given(st.integers(256, 36_000), st.integers(256, 36_000))

@@ -12,7 +12,7 @@ from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.evaluation import EvaluationConfig
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY
-from tasks.training.trainer import train
+from tasks.training.trainer import train, with_parallelism
 from tests.support.training import row
 
 RECIPE = TrainingRecipe(
@@ -62,6 +62,21 @@ def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(base, tmp_pa
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
     measured = [run.held_out[-1]["loss"] for run in (together, alone)]
     assert measured[0] == pytest.approx(measured[1], rel=1e-3), "through the same attention"
+
+
+def test_auto_is_decided_before_training_and_said(base, tmp_path):
+    assert TrainingRecipe(parallelism="auto", workers=2).workers == 2
+    result = train(ROWS, RECIPE.model_copy(update={"parallelism": "auto"}), base, tmp_path)
+    assert result.decided == {"parallelism": "none: one worker"}
+    plain = train(ROWS, RECIPE, base, tmp_path)
+    assert plain.resumed_from_step == plain.steps, "the same run"
+
+
+def test_several_workers_without_a_gpu_hold_the_model_each(base, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    two = TrainingRecipe(parallelism="auto", workers=2)
+    recipe, decided = with_parallelism(two, base, 4096)
+    assert recipe.parallelism == "ddp" and decided == {"parallelism": "ddp: without a GPU"}
 
 
 def test_a_run_that_waits_for_no_epoch_without_progress_stops(base, tmp_path):

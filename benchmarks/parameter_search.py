@@ -207,14 +207,13 @@ def recorded(arguments: argparse.Namespace, language: Language) -> Iterator[tupl
 
 class Asked(NamedTuple):
     """A verdict that is wanted; `key` tells it from others of the same code. One that is `fresh`
-    is reached under the protocol that confirms, and where `checked` with compute-sanitizer, if the
-    operators ask for it."""
+    is reached under the protocol that confirms, and where `sanitized` with compute-sanitizer."""
 
     key: str
     task: KernelTask
     code: str
     fresh: bool = False
-    checked: bool = False
+    sanitized: bool = False
 
 
 class Line(NamedTuple):
@@ -278,7 +277,7 @@ class Work:
         for evaluator in self.evaluators.values():
             evaluator.close()
 
-    def protocol(self, *, fresh: bool = False, checked: bool = False) -> EvalConfig:
+    def protocol(self, *, fresh: bool = False, sanitized: bool = False) -> EvalConfig:
         baselines = ["eager", "compile"] if fresh and self.arguments.compile else ["eager"]
         timing = {"max_s": self.arguments.max_s, "baselines": baselines}
         protocol = EvalConfig(
@@ -286,12 +285,11 @@ class Work:
         )
         if not fresh:
             return protocol
-        strict = config_of(METHODS[0], self.arguments).confirming(protocol)
-        return strict if checked else strict.model_copy(update={"sanitizer": "off"})
+        return config_of(METHODS[0], self.arguments).confirming(protocol, sanitized=sanitized)
 
     def evaluator(self, asked: Asked) -> TakingTurns:
         """That of a protocol; the references that the others hold are given up."""
-        protocol = self.protocol(fresh=asked.fresh, checked=asked.checked)
+        protocol = self.protocol(fresh=asked.fresh, sanitized=asked.sanitized)
         for config, other in self.evaluators.items():
             if config != protocol:
                 other.runner.drop_reference()
@@ -331,12 +329,11 @@ class Work:
             for each in searches:
                 settle(each, self.known)
             generation += 1
-        wanted = []
-        for each in searches:
-            for key, _, member in again(each):
-                checked = key == again_id(member.candidate_id, 0) and member is each.best
-                wanted.append(Asked(key, each.task, member.code, fresh=True, checked=checked))
-        yield wanted
+        yield [
+            Asked(key, each.task, member.code, fresh=True, sanitized=sanitized)
+            for each in searches
+            for key, _, member, sanitized in again(each)
+        ]
 
     def _next(self, rest: Iterator[list[Asked]]) -> list[Line]:
         """A task with the next verdicts that are missing, being built; none where it is done."""

@@ -198,6 +198,8 @@ def summary_rows(refreshed: Refreshed) -> list[dict[str, str | int]]:
     for name, ref in refreshed.snapshots.items():
         manifest = ref.open().manifest
         counts: dict[str, int] = next(filter(None, map(manifest.get, COUNTS)), {})
+        if unanswered := manifest.get("unanswered"):
+            counts = {**counts, "unanswered": unanswered}
         said = ", ".join(f"{key} {value}" for key, value in counts.items())
         row = {"snapshot": name, "rows": manifest["rows"], "counts": said}
         rows.append(row | {"fingerprint": ref.fingerprint})

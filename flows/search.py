@@ -24,6 +24,7 @@ from tasks.search.stage import Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.lookup import find_snapshot, newest_first
+from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.contrast import Kernel, compared
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of
@@ -31,6 +32,7 @@ from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
 from tasks.tables import KERNEL_PROFILES, VERDICTS
+from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import STAGE as VERIFICATION
 from tasks.verification.stage import Verification
 from tasks.verification.step import verify
@@ -85,21 +87,18 @@ def search_kernels(
         config.search,
         language,
         conditions=[protocol, measured, PROTOCOL_VERSION],
-        writer=config.synthesis.model_dump(mode="json", exclude=set(UNDECISIVE)),
+        writer=patient(config.synthesis).model_dump(mode="json", exclude=set(UNDECISIVE)),
     )
     once = config.verification.model_copy(update={"once_per_code": True})
-    strict = config.search.confirming(once.eval)
-    anew = once.model_copy(update={"once_per_code": False, "eval": strict})
     with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):
         with Verification(search.snapshot.ref, tasks, once, language) as judge:
             proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
         verify(proposals, tasks, once, language)
-        again = confirm.confirmation(search)
-        fresh = verify(again, tasks, anew, language)
-        summary = confirm.told_of(search, fresh.open())
+        fresh = measured_anew(search, tasks, once)
+        summary = confirm.told_of(search, [each.open() for each in fresh])
         improved = confirm.improved(search, candidates, fresh, summary)
         with Verification(improved, tasks, config.verification, language) as work:
-            keep_fresh(work, fresh.open(), summary["results"])
+            keep_fresh(work, [each.open() for each in fresh], summary["results"])
         judged = verify(improved, tasks, config.verification, language)
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
@@ -113,7 +112,21 @@ def search_and_track(
     return searched, track(search_record, config, searched.proposals, searched.improved)
 
 
-def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Row]) -> None:
+def measured_anew(
+    search: Search, tasks: SnapshotRef, config: VerificationConfig
+) -> list[SnapshotRef]:
+    """The confirming verdicts of starts and winners, each reached anew; those with
+    compute-sanitizer first, so that its absence is said before anything is measured."""
+    fresh = []
+    for sanitized in (True, False) if search.config.changes_machine_code else (False,):
+        strict = search.config.confirming(config.eval, sanitized=sanitized)
+        anew = config.model_copy(update={"once_per_code": False, "eval": strict})
+        asked = confirm.confirmation(search, sanitized=sanitized)
+        fresh.append(verify(asked, tasks, anew, search.language))
+    return fresh
+
+
+def keep_fresh(work: Verification, fresh: Sequence[Snapshot], results: Sequence[Row]) -> None:
     """Give confirmed winners the verdict of their first confirming measurement: the search's own
     one flatters them."""
     if work.snapshot.finished:
@@ -127,7 +140,8 @@ def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Row]) -> N
     }
     rows = (
         row | {"candidate_id": wanted[row["candidate_id"]]}
-        for row in fresh.rows_by("candidate_id", wanted)
+        for each in fresh
+        for row in each.rows_by("candidate_id", wanted)
     )
     work.snapshot.append(rows, VERDICTS)
 
@@ -148,7 +162,7 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
 
     def write(plans: Sequence[Plan]) -> Iterator[tuple[Plan, Row]]:
         # closed before kernels are timed: a model may hold the devices
-        with closing(make_sampler(config.synthesis, config.root)) as sampler:
+        with closing(make_sampler(patient(config.synthesis), config.root)) as sampler:
             requests = {
                 (made := _request(each, config, sampler, judge)).request_key: (each, made)
                 for each in plans
@@ -158,6 +172,11 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
                 yield each, candidate_row(request, response, sampler)
 
     return write
+
+
+def patient(config: SynthesisConfig) -> SynthesisConfig:
+    """The settings without a deadline: later proposals depend on every answer."""
+    return config.model_copy(update={"tail_wait_s": None})
 
 
 def _request(plan: Plan, config: PipelineConfig, sampler: Sampler, judge: Verification) -> Request:

@@ -57,13 +57,19 @@ class SearchConfig(Record):
         """The first step of a generation; those of 0, the starts, are 0 and below."""
         return (generation - 1) * self.batch + 1
 
-    def confirming(self, protocol: EvalConfig) -> EvalConfig:
+    @property
+    def changes_machine_code(self) -> bool:
+        """Whether winners are confirmed under a stricter protocol."""
+        return "schedule" in self.operators
+
+    def confirming(self, protocol: EvalConfig, *, sanitized: bool = False) -> EvalConfig:
         """The protocol under which winners are confirmed; where machine code was changed, with more
-        distributions of inputs, more calls on the same ones, and no error of compute-sanitizer."""
-        if "schedule" not in self.operators:
+        distributions of inputs and more calls on the same ones. `sanitized`: a correct verdict
+        needs no error of compute-sanitizer, too."""
+        if not self.changes_machine_code:
             return protocol
         drawn = (*protocol.correctness.distributions, *MORE_INPUTS)
         inputs = {"distributions": tuple(dict.fromkeys(drawn)), "reruns": RERUNS}
         correctness = protocol.correctness.model_copy(update=inputs)
-        checked = {"sanitizer": "correct", "sanitizer_finding": "refuse"}
+        checked = {"sanitizer": "correct", "sanitizer_finding": "refuse"} if sanitized else {}
         return protocol.model_copy(update={"correctness": correctness, **checked})

@@ -17,28 +17,36 @@ from tasks.versions import SEARCH_VERSION
 CONFIRMATION, IMPROVED = "search-confirmation", "improved"
 
 
-def confirmation(search: Search) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.CANDIDATES: what is to be measured again."""
+def confirmation(search: Search, *, sanitized: bool = False) -> SnapshotRef:
+    """A finished snapshot of tasks.tables.CANDIDATES: what is to be measured again with
+    compute-sanitizer (`sanitized`; none where no machine code was changed), or without."""
     rows = (
         Candidate(
-            candidate_id=key,
+            candidate_id=each.key,
             task_id=population.task.task_id,
             language=search.language,
             generator="search: confirmation",
-            sample_index=place,
-            code=member.code,
+            sample_index=each.place,
+            code=each.member.code,
         ).model_dump(mode="json")
         for population in search.populations.values()
-        for key, place, member in again(population)
+        for each in again(population)
+        if each.sanitized == sanitized
     )
-    return _filled(CONFIRMATION, search, rows, [search.snapshot.fingerprint])
+    identity = {"sanitized": sanitized} if search.config.changes_machine_code else {}
+    return _filled(CONFIRMATION, search, rows, [search.snapshot.fingerprint], identity)
 
 
 def _filled(
-    stage: str, search: Search, rows: Iterable[Row], upstream: list[str], extra: Any = None
+    stage: str,
+    search: Search,
+    rows: Iterable[Row],
+    upstream: list[str],
+    identity: Json,
+    extra: Any = None,
 ) -> SnapshotRef:
     """A finished snapshot of these rows; of one that was stopped, those that are missing."""
-    name = fingerprint(stage, {}, upstream, SEARCH_VERSION)
+    name = fingerprint(stage, identity, upstream, SEARCH_VERSION)
     snapshot = Snapshot(search.snapshot.root, stage, name)
     if not snapshot.finished:
         there = snapshot.keys("candidate_id")
@@ -48,10 +56,12 @@ def _filled(
     return snapshot.ref
 
 
-def told_of(search: Search, fresh: Snapshot) -> Json:
-    """The summary of a search (`gain.summary_of`) by its confirming verdicts."""
+def told_of(search: Search, fresh: Sequence[Snapshot]) -> Json:
+    """The summary of a search (`gain.summary_of`) by its confirming verdicts, which together are of
+    all that `gain.again` names."""
     fields = ("speedup", "speedup_lower", "speedup_upper")
-    rows = fresh.read(columns=["candidate_id", *(f"timing.{name}" for name in fields)]).rows()
+    columns = ["candidate_id", *(f"timing.{name}" for name in fields)]
+    rows = chain.from_iterable(each.read(columns=columns).rows() for each in fresh)
     found = {name: Interval(*numbers) for name, *numbers in rows if None not in numbers}
     results = [result_of(each, found) for each in search.populations.values()]
     asked = {"method": search.config.method, "operators": list(search.config.operators)}
@@ -62,15 +72,16 @@ def told_of(search: Search, fresh: Snapshot) -> Json:
 
 
 def improved(
-    search: Search, candidates: SnapshotRef, fresh: SnapshotRef, summary: Row
+    search: Search, candidates: SnapshotRef, fresh: Sequence[SnapshotRef], summary: Row
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CANDIDATES: the candidates that were searched among, and
-    each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` is the
-    snapshot of confirming verdicts; the manifest's `search` is `summary`."""
+    each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` are the
+    snapshots of confirming verdicts; the manifest's `search` is `summary`."""
     every = map(in_turn, candidates.open().rows_by("candidate_id"))
-    upstream = [candidates.fingerprint, search.snapshot.fingerprint, fresh.fingerprint]
+    upstream = [candidates.fingerprint, search.snapshot.fingerprint]
+    upstream += [each.fingerprint for each in fresh]
     rows = chain(every, _winners(search, summary["results"]))
-    return _filled(IMPROVED, search, rows, upstream, {"search": summary})
+    return _filled(IMPROVED, search, rows, upstream, {}, {"search": summary})
 
 
 def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:

@@ -7,7 +7,8 @@ transport fault ends goes to another without a pause (tasks.synthesis.addresses)
 early (an exception, Ctrl-C) cancels what is in flight. The API key appears in no message, log line
 or repr. Does not guarantee an answer to every request: one that the endpoint refuses (400, 413,
 422: the prompt is too long for the model, say) stays unanswered with a log line, unless it refuses
-all.
+all, and so do those that `tail_wait_s` cuts off: their connections are closed, at which vLLM stops
+to generate.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.memory import MemoryObjectSendStream
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.progress import caution
 from tasks.sources.files import shown
 from tasks.synthesis.addresses import Address, Addresses, Pulse
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
+from tasks.synthesis.tail import Tail
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -77,7 +80,8 @@ class OpenAISampler(Sampler):
     and with `direct` no proxy of the environment is. `timeout_s` bounds one answer, which is not
     streamed, from request to last byte. `retries` are the further attempts after a fault (at every
     address), with pauses of `backoff_s` doubling up to a minute, or what the server asks for in
-    `Retry-After`.
+    `Retry-After`. With `tail_wait_s`, the last `tail_share` of the requests are cancelled so many
+    seconds after all were sent and no more than those were unanswered.
     """
 
     base_url: str | Sequence[str] | Addresses
@@ -92,6 +96,8 @@ class OpenAISampler(Sampler):
     api_key: str | None = None
     direct: bool = False
     key_place: str | None = None
+    tail_wait_s: float | None = None
+    tail_share: float = 0.02
 
     def __post_init__(self) -> None:
         self.generator = self.name or self.model
@@ -164,17 +170,22 @@ class OpenAISampler(Sampler):
 
     async def _ask_all(self, requests: Requests, out: MemoryObjectSendStream[Response]) -> None:
         waiting, answered = iter(requests), 0
+        tail = Tail(len(requests), self.tail_share, self.tail_wait_s)
         refusals: list[str] = []
 
         async def work() -> None:
             nonlocal answered
             for request in waiting:  # one iterator for all: each takes the next
+                response = None
                 try:
-                    await out.send(await self._ask(client, pulse, request))
-                    answered += 1
+                    with tail.request():
+                        response = await self._ask(client, pulse, request)
                 except _Refused as error:
                     refusals.append(str(error))
                     log.warning("%s", error)
+                if response is not None:
+                    answered += 1
+                    await out.send(response)
                 if len(refusals) >= REFUSALS_BEFORE_GIVING_UP and not answered:
                     return
 
@@ -189,6 +200,11 @@ class OpenAISampler(Sampler):
                 raise errors.exceptions[0] from None
             finally:
                 watching.cancel()
+        if tail.given_up:
+            caution(
+                f"{tail.given_up:,} of {len(requests):,} requests stay unanswered: the last were"
+                f" cancelled after synthesis.tail_wait_s = {self.tail_wait_s:g} s"
+            )
         if refusals and not answered:
             raise UsageError(
                 refusals[0],

@@ -117,6 +117,12 @@ class SynthesisConfig(Sparing):
     """one line on the target hardware for the prompt"""
     concurrency: PositiveInt = 64
     """openai: requests in flight"""
+    tail_wait_s: NonNegativeFloat | None = None
+    """openai, vllm: seconds for the last requests of a run, once all are sent and at most
+    `tail_share` is unanswered; then they are cancelled, and another run asks them again. What is
+    cut off are the longest answers. null: wait for all"""
+    tail_share: float = Field(default=0.02, gt=0, le=1)
+    """share of a run's requests that is its tail, rounded down; only with tail_wait_s"""
     turns: int = Field(default=1, ge=1, le=8)
     """answers per sample: above 1, failed kernels are sent back to the model with feedback"""
     refine_below_speedup: NonNegativeFloat = 1.0
@@ -135,6 +141,8 @@ class SynthesisConfig(Sparing):
     """earlier kernels in the prompt; null: none"""
 
     def _says(self, name: str, value: object) -> bool:
+        if name in ("tail_wait_s", "tail_share"):
+            return self.tail_wait_s is not None
         return (name != "teacher" or self.sampler == "scripted") and (
             name != "contrast" or value is not None
         )

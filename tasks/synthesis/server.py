@@ -279,8 +279,9 @@ class VllmSampler(Sampler):
 
     `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
     and `asked` is what is asked: `name` or one of them. `generator` is the name, and the adapter
-    where one is asked. Logs go to `logs`. Raises UsageError where vLLM or an adapter is missing,
-    DeviceError where the GPUs are too few, EvalError where a server does not start.
+    where one is asked. Logs go to `logs`. The tail is as for `OpenAISampler`. Raises UsageError
+    where vLLM or an adapter is missing, DeviceError where the GPUs are too few, EvalError where a
+    server does not start.
     """
 
     def __init__(
@@ -292,8 +293,11 @@ class VllmSampler(Sampler):
         asked: str | None = None,
         logs: str | Path | None = None,
         tokenizer: str | Path | None = None,
+        tail_wait_s: float | None = None,
+        tail_share: float = 0.02,
     ) -> None:
         super().__init__(tokenizer)
+        self._tail_wait_s, self._tail_share = tail_wait_s, tail_share
         self._config, self._command = config, serve_command(config)
         self._model, self._name, self._asked = model, name, asked or name
         self._adapters = {
@@ -330,6 +334,8 @@ class VllmSampler(Sampler):
                 retries=ATTEMPTS_A_CRASH * (self._config.restarts + 2),
                 api_key=servers.spec.api_key,
                 direct=True,
+                tail_wait_s=self._tail_wait_s,
+                tail_share=self._tail_share,
             )
             yield from client.sample(requests)
         except BaseException:

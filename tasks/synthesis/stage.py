@@ -84,7 +84,11 @@ def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None
         asked = adapter.parent.name[:12]
         adapters = adapters | {asked: str(adapter)}
     logs = None if "://" in root else Path(root) / "logs" / "vllm"
-    return VllmSampler(model, config.model, config.server, adapters, asked, logs, tokenizer)
+    return VllmSampler(
+        *(model, config.model, config.server, adapters, asked, logs, tokenizer),
+        tail_wait_s=config.tail_wait_s,
+        tail_share=config.tail_share,
+    )
 
 
 def require_endpoint(config: SynthesisConfig) -> str:
@@ -109,6 +113,8 @@ def _client(config: SynthesisConfig, model: str, tokenizer: str | None) -> OpenA
         key_place=f"the Prefect secret block {block}" if block else None,
         concurrency=config.concurrency,
         tokenizer=tokenizer,
+        tail_wait_s=config.tail_wait_s,
+        tail_share=config.tail_share,
     )
 
 

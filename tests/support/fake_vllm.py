@@ -3,16 +3,19 @@ and an engine process of its own.
 
 What it does is said by files in $FAKE_VLLM_DIR, looked at whenever they matter: `refuse_start` (end
 with status 3 after a traceback), `never_healthy`, `stubborn` (ignore SIGTERM), `chatty` (write a
-megabyte to the log at the start), `hold` (answers wait while it exists), `hang` (nothing is
-answered any more). It appends its arguments, process ids and environment to `starts.jsonl`, and
-every answer to `answers.jsonl`. The prompt "kill the server" ends it with SIGKILL while `poison`
-exists.
+megabyte to the log at the start), `hold` (answers wait while it exists), `hold-SEED` (those with
+this seed wait, and are aborted where the client goes), `hang` (nothing is answered any more). It
+appends its arguments, process ids and environment to `starts.jsonl`, and every answer to
+`answers.jsonl`, aborted ones to `aborted.jsonl`. The prompt "kill the server" ends it with SIGKILL
+while `poison` exists.
 """
 
 import argparse
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -86,6 +89,10 @@ class Handler(BaseHTTPRequestHandler):
             prompt = body["messages"][0]["content"]
             while there("hold") or there("hang"):
                 time.sleep(0.02)
+            while there(f"hold-{body['seed']}"):
+                if self.client_has_gone():
+                    note("aborted.jsonl", seed=body["seed"])
+                    return
             if prompt == "kill the server" and there("poison"):
                 os.kill(os.getpid(), signal.SIGKILL)
             model, seed = body["model"], body["seed"]
@@ -104,6 +111,10 @@ class Handler(BaseHTTPRequestHandler):
         if not fine:
             self.answer(401, {"error": {"message": "Unauthorized"}})
         return fine
+
+    def client_has_gone(self):
+        readable, _, _ = select.select([self.connection], [], [], 0.02)
+        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def log_message(self, *args):
         """No access log, as asked."""

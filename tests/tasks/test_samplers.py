@@ -283,8 +283,9 @@ def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count):
     assert len(server.bodies) == min(count, REFUSALS_BEFORE_GIVING_UP)
 
 
+@pytest.mark.parametrize("count, tail", [(10, {}), (3, {"tail_wait_s": 3600.0, "tail_share": 0.7})])
 @pytest.mark.parametrize("leave", ["close", "interrupt"])
-def test_leaving_early_cancels_what_is_in_flight(leave):
+def test_leaving_early_cancels_what_is_in_flight(leave, count, tail):
     hold, one_taken = threading.Event(), threading.Event()
 
     def answer(number, body):
@@ -299,8 +300,8 @@ def test_leaving_early_cancels_what_is_in_flight(leave):
         return 200, completion()
 
     with serving(answer) as server:
-        stream = client(server.url, concurrency=2).sample(
-            [make_request(index) for index in range(10)]
+        stream = client(server.url, concurrency=2, **tail).sample(
+            [make_request(index) for index in range(count)]
         )
         try:
             assert next(stream).text == "an answer"

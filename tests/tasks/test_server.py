@@ -67,6 +67,10 @@ class Fake:
     def answers(self):
         return self._lines("answers.jsonl")
 
+    @property
+    def aborted(self):
+        return self._lines("aborted.jsonl")
+
     def alive(self):
         """Every process of ours: servers, engines and supervisors, known by the directory in their
         environment."""
@@ -99,11 +103,16 @@ def four_gpus():
         yield
 
 
-def sampler(fake, adapters=None, asked=None, **settings):
+def sampler(fake, adapters=None, asked=None, tail_wait_s=None, tail_share=0.02, **settings):
     settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.2, "max_num_seqs": 8} | settings
     config = ServerConfig(command=FAKE, env={"FAKE_VLLM_DIR": str(fake.home)}, **settings)
     return VllmSampler(
-        "org/model", "org/model", config, adapters=adapters, asked=asked, logs=fake.home / "logs"
+        *("org/model", "org/model", config),
+        adapters=adapters,
+        asked=asked,
+        logs=fake.home / "logs",
+        tail_wait_s=tail_wait_s,
+        tail_share=tail_share,
     )
 
 
@@ -236,6 +245,17 @@ def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(four_gpus, f
     more = Synthesis(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP).run()
     assert more != made and len(more.open().read()) == tasks.open().manifest["rows"]
     assert len(fake.starts) == 1, "all of it was known"
+
+
+def test_the_last_answer_does_not_hold_the_servers_once_its_deadline_has_passed(four_gpus, fake):
+    fake.set("hold-7")
+    served = sampler(fake, tail_wait_s=0.0, tail_share=0.1)
+    got = list(served.sample(requests(10)))
+    assert sorted(int(answer.request_key.split("#")[1]) for answer in got) == [*range(7), 8, 9]
+    until(lambda: fake.aborted == [{"seed": 7}], "the end of the answer at the server")
+    assert len(list(served.sample(requests(5)))) == 5 and len(fake.starts) == 1
+    served.close()
+    assert fake.alive() == []
 
 
 # --- crashes

@@ -221,15 +221,20 @@ def table(title: str, head: str, rows: Sequence[Sequence[str]]) -> str:
 
 def slot_rows(recorded: Lengths) -> list[list[str]]:
     """What the number of slots does, for the answers of a refresh on H200: as concur's server
-    derives it from the longest prompt, and as docs/how-to/eight-gpus.md counts (4,100)."""
+    derives it from the mean prompt, as it would from the longest, and as
+    docs/how-to/eight-gpus.md counts (4,100)."""
     tasks, mean = round(MODES["tasks"] * SCENARIOS["refresh"]), MODES["answer_tokens"]
     lengths, limit, rows = answer_lengths(tasks, mean, 0, MODES, recorded)[0], "token_limit", []
     for service in (SERVICES[0], SERVICES[2]):
         known = {
-            f"server, longest prompt {MODES[name]:,.0f}": sizing.num_seqs(
+            what + f", {MODES[name]:,.0f}": sizing.num_seqs(
                 service.shape, service.room_bytes, int(MODES[name]), int(MODES[limit])
             )
-            for name in ("longest_known", "longest_prompt")
+            for what, name in (
+                ("concur's server: mean prompt", "prompt_tokens"),
+                ("longest prompt", "longest_known"),
+                ("longest prompt", "longest_prompt"),
+            )
         }
         known["slot_share of those that fit"] = service.decoding(MODES, mean).sequences
         known["all that fit on average"] = service.decoding(MODES, mean, 1.0).sequences
@@ -246,12 +251,7 @@ def training_rows(night: Night, values: list[Values]) -> list[list[str]]:
     kinds: list[tuple[str, float, Values, int]] = [
         ("fsdp2, rows in random order", night.busy["random"], {}, GPUS),
         ("fsdp2, balanced rows (profile `paper`)", night.busy["balanced"], {}, GPUS),
-        (
-            "the same at `fsdp2_ratio` 1: does not exist",
-            night.busy["balanced"],
-            {"fsdp2_ratio": 1},
-            GPUS,
-        ),
+        ("the same at `fsdp2_ratio` 1", night.busy["balanced"], {"fsdp2_ratio": 1}, GPUS),
         ("one accelerated H200, seven idle", 1.0, {"fsdp2_ratio": 1}, 1),
     ]
     return [

@@ -379,7 +379,8 @@ class VllmSampler(Sampler):
                 share, gpu = config.gpu_memory_utilization, sizing.read_gpu()
                 held = gpu.memory_bytes if gpu else None
                 memory = sizing.kv_cache_bytes(shape, held, gpus, share)
-            seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, prompt, most)
+            mean = sizing.mean_prompt_tokens(request.prompt for request in requests)
+            seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, mean, most)
             self._length, self._concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
             servers = Servers(self._spec(gpus, seqs), replicas, gpus)
             self.servers = servers

@@ -38,6 +38,7 @@ PROMPT_TOKENS = 1_300
 """Mean prompt: 4,500 bytes for CUDA (KernelBook and KernelBench), 3.5 bytes per token."""
 BYTES_A_TOKEN = 2.0
 """Of code and English, for a tokenizer of today: 3 to 4. Fewer is safe."""
+MEAN_BYTES_A_TOKEN = 3.5
 TEMPLATE_TOKENS = 256
 """What a chat template adds."""
 ROUND_TO = 256
@@ -202,6 +203,12 @@ def prompt_tokens(prompts: Iterable[str]) -> int:
     return int(longest / BYTES_A_TOKEN) + TEMPLATE_TOKENS
 
 
+def mean_prompt_tokens(prompts: Iterable[str]) -> int:
+    """About how many tokens the mean prompt has in its template."""
+    sizes = [len(prompt.encode("utf-8", "replace")) for prompt in prompts]
+    return int(sum(sizes) / max(1, len(sizes)) / MEAN_BYTES_A_TOKEN) + TEMPLATE_TOKENS
+
+
 def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
     """--max-model-len: room for the longest prompt and a whole response (tokens), within the
     model's window."""
@@ -210,8 +217,13 @@ def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
 
 
 def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tokens: int) -> int:
-    """--max-num-seqs, 1 to 256: how many responses fit into the memory for keys and values; 256
-    where that is not known."""
+    """--max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens, the mean, fit into
+    the memory for keys and values; 256 where that is not known.
+
+    Counted with the longest prompt, slots stay empty: computed for KernelBench on an H200, 13 % of
+    the speed for a longest prompt of 4,808 tokens, 42 % for one of 13,419; too many slots by half
+    cost 2 %, since vLLM preempts (benchmarks/results/2026-11-25-night.md).
+    """
     if shape is None or memory_bytes is None:
         return MOST_SEQS
     fit = _fitting(shape, memory_bytes, prompt + ANSWER_SHARE * max_tokens / 2)

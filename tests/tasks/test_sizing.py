@@ -24,6 +24,7 @@ from tasks.synthesis.sizing import (
     expected,
     kv_cache_bytes,
     lora_rank,
+    mean_prompt_tokens,
     model_len,
     num_seqs,
     prompt_tokens,
@@ -92,6 +93,13 @@ def test_there_is_room_for_the_longest_prompt_and_a_whole_answer():
         and 0 <= model_len(prompt, 16384, None) - prompt - 16384 < ROUND_TO
     )
     assert model_len(prompt, 16384, 8192) == 8192
+
+
+def test_one_long_prompt_takes_no_slot_from_the_others():
+    short, long = ["x" * 3500] * 999, "y" * 350_000
+    assert mean_prompt_tokens(short) == 1000 + TEMPLATE_TOKENS
+    assert mean_prompt_tokens([*short, long]) == 1099 + TEMPLATE_TOKENS
+    assert mean_prompt_tokens([]) == TEMPLATE_TOKENS
 
 
 def test_a_32b_model_fits_onto_one_h200_and_two_h100():

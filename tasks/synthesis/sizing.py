@@ -217,8 +217,8 @@ def model_len(prompt: int, max_tokens: int, window: int | None) -> int:
 
 
 def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tokens: int) -> int:
-    """--max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens, the mean, fit into
-    the memory for keys and values; 256 where that is not known.
+    """--max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the mean) fit
+    into the memory for keys and values; 256 where that is not known.
 
     Counted with the longest prompt, slots stay empty: computed for KernelBench on an H200, 13 % of
     the speed for a longest prompt of 4,808 tokens, 42 % for one of 13,419; too many slots by half

@@ -56,10 +56,11 @@ class Sampler:
     """A generator of responses.
 
     `generator` is its identity, recorded in every candidate; `tokenizer` a directory, a hub id, or
-    None where tokens are not counted.
+    None where tokens are not counted. `served` says what servers it started with which settings.
     """
 
     generator: str
+    served: str | None = None
 
     def __init__(self, tokenizer: str | Path | None = None) -> None:
         self.tokenizer = tokenizer

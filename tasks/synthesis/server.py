@@ -382,6 +382,11 @@ class VllmSampler(Sampler):
             mean = sizing.mean_prompt_tokens(request.prompt for request in requests)
             seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, mean, most)
             self._length, self._concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
+            self.served = (
+                f"vLLM servers: {replicas}; each: GPUs {gpus}, answers at once {seqs} (mean prompt"
+                f" {mean:,} tokens), prompt and answer up to {length:,} tokens"
+            )
+            log.info("%s: %s", self.generator, self.served)
             servers = Servers(self._spec(gpus, seqs), replicas, gpus)
             self.servers = servers
             try:

@@ -204,6 +204,7 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus, 
     assert sorted(start["env"]["CUDA_VISIBLE_DEVICES"] for start in fake.starts) == ["0,1", "2,3"]
     ports = Counter(answer["port"] for answer in fake.answers)
     assert len(ports) == 2 and min(ports.values()) >= 5, ports
+    assert served.served.startswith("vLLM servers: 2; each: GPUs 2, answers at once 4 (mean prompt")
     served.close()
     assert fake.alive() == []
 
@@ -231,6 +232,7 @@ def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(four_gpus, f
     assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(
         rows["generator"]
     ) == {"org/model"}
+    assert made.open().manifest["served"].startswith("vLLM servers: 1; each: GPUs 1, answers")
     assert fake.alive() == [] and [
         path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")
     ] == ["replica-0.log"]

@@ -53,6 +53,14 @@ QUOTED = [
         r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?"
         r"\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
     ),
+    (
+        SPEED,
+        r"one GPU \| ([\d,]+) \|.*\n.*`ddp` \| ([\d,]+) \|.*\n.*gathered \| ([\d,]+) \|.*\n"
+        r"\| TRL with FSDP2 \| ([\d,]+) \|",
+        r"`ours` \| 1 \| [\d,]+ \| ([\d,]+).*\n.*\(DDP\) \| 2 \| [\d,]+ \| ([\d,]+) .*\n"
+        r".*fsdp2` \| 2 \| [\d,]+ \| ([\d,]+) .*\n.*\| 2 \| [\d,]+ \| ([\d,]+) \|",
+    ),
+    (TRAIN, r"it is ([\d.]+) times as fast as TRL", r"`ours_fsdp2` \| 2 .* 92.9 % \| ([\d.]+) \|"),
     (VLLM, r"([\d,]+) tokens/s through concur, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
     (VLLM, r"room for ([\d,]+) tokens of keys", r"cache holds ([\d,]+)\s+tokens"),
     (

@@ -101,6 +101,7 @@ def summary_of(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRe
         "held_out": {str(step): loss for step, loss in held_out_losses(snapshot).items()},
         "adapter": str(adapter.absolute()),
         "base_model": base_model_of(config.training, trained),
+        "decided": manifest.get("decided") or {},
         "rank": facts.rank,
         "size_bytes": facts.size_bytes,
     }

@@ -156,7 +156,11 @@ def training_record(
         series={name: values for name, values in series.items() if values},
         metrics=numbers,
         datasets=(curated,) if curated else (),
-        tags={"fingerprint": snapshot.fingerprint, "base_model": base_model_of(config, trained)},
+        tags={
+            "fingerprint": snapshot.fingerprint,
+            "base_model": base_model_of(config, trained),
+            **(manifest.get("decided") or {}),
+        },
     )
 
 

@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ from benchmarks.training_subject import (
     rows,
     tokenizer,
 )
-from tasks.training.batching import balanced_epochs, busy_share, plan_epochs
+from tasks.training.batching import balanced_epochs, balanced_lines, busy_share, plan_epochs
 from tasks.training.telemetry import TrainingFlops, mfu
 
 PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
@@ -191,25 +192,29 @@ def busy_table(
 ) -> str:
     """Markdown: busy shares over some epochs (least and most) by the longest row that is kept."""
     lines = [
-        "| longest row | rows | random | packed lines of that length | balanced |",
-        "| ---: | ---: | --- | --- | --- |",
+        "| longest row | rows | random | packed lines of that length | balanced | packed and"
+        " balanced |",
+        "| ---: | ---: | --- | --- | --- | --- |",
     ]
     for limit in longest:
         lengths = [count for count in tokens if count <= limit]
         shuffled = [list(range(len(lengths))) for _ in range(epochs)]
         for epoch, order in enumerate(shuffled):
             random.Random(epoch).shuffle(order)
+
+        def cost(line: Sequence[int], lengths: list[int] = lengths) -> float:
+            return sum(flops.row(lengths[row]) for row in line)
+
+        packed = plan_epochs(lengths, token_budget=limit, epochs=epochs, seed=0)
         plans = (
             [[[row] for row in order] for order in shuffled],
-            plan_epochs(lengths, token_budget=limit, epochs=epochs, seed=0),
+            packed,
             balanced_epochs(lengths, rows_per_step=workers, epochs=epochs, seed=0),
+            balanced_lines(packed, cost, lines_per_step=workers, seed=0),
         )
         cells = []
         for several in plans:
-            shares = [
-                busy_share([sum(flops.row(lengths[row]) for row in line) for line in plan], workers)
-                for plan in several
-            ]
+            shares = [busy_share(list(map(cost, plan)), workers) for plan in several]
             cells.append(f"{min(shares):.3f} to {max(shares):.3f}")
         lines.append(f"| {limit:,} | {len(lengths):,} | {' | '.join(cells)} |")
     return "\n".join(lines)

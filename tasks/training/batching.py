@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from kernels_eval.errors import UsageError
@@ -90,23 +90,47 @@ def balanced_epochs(
     number of workers. Raises UsageError for no rows and for a row without tokens.
     """
     _check(lengths, max(lengths, default=0))
-    generators = (random.Random(f"{seed} {epoch}") for epoch in range(epochs))
-    return [_balanced(lengths, rows_per_step, window_steps, each) for each in generators]
+    plans: list[Plan] = []
+    for epoch in range(epochs):
+        generator = random.Random(f"{seed} {epoch}")
+        rows = list(range(len(lengths)))
+        generator.shuffle(rows)
+        order = _in_steps([lengths[row] for row in rows], rows_per_step, window_steps, generator)
+        plans.append([[rows[place]] for place in order])
+    return plans
 
 
-def _balanced(
-    lengths: Sequence[int], rows_per_step: int, window_steps: int, generator: random.Random
-) -> Plan:
-    rows = list(range(len(lengths)))
-    generator.shuffle(rows)
-    window = rows_per_step * window_steps
-    for start in range(0, len(rows), window):
+def balanced_lines(
+    plans: Sequence[Plan],
+    cost: Callable[[Sequence[int]], float],
+    *,
+    lines_per_step: int,
+    seed: int,
+    window_steps: int = 32,
+) -> list[Plan]:
+    """The lines of each epoch in an order in which those of a step cost about the same, as
+    `balanced_epochs` orders rows. `cost` is that of a line, of its rows; any unit."""
+    ordered = []
+    for epoch, plan in enumerate(plans):
+        costs, generator = [cost(line) for line in plan], random.Random(f"{seed} {epoch} lines")
+        order = _in_steps(costs, lines_per_step, window_steps, generator)
+        ordered.append([plan[place] for place in order])
+    return ordered
+
+
+def _in_steps(
+    costs: Sequence[float], per_step: int, window_steps: int, generator: random.Random
+) -> list[int]:
+    """Places in `costs`, sorted within windows, cut into steps, which are shuffled; a step that is
+    not full is the last."""
+    places, window = list(range(len(costs))), per_step * window_steps
+    for start in range(0, len(places), window):
         part = slice(start, start + window)
-        rows[part] = sorted(rows[part], key=lambda row: -lengths[row])
-    full = len(rows) // rows_per_step * rows_per_step
-    steps = [rows[start : start + rows_per_step] for start in range(0, full, rows_per_step)]
+        places[part] = sorted(places[part], key=lambda place: -costs[place])
+    full = len(places) // per_step * per_step
+    steps = [places[start : start + per_step] for start in range(0, full, per_step)]
     generator.shuffle(steps)
-    return [[row] for step in (*steps, rows[full:]) for row in step]
+    return [place for step in (*steps, places[full:]) for place in step]
 
 
 def busy_share(costs: Sequence[float], workers: int) -> float:

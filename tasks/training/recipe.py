@@ -97,9 +97,9 @@ class TrainingRecipe(Record):
     """several rows in one line of up to max_length tokens, each as if it stood alone; needs
     acceleration, whose attention keeps them apart. gradient_accumulation then counts lines"""
     row_order: Literal["random", "balanced"] = "random"
-    """which rows share an optimiser step. balanced: rows of about the same length, so that several
-    workers hardly wait for the longest; each completion token of an epoch then weighs the same,
-    where with random each step does"""
+    """which rows, or packed lines, share an optimiser step. balanced: those that cost about the
+    same, so that several workers hardly wait for the longest; each completion token of an epoch
+    then weighs the same, where with random each step does"""
     seed: NonNegativeInt = 0
     """adapter initialisation, order of rows, dropout"""
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -112,13 +112,10 @@ class TrainingRecipe(Record):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingRecipe:
-        if self.packing and (self.acceleration == "off" or self.batch_size > 1 or self.workers > 1):
+        if self.packing and (self.acceleration == "off" or self.batch_size > 1):
             raise ValueError(
-                "packing needs acceleration, batch_size 1 (a line of rows is the batch) and one"
-                " worker"
+                "packing needs acceleration and batch_size 1 (a line of rows is the batch)"
             )
-        if self.packing and self.row_order == "balanced":
-            raise ValueError("packing orders its lines itself: leave row_order at random")
         alone = self.parallelism == "none"
         if self.parallelism != "auto" and (self.workers > 1) == alone:
             raise ValueError(

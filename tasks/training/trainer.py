@@ -44,6 +44,7 @@ from tasks.training.acceleration import (
     accelerate_trainer,
     exchange_in_float32,
 )
+from tasks.training.batching import busy_share
 from tasks.training.evaluation import split_by_task, stopped
 from tasks.training.faults import explain, require_projections
 from tasks.training.formatting import (
@@ -290,7 +291,7 @@ class LoraTrainer(SFTTrainer):
 
     def use_accelerations(self, max_length: int) -> dict[str, float]:
         """Use what the recipe switches on, once the rows are checked. Returns what an optimiser
-        step holds."""
+        step holds, and of planned steps the `busy_share` of the first epoch, counted."""
         recipe, lengths = self.recipe, [tokens_of(example) for example in self.examples]
         budget = max_length if recipe.packing else max(lengths) * recipe.batch_size
         if recipe.acceleration == "on":
@@ -298,29 +299,39 @@ class LoraTrainer(SFTTrainer):
             accelerate_trainer(
                 self, tokens=budget, seed=recipe.seed, sharded=sharded, made=self._note
             )
-        if recipe.row_order == "balanced":
-            return self._balance(lengths)
-        if not recipe.packing:
+        balanced = recipe.row_order == "balanced"
+        if not recipe.packing and not balanced:
             rows = recipe.rows_per_step
             return {"rows_mean": float(rows), "tokens_mean": rows * fmean(lengths)}
-        from tasks.training.batching import effective_batch, plan_epochs
+        return self._pack(lengths, budget) if recipe.packing else self._balance(lengths)
+
+    def _pack(self, lengths: Sequence[int], budget: int) -> dict[str, float]:
+        """Take lines of rows, for balanced ones in steps of like cost."""
+        from tasks.training.batching import balanced_lines, effective_batch, plan_epochs
         from tasks.training.packing import use_lines
+
+        recipe, lines = self.recipe, self.recipe.gradient_accumulation
+
+        def cost(line: Sequence[int]) -> float:
+            return sum(self.flops.row(lengths[row]) for row in line)
 
         plans = plan_epochs(
             lengths, token_budget=budget, epochs=recipe.num_epochs, seed=recipe.seed
         )
+        if recipe.row_order == "balanced":
+            plans = balanced_lines(plans, cost, lines_per_step=lines, seed=recipe.seed)
+            self.tokens_per_step = self.tokens_with_loss * min(1, lines / len(plans[0]))
         pad_token = cast("PreTrainedTokenizerBase", self.processing_class).pad_token_id or 0
         use_lines(self, plans, token_budget=budget, multiple=PADDED_TO, pad_token=pad_token)
-        return effective_batch(
-            plans[0], lengths, recipe.gradient_accumulation, budget=budget, multiple=PADDED_TO
-        )
+        told = effective_batch(plans[0], lengths, lines, budget=budget, multiple=PADDED_TO)
+        return told | {"busy_share": busy_share(list(map(cost, plans[0])), recipe.workers)}
 
     def _note(self, made: Acceleration) -> None:
         self.decided |= {"recomputation": made.plan.describe(), "attention": made.attention_name}
 
     def _balance(self, lengths: Sequence[int]) -> dict[str, float]:
-        """Take rows in steps of like length. `busy_share` is of the first epoch, counted."""
-        from tasks.training.batching import balanced_epochs, busy_share
+        """Take rows in steps of like length."""
+        from tasks.training.batching import balanced_epochs
         from tasks.training.packing import use_plans
 
         recipe, rows = self.recipe, self.recipe.rows_per_step
@@ -328,7 +339,7 @@ class LoraTrainer(SFTTrainer):
             lengths, rows_per_step=rows, epochs=recipe.num_epochs, seed=recipe.seed
         )
         use_plans(self, plans)
-        self.tokens_per_step = rows * self.tokens_with_loss / len(lengths)
+        self.tokens_per_step = self.tokens_with_loss * min(1, rows / len(lengths))
         costs = [self.flops.row(lengths[row]) for line in plans[0] for row in line]
         return {
             "rows_mean": float(rows),

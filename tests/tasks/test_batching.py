@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kernels_eval.errors import UsageError
 from tasks.training.batching import (
     balanced_epochs,
+    balanced_lines,
     busy_share,
     effective_batch,
     padded_length,
@@ -172,3 +173,21 @@ def test_rows_that_cannot_be_balanced_are_refused():
     for lengths, words in (([], "no rows"), ([5, 0], "row 1 has no tokens")):
         with pytest.raises(UsageError, match=words):
             balanced(lengths)
+
+
+@given(lengths_of_rows, st.integers(1, 9), st.integers(0, 3))
+def test_balanced_lines_are_the_same_lines_in_steps_of_like_cost(lengths, lines_per_step, seed):
+    packed = plans(lengths, seed=seed)
+
+    def cost(line):
+        return sum(lengths[row] ** 2 for row in line)
+
+    ordered = balanced_lines(packed, cost, lines_per_step=lines_per_step, seed=seed)
+    for before, after in zip(packed, ordered, strict=True):
+        assert sorted(map(tuple, before)) == sorted(map(tuple, after))
+        costs = [cost(line) for line in after]
+        full = len(costs) // lines_per_step * lines_per_step
+        steps = [costs[s : s + lines_per_step] for s in range(0, full, lines_per_step)]
+        for cheap, dear in pairwise(sorted(steps)):
+            assert max(cheap) <= min(dear)
+    assert ordered == balanced_lines(packed, cost, lines_per_step=lines_per_step, seed=seed)

@@ -2,13 +2,15 @@
 and several workers take the steps of one."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import TrainerCallback
 
 from tasks.sources.small_model import load_tokenizer
+from tasks.training import acceleration
+from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.formatting import to_prompt_completion, tokens_of
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import LoraTrainer, train
@@ -45,13 +47,16 @@ def one_epoch(base, out, **changes):
     tokenizer = load_tokenizer(base)
     examples = to_prompt_completion(ROWS, tokenizer)
     made = LoraTrainer(recipe, base, out, tokenizer, examples)
-    told = made.use_accelerations(4096)
+    longest = max(map(tokens_of, examples))  # packed lines hold no more
+    told = made.use_accelerations(longest if recipe.packing else 4096)
     gradients, tokens = Gradients(), []
     count = made.get_batch_samples
 
     def counted(*args):
         batches, divisor = count(*args)
-        lengths = [int(length) for b in batches for length in b["attention_mask"].sum(1)]
+        lengths = [
+            int(n) for b in batches if "attention_mask" in b for n in b["attention_mask"].sum(1)
+        ]
         tokens.append((sum(int((b["labels"] != -100).sum()) for b in batches), lengths))
         return batches, divisor
 
@@ -112,8 +117,18 @@ def test_a_resumed_run_goes_on_in_the_same_order_to_the_last_bit(base, tmp_path)
     assert adapter_bytes(resumed) == adapter_bytes(uninterrupted)
 
 
-def test_the_order_is_part_of_the_recipe_and_not_for_packed_lines():
+def test_packed_lines_in_steps_of_like_cost_have_the_gradient_of_all_rows(
+    base, tmp_path, whole, monkeypatch
+):
+    uncompiled = partial(accelerate, options=AccelerationOptions(compile=False))
+    monkeypatch.setattr(acceleration, "accelerate", uncompiled)
+    gradients, losses, steps, told, _ = one_epoch(base, tmp_path, packing=True, acceleration="on")
+    assert len(steps) > 1 and told["rows_mean"] > 2 and told["busy_share"] == 1
+    assert difference(gradients, whole[0], steps=len(losses)) < 1e-4
+    total = sum(loss * tokens for loss, (tokens, _) in zip(losses, steps, strict=True))
+    assert total / sum(tokens for tokens, _ in steps) == pytest.approx(whole[1][0], rel=1e-5)
+
+
+def test_the_order_is_part_of_the_recipe():
     assert TrainingRecipe().row_order == "random"
     assert TrainingRecipe().model_dump() != RECIPE.model_dump()
-    with pytest.raises(ValidationError, match="packing orders its lines itself"):
-        TrainingRecipe(packing=True, row_order="balanced")

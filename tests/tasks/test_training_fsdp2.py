@@ -13,6 +13,8 @@ import socket
 
 import pytest
 
+from tasks.sources.small_model import load_tokenizer
+from tasks.training.formatting import to_prompt_completion, tokens_of
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
 from tests.support.training import REASONING, row, tiny_model
@@ -146,15 +148,22 @@ def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(t
 
 
 @pytest.mark.slow
-def test_accelerated_they_take_the_same_steps_and_go_on_exactly(tmp_path):
+@pytest.mark.parametrize("packing", [False, True])
+def test_accelerated_they_take_the_same_steps_and_go_on_exactly(tmp_path, packing):
     """With layers that stay gathered over the passes of a step, which the adapter's weights must
     not outlive."""
     base = tiny_model(tmp_path / "small")
-    recipe = TWO.model_copy(update={"acceleration": "on", "num_epochs": 3})
-    alone = train(ROWS, ONE.model_copy(update={"num_epochs": 3}), base, tmp_path / "alone")
+    more = {"num_epochs": 3}
+    if packing:  # lines of two rows or three, two of them a step
+        longest = max(tokens_of(each) for each in to_prompt_completion(ROWS, load_tokenizer(base)))
+        more |= {"packing": True, "gradient_accumulation": 2, "max_length": longest}
+    accelerated = {"acceleration": "on"}
+    recipe = TWO.model_copy(update=more | accelerated)
+    one = ONE.model_copy(update=more | (accelerated if packing else {}))
+    alone = train(ROWS, one, base, tmp_path / "alone")
     first, _ = by_two(recipe, base, tmp_path / "whole", tmp_path / "told", gathered=2)
     history = first["result"]["history"]
-    assert len(history) == 6
+    assert len(history) == len(alone.history) >= 6
     for name in ("loss", "grad_norm"):
         assert [entry[name] for entry in history] == pytest.approx(
             [entry[name] for entry in alone.history], rel=1e-4

@@ -99,14 +99,8 @@ def test_a_run_that_waits_for_no_epoch_without_progress_stops(base, tmp_path):
 
 
 def test_what_does_not_go_together_is_refused():
-    for beside in (
-        {"acceleration": "off"},
-        {"batch_size": 2},
-        {"workers": 2, "parallelism": "ddp"},
-    ):
-        with pytest.raises(
-            ValidationError, match="packing needs acceleration, batch_size 1 .* and one worker"
-        ):
+    for beside in ({"acceleration": "off"}, {"batch_size": 2}):
+        with pytest.raises(ValidationError, match="packing needs acceleration and batch_size 1"):
             TrainingRecipe(packing=True, **beside)
 
 

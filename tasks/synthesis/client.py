@@ -246,9 +246,9 @@ class OpenAISampler(Sampler):
                 fault = error
             finally:
                 self._addresses.release(address, isinstance(fault, TRANSPORT))
-        said = (
-            "timed out" if isinstance(fault, TimeoutError) else f"{fault or type(fault).__name__}"
-        )
+        said = str(fault) or type(fault).__name__  # some of httpx's say nothing
+        if isinstance(fault, TimeoutError):
+            said = "timed out"
         raise EvalError(
             f"{self._addresses} gave no answer for {request.task.task_id} in {attempts} attempts:"
             f" {self._line(said)}",

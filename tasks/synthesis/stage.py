@@ -198,8 +198,8 @@ class Synthesis:
                 "check synthesis.sampler and the language",
             )
         extra: Json = {"generator": sampler.generator, **counts}
-        if sampler.served:
-            extra["served"] = sampler.served
+        if served := getattr(sampler, "served", None):
+            extra["served"] = served
         if self._before:  # counted over all turns, as the rows are
             earlier = self._before[0].open().manifest
             rows = sorted(turns.value_counts().iter_rows())

@@ -100,8 +100,12 @@ def test_fsdp2_is_what_training_gets_and_needs_two():
     from tasks.training.recipe import TrainingRecipe
     from tasks.training.trainer import _sharding
 
-    recipe = TrainingRecipe(workers=2, parallelism="fsdp2", gradient_checkpointing=True)
+    recipe = TrainingRecipe(
+        workers=2, parallelism="fsdp2", gradient_checkpointing=True, acceleration="off"
+    )
     assert _sharding(recipe) == FSDP2
+    accelerated = recipe.model_copy(update={"acceleration": "on"})
+    assert _sharding(accelerated) == VARIANTS["ours_fsdp2"][1]
     command = [sys.executable, "-m", "benchmarks.training_speed", "--variants", "trl_fsdp2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "give --gpus 2 or more" in done.stderr

@@ -13,6 +13,11 @@ Answer = tuple[int, dict | bytes] | tuple[int, dict | bytes, dict] | Raw
 itself, and ends it."""
 
 
+class ManyAtOnce(ThreadingHTTPServer):
+    request_queue_size = 256
+    """Connections that wait to be accepted: beyond 5, a busy machine refuses them."""
+
+
 class Server:
     """A chat completions endpoint. `answer(number, body)` says what the request with that number
     (from 0) gets.
@@ -76,7 +81,7 @@ class Server:
             def log_message(self, *args):
                 """Quiet."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.server = ManyAtOnce(("127.0.0.1", port), Handler)
         self.server.daemon_threads = True
         self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}/v1"

@@ -15,9 +15,10 @@ processes. It stops after `--budget-s` with exit status 3 where something is lef
 the tasks that are finished.
 
 `--gpus N` and `--lanes N` divide the tasks over so many GPUs and so many processes on each. What
-one process does beside timing overlaps with the others' work; while one times, the others of its
-GPU wait. Tasks of more than 2 GB go to the first process of a GPU. `--report` prints the tables of
-what is there. Needs torch, numpy, pydantic, psutil, polars and nvcc; no Ray, no Prefect.
+one process does beside timing overlaps with the others' work. While one times, the others of its
+GPU wait, and while one waits to time, they begin nothing new. Tasks of more than 2 GB go to the
+first process of a GPU. `--report` prints the tables of what is there. Needs torch, numpy, pydantic,
+psutil, polars and nvcc; no Ray, no Prefect.
 `--language cpp` takes the bundled tasks instead, which tests the program without a GPU.
 """
 
@@ -36,7 +37,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
@@ -46,7 +46,6 @@ import torch
 
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.candidate_handle import CandidateProcess
 from kernels_eval.parent.messages import Prepared
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
@@ -225,32 +224,27 @@ class Line(NamedTuple):
 
 
 class TakingTurns(Evaluator):
-    """Times while no other process with the same file verifies; all else happens at once."""
+    """Times while no other process with the same files is in a phase; all other phases happen at
+    once. Nobody begins a phase while somebody waits to time."""
 
     turns: Path
     waited_s = 0.0
     """of the last verdict"""
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        self.waited_s = 0.0
-        with self.turns.open("w") as self.file, locked(self.file.fileno(), fcntl.LOCK_SH):
-            return super().run(task, candidate, prepared)
+        self.waited_s, self.on_phase = 0.0, self.take
+        with self.turns.open("w") as self.file, self.turns.with_suffix(".gate").open("w") as gate:
+            self.gate = gate
+            return super().run(task, candidate, prepared)  # closing gives the turn back
 
-    def _time(self, process: CandidateProcess) -> None:
-        self.runner.compiled(process.reference)  # takes long, and no turn
+    def take(self, phase: str) -> None:
+        """Give back the turn of the last phase and wait for that of the next."""
         asked = time.monotonic()
-        with locked(self.file.fileno(), fcntl.LOCK_EX, fcntl.LOCK_SH):
-            self.waited_s += time.monotonic() - asked
-            super()._time(process)
-
-
-@contextmanager
-def locked(file: int, how: int, after: int = fcntl.LOCK_UN) -> Iterator[None]:
-    fcntl.flock(file, how)
-    try:
-        yield
-    finally:
-        fcntl.flock(file, after)
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+        fcntl.flock(self.gate, fcntl.LOCK_EX)
+        fcntl.flock(self.file, fcntl.LOCK_EX if phase == "timing_s" else fcntl.LOCK_SH)
+        fcntl.flock(self.gate, fcntl.LOCK_UN)
+        self.waited_s += time.monotonic() - asked
 
 
 class Work:

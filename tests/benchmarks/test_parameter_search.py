@@ -3,6 +3,7 @@ there."""
 
 import json
 import re
+import threading
 from argparse import Namespace
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks import parameter_search as benchmark
 from benchmarks.parameter_search import (
     Begin,
     OutOfTime,
+    TakingTurns,
     Work,
     begins_of,
     bytes_of,
@@ -18,6 +20,7 @@ from benchmarks.parameter_search import (
     report,
     shares,
 )
+from kernels_eval.evaluator import Evaluator
 from kernels_eval.records import KernelTask
 from tests.support.searched import verdict
 
@@ -45,6 +48,36 @@ class Unbuilt:
 
 
 asked = []
+
+
+def test_who_times_is_alone_and_is_let_in_before_others_begin_a_phase(tmp_path, monkeypatch):
+    """Each of three asks for its phases in turn; flock knows them apart by their open files."""
+    running, events, lock = set(), [], threading.Lock()
+
+    def phases(self, task, candidate, prepared):
+        for phase in ("load_s", "correctness_s", "timing_s", "attribution_s") * 5:
+            with lock:
+                running.discard(task)
+            self.on_phase(phase)
+            with lock:
+                running.add(task)
+                events.append((task, phase, set(running)))
+        with lock:
+            running.discard(task)
+
+    monkeypatch.setattr(Evaluator, "run", phases)
+    made = [object.__new__(TakingTurns) for _ in range(3)]
+    threads = []
+    for name, each in zip("abc", made, strict=True):
+        each.turns = tmp_path / "turns-0"
+        threads.append(threading.Thread(target=each.run, args=(name, None, None)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    assert len(events) == 60 and all(each.waited_s > 0 for each in made)
+    assert all(others == {name} for name, phase, others in events if phase == "timing_s")
 
 
 @pytest.fixture

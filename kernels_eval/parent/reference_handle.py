@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 
 from pydantic import ValidationError
 
@@ -67,6 +68,9 @@ class ReferenceProcess:
         self.construct_on = construct_on or device
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
+        self.beside: Child | None = None
+        """The process of a candidate: it is stopped while this one works, whose times and deadlines
+        it could else sway."""
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
         self.loosest = math.inf
@@ -107,9 +111,10 @@ class ReferenceProcess:
 
     def ask(self, command: str, fds: Fds = (), /, **arguments: object) -> Answer:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
-        limit = self.config.limits.reference_s
+        limit, beside = self.config.limits.reference_s, self.beside
         try:
-            answer = self.child.request(command, fds, timeout=limit, **arguments)
+            with beside.stopped() if beside else nullcontext():
+                answer = self.child.request(command, fds, timeout=limit, **arguments)
         except ChildFailure as failure:
             raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
         if "error" in answer:

@@ -377,7 +377,7 @@ class Builder:
         """Build one extension, or take it from the cache. Never raises for a candidate's fault;
         ToolchainError for the machine's, DiskFullError among them."""
         started = time.monotonic()
-        if known := self.cached(spec) or _refusal(spec):
+        if known := _refusal(spec) or self.cached(spec):
             return known
         if spec.uses_cuda and not self.tools.nvcc:
             raise ToolchainError(

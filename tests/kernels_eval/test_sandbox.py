@@ -18,7 +18,7 @@ import pytest
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
-from kernels_eval.isolation import machine, process_tree
+from kernels_eval.isolation import confinement, machine, process_tree
 from kernels_eval.isolation.process_tree import has_ended
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.parent.reference_handle import ReferenceProcess
@@ -446,6 +446,16 @@ def test_a_candidate_is_stopped_while_the_reference_works(server):
         ReferenceProcess.ask(reference, "capture", path=str(path))
         assert candidate.processor_ns() - before < 0.25e9
         until(lambda: candidate.processor_ns() > before or not before)
+
+
+@pytest.mark.parametrize("name", ["mem", "oom_score_adj"])
+def test_a_child_opens_no_file_of_its_threads_to_write(server, name):
+    if confinement._devices() or "landlock" not in str(server.isolation):
+        pytest.skip("CUDA writes there, or this kernel has no Landlock")
+    path = "/proc/self/task/{of}"
+    with Child(server, "capture", LIMITS) as child:
+        code = f"import threading\nof = threading.get_native_id()\nopen(f'{path}/{name}', 'r+b')"
+        assert "PermissionError" in run(child, code)["detail"]
 
 
 def test_a_child_whose_first_thread_has_ended_is_watched_and_ended(server):

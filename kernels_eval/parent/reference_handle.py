@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from pydantic import ValidationError
 
@@ -111,9 +111,9 @@ class ReferenceProcess:
 
     def ask(self, command: str, fds: Fds = (), /, **arguments: object) -> Answer:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
-        limit, beside = self.config.limits.reference_s, self.beside
+        limit = self.config.limits.reference_s
         try:
-            with beside.stopped() if beside else nullcontext():
+            with alone(self.beside):
                 answer = self.child.request(command, fds, timeout=limit, **arguments)
         except ChildFailure as failure:
             raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
@@ -448,6 +448,11 @@ class ReferenceProcess:
         for use in list(self._descriptors):
             self._release(use)
         self.child.close()
+
+
+def alone(beside: Child | None) -> AbstractContextManager[None]:
+    """Meanwhile the process of a candidate, where there is one, does nothing."""
+    return beside.stopped() if beside else nullcontext()
 
 
 class _Unsuitable(Exception):

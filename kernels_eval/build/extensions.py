@@ -36,7 +36,15 @@ from kernels_eval.build.lite import (
     plain_text,
 )
 from kernels_eval.build.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
-from kernels_eval.build.process import Outcome, WorkRoot, interesting, log_of, raise_if_full, run
+from kernels_eval.build.process import (
+    CANDIDATE_FILE_BYTES,
+    Outcome,
+    WorkRoot,
+    interesting,
+    log_of,
+    raise_if_full,
+    run,
+)
 from kernels_eval.build.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
 from kernels_eval.build.toolchain import HEADERS, Toolchain, default_cache
 from kernels_eval.config import BuildConfig
@@ -315,7 +323,8 @@ class Attempt:
 
     def _run(self, command: Sequence[str]) -> Outcome:
         tools = self.prepared.tools
-        return run(command, self.work, self.deadline, tools.environment, self.confine)
+        used = self.deadline, tools.environment, self.confine
+        return run(command, self.work, *used, CANDIDATE_FILE_BYTES)
 
 
 def _refusal(spec: ExtensionSpec) -> Build | None:
@@ -368,7 +377,7 @@ class Builder:
         """Build one extension, or take it from the cache. Never raises for a candidate's fault;
         ToolchainError for the machine's, DiskFullError among them."""
         started = time.monotonic()
-        if known := self.cached(spec) or _refusal(spec):
+        if known := _refusal(spec) or self.cached(spec):
             return known
         if spec.uses_cuda and not self.tools.nvcc:
             raise ToolchainError(

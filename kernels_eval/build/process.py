@@ -39,7 +39,10 @@ from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 LOG_LIMIT = 8192
 READ_BYTES = 1 << 20
 POLL_S = 0.25
-FILE_LIMIT_BYTES = 2 << 30  # the largest object of an honest kernel is a few megabytes
+FILE_LIMIT_BYTES = 2 << 30  # torch's precompiled header takes 0.8 GB
+CANDIDATE_FILE_BYTES = 256 << 20
+"""Of a file that a candidate's source makes a compiler write: the largest object of an honest
+kernel is a few megabytes, and the cache keeps up to 16 libraries of each candidate for a while."""
 ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SAYS_FULL = re.compile(r"No space left on device|Disk quota exceeded")
@@ -65,9 +68,10 @@ def run(
     deadline: Deadline,
     environment: dict[str, str],
     confine: Callable[[], None] | None = None,
+    file_bytes: int = FILE_LIMIT_BYTES,
 ) -> Outcome:
     """Run a compiler in `work`, its messages appended to `work/log`, and add what it used to
-    `deadline`.
+    `deadline`. It writes no file of more than `file_bytes`.
 
     "timeout": that has passed. "killed": by SIGKILL, in the last of five attempts.
     """
@@ -78,7 +82,7 @@ def run(
         os.truncate(log, logged)
         if deadline.passed():
             return "timeout"
-        returncode = _returncode(command, work, deadline, environment, confine)
+        returncode = _returncode(command, work, deadline, environment, confine, file_bytes)
         if returncode is None or deadline.passed():
             return "timeout"
         said = _read(log, logged)
@@ -102,6 +106,7 @@ def _returncode(
     deadline: Deadline,
     environment: dict[str, str],
     confine: Callable[[], None] | None,
+    file_bytes: int,
 ) -> int | None:
     """None where the deadline came first."""
     descriptor = reaper.reaper()
@@ -109,7 +114,7 @@ def _returncode(
     def prepare() -> None:
         reaper.register(descriptor)
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # whatever it starts stays in its tree, and is counted
-        limit_compiler()
+        limit_compiler(file_bytes)
         if confine is not None:
             confine()
 
@@ -143,10 +148,10 @@ def _returncode(
         return returncode
 
 
-def limit_compiler() -> None:
-    """Forbid core files and files above `FILE_LIMIT_BYTES`."""
+def limit_compiler(file_bytes: int) -> None:
+    """Forbid core files and files above `file_bytes`."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT_BYTES, FILE_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
 
 class WorkRoot:

@@ -21,6 +21,8 @@ MOST_FLAG_LETTERS = 16_384
 LONGEST_NAME = 200
 """Of a name that becomes a file's, in bytes: file systems take 255."""
 FUNCTION = re.compile(r"[\w:<>, ]{1,500}")
+SOURCE_FILE = re.compile(r"[^/]+\.(c|cc|cpp|cxx|cu|h|hh|hpp|cuh)")
+"""A compiler hands files of other names to the linker, which reads them as scripts."""
 
 
 class ExtensionSpec(Record):
@@ -92,7 +94,7 @@ class ExtensionSpec(Record):
 
 
 def _names_a_file(name: str) -> bool:
-    plain = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    plain = name.isprintable() and SOURCE_FILE.fullmatch(name) is not None
     return plain and len(name.encode()) <= LONGEST_NAME
 
 

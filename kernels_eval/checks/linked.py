@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 NO_COMPUTE = frozenset(
@@ -49,7 +49,13 @@ NO_OPERATOR = re.compile(
 """What at::cuda and at::native hold besides operators."""
 UNTRACED = "at::enableRecordFunction"
 """A library that uses this keeps calls of the dispatcher from being recorded."""
-RESOLVES_NAMES = ("dlopen", "dlsym", "dlmopen", "at::DynamicLibrary")
+RESOLVES_NAMES = (
+    *("dlopen", "dlsym", "dlvsym", "dlmopen", "dlinfo", "dl_iterate_phdr", "_dl_find_object"),
+    *("_r_debug", "at::DynamicLibrary"),
+)
+"""What finds functions by name, or the tables of loaded libraries that have these names."""
+MOST_SYMBOLS, MOST_LETTERS = 1 << 17, 1024
+"""Undefined symbols of an honest library are some hundreds. Of longer names, the beginning."""
 
 
 class Unreadable(ValueError):
@@ -122,13 +128,15 @@ def _undefined(data: bytes) -> list[str]:
             if kind == DYNAMIC_SYMBOLS:
                 names = headers[link][4]
                 entries = struct.iter_unpack("<IBBHQQ", data[offset : offset + length])
-                return [
-                    _text(data, names + name) for name, _, _, at, *_ in entries if at == UNDEFINED
-                ]
-    except (struct.error, IndexError) as error:
+                undefined = (names + name for name, _, _, at, *_ in entries if at == UNDEFINED)
+                found = list(islice(undefined, MOST_SYMBOLS + 1))
+                if len(found) > MOST_SYMBOLS:
+                    raise Unreadable(f"more than {MOST_SYMBOLS} undefined symbols")
+                return [_text(data, start) for start in found]
+    except (struct.error, IndexError, OverflowError) as error:
         raise Unreadable(str(error)) from error
     raise Unreadable("no dynamic symbols")
 
 
 def _text(data: bytes, start: int) -> str:
-    return data[start : data.find(b"\0", start)].decode("ascii", "replace")
+    return data[start : start + MOST_LETTERS].partition(b"\0")[0].decode("ascii", "replace")

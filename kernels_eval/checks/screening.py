@@ -29,6 +29,9 @@ FORBIDDEN_MODULES = frozenset(
     """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
     requests http ftplib asyncio _thread pickle marshal importlib.machinery cffi""".split()
 )
+REACHED_MODULES = frozenset("subprocess socket ctypes gc pickle _thread".split())
+"""Forbidden ones that are no names of torch's own, so that reaching them through torch means
+them."""
 FLAGGED_MODULES = frozenset(
     "threading inspect sys os time importlib concurrent tempfile shutil pathlib".split()
 )
@@ -87,6 +90,9 @@ class _Reader:
                     self._module(alias.name, node)
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 self._import_from(module, names, node)
+            case ast.Attribute(attr=name) if name in REACHED_MODULES:
+                if (path := _dotted(node)).startswith("torch."):
+                    self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
             case ast.Call():
                 self._call(node)
             case ast.Assign(targets=targets):
@@ -114,12 +120,13 @@ class _Reader:
     def _import_from(self, module: str, names: list[ast.alias], node: ast.ImportFrom) -> None:
         self._module(module, node)
         for alias in names:
-            if f"{module}.{alias.name}" in FORBIDDEN_CALLS:
+            reached = module.startswith("torch") and alias.name in REACHED_MODULES
+            if reached or f"{module}.{alias.name}" in FORBIDDEN_CALLS:
                 self._reject(Reason.FORBIDDEN_CALL, node, f"imports {module}.{alias.name}")
 
     def _call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
-        if name in FORBIDDEN_CALLS:
+        if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
         elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):
             what = f"sets an attribute of {_dotted(node.args[0])}"
@@ -150,9 +157,9 @@ def _patched(name: str) -> bool:
 FORBIDDEN_FUNCTIONS = frozenset(
     """system popen fork vfork execl execlp execle execv execvp execve execvpe
     posix_spawn posix_spawnp ptrace process_vm_readv process_vm_writev dlopen dlsym
-    dlmopen setenv putenv unsetenv getppid kill killpg tgkill syscall _exit _Exit
-    quick_exit daemon unlink rmdir chmod chown mknod mount umount inotify_init
-    io_uring_setup memfd_create shm_open mprotect prctl""".split()
+    dlvsym dlmopen dlinfo dl_iterate_phdr setenv putenv unsetenv getppid kill killpg
+    tgkill syscall _exit _Exit quick_exit daemon unlink rmdir chmod chown mknod
+    mount umount inotify_init io_uring_setup memfd_create shm_open mprotect prctl""".split()
 )
 # Names that are common words as well: forbidden only where their header is included.
 WITH_HEADER = {

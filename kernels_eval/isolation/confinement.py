@@ -168,9 +168,10 @@ def restrict_files(message: Answer, work: str, read: Collection[str]) -> None:
     shared = _may_share(message)  # a shared mapping of /dev/zero is such memory
     plain = [path for path in landlock.PLAIN_DEVICES if shared or path != "/dev/zero"]
     rules.allow(both, plain)
-    # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304 where it
-    # may not (seen on an H200).
-    rules.allow(both | landlock.TRUNCATE, ["/proc/self/task"])
-    rules.allow(landlock.DEVICE, _devices())
+    if devices := _devices():
+        # CUDA names its threads by writing to /proc/self/task/*/comm, and fails with error 304
+        # where it may not (seen on an H200). Beside it are `mem` and `oom_score_adj`.
+        rules.allow(both | landlock.TRUNCATE, ["/proc/self/task"])
+        rules.allow(landlock.DEVICE, devices)
     rules.restrict()
     rules.close()

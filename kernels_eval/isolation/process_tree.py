@@ -37,7 +37,8 @@ PAUSE_S = 0.002
 POLLED_AT_ONCE = 256
 WALL_SHARE = 10
 """A deadline in processor time is also one of so many times as much wall time."""
-ASLEEP = ("S", "Z", "X")
+ENDED = ("Z", "X")
+ASLEEP = ("S", *ENDED)
 """States of a thread (proc(5)) in which it asks for nothing."""
 NO_MARKS: Mapping[str, str] = {}
 
@@ -111,10 +112,28 @@ def alive(identity: Identity | None) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone or a zombie."""
+    """Whether a process is gone or a zombie. One that is `headless` is neither."""
     try:
-        return psutil.Process(pid).status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+        status = psutil.Process(pid).status()
     except psutil.NoSuchProcess:
+        return True
+    return status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD) and not headless(pid)
+
+
+def headless(pid: int) -> bool:
+    """Whether the first thread of a process has ended while others go on: it then looks like a
+    zombie, and the kernel tells nothing of its memory."""
+    threads = Path(f"/proc/{pid}/task")
+    return _has_state(threads / f"{pid}/stat", ENDED) and not all(
+        _has_state(stat, ENDED) for stat in threads.glob("*/stat")
+    )
+
+
+def _has_state(stat: Path, states: tuple[str, ...]) -> bool:
+    """Whether a thread is in one of these states, by its file in /proc; so is one that is gone."""
+    try:
+        return stat.read_text("latin-1").rpartition(")")[2].split()[0] in states
+    except OSError:
         return True
 
 
@@ -224,10 +243,9 @@ def is_awake(root: int) -> bool:
     """Whether a thread of a process or of its descendants runs, waits for a processor or a disk, or
     is stopped."""
     for pid in _family(root):
-        for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
-            with suppress(OSError):  # it has ended meanwhile
-                if thread.read_text("latin-1").rpartition(")")[2].split()[0] not in ASLEEP:
-                    return True
+        threads = Path(f"/proc/{pid}/task").glob("*/stat")
+        if not all(_has_state(stat, ASLEEP) for stat in threads):
+            return True
     return False
 
 

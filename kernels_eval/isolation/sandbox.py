@@ -51,6 +51,7 @@ MEMORY_SHARE = 0.6
 START_S, ANSWER_S = 180.0, 30.0
 """How long the fork server may take to start, and for an answer."""
 RESTARTED = "it is started again with the next candidate"
+HEADLESS = "the first thread of the process has ended while others go on"
 CHATTER = re.compile(
     r"^(?:(?=[^\n]*Warning: )(?=[^\n]*\bNVML\b)[^\n]*+\n[ \t]+\S[^\n]*"
     r"|(?=[^\n]*\[W)(?=[^\n]*\bNVML\b)[^\n]*|(?=[^\n]*execution_trace_observer\.cpp)[^\n]*)\n?",
@@ -99,6 +100,8 @@ class Child:
         self.channel = Channel(ours)
         self.pid: int | None = None
         self.dead: SandboxError | ChildFailure | None = None
+        self.alone, self._known = not processes and "seccomp" in server.isolation, list[int]()
+        """Whether it cannot start processes."""
         self.owed = ""
         """The command that it has not answered yet."""
         log = os.open(self.scratch / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -198,6 +201,8 @@ class Child:
         where it has ended."""
         if process_tree.has_ended(pid):  # its orphans can keep the channel open
             raise self._post_mortem("only descendants were left")
+        if any(map(process_tree.headless, process_tree.descendants(pid))):
+            raise self._fail(Reason.EXITED_EARLY, HEADLESS)
         limits, used, limit = self._limits, process_tree.usage(pid), self._memory_bytes
         # Resident memory counts what forked children share; reading the exact share is slow.
         if used.resident_bytes > limit and process_tree.proportional_memory(pid) > limit:
@@ -270,18 +275,25 @@ class Child:
         return total
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
-        """Meanwhile nothing in this child runs."""
-        family = self._family()[1:]  # its keeper runs none of its code
-        for pid in family:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGSTOP)
+    def stopped(self, known: Sequence[int] = ()) -> Iterator[None]:
+        """Meanwhile nothing in this child runs. The `known` members of its `family` are stopped
+        before others are looked for, which takes longer than some calls."""
+        stopped, found = list[int](), [*known] or self.family()
         try:
+            while found:
+                stopped += found
+                _signal(found, signal.SIGSTOP)
+                # what was started meanwhile
+                found = [pid for pid in self.family() if pid not in stopped]
             yield
         finally:
-            for pid in family:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGCONT)
+            _signal(stopped, signal.SIGCONT)
+
+    def family(self) -> list[int]:
+        """The processes that run code of this child: all but its keeper."""
+        if self.pid is None or not self.alone or not self._known:
+            self._known = [*self._family()[1:]]
+        return self._known
 
     def _family(self) -> tuple[int, ...]:
         return (self.pid, *process_tree.descendants(self.pid)) if self.pid else ()
@@ -314,6 +326,12 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            os.kill(pid, number)
 
 
 class End(NamedTuple):

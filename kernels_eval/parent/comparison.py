@@ -280,7 +280,7 @@ def attribute_work(process: CandidateProcess) -> None:
     seen = process.ask_about("operators", OperatorReport)
     draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
     linked, flags = library_work(process.libraries.values())
-    named = {one_line(name)[:200] for name in seen.operators[:64]} | linked
+    named = {one_line(name)[:200] for name in (*seen.operators[:64], *linked)}
     draft.library_calls = tuple(sorted(named)[:64])
     draft.flags += sorted(flags)
     if seen.off_stream:

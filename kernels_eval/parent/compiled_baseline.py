@@ -29,7 +29,7 @@ from kernels_eval.parent.messages import (
     one_line,
     parse_report,
 )
-from kernels_eval.parent.reference_handle import ReferenceProcess
+from kernels_eval.parent.reference_handle import ReferenceProcess, alone
 from kernels_eval.records import CompiledBaseline, Reason
 
 ROLE = "compiled"
@@ -154,7 +154,8 @@ class CompiledReference:
         if self._child is None:
             self._lose(self.unavailable_reason or "its process is gone")
         try:
-            answer = self._child.request(command, fds, timeout=limit, **arguments)
+            with alone(self.reference.beside):
+                answer = self._child.request(command, fds, timeout=limit, **arguments)
         except ChildFailure as failure:
             late = failure.reason is Reason.RUN
             said = f"took longer than {limit:g} s" if late else failure.detail

@@ -8,7 +8,7 @@ import secrets
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from kernels_eval.checks.timing import (
@@ -76,7 +76,10 @@ class PairedClock:
         self.process, self.reference, self.compiled = process, process.reference, compiled
         self.config = process.config.timing
         self.on_gpu = process.reference.device.startswith("cuda")
-        self.by_processor = not self.on_gpu and process.child.processor_ns() > 0
+        # what a process has computed that has ended is in no clock of its parent's
+        self.by_processor = (
+            not self.on_gpu and process.child.alone and process.child.processor_ns() > 0
+        )
         self.idle_samples = 0
         self.burnt_ns = self.waited_ns = 0
         self.varied = [
@@ -252,11 +255,12 @@ class PairedClock:
         if calls > 1 and self.varied:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
         drawn = reference.draw(seeds, names)
-        own, _ = self._clocked(reference.child, reference.ask, drawn, "own")
+        with ExitStack() as stopped:
+            own, _ = self._clocked(reference.child, reference.ask, drawn, "own", stopped)
         if reference.loaded.mutates:
             drawn = reference.draw(seeds, names)
-        passed, answer = self._clocked(child, self.process.tell, drawn, "unseen")
-        with child.stopped():  # what is not written now comes too late
+        with ExitStack() as stopped:
+            passed, answer = self._clocked(child, self.process.tell, drawn, "unseen", stopped)
             positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED))
             report = parse_report(UnseenReport, answer)
             for form in report.forms:
@@ -285,13 +289,15 @@ class PairedClock:
         ask: Callable[..., Message],
         drawn: tuple[Message, int],
         whose: str,
+        stopped: ExitStack,
     ) -> tuple[float, Message]:
-        """The answer to `run_unseen`, and the nanoseconds that it took, of processor time where
-        that is less."""
+        """The answer to `run_unseen`, and the nanoseconds until the child that gave it is `stopped`
+        (what is not written then comes too late), of processor time where that is less."""
         (inputs, given), (outputs, taken) = drawn, self.reference.outputs_of(whose)
-        used = self._processor_ns(child)
+        family, used = child.family(), self._processor_ns(child)
         started = time.perf_counter_ns()
         answer = ask("run_unseen", (given, taken), inputs=inputs, outputs=outputs)
+        stopped.enter_context(child.stopped(family))
         passed = time.perf_counter_ns() - started
         used = self._processor_ns(child) - used if self.by_processor else passed
         return min(passed, used), answer

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from pydantic import ValidationError
 
@@ -67,6 +68,9 @@ class ReferenceProcess:
         self.construct_on = construct_on or device
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
+        self.beside: Child | None = None
+        """The process of a candidate: it is stopped while this one works, whose times and deadlines
+        it could else sway."""
         self.trials: list[Trial] = []
         self.unsuitable: set[str] = set()
         self.loosest = math.inf
@@ -109,7 +113,8 @@ class ReferenceProcess:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
         limit = self.config.limits.reference_s
         try:
-            answer = self.child.request(command, fds, timeout=limit, **arguments)
+            with alone(self.beside):
+                answer = self.child.request(command, fds, timeout=limit, **arguments)
         except ChildFailure as failure:
             raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
         if "error" in answer:
@@ -443,6 +448,11 @@ class ReferenceProcess:
         for use in list(self._descriptors):
             self._release(use)
         self.child.close()
+
+
+def alone(beside: Child | None) -> AbstractContextManager[None]:
+    """Meanwhile the process of a candidate, where there is one, does nothing."""
+    return beside.stopped() if beside else nullcontext()
 
 
 class _Unsuitable(Exception):

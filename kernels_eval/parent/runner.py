@@ -59,9 +59,11 @@ class Runner(Workplace):
         else:
             child = self.warm_pool.take(self.server, "candidate")
         self.warm_pool.replenish(self.server)
+        reference.beside = child
         try:
             yield CandidateProcess(child, candidate, reference, self.builder, draft)
         finally:
+            reference.beside = None
             self.warm_pool.close_async(child.close)
 
     def reference(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:

@@ -1,6 +1,7 @@
 """The bounds on a reported time: the parent's clocks, and the memory's bandwidth, where finding out
 which bytes a task needs is for those that come near."""
 
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +66,8 @@ def test_what_fits_into_the_cache_is_not_bounded_by_memory():
 @pytest.mark.parametrize("by_processor, call_ns", [(True, 1e6), (False, 4e6)])
 def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_processor, call_ns):
     made, now = clock(0), SimpleNamespace(wall=0, used=0)
-    child = SimpleNamespace(processor_ns=lambda: now.used)
+    child = SimpleNamespace(processor_ns=lambda: now.used, family=lambda: [7])
+    child.stopped = lambda known: nullcontext()
 
     def ask(command, fds, **_):
         now.wall += 4_000_000
@@ -75,7 +77,31 @@ def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_p
     made.reference.outputs_of = lambda whose: ({}, 1)
     made.by_processor = by_processor
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
-    assert made._clocked(child, ask, ({}, 2), "unseen") == (call_ns, {})
+    with ExitStack() as stopped:
+        assert made._clocked(child, ask, ({}, 2), "unseen", stopped) == (call_ns, {})
+
+
+@pytest.mark.parametrize("by_processor", [True, False])
+def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor):
+    made, now, running = clock(0), SimpleNamespace(passed=0), []
+    child = SimpleNamespace(processor_ns=lambda: now.passed, family=lambda: [7])
+
+    @contextmanager
+    def stopped(known):
+        assert known == [7], "looking for them takes time, in which they would work"
+        now.passed += 3_000_000  # it has answered, and goes on
+        running.append(False)
+        yield
+        running.append(True)
+
+    child.stopped = stopped
+    made.reference.outputs_of = lambda whose: ({}, 1)
+    made.by_processor = by_processor
+    monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.passed)
+    with ExitStack() as held:
+        assert made._clocked(child, lambda *_, **__: {}, ({}, 2), "unseen", held) == (3e6, {})
+        assert running == [False]
+    assert running == [False, True]
 
 
 def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch):

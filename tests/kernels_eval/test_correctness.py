@@ -335,6 +335,18 @@ def test_the_row_that_differs_most_is_found(dtype):
         assert row_differences(actual, own)[4] == torch.inf
 
 
+@pytest.mark.parametrize("rare", [torch.nan, torch.inf, -torch.inf])
+def test_rows_that_are_right_beside_nan_and_infinities_do_not_hide_a_wrong_one(rare):
+    own = torch.randn(6, 40)
+    own[:, 3] = rare
+    actual = own.clone()
+    actual[2, 7] += 0.5
+    actual[4, 3] = 1.0
+    found = row_differences(actual, own)
+    assert (found[[0, 1, 3, 5]] == 0).all()
+    assert 0.05 < found[2] < 1.0 and found[4] == torch.inf
+
+
 def test_two_weights_of_one_shape_differ():
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     randomise_weights(model, 1)

@@ -4,7 +4,14 @@ import subprocess
 
 import pytest
 
-from kernels_eval.checks.linked import Unreadable, _demangled, _undefined, library_work
+from kernels_eval.checks import linked
+from kernels_eval.checks.linked import (
+    MOST_LETTERS,
+    Unreadable,
+    _demangled,
+    _undefined,
+    library_work,
+)
 from tests.support.cases import cases
 
 CASES = cases("linked")
@@ -32,6 +39,13 @@ def built(tmp_path, calls):
     return str(library)
 
 
+def assembled(folder, text, name="assembled"):
+    source, library = folder / f"{name}.s", folder / f"{name}.so"
+    source.write_text(f".data\n{text}\n")
+    subprocess.run(["g++", "-shared", "-o", library, source], check=True)
+    return str(library)
+
+
 @pytest.mark.parametrize(
     "calls, work",
     CASES["library_work_is_named_and_own_work_is_not"],
@@ -45,6 +59,21 @@ def test_lookups_by_name_and_unrecorded_calls_are_flagged(tmp_path):
     flags = library_work([built(tmp_path, calls)])[1]
     assert flags == {"links:dlsym", "links:at::enableRecordFunction"}
     assert library_work([built(tmp_path, "own_sgemm();")])[1] == set()
+
+
+@pytest.mark.parametrize("name", ["dlvsym", "dlinfo", "dl_iterate_phdr", "_r_debug"])
+def test_tables_of_loaded_libraries_are_flagged(tmp_path, name):
+    library = assembled(tmp_path, f".quad {name}")
+    assert library_work([library])[1] == {f"links:{name}"}
+
+
+def test_symbols_of_any_length_and_number_are_bounded(tmp_path, monkeypatch):
+    (name,) = library_work([assembled(tmp_path, f".quad mkl_{'a' * 100_000}")])[0]
+    assert len(name) == MOST_LETTERS
+    library = assembled(tmp_path, ".quad mkl_a, mkl_b, mkl_c")
+    assert library_work([library])[0] == {"mkl_a", "mkl_b", "mkl_c"}
+    monkeypatch.setattr(linked, "MOST_SYMBOLS", 2)
+    assert library_work([library]) == (set(), {"symbols_unreadable"})
 
 
 @pytest.mark.parametrize("length", [0, 7, 64, 200, 4000])

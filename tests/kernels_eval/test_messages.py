@@ -225,6 +225,7 @@ def test_what_is_no_source_is_a_syntax_error_with_its_reason(code, said):
         ({"extra_cuda_cflags": ("-w",) * 10_000}, "the limit is"),
         ({"files": (("..", ""),)}, "source file"),
         ({"files": (("a/b.cpp", ""),)}, "source file"),
+        ({"files": (("script.o", "INPUT(/etc/passwd)"),)}, "source file"),
         ({"files": (("a\0.cpp", ""),)}, "source file"),
         ({"files": (("a" * 300 + ".cpp", ""),)}, "source file"),
         ({"functions": ("f); system(0",)}, "function"),

@@ -19,6 +19,7 @@ from kernels_eval.isolation.process_tree import (
     usage,
     wait_gone,
 )
+from tests.support.waiting import until
 
 FAMILY = '''
 import subprocess, sys
@@ -91,3 +92,22 @@ def test_an_identity_is_one_process_only(family):
     assert identify(leader.pid) is None and not send(identity, signal.SIGKILL)
     assert process_tree.environment_variable(leader.pid, "PATH") is None
     assert process_tree.command_line(leader.pid) == ""
+
+
+HEADLESS = """
+import ctypes, os, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print(flush=True)
+ctypes.CDLL(None).syscall(60 if os.uname().machine == "x86_64" else 93, 0)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_goes_on():
+    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.readline()
+        until(lambda: process_tree.headless(process.pid))
+        assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+        assert not process_tree.has_ended(process.pid)
+        assert process.pid in descendants(os.getpid())
+        process.kill()
+    assert process_tree.has_ended(process.pid) and not process_tree.headless(process.pid)

@@ -11,20 +11,23 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
-from kernels_eval.isolation import machine, process_tree
+from kernels_eval.isolation import confinement, machine, process_tree
 from kernels_eval.isolation.process_tree import has_ended
 from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
+from kernels_eval.parent.reference_handle import ReferenceProcess
 from tests.support import kernels
 from tests.support.waiting import until
 
 LIMITS = LimitsConfig(memory_gb=1.0, file_mb=1)
 SECRET = "a-secret-of-the-parent-7f3a"
+EXIT_THREAD = 60 if os.uname().machine == "x86_64" else 93
 BARE = (*(f"namespace:{name}" for name in ("user", "pid", "net", "ipc")), "landlock", "seccomp")
 
 
@@ -410,6 +413,57 @@ def test_the_processor_clock_counts_a_childs_work(server):
             "  pass",
         )
         assert 0.15e9 < child.processor_ns() - before < 2e9
+
+
+SPINS = """
+import threading
+def spin():
+    while True:
+        pass
+threading.Thread(target=spin, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_stopped_child_uses_no_processor(server, processes):
+    with Child(server, "capture", LIMITS, processes=processes) as child:
+        run(child, SPINS)
+        with child.stopped(child.family()):
+            time.sleep(0.1)  # a signal takes a moment
+            before = child.processor_ns()
+            time.sleep(0.1)
+            assert child.processor_ns() == before
+        until(lambda: child.processor_ns() > before or not before)
+
+
+def test_a_candidate_is_stopped_while_the_reference_works(server):
+    reference = SimpleNamespace(config=kernels.QUICK, beside=None)
+    with Child(server, "capture", LIMITS) as candidate, Child(server, "capture", LIMITS) as child:
+        run(candidate, SPINS)
+        reference.child, reference.beside = child, candidate
+        path = child.write_file("task.py", "import time\ntime.sleep(0.5)")
+        before = candidate.processor_ns()
+        ReferenceProcess.ask(reference, "capture", path=str(path))
+        assert candidate.processor_ns() - before < 0.25e9
+        until(lambda: candidate.processor_ns() > before or not before)
+
+
+@pytest.mark.parametrize("name", ["mem", "oom_score_adj"])
+def test_a_child_opens_no_file_of_its_threads_to_write(server, name):
+    if confinement._devices() or "landlock" not in str(server.isolation):
+        pytest.skip("CUDA writes there, or this kernel has no Landlock")
+    path = "/proc/self/task/{of}"
+    with Child(server, "capture", LIMITS) as child:
+        code = f"import threading\nof = threading.get_native_id()\nopen(f'{path}/{name}', 'r+b')"
+        assert "PermissionError" in run(child, code)["detail"]
+
+
+def test_a_child_whose_first_thread_has_ended_is_watched_and_ended(server):
+    with Child(server, "capture", LIMITS) as child:
+        with pytest.raises(ChildFailure) as failure:
+            run(child, f"{SPINS}import ctypes\nctypes.CDLL(None).syscall({EXIT_THREAD}, 0)")
+        assert failure.value.reason == "exited_early"
+        assert "first thread" in failure.value.detail
 
 
 def test_a_capture_may_wait_for_a_processor_longer_than_it_may_work(server, monkeypatch):

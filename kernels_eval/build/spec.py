@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from kernels_eval.build.schedule import asked_for
 from kernels_eval.records import Reason, Record, stable_hash
@@ -36,6 +36,8 @@ class ExtensionSpec(Record):
     extra_cuda_cflags: tuple[str, ...] = ()
     extra_ldflags: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = Field(default=(), exclude_if=lambda found: not found)
+    """(name, text) of those that the candidate wrote to its disk and its sources include"""
     python_module: bool = True
 
     @field_validator("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
@@ -72,7 +74,7 @@ class ExtensionSpec(Record):
             asked_for(self.extra_cuda_cflags)
         except ValueError as error:
             return str(error)
-        for name, _ in self.files:
+        for name, _ in (*self.files, *self.headers):
             if not _names_a_file(name):
                 return f"{name[:80]!r} is no name of a source file"
         for name in self.functions or ():
@@ -82,7 +84,8 @@ class ExtensionSpec(Record):
 
     @property
     def text(self) -> str:
-        return "\n".join([*self.cpp_sources, *self.cuda_sources, *(text for _, text in self.files)])
+        written = (text for _, text in (*self.files, *self.headers))
+        return "\n".join([*self.cpp_sources, *self.cuda_sources, *written])
 
     @property
     def key(self) -> str:
@@ -120,18 +123,20 @@ class Build(Record):
 
 
 PLAIN_FLAG = re.compile(
-    r"-O\w*|-std=[\w+]+|--std=[\w+]+|-[fm][\w=.+-]+|-W(no-)?[a-z][\w=+-]*|-w|-g\d?|-G|-v|-pthread|-pedantic|-ansi|-D\w+(=\S*)?|-U\w+"
-    r"|-[IL][\w./+-]+|-l[\w.+-]+|-Wl,(-rpath,[\w./$+-]+|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
-    r"|-?-?(use_fast_math|expt-[\w-]+|lineinfo|generate-line-info|restrict|extra-device-vectorization|verbose|resource-usage|res-usage)"
+    r"-O\w*|-std=[\w+]+|--std=[\w+]+|-[fm][\w=.+-]+|-W(no-)?[a-z][\w=+-]*|-w|-g\d?|-ggdb\d?|-G|-v|-s|-pipe|-rdynamic|-shared|-static-lib(gcc|stdc\+\+)|--param=[\w-]+=\d+|-pthread|-pedantic|-ansi|-D\w+(=\S*)?|-U\w+"
+    r"|-[IL][\w./+-]+|-l[\w.+-]+|-Wl,(-rpath[,=][\w./$+-]+|--gc-sections|-Bsymbolic(-functions)?|--strip-all|-s|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
+    r"|-?-?(use_fast_math|expt-[\w-]+|extended-lambda|device-debug|source-in-ptx|src-in-ptx|allow-unsupported-compiler|lineinfo|generate-line-info|restrict|extra-device-vectorization|verbose|resource-usage|res-usage)"
     r"|-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|ftz|prec-div|prec-sqrt|fmad|rdc|default-stream|threads|t|O|std"
+    r"|optimize|dopt|split-compile"
     r"|relocatable-device-code|diag-suppress|diag_suppress|Werror|disable-warnings)(=?[\w=,.+\[\]-]*)"
+    r"|--warn-on-[\w-]+|--allow-expensive-optimizations=\w+|--register-usage-level=\d+|-Xfatbin(=-compress-all)?|-compress-all"
     r"|-?-?(Xptxas|ptxas-options|Xcudafe|Xnvlink)(=[\w=,.+-]+)?"
 )
 DANGEROUS_F = re.compile(
     r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"
 )
 TAKES_VALUE = re.compile(
-    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t)"
+    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t|param|optimize|dopt)"
 )
 REACHES_OUT = re.compile(
     r"[\w.]/|/[\w.]|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux"

@@ -92,6 +92,8 @@ ENDED = {
 }
 """What a log does not say by itself."""
 
+OWN_HEADERS = "own_headers"
+"""The folder of a build for headers that the candidate has written."""
 Tier = Literal["lite", "full"]
 
 
@@ -208,7 +210,10 @@ class Attempt:
 
     def _write_units(self) -> list[str]:
         """The names of all translation units, which are in `work` now."""
-        for name, text in (units := self.units()):
+        headers = [(f"{OWN_HEADERS}/{name}", text) for name, text in self.spec.headers]
+        if headers:
+            (self.work / OWN_HEADERS).mkdir(exist_ok=True)
+        for name, text in (*headers, *(units := self.units())):
             (self.work / name).write_text(text, encoding="utf-8", errors="replace")
         return [name for name, _ in units]
 
@@ -273,12 +278,12 @@ class Attempt:
         return [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
 
     def _includes(self, headers: str) -> list[str]:
-        made = self.prepared
+        made, own = self.prepared, [f"-I{self.work / OWN_HEADERS}"] * bool(self.spec.headers)
         if headers == "full":
-            return [f"-I{made.full_headers()}", *made.tools.includes]
+            return [*own, f"-I{made.full_headers()}", *made.tools.includes]
         if headers == "bindings":  # lite's, without operators
-            return made.lite_includes(made.bindings())
-        return made.lite_includes(self.work / "operators")
+            return own + made.lite_includes(made.bindings())
+        return own + made.lite_includes(self.work / "operators")
 
     def _link(self, objects: Sequence[str]) -> list[str]:
         tools, lite, cuda = self.prepared.tools, self.tier == "lite", self.spec.uses_cuda

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from kernels_eval.build.schedule import asked_for
 from kernels_eval.records import Reason, Record, stable_hash
@@ -21,7 +21,7 @@ MOST_FLAG_LETTERS = 16_384
 LONGEST_NAME = 200
 """Of a name that becomes a file's, in bytes: file systems take 255."""
 FUNCTION = re.compile(r"[\w:<>, ]{1,500}")
-SOURCE_FILE = re.compile(r"[^/]+\.(c|cc|cpp|cxx|cu|h|hh|hpp|cuh)")
+SOURCE_FILE = re.compile(r".+\.(c|cc|cpp|cxx|cu|h|hh|hpp|cuh)")
 """A compiler hands files of other names to the linker, which reads them as scripts."""
 
 
@@ -38,6 +38,8 @@ class ExtensionSpec(Record):
     extra_cuda_cflags: tuple[str, ...] = ()
     extra_ldflags: tuple[str, ...] = ()
     files: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = Field(default=(), exclude_if=lambda found: not found)
+    """(name, text) of those that the candidate wrote to its disk and its sources include"""
     python_module: bool = True
 
     @field_validator("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
@@ -75,8 +77,11 @@ class ExtensionSpec(Record):
         except ValueError as error:
             return str(error)
         for name, _ in self.files:
-            if not _names_a_file(name):
+            if not _names_a_file(name) or not SOURCE_FILE.fullmatch(name):
                 return f"{name[:80]!r} is no name of a source file"
+        for name, _ in self.headers:
+            if not _names_a_file(name):
+                return f"{name[:80]!r} is no name of a header"
         for name in self.functions or ():
             if not FUNCTION.fullmatch(name):
                 return f"{name[:80]!r} is no name of a function"
@@ -84,7 +89,8 @@ class ExtensionSpec(Record):
 
     @property
     def text(self) -> str:
-        return "\n".join([*self.cpp_sources, *self.cuda_sources, *(text for _, text in self.files)])
+        written = (text for _, text in (*self.files, *self.headers))
+        return "\n".join([*self.cpp_sources, *self.cuda_sources, *written])
 
     @property
     def key(self) -> str:
@@ -94,7 +100,7 @@ class ExtensionSpec(Record):
 
 
 def _names_a_file(name: str) -> bool:
-    plain = name.isprintable() and SOURCE_FILE.fullmatch(name) is not None
+    plain = name.isprintable() and "/" not in name and name not in ("", ".", "..")
     return plain and len(name.encode()) <= LONGEST_NAME
 
 
@@ -122,18 +128,20 @@ class Build(Record):
 
 
 PLAIN_FLAG = re.compile(
-    r"-O\w*|-std=[\w+]+|--std=[\w+]+|-[fm][\w=.+-]+|-W(no-)?[a-z][\w=+-]*|-w|-g\d?|-G|-v|-pthread|-pedantic|-ansi|-D\w+(=\S*)?|-U\w+"
-    r"|-[IL][\w./+-]+|-l[\w.+-]+|-Wl,(-rpath,[\w./$+-]+|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
-    r"|-?-?(use_fast_math|expt-[\w-]+|lineinfo|generate-line-info|restrict|extra-device-vectorization|verbose|resource-usage|res-usage)"
+    r"-O\w*|-std=[\w+]+|--std=[\w+]+|-[fm][\w=.+-]+|-W(no-)?[a-z][\w=+-]*|-w|-g\d?|-ggdb\d?|-G|-v|-s|-pipe|-rdynamic|-shared|-static-lib(gcc|stdc\+\+)|--param=[\w-]+=\d+|-pthread|-pedantic|-ansi|-D\w+(=\S*)?|-U\w+"
+    r"|-[IL][\w./+-]+|-l[\w.+-]+|-Wl,(-rpath[,=][\w./$+-]+|--gc-sections|-Bsymbolic(-functions)?|--strip-all|-s|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
+    r"|-?-?(use_fast_math|expt-[\w-]+|extended-lambda|device-debug|source-in-ptx|src-in-ptx|allow-unsupported-compiler|lineinfo|generate-line-info|restrict|extra-device-vectorization|verbose|resource-usage|res-usage)"
     r"|-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|ftz|prec-div|prec-sqrt|fmad|rdc|default-stream|threads|t|O|std"
+    r"|optimize|dopt|split-compile"
     r"|relocatable-device-code|diag-suppress|diag_suppress|Werror|disable-warnings)(=?[\w=,.+\[\]-]*)"
+    r"|--warn-on-[\w-]+|--allow-expensive-optimizations=\w+|--register-usage-level=\d+|-Xfatbin(=-compress-all)?|-compress-all"
     r"|-?-?(Xptxas|ptxas-options|Xcudafe|Xnvlink)(=[\w=,.+-]+)?"
 )
 DANGEROUS_F = re.compile(
     r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"
 )
 TAKES_VALUE = re.compile(
-    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t)"
+    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t|param|optimize|dopt)"
 )
 REACHES_OUT = re.compile(
     r"[\w.]/|/[\w.]|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux"

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import shutil
 import sys
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -51,6 +53,10 @@ KernelBench's option of that name does (`src/kernelbench/eval.py`, `_process_inp
 `model.to(dtype=precision)`)."""
 Arguments = tuple[list[Any], Json]
 """What a constructor is called with."""
+MOST_DISTINCT = 1 << 24
+"""Elements of a tensor that are made distinct, which sorts them."""
+LARGEST_BITS, SUBNORMAL_BITS = 0x7FFFFFFF, 0x7FFFFF
+"""Of a float32 without its sign, and of the largest subnormal one."""
 SMALL = 2.0**-9
 """The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
 normalisations add to it."""
@@ -65,6 +71,12 @@ def load_module(path: str, name: str) -> ModuleType:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def load_candidate(path: str) -> ModuleType:
+    """The same for a copy in the working directory, where a candidate may write: many write beside
+    their own file."""
+    return load_module(os.path.abspath(shutil.copy(path, os.curdir)), "candidate")
 
 
 def construct(module: ModuleType, task: ModuleType, spec: ModelSpec) -> nn.Module:
@@ -150,6 +162,10 @@ def make_inputs(
             _redraw(value, note, seed + index, distribution)
             for index, (value, note) in enumerate(zip(values, plan.notes, strict=True))
         ]
+    if plan.distinct:
+        for value, note in zip(values, plan.notes, strict=True):
+            if note.vary and not note.pattern and not note.symmetric:
+                _make_distinct(value)
     return values
 
 
@@ -306,6 +322,23 @@ def _make_uneven(drawn: Tensor, spread: float) -> None:
             end.copy_(ends[index % len(ends)].view(end.shape))
 
 
+def _make_distinct(value: Tensor) -> None:
+    """Move equal elements of a float32 tensor apart, by as few units in the last place as that
+    takes. None becomes subnormal, which some kernels take for zero."""
+    if value.dtype != torch.float32 or value.numel() > MOST_DISTINCT:
+        return
+    bits = value.reshape(-1).view(torch.int32).long()
+    sizes = ((bits & LARGEST_BITS) - SUBNORMAL_BITS).clamp(min=0)
+    keys, order = torch.where(bits < 0, -sizes, sizes).sort(stable=True)
+    places = torch.arange(len(keys), device=keys.device)
+    # integers that are all different and rising are those whose distances to 0, 1, 2 never fall
+    keys = (keys - places).cummax(0).values + places
+    sizes = torch.where(keys == 0, 0, keys.abs() + SUBNORMAL_BITS).int().view(torch.float32)
+    if bool(sizes.isfinite().all()):
+        moved_apart = torch.empty_like(sizes).scatter_(0, order, sizes * keys.sign())
+        value.copy_(moved_apart.view_as(value))
+
+
 def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
     """The declared tensor with 16 blocks of other distributions, some of which alternate with it
     from element to element: no few elements tell what the others are like."""
@@ -399,6 +432,14 @@ def randomise_weights(
         if only is None or index in only:
             nth = seen[shape] = seen.get(shape, -1) + 1
             _refill(parameter, [seed, shape, nth])
+
+
+def transpose_weights(model: nn.Module) -> None:
+    """Transpose all square matrices among the parameters: a candidate may keep them so."""
+    with torch.no_grad():
+        for parameter in parameters_of(model).values():
+            if parameter.dim() == 2 and parameter.shape[0] == parameter.shape[1]:
+                parameter.copy_(parameter.t().clone())
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
@@ -42,7 +43,7 @@ FORBIDDEN_CALLS = frozenset(
 )
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
-HONEST_SETTINGS = ("torch.backends.",)
+HONEST_SETTINGS = ("torch.backends.", "torch._dynamo.config.", "torch._inductor.config.")
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def screen(code: str) -> Screening:
         detail = f"line {line}: {said}" if line else said
         return Screening(Reason.SYNTAX_ERROR, detail)
     reader = _Reader()
-    for node in ast.walk(tree):
+    for node in _imported(tree):
         reader.read(node)
     if not reader.has_model:
         reader.flags.add("no_static_model_new")
@@ -144,6 +145,28 @@ class _Reader:
                     self.flags.add("assigns:__class__")
 
 
+def _imported(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node that an import of this module may run: all but the bodies of
+    `if __name__ == "__main__":`, where the module does not name itself otherwise."""
+    named = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    renamed = any(node.id == "__name__" and isinstance(node.ctx, ast.Store) for node in named)
+    yield tree
+    for node in tree.body:
+        match node:
+            case ast.If(
+                test=ast.Compare(
+                    left=ast.Name("__name__"),
+                    ops=[ast.Eq()],
+                    comparators=[ast.Constant("__main__")],
+                )
+            ) if not renamed:
+                kept = node.orelse
+            case _:
+                kept = [node]
+        for each in kept:
+            yield from ast.walk(each)
+
+
 def _dotted(node: ast.AST) -> str:
     return ".".join(name_path(node))
 
@@ -191,7 +214,8 @@ COMMENT_OR_LITERAL = re.compile(
     re.DOTALL,
 )
 CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
-BODY = re.compile(r"[^;{}()]*\)\s*(?:const\s*)?\{")
+BODY = re.compile(r"[^;{}()]*\)\s*(?:(?:const|noexcept)\s*)*(?:->[\w\s:<>,*&]{1,80})?\{")
+LAMBDA = re.compile(r"\bauto\b[\s&]*+(\w++)\s*+=\s*+\[")
 MOST_FLAGS = 64
 NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
 INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
@@ -218,6 +242,7 @@ def screen_native(text: str) -> Screening:
     flags |= {f"library:{match[0][:80]}" for match in LIBRARIES.finditer(code)}
     found = Screening(flags=tuple(sorted(flags)[:MOST_FLAGS]))
     own = {match[1] for match in calls if _is_defined(code, match)}
+    own.update(LAMBDA.findall(code))
     for match in calls:
         name = match[1]
         if name in forbidden and name not in own and not _is_declared(code, match.start()):

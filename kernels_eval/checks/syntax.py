@@ -14,6 +14,8 @@ UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, SystemError)
 """What parsing raises: ValueError for NUL bytes and lone surrogates, the next two for what is
 nested too deep for Python itself."""
 ATTEMPTS = 20
+BYTE_ORDER_MARK = "\ufeff"
+"""Python ignores one at the start of a file, but not at the start of a string."""
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -58,7 +60,7 @@ def _parsed(code: str) -> ast.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return ast.parse(code)
+            return ast.parse(code.removeprefix(BYTE_ORDER_MARK))
     finally:
         if collects:
             gc.enable()

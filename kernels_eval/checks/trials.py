@@ -38,10 +38,11 @@ class InputNote(Record):
 
 class InputPlan(Record):
     """What may vary about a task's inputs: a note for each argument, and smaller shapes to try, by
-    name, as (argument, dimension, size)."""
+    name, as (argument, dimension, size). `distinct`: no two elements of an argument are equal."""
 
     notes: list[InputNote]
     shapes: dict[str, list[tuple[int, int, int]]]
+    distinct: bool = False
 
     @property
     def varies(self) -> bool:

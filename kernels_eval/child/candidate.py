@@ -22,7 +22,7 @@ from kernels_eval.checks import state
 from kernels_eval.checks.inputs import (
     Arguments,
     flatten_outputs,
-    load_module,
+    load_candidate,
     made_elsewhere,
     moved,
     parameters_of,
@@ -100,7 +100,7 @@ class CandidateRole(ModelRunner):
         if kernels:
             self.unpack_kernels()
         self.language.watch(self.tracer)
-        self.module = load_module(path, "candidate")
+        self.module = load_candidate(path)
         if not hasattr(self.module, "ModelNew"):
             return {"error": Reason.MISSING_MODEL_NEW, "detail": "the module defines no ModelNew"}
         made = self.construct()
@@ -135,7 +135,7 @@ class CandidateRole(ModelRunner):
         made: Arguments = copied(self._arguments)
         return made
 
-    def _provide(self, spec: Message) -> ModuleType | None:
+    def _provide(self, spec: Message) -> ModuleType | str:
         """The library of a build request, loaded. One that was not built before (a constructor asks
         for it, say), or was evicted, the parent builds now."""
         key = ExtensionSpec.model_validate(spec).key
@@ -148,7 +148,7 @@ class CandidateRole(ModelRunner):
             path = self.libraries[key] = answer["path"]
         known = registered_operators()
         module = open_library(path, spec)
-        if module:
+        if isinstance(module, ModuleType):
             self.tracer.wrap_module(module, module.__name__)
         self.tracer.wrap_operators(registered_operators() - known)
         if self.launches is None and self.on_gpu and (launches := Launches.find()):

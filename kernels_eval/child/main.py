@@ -21,7 +21,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from kernels_eval.checks.inputs import construct, declared, load_module
+from kernels_eval.checks.inputs import construct, declared, load_candidate, load_module
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.candidate import CandidateRole
 from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
@@ -83,7 +83,7 @@ class Capture:
     def do_capture(self, path: str) -> Message:
         intercept(self._record)
         try:
-            self.module = load_module(path, "candidate")
+            self.module = load_candidate(path)
         except Exception as error:
             # a module that needs its extension at import still told what to build
             return {"specs": self.specs, **report(error)}

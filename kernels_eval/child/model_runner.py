@@ -30,6 +30,7 @@ from kernels_eval.checks.inputs import (
     redraw_statistics,
     running_statistics,
     squeezed,
+    transpose_weights,
 )
 from kernels_eval.checks.trials import Gradients, ModelSpec
 from kernels_eval.child.shared_memory import Handed, Memory, Where, mapped, unpack, write
@@ -178,10 +179,18 @@ class ModelRunner:
             return int(sum(begin.elapsed_time(end) for begin, end in stamps) * 1e6)
         return sum(end - begin for begin, end in stamps)
 
-    def do_weights(self, seed: int, statistics: list[list[int]], names: Sequence[str] = ()) -> None:
+    def do_weights(
+        self,
+        seed: int,
+        statistics: list[list[int]],
+        names: Sequence[str] = (),
+        transposed: bool = False,
+    ) -> None:
         """Redraw the parameters, mapped by the reference's `names` where all are there, and the
         running statistics of these shapes."""
         randomise_weights(self.model, seed, names=names)
+        if transposed:
+            transpose_weights(self.model)
         held = running_statistics(self.model, renamed=True)
         redraw_statistics([x for x in held if squeezed(x) in statistics], seed)
         self.synchronise()

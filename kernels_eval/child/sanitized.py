@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.checks.inputs import construct, load_module, make_inputs, moved
+from kernels_eval.checks.inputs import construct, load_candidate, load_module, make_inputs, moved
 from kernels_eval.checks.trials import DECLARED, ModelSpec
 from kernels_eval.child.build_interception import intercept, open_library
 from kernels_eval.child.kernel_tracer import KernelTracer
@@ -52,16 +52,16 @@ def replayed(asked: Answer, tracer: KernelTracer | None = None) -> Callable[[], 
     torch.set_num_threads(spec.threads)
     libraries = asked["libraries"]
 
-    def provide(build: Message) -> ModuleType | None:
+    def provide(build: Message) -> ModuleType | str:
         module = open_library(libraries[ExtensionSpec(**build).key], build)
-        if tracer and module:
+        if tracer and isinstance(module, ModuleType):
             tracer.wrap_module(module, module.__name__)
         return module
 
     intercept(provide)
     if "language" in asked:
         Language(asked["language"]).watch(tracer or KernelTracer(on_gpu=False))
-    task, module = load_module(asked["task"], "task"), load_module(asked["candidate"], "candidate")
+    task, module = load_module(asked["task"], "task"), load_candidate(asked["candidate"])
     model = moved(construct(module, task, spec), spec.device)
     inputs = make_inputs(task, 0, DECLARED, None, spec.device)
 

@@ -86,7 +86,10 @@ def child_environment(threads: int) -> dict[str, str]:
     finds Python and CUDA."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
     paths = (str(Path(__file__).parents[2]), kept.get("PYTHONPATH"))
+    # Threads that a candidate starts by OpenMP would spin for milliseconds after its call.
+    waits = {"OMP_WAIT_POLICY": "PASSIVE"} if threads == 1 else {}
     return kept | {
+        **waits,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "LC_ALL": "C.UTF-8",
         "PYTHONDONTWRITEBYTECODE": "1",

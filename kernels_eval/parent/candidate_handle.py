@@ -158,12 +158,13 @@ class CandidateProcess:
         answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
         return self.child.resume(answer, timeout)
 
-    def call(self, trial: Trial, *, reruns: int = 0) -> Comparison:
-        """One forward call, compared. Raises Stop where the outputs are not even of the right
-        form."""
+    def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
+        """One forward call, compared; `transposed`: with other weights that are square matrices
+        transposed. Raises Stop where the outputs are not even of the right form."""
         if trial.weights_seed is not None:
             wanted, names = self.reference.used_statistics(), self.reference.loaded.parameter_names
-            self.tell("weights", seed=trial.weights_seed, statistics=wanted, names=names)
+            how = {"statistics": wanted, "names": names, "transposed": transposed}
+            self.tell("weights", seed=trial.weights_seed, **how)
         if trial.construct_seed is not None:
             self._rebuild(trial.construct_seed)
         inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)

@@ -25,7 +25,7 @@ from kernels_eval.parent.messages import (
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import Correctness, Reason
 
-MAY_DIFFER = re.compile(r"atomic|reduction\s*\(", re.IGNORECASE)
+MAY_DIFFER = re.compile(r"atomic|reduction\s*\(|mutex|\bomp\s+critical\b", re.IGNORECASE)
 """Sources whose results may differ in the last bits between two runs: the order of their additions
 is not fixed."""
 OPERATORS_MAY_DIFFER = re.compile(
@@ -50,9 +50,12 @@ def compare_outputs(process: CandidateProcess) -> None:
             trial = _other_weights(trial, process)
         reruns = 0 if measured else process.config.correctness.reruns
         found = process.call(trial, reruns=reruns)
+        outcome = accepted(trial, found, process)
+        if outcome is Reason.WRONG_OUTPUT and trial.weights_seed is not None:
+            found = _with_transposed(trial, found, process)
+            outcome = accepted(trial, found, process)
         measured.append((trial, found))
         draft.correctness = _correctness(measured, reference)
-        outcome = accepted(trial, found, process)
         if outcome is Reason.WRONG_OUTPUT and trial.name == "offset" and reference.sums_products:
             draft.flags.append("offset_inputs_differ")  # honest sums of that length may err so
         elif outcome is not Reason.OK:
@@ -107,7 +110,7 @@ def check_repeatable(process: CandidateProcess) -> None:
         raise Stop(
             Reason.NON_DETERMINISTIC,
             "repeating the call on the same inputs gives other bits, and nothing in it uses"
-            " atomics",
+            " atomics, reductions or locks",
         )
     process.draft.flags.append("not_bit_identical")
 
@@ -243,12 +246,21 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
     if spare < sum(map(math.prod, wanted)):
         raise Stop(
             Reason.STALE_WEIGHTS,
-            f"has no parameter or buffer that could hold the reference's of shape {wanted[:4]},"
-            " which change its output",
+            f"keeps what the reference has of shape {wanted[:4]}, which changes its output, in no"
+            " nn.Parameter (for running statistics: or buffer) that could be given new values",
         )
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")
     return reference.constructed_otherwise()
+
+
+def _with_transposed(trial: Trial, found: Comparison, process: CandidateProcess) -> Comparison:
+    """The comparison with square matrices transposed where that is right, else the one that was
+    found: the shape of such a matrix does not tell how a candidate keeps it."""
+    if not any(len(shape) == 2 and shape[0] == shape[1] for shape in process.loaded.parameters):
+        return found
+    again = process.call(trial, transposed=True)
+    return again if process.reference.judge(again, trial) is Reason.OK else found
 
 
 def _correctness(

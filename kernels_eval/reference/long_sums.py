@@ -33,6 +33,10 @@ PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "add
 SUMS = frozenset("sum nansum mean cumsum".split())
 SQUARES = frozenset("linalg_vector_norm var std var_mean std_mean".split())
 EXPONENTIALS = frozenset("_softmax _log_softmax logsumexp".split())
+LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss": 2}
+LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entropy_with_logits": 4}
+"""Operators that sum a loss over elements, and which argument says how."""
+UNREDUCED = 0
 
 
 class LongSums(TorchDispatchMode):
@@ -81,6 +85,8 @@ def _terms(name: str, args: Values) -> Tensor | None:
         return found
     if name in NORMALISATIONS:
         return _squares(_rows(*_layer(name, args)))
+    if name in LOSSES:
+        return _losses(name, LOSSES[name], args)
     if name in SUMS | SQUARES | EXPONENTIALS:
         dims = args[2:3] if name == "linalg_vector_norm" else args[1:2]
         rows = _rows(args[0], dims[0] if dims else None)
@@ -88,6 +94,18 @@ def _terms(name: str, args: Values) -> Tensor | None:
             return (rows - rows.amax(1, keepdim=True)).exp()
         return _squares(rows) if name in SQUARES else rows
     return None
+
+
+def _losses(name: str, place: int, args: Values) -> Tensor | None:
+    """The loss of each element, in one row; None where they are not summed."""
+    if args[place : place + 1] == (UNREDUCED,):
+        return None
+    given = [*args[:place], *[None] * (place - len(args))]
+    if name != "nll_loss_forward" and given[0].shape == given[1].shape and not any(given[2:]):
+        given[:2] = [x.reshape(-1)[:MOST_TERMS] for x in given[:2]]
+    each = getattr(torch.ops.aten, name)(*given, UNREDUCED, *args[place + 1 :])
+    found: Tensor = each[0] if isinstance(each, tuple) else each
+    return found.reshape(1, -1)
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -445,6 +445,27 @@ def test_sums_are_measured_in_every_operator_that_adds_up(name):
     assert short == 0.0 or (name in ("group_norm", "mean_of_all") and short < long)
 
 
+LOSSES = {
+    "mse": torch.nn.functional.mse_loss,
+    "smooth_l1": torch.nn.functional.smooth_l1_loss,
+    "huber": torch.nn.functional.huber_loss,
+    "soft_margin": torch.nn.functional.soft_margin_loss,
+    "bce": torch.nn.functional.binary_cross_entropy,
+    "bce_with_logits": torch.nn.functional.binary_cross_entropy_with_logits,
+    "nll": lambda x, _, **how: torch.nn.functional.nll_loss(-x, x[:, 0].long(), **how),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_are_sums_unless_they_are_asked_of_each_element(name, reduction):
+    with LongSums() as sums:
+        LOSSES[name](
+            torch.full((1 << 16, 4), 0.3), torch.full((1 << 16, 4), 0.7), reduction=reduction
+        )
+    assert (sums.error > 1e-5) == (reduction != "none")
+
+
 def test_what_is_no_long_sum_is_left_alone():
     x = torch.randn(8, 2048)
     for run in (lambda: x.exp(), lambda: x.long().sum(1), lambda: torch.empty(0, 2048).sum(1)):

@@ -15,7 +15,7 @@ import pytest
 from kernels_eval.build import extensions
 from kernels_eval.build.extensions import Builder
 from kernels_eval.build.prepared import Prepared
-from kernels_eval.build.spec import Build, ExtensionSpec
+from kernels_eval.build.spec import Build, ExtensionSpec, refused_flag
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
 from tests.support.processes import python
@@ -177,6 +177,21 @@ def test_a_slip_in_a_flag_is_no_attack(builder, flags):
 def test_flags_that_load_or_write_are_refused(builder, flag, field):
     build = builder.build(spec(**{field: ("-O2", flag)}))
     assert not build.ok and build.reason == "forbidden_call" and flag in build.log
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-O3 -march=native -pipe -s -ggdb -rdynamic -static-libgcc -static-libstdc++",
+        "--param max-unroll-times=4 --param=l1-cache-size=32",
+        "-Wl,--gc-sections -Wl,-Bsymbolic -Wl,--strip-all -Wl,-rpath=/usr/lib",
+        "--extended-lambda --device-debug --source-in-ptx --split-compile=0 --optimize 3 -dopt=on",
+        "-Xptxas --warn-on-spills -Xptxas --allow-expensive-optimizations=true",
+        "-Xfatbin -compress-all -Xfatbin=-compress-all",
+    ],
+)
+def test_flags_of_honest_builds_are_accepted(flags):
+    assert refused_flag(flags.split()) is None
 
 
 @pytest.mark.parametrize("flag", ["-oTARGET", "-Wl,-o,TARGET", "-Wl,-Map=TARGET", "-Wp,-MD,TARGET"])

@@ -32,6 +32,12 @@ def test_what_no_honest_kernel_needs_is_rejected(code, reason):
     assert screened.detail.startswith("line ")
 
 
+@pytest.mark.parametrize("code", SOURCES["passing"])
+def test_what_an_import_does_not_run_and_settings_of_torch_pass(code):
+    screened = screen(code + "\nclass ModelNew: pass\n")
+    assert (screened.reason, screened.flags) == (None, ()), screened.detail
+
+
 def test_a_rejection_names_its_line():
     assert screen("import torch\n\n\nimport subprocess\n").detail == "line 4: imports subprocess"
 

@@ -41,6 +41,7 @@ from kernels_eval.build.process import (
     Outcome,
     WorkRoot,
     interesting,
+    limit_compiler,
     log_of,
     raise_if_full,
     run,
@@ -328,8 +329,13 @@ class Attempt:
 
     def _run(self, command: Sequence[str]) -> Outcome:
         tools = self.prepared.tools
-        used = self.deadline, tools.environment, self.confine
-        return run(command, self.work, *used, CANDIDATE_FILE_BYTES)
+        return run(command, self.work, self.deadline, tools.environment, self._confine)
+
+    def _confine(self) -> None:
+        """In a compiler's process, before it starts."""
+        limit_compiler(CANDIDATE_FILE_BYTES)
+        if self.confine is not None:
+            self.confine()
 
 
 def _refusal(spec: ExtensionSpec) -> Build | None:

@@ -68,10 +68,9 @@ def run(
     deadline: Deadline,
     environment: dict[str, str],
     confine: Callable[[], None] | None = None,
-    file_bytes: int = FILE_LIMIT_BYTES,
 ) -> Outcome:
     """Run a compiler in `work`, its messages appended to `work/log`, and add what it used to
-    `deadline`. It writes no file of more than `file_bytes`.
+    `deadline`.
 
     "timeout": that has passed. "killed": by SIGKILL, in the last of five attempts.
     """
@@ -82,7 +81,7 @@ def run(
         os.truncate(log, logged)
         if deadline.passed():
             return "timeout"
-        returncode = _returncode(command, work, deadline, environment, confine, file_bytes)
+        returncode = _returncode(command, work, deadline, environment, confine)
         if returncode is None or deadline.passed():
             return "timeout"
         said = _read(log, logged)
@@ -106,7 +105,6 @@ def _returncode(
     deadline: Deadline,
     environment: dict[str, str],
     confine: Callable[[], None] | None,
-    file_bytes: int,
 ) -> int | None:
     """None where the deadline came first."""
     descriptor = reaper.reaper()
@@ -114,7 +112,7 @@ def _returncode(
     def prepare() -> None:
         reaper.register(descriptor)
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # whatever it starts stays in its tree, and is counted
-        limit_compiler(file_bytes)
+        limit_compiler()
         if confine is not None:
             confine()
 
@@ -148,8 +146,8 @@ def _returncode(
         return returncode
 
 
-def limit_compiler(file_bytes: int) -> None:
-    """Forbid core files and files above `file_bytes`."""
+def limit_compiler(file_bytes: int = FILE_LIMIT_BYTES) -> None:
+    """Forbid core files and files above `file_bytes`; a second call may only lower that."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 

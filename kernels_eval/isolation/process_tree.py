@@ -124,17 +124,25 @@ def headless(pid: int) -> bool:
     """Whether the first thread of a process has ended while others go on: it then looks like a
     zombie, and the kernel tells nothing of its memory."""
     threads = Path(f"/proc/{pid}/task")
-    return _has_state(threads / f"{pid}/stat", ENDED) and not all(
-        _has_state(stat, ENDED) for stat in threads.glob("*/stat")
-    )
+    return _has_state(threads / f"{pid}/stat", ENDED) and not _all_have(threads, ENDED)
+
+
+def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
+    """Whether all threads of a process are in one of these states, or it is gone: it may end at any
+    moment in between."""
+    try:
+        return all(_has_state(each / "stat", states) for each in threads.iterdir())
+    except OSError:
+        return True
 
 
 def _has_state(stat: Path, states: tuple[str, ...]) -> bool:
     """Whether a thread is in one of these states, by its file in /proc; so is one that is gone."""
     try:
-        return stat.read_text("latin-1").rpartition(")")[2].split()[0] in states
+        said = stat.read_text("latin-1").rpartition(")")[2].split()
     except OSError:
         return True
+    return not said or said[0] in states
 
 
 def environment_variable(pid: int, name: str) -> str | None:
@@ -242,11 +250,7 @@ def processor_s(root: int) -> float:
 def is_awake(root: int) -> bool:
     """Whether a thread of a process or of its descendants runs, waits for a processor or a disk, or
     is stopped."""
-    for pid in _family(root):
-        threads = Path(f"/proc/{pid}/task").glob("*/stat")
-        if not all(_has_state(stat, ASLEEP) for stat in threads):
-            return True
-    return False
+    return any(not _all_have(Path(f"/proc/{pid}/task"), ASLEEP) for pid in _family(root))
 
 
 def page_tables_bytes(pid: int) -> int:

@@ -187,18 +187,22 @@ def recorded(arguments: argparse.Namespace, language: Language) -> Iterator[tupl
         for task in bundled.load():
             yield from ((task, text) for text in bundled.responses(task.name, language.value))
         return
-    import polars as pl
+    import polars as pl  # here: a machine with a GPU may lack pyarrow
 
-    # read here: a machine with a GPU may lack pyarrow
-    tasks = {
-        (task := kernelbench.task_of(row)).task_id: task
-        for row in pl.read_parquet(arguments.tasks).iter_rows(named=True)
-    }
+    tasks = kernelbench_tasks(arguments.tasks)
     rows = pl.read_parquet(arguments.responses).filter("recorded_correct")
     for row in rows.sort("level", "problem_id", "sample_id").iter_rows(named=True):
         task_id = f"kernelbench/L{row['level']}/{row['problem_id']}"
         if task_id in tasks:
             yield tasks[task_id], row["response"]
+
+
+def kernelbench_tasks(path: str) -> dict[str, KernelTask]:
+    """KernelBench tasks of a Parquet file, by their ids."""
+    import polars as pl
+
+    made = map(kernelbench.task_of, pl.read_parquet(path).iter_rows(named=True))
+    return {task.task_id: task for task in made}
 
 
 # -- verdicts --------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ Guarantees: every answer is written once, and the speed at each moment is what
 `tasks.synthesis.sizing.decoding` says of the answers that are being written and of their contexts.
 Where keys and values fill the memory, the answer that was taken last waits and is read again, as in
 vLLM. Does not know of prefixes that answers share in memory, nor of blocks of a waiting answer that
-are still there when it goes on: both make real servers faster. Values are those of `night.toml`.
+are still there when it continues: both make real servers faster. Values are those of `night.toml`.
 """
 
 from __future__ import annotations

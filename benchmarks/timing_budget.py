@@ -30,12 +30,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.parameter_search import kernelbench_tasks
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent.messages import Prepared
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
-from tasks.sources import bundled, kernelbench
+from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
 
 PHASES = ("reference_s", "load_s", "correctness_s", "attribution_s", "timing_s")
@@ -110,8 +111,7 @@ def responses(
         return
     import polars as pl
 
-    rows = pl.read_parquet(arguments.tasks).iter_rows(named=True)
-    tasks = {(task := kernelbench.task_of(row)).task_id: task for row in rows}
+    tasks = kernelbench_tasks(arguments.tasks)
     recorded = pl.read_parquet(arguments.responses).sort("sample_id", "problem_id", "level")
     for row in recorded.iter_rows(named=True):
         task_id = f"kernelbench/L{row['level']}/{row['problem_id']}"

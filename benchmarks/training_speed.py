@@ -52,6 +52,7 @@ from benchmarks.training_subject import (
     rows,
     tokenizer,
 )
+from tasks.training import recipe
 from tasks.training.batching import balanced_epochs, balanced_lines, busy_share, plan_epochs
 from tasks.training.telemetry import TrainingFlops, mfu
 
@@ -59,18 +60,7 @@ PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
 LEFT_OUT_STEPS = 3
 CHARACTERS_PER_TOKEN = 3.6
 # what training with `parallelism: fsdp2` gives transformers (a test compares them)
-FSDP2: dict[str, Any] = {
-    "gradient_checkpointing": True,
-    "fsdp": True,
-    "fsdp_config": {
-        "version": 2,
-        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "reshard_after_forward": True,
-        "activation_checkpointing": False,
-        "cpu_ram_efficient_loading": True,
-        "state_dict_type": "SHARDED_STATE_DICT",
-    },
-}
+FSDP2: dict[str, Any] = {"gradient_checkpointing": True, **recipe.FSDP2}
 # options of AccelerationOptions for ours; None is TRL, with the SFTConfig arguments beside it
 VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl": (None, {}),

@@ -24,6 +24,20 @@ from kernels_eval.rewards import Concur, Recipe
 from tasks.training.evaluation import EvaluationConfig
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+FSDP2: dict[str, Any] = {
+    "fsdp": True,
+    "fsdp_config": {
+        "version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "reshard_after_forward": True,
+        "activation_checkpointing": False,
+        # one process of a node reads the weights, the others get their share from it
+        "cpu_ram_efficient_loading": True,
+        # each process writes its part of the adapter and of the optimiser
+        "state_dict_type": "SHARDED_STATE_DICT",
+    },
+}
+"""transformers' settings for `parallelism: fsdp2`"""
 
 
 def without_fp8(given: Any) -> Any:

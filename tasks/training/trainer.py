@@ -55,7 +55,7 @@ from tasks.training.formatting import (
     to_prompt_completion,
     tokens_of,
 )
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import FSDP2, TrainingRecipe
 from tasks.training.recomputation import LayerShape, choose_parallelism
 from tasks.training.result import HELD_OUT, LEARNED, TrainingResult, training_log
 
@@ -494,19 +494,6 @@ def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
         # each pass uses every trained parameter: looking for others takes time, and with
         # recomputation fails
         return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}
-    return {
-        # transformers' and not FSDP's own: below that one accelerate and PEFT restore no adapter
-        # from a checkpoint, silently
-        "gradient_checkpointing": recomputed,
-        "fsdp": True,
-        "fsdp_config": {
-            "version": 2,
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "reshard_after_forward": True,
-            "activation_checkpointing": False,
-            # one process of a node reads the weights, the others get their share from it
-            "cpu_ram_efficient_loading": True,
-            # each process writes its part of the adapter and of the optimiser
-            "state_dict_type": "SHARDED_STATE_DICT",
-        },
-    }
+    # transformers' recomputation and not FSDP's own: below that one accelerate and PEFT restore no
+    # adapter from a checkpoint, silently
+    return {"gradient_checkpointing": recomputed, **FSDP2}

@@ -89,7 +89,7 @@ def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor)
     @contextmanager
     def stopped(known):
         assert known == [7], "looking for them takes time, in which they would work"
-        now.passed += 3_000_000  # it has answered, and goes on
+        now.passed += 3_000_000  # it has answered, and continues
         running.append(False)
         yield
         running.append(True)

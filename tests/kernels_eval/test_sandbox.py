@@ -424,12 +424,18 @@ threading.Thread(target=spin, daemon=True).start()
 """
 
 
+def is_stopped(pid):
+    """All threads of it."""
+    stats = (each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 @pytest.mark.parametrize("processes", [False, True])
 def test_a_stopped_child_uses_no_processor(server, processes):
     with Child(server, "capture", LIMITS, processes=processes) as child:
         run(child, SPINS)
         with child.stopped(child.family()):
-            time.sleep(0.1)  # a signal takes a moment
+            until(lambda: all(map(is_stopped, child.family())))  # a signal takes a moment
             before = child.processor_ns()
             time.sleep(0.1)
             assert child.processor_ns() == before

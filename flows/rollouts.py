@@ -1,14 +1,17 @@
-"""What a policy learns in: it answers in this process, and workers judge the answers.
+"""What a policy learns in: it answers in this process or on vLLM servers, and workers judge the
+answers.
 
-Guarantees: answers are written in batches that the device's memory holds; the same code for the
-same task is judged once in a step, and with `verification.once_per_code` once in a run. Imports
-nothing of Prefect.
+Guarantees: answers of this process are written in batches that its device holds; the same code
+for the same task is judged once in a step, and with `verification.once_per_code` once in a run.
+Imports nothing of Prefect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig
@@ -19,6 +22,7 @@ from tasks.synthesis.sampler import Request
 from tasks.verification.stage import pool_of
 
 if TYPE_CHECKING:
+    from tasks.synthesis.policy import ServedPolicy
     from tasks.training.grpo import Answer, Asked, Environment
 
 Code = tuple[str, str]
@@ -32,9 +36,18 @@ Verify = Callable[[Pairs], Iterable[Verdict]]
 def environment(
     config: PipelineConfig, tasks: Mapping[str, KernelTask], prompts: Mapping[str, str]
 ) -> Iterator[Environment]:
-    """Answers by the policy in this process, verdicts by a pool of workers."""
-    with pool_of(config.language, config.verification) as pool:
-        yield environment_of(config, tasks, prompts, pool.verify)
+    """Answers by the policy, in this process or where `reinforcement.base_url` says, and verdicts
+    by a pool of workers."""
+    url = config.reinforcement.base_url
+    with pool_of(config.language, config.verification) as pool, ExitStack() as stack:
+        served = None
+        if url:
+            from tasks.synthesis.policy import ServedPolicy
+
+            folder = stack.enter_context(TemporaryDirectory(prefix="policy-", dir=config.root))
+            served = ServedPolicy([url] if isinstance(url, str) else url, Path(folder))
+            stack.callback(served.close)
+        yield environment_of(config, tasks, prompts, pool.verify, served)
 
 
 def environment_of(
@@ -42,8 +55,9 @@ def environment_of(
     tasks: Mapping[str, KernelTask],
     prompts: Mapping[str, str],
     verify: Verify,
+    served: ServedPolicy | None = None,
 ) -> Environment:
-    """`environment` with verdicts from elsewhere."""
+    """`environment` with verdicts from elsewhere, and answers from `served` where it is given."""
     from tasks.training.grpo import Answer, Environment
 
     sampling, kept = config.reinforcement.sampling, dict[Code, Verdict]()
@@ -52,26 +66,36 @@ def environment_of(
         from tasks.synthesis.local import Loaded, Row
 
         loaded = Loaded(tokenizer, model)
-        rows = [
-            Row(
-                Request(
-                    request_key=str(each.place),
-                    task=tasks[each.task_id],
-                    language=config.language,
-                    prompt=prompts[each.task_id],
-                    sample_index=each.place,
-                    sampling=sampling.model_copy(update={"seed": each.seed}),
+        requests = [
+            Request(
+                request_key=str(each.place),
+                task=tasks[each.task_id],
+                language=config.language,
+                prompt=prompts[each.task_id],
+                sample_index=each.place,
+                sampling=sampling.model_copy(
+                    update={
+                        "seed": each.seed,
+                        "max_tokens": min(sampling.max_tokens, loaded.window - len(each.prompt)),
+                    }
                 ),
-                each.prompt,
-                loaded.window,
             )
             for each in asked
         ]
-        for row in loaded.written(rows):
-            text = loaded.text_of(row.tokens)
+        written: Iterable[tuple[str, list[int]]]
+        if served:
+            given = {str(each.place): each.prompt for each in asked}
+            found = served.write(model, requests, given)
+            written = ((each.request_key, list(each.tokens or ())) for each in found)
+        else:
+            pairs = zip(requests, asked, strict=True)
+            rows = [Row(request, each.prompt, loaded.window) for request, each in pairs]
+            written = ((row.request.request_key, row.tokens) for row in loaded.written(rows))
+        for place, tokens in written:
+            text = loaded.text_of(tokens)
             reasoning = parse_response(text).reasoning or ""
             length = len(tokenizer(reasoning, add_special_tokens=False)["input_ids"])
-            yield Answer(asked[row.request.sample_index], text, row.tokens, length)
+            yield Answer(asked[int(place)], text, tokens, length)
 
     def judge(answers: Iterable[Answer | None]) -> Iterator[tuple[int, Verdict]]:
         known = kept if config.verification.once_per_code else {}

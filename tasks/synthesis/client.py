@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -32,6 +32,7 @@ from anyio.from_thread import start_blocking_portal
 from anyio.streams.memory import MemoryObjectSendStream
 
 from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import Json
 from tasks.progress import caution
 from tasks.sources.files import shown
 from tasks.synthesis.addresses import Address, Addresses, Pulse
@@ -98,6 +99,7 @@ class OpenAISampler(Sampler):
     key_place: str | None = None
     tail_wait_s: float | None = None
     tail_share: float = 0.02
+    path: ClassVar[str] = "chat/completions"
 
     def __post_init__(self) -> None:
         self.generator = self.name or self.model
@@ -257,22 +259,18 @@ class OpenAISampler(Sampler):
         )
 
     async def _ask_once(self, client: httpx.AsyncClient, url: str, request: Request) -> Response:
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": request.prompt}],
-            **request.sampling.model_dump(exclude_none=True),
-        }
         # as ASCII: a prompt may hold what UTF-8 has no form for
-        asked = client.stream("POST", f"{url}/chat/completions", content=json.dumps(body))
+        content = json.dumps(self.body(request))
+        asked = client.stream("POST", f"{url}/{self.path}", content=content)
         async with asked as answer:  # a response that read itself would hold its megabytes for long
-            content = b"".join([piece async for piece in answer.aiter_bytes()])
+            got = b"".join([piece async for piece in answer.aiter_bytes()])
         if answer.is_success:
             try:
-                return _response(request, json.loads(content))
+                return self.read(request, json.loads(got))
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 raise _Later(f"the answer is no chat completion: {error!r}") from error
         status = answer.status_code
-        said = self._line(f"HTTP {status}: {content.decode('utf-8', 'replace')}")
+        said = self._line(f"HTTP {status}: {got.decode('utf-8', 'replace')}")
         if status in REFUSED:
             raise _Refused(f"{url} refused {request.task.task_id}: {said}")
         if status == httpx.codes.TOO_MANY_REQUESTS or answer.is_server_error:
@@ -280,6 +278,29 @@ class OpenAISampler(Sampler):
             later.wish_s = float(wish) if wish.isdigit() else None
             raise later
         raise self._fatal(status, url, said)
+
+    def body(self, request: Request) -> Json:
+        """What is sent for a request."""
+        return {
+            "model": self.model,
+            "messages": [{"role": "user", "content": request.prompt}],
+            **request.sampling.model_dump(exclude_none=True),
+        }
+
+    def read(self, request: Request, body: Any) -> Response:
+        """The first choice of an answer. Raises what Python does where there is none: servers do
+        answer 200 with anything."""
+        choice = body["choices"][0]
+        message, usage = choice["message"], body.get("usage")
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        return Response(
+            request_key=request.request_key,
+            text=_text(message.get("content")) or "",
+            # not in OpenAI's schema: vLLM and SGLang add it under one of two names
+            reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
+            completion_tokens=tokens if isinstance(tokens, int) else None,
+            finish_reason=_text(choice.get("finish_reason")),
+        )
 
     def _pause_s(self, fault: Exception, attempt: int) -> float:
         """Seconds before an attempt (1 is the first retry): the server's wish, or doubling with
@@ -320,22 +341,6 @@ def _result(future: Future[T]) -> T:
         with suppress(TimeoutError):
             return future.result(SIGNAL_CHECK_S)
     return future.result()
-
-
-def _response(request: Request, body: Any) -> Response:
-    """The first choice of a completion. Raises what Python does where there is none: servers do
-    answer 200 with anything."""
-    choice = body["choices"][0]
-    message, usage = choice["message"], body.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return Response(
-        request_key=request.request_key,
-        text=_text(message.get("content")) or "",
-        # not in OpenAI's schema: vLLM and SGLang add it under one of two names
-        reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
-        completion_tokens=tokens if isinstance(tokens, int) else None,
-        finish_reason=_text(choice.get("finish_reason")),
-    )
 
 
 def _is_http(url: str) -> bool:

@@ -188,6 +188,10 @@ class ReinforceRecipe(Record):
     """gradients are scaled down to this norm; 0: never"""
     sampling: SamplingParams = SamplingParams(temperature=1.0, max_tokens=4096)
     """how answers are drawn; a temperature of 1 draws from the policy itself"""
+    base_url: str | tuple[str, ...] | None = Field(default=None, exclude_if=lambda url: url is None)
+    """vLLM servers that write the answers, such as http://127.0.0.1:8000/v1, started with
+    --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True on the same file system; null: this
+    process writes them"""
     seed: NonNegativeInt = 0
     """order of tasks, answers"""
     checkpoint_every_steps: PositiveInt = 10

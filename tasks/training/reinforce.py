@@ -21,7 +21,8 @@ STAGE = "reinforcement"
 
 def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    config = [recipe.model_dump(mode="json"), sorted(prompts.items())]
+    decisive = recipe.model_dump(mode="json", exclude={"base_url"})
+    config = [decisive, sorted(prompts.items())]
     return Snapshot.planned(STAGE, config, [trained], TRAINING_VERSION)
 
 

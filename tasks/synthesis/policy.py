@@ -1,0 +1,117 @@
+"""Answers of a policy that is still being trained, by vLLM servers: each step loads its adapter.
+
+Guarantees: prompts and answers are token ids, so the policy learns from exactly what was written;
+every answer of a call is by the adapter of that call, which the servers know under a name of its
+own (a prefix cache never holds another step's). Does not guarantee the probabilities that the
+trainer computes for the same tokens: the servers' matrix kernels round differently.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from kernels_eval.errors import EvalError, UsageError, cause_of
+from kernels_eval.records import Json
+from tasks.synthesis.client import NO_KEY, OpenAISampler
+from tasks.synthesis.sampler import Request, Response
+
+LOAD_TIMEOUT_S = 300.0
+NEUTRAL: Json = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sent where a recipe leaves them open: a server would take the model's own."""
+STARTED = (
+    "start the server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment and"
+    " --enable-lora --max-lora-rank RANK"
+)
+
+
+class TokenSampler(OpenAISampler):
+    """Completions of prompts in token ids (`prompts`, by request key) as token ids."""
+
+    path = "completions"
+    prompts: Mapping[str, Sequence[int]]
+
+    def body(self, request: Request) -> Json:
+        asked = NEUTRAL | request.sampling.model_dump(exclude_none=True)
+        prompt = list(self.prompts[request.request_key])
+        return {"model": self.model, "prompt": prompt, "return_token_ids": True, **asked}
+
+    def read(self, request: Request, body: Any) -> Response:
+        choice = body["choices"][0]
+        return Response(
+            request_key=request.request_key,
+            text=choice["text"],
+            tokens=tuple(map(int, choice["token_ids"])),
+            finish_reason=choice.get("finish_reason"),
+        )
+
+
+class ServedPolicy:
+    """vLLM servers at `urls` (each ends in /v1) that serve the policy's base model and can read
+    `folder`, where its adapters are written. The key is OPENAI_API_KEY's, where there is one."""
+
+    def __init__(self, urls: Sequence[str], folder: Path) -> None:
+        self.urls, self.folder = [url.rstrip("/") for url in urls], folder
+        self.name: str | None = None
+        """Of the adapter that the servers hold."""
+
+    def write(
+        self, policy: Any, requests: Sequence[Request], prompts: Mapping[str, Sequence[int]]
+    ) -> Iterator[Response]:
+        """Answers of a PEFT model, as they finish. Raises UsageError for servers that cannot take
+        its adapter, EvalError for those that do not answer, or not every request."""
+        self._load(policy)
+        sampler = TokenSampler(self.urls, str(self.name), concurrency=len(requests))
+        sampler.prompts = prompts
+        answered = 0
+        for response in sampler.sample(requests):
+            answered += 1
+            yield response
+        if answered < len(requests):
+            raise EvalError(
+                f"{', '.join(self.urls)} left {len(requests) - answered} of {len(requests)} answers"
+                " of the policy out",
+                "see the server's log, and check sampling.max_tokens against its --max-model-len",
+            )
+
+    def close(self) -> None:
+        """Let the servers forget the adapter, and remove it."""
+        if self.name:
+            for url in self.urls:
+                with suppress(EvalError):  # one that was started again does not know it
+                    self._tell(url, "unload_lora_adapter", {"lora_name": self.name})
+            shutil.rmtree(self.folder / self.name, ignore_errors=True)
+            self.name = None
+
+    def _load(self, policy: Any) -> None:
+        name = f"policy-{uuid.uuid4().hex[:12]}"
+        place = self.folder / name
+        # not the reference that the trainer keeps beside it
+        policy.save_pretrained(place, selected_adapters=["default"])
+        told = {"lora_name": name, "lora_path": str(place.absolute())}
+        self.close()
+        for url in self.urls:
+            self._tell(url, "load_lora_adapter", told)
+        self.name = name
+
+    def _tell(self, url: str, what: str, told: Json) -> None:
+        headers = {"authorization": f"Bearer {os.environ.get('OPENAI_API_KEY') or NO_KEY}"}
+        try:
+            answer = httpx.post(f"{url}/{what}", json=told, headers=headers, timeout=LOAD_TIMEOUT_S)
+        except httpx.HTTPError as error:
+            raise EvalError(
+                f"the server of the policy, {url}, does not answer: {cause_of(error)}",
+                "start it, or correct reinforcement.base_url; rerun the same command to resume",
+            ) from error
+        if not answer.is_success:
+            said = " ".join(answer.text.split())[:300]
+            raise UsageError(
+                f"{url} did not take {what} (HTTP {answer.status_code}): {said}", STARTED
+            )

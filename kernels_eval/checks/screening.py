@@ -19,6 +19,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.records import Reason
@@ -38,9 +39,10 @@ FLAGGED_MODULES = frozenset(
 )
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
-    os.spawnv os.remove os.unlink os.abort sys._getframe sys._current_frames
+    os.spawnv os.abort sys._getframe sys._current_frames
     sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
 )
+REMOVALS = ("os.remove", "os.unlink", "os.rmdir")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
 HONEST_SETTINGS = ("torch.backends.", "torch._dynamo.config.", "torch._inductor.config.")
@@ -129,6 +131,9 @@ class _Reader:
         name = _dotted(node.func)
         if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
+        elif name in REMOVALS and node.args and _is_not_its_own(node.args[0]):
+            what = f"calls {name} for a file that it has not made; only its own may be removed"
+            self._reject(Reason.FORBIDDEN_CALL, node, what)
         elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):
             what = f"sets an attribute of {_dotted(node.args[0])}"
             self._reject(Reason.HARNESS_TAMPERING, node, what)
@@ -165,6 +170,17 @@ def _imported(tree: ast.Module) -> Iterator[ast.AST]:
                 kept = [node]
         for each in kept:
             yield from ast.walk(each)
+
+
+def _is_not_its_own(path: ast.expr) -> bool:
+    """Does this certainly name a file that a candidate has not made: the module itself, or one
+    outside of its working directory and /tmp?"""
+    match path:
+        case ast.Constant(value=str(name)):
+            place = PurePosixPath(name)
+            outside = place.is_absolute() and not place.is_relative_to("/tmp")
+            return outside or ".." in place.parts or place.name == "candidate.py"
+    return isinstance(path, ast.Name) and path.id == "__file__"
 
 
 def _dotted(node: ast.AST) -> str:

@@ -291,6 +291,13 @@ def test_honest_forms_are_correct(verify, form):
     assert_reason(verify(task, code), "ok")
 
 
+def test_a_task_with_outputs_of_no_fixed_shape_is_quarantined(verify):
+    task = kernel_task(task_source("return x[x > 0]"), "positive_ones")
+    verdict = verify(task, module("return ext.affine(x)", extension=EXTENSION))
+    assert_reason(verdict, "degenerate_task")
+    assert "depend on the values of its inputs" in verdict.detail
+
+
 def test_square_weights_kept_apart_from_their_parameter_are_stale(verify):
     forward = "return ext.product(x, self.kept)"
     kept = f"{TRANSPOSED}\nself.kept = self.weight.detach().clone()"

@@ -55,7 +55,7 @@ def unlike(a: Tensor, y: Tensor) -> Tensor:
     step, alike = least_step(a), (a == y) | ((a != a) & (y != y))
     wide = torch.promote_types(computable(a).dtype, torch.float32)
     a, y = a.to(wide), y.to(wide)
-    scale = y[torch.isfinite(y)].abs().square().mean().sqrt().nan_to_num(0.0)
+    scale = y[torch.isfinite(y)].abs().double().square().mean().sqrt().nan_to_num(0.0)
     return ~(((a - y).abs() <= step * (y.abs() + scale)) | alike)
 
 

@@ -180,6 +180,11 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
     elif wrong and (name := _wrong_gradient(found, process)):
         outcome, why = Reason.WRONG_GRADIENT, f"the gradient of {name} is wrong; "
+    elif outcome is Reason.NON_FINITE:
+        why = (
+            "NaN or infinity in other places than in the reference (an exp that overflows? with"
+            " -ffast-math, compilers assume that nothing does); "
+        )
     elif wrong and found.systematic:
         why = "another formula (an approximation?): the error is a function of the output; "
     else:

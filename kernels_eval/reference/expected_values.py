@@ -521,7 +521,8 @@ class Reference(TaskRunner):
         """Errors of outputs. Where a few elements hang on a step (floor, round, argmax), what the
         reference gives beside it is right, too."""
         found = list(map(measure, actual, known.oracle, known.expected))
-        if any(error.max > least_step(x) for error, x in zip(found, actual, strict=True)):
+        off = any(error.max > least_step(x) for error, x in zip(found, actual, strict=True))
+        if off and max(x.numel() for x in actual) <= ENOUGH_ELEMENTS:
             accepted = self._beside_steps(actual, known)
             again = map(measure, accepted, known.oracle, known.expected)
             found = [

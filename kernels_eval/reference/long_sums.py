@@ -69,7 +69,8 @@ class LongSums(TorchDispatchMode):
         return tree_map_only(Tensor, partial(self._moved, error=error), result)
 
     def _moved(self, x: Tensor, error: float) -> Tensor:
-        if not x.is_floating_point():
+        assert self.moving
+        if not x.is_floating_point() or x.device.type != self.moving.device.type:
             return x
         eps = torch.finfo(x.dtype).eps
         if bool(((x == x.round()) & (x.abs() < 1 / eps)).all()):

@@ -278,6 +278,13 @@ def test_a_failed_build_without_another_is_what_counts(verify):
     assert verdict.reason == "build_failed" and "-mno-such" in verdict.detail
 
 
+def test_a_misplaced_nan_is_named(verify):
+    forward = "out = ext.affine(x)\nout[0, 0] = torch.nan\nreturn out"
+    verdict = verify(AFFINE, module(forward, extension=EXTENSION))
+    assert_reason(verdict, "non_finite")
+    assert verdict.detail.startswith("NaN or infinity in other places")
+
+
 def test_threads_that_a_call_sets_are_refused_with_a_remedy(verify):
     forward = "torch.set_num_threads(8)\nreturn ext.affine(x)"
     verdict = verify(AFFINE, module(forward, extension=EXTENSION))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -46,11 +46,11 @@ class ExtensionSpec(Record):
     @classmethod
     def _as_a_shell_splits_them(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
         """torch writes flags into a shell line: one string may hold several, and an empty one is
-        none."""
+        none. Idle ones are left out."""
         if sum(map(len, flags)) > MOST_FLAG_LETTERS:
             return flags  # `unusable_reason` says so
         try:
-            return tuple(part for flag in flags for part in shlex.split(flag))
+            return without_idle(part for flag in flags for part in shlex.split(flag))
         except ValueError:
             return flags  # an unbalanced quote: the compiler will say so
 
@@ -129,25 +129,50 @@ class Build(Record):
 
 PLAIN_FLAG = re.compile(
     r"-O\w*|-std=[\w+]+|--std=[\w+]+|-[fm][\w=.+-]+|-W(no-)?[a-z][\w=+-]*|-w|-g\d?|-ggdb\d?|-G|-v|-s|-pipe|-rdynamic|-shared|-static-lib(gcc|stdc\+\+)|--param=[\w-]+=\d+|-pthread|-pedantic|-ansi|-D\w+(=\S*)?|-U\w+"
-    r"|-[IL][\w./+-]+|-l[\w.+-]+|-Wl,(-rpath[,=][\w./$+-]+|--gc-sections|-Bsymbolic(-functions)?|--strip-all|-s|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
+    r"|-(I|L|isystem)[\w./+-]+|-l[\w.+-]+|-Wl,(-rpath[,=][\w./$+-]+|--gc-sections|-Bsymbolic(-functions)?|--strip-all|-s|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
     r"|-?-?(use_fast_math|expt-[\w-]+|extended-lambda|device-debug|source-in-ptx|src-in-ptx|allow-unsupported-compiler|lineinfo|generate-line-info|restrict|extra-device-vectorization|verbose|resource-usage|res-usage)"
     r"|-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|ftz|prec-div|prec-sqrt|fmad|rdc|default-stream|threads|t|O|std"
-    r"|optimize|dopt|split-compile"
+    r"|optimize|dopt|split-compile|cudart"
     r"|relocatable-device-code|diag-suppress|diag_suppress|Werror|disable-warnings)(=?[\w=,.+\[\]-]*)"
     r"|--warn-on-[\w-]+|--allow-expensive-optimizations=\w+|--register-usage-level=\d+|-Xfatbin(=-compress-all)?|-compress-all"
     r"|-?-?(Xptxas|ptxas-options|Xcudafe|Xnvlink)(=[\w=,.+-]+)?"
 )
+IDLE_FLAG = re.compile(
+    r"-f(no-)?lto(=[\w-]+)?|-f(no-)?(fat-lto-objects|use-linker-plugin|whole-program-vtables)"
+    r"|-flto-(partition|compression-level)=\w+|-fdiagnostics-(color|show)[\w=-]*"
+    r"|-fopt-info(-\w+)*|-ftime-report|-MM?D|-MP"
+)
+"""Flags that honest candidates pass, and whose work starts more programs or writes more files: they
+are left out, as no result depends on them. An extension is one unit as a rule, which gains nothing
+from optimisation at link time."""
 DANGEROUS_F = re.compile(
     r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"
 )
 TAKES_VALUE = re.compile(
-    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t|param|optimize|dopt)"
+    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t|param|optimize|dopt"
+    r"|isystem|default-stream|cudart)"
 )
 REACHES_OUT = re.compile(
     r"[\w.]/|/[\w.]|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux"
 )
 PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
-VALUE = re.compile(r"[\w=,./+\[\]-]+")
+VALUE = re.compile(r"[\w=,./+\[\]][\w=,./+\[\]-]*")
+"""Of a flag. One that begins like a flag is looked at as such: the compiler may not know the flag
+before it, or that it takes a value."""
+TAKES_FLAGS = re.compile(r"-?-?(Xptxas|ptxas-options|Xcudafe)(?P<value>-[\w=,.+-]+)")
+"""Flags of nvcc alone, with a value that is a flag: another compiler does not start with them."""
+
+
+def without_idle(flags: Iterable[str]) -> tuple[str, ...]:
+    """These flags without those of IDLE_FLAG, which a compiler may be told to pass on, too."""
+    kept: list[str] = []
+    for flag in flags:
+        passed_on = kept and kept[-1] in ("-Xcompiler", "--compiler-options")
+        if not IDLE_FLAG.fullmatch(flag.removeprefix("-Xcompiler=")):
+            kept.append(flag)
+        elif passed_on:
+            kept.pop()
+    return tuple(kept)
 
 
 def refused_flag(flags: Sequence[str], *, passed_on: bool = False) -> str | None:
@@ -160,18 +185,16 @@ def refused_flag(flags: Sequence[str], *, passed_on: bool = False) -> str | None
             return flag
         if not passed_on and (match := PASSES_ON.fullmatch(flag)):
             inner = match.group(1) or (left.pop(0) if left else "")
-            parts = [part for part in inner.strip("'\"").split(",") if part]
+            parts = re.split(r"[,\s]+", inner.strip("'\" "))
             if (bad := refused_flag(parts, passed_on=True)) is not None:
                 return bad
         elif (
             not PLAIN_FLAG.fullmatch(flag) and not TAKES_VALUE.fullmatch(flag)
         ) or DANGEROUS_F.match(flag):
             return flag
-        elif (
-            TAKES_VALUE.fullmatch(flag)
-            and left
-            and not left[0].startswith("--")
-            and VALUE.fullmatch(left[0])
+        elif left and (
+            (TAKES_VALUE.fullmatch(flag) and VALUE.fullmatch(left[0]))
+            or TAKES_FLAGS.fullmatch(flag + left[0])
         ):
             left.pop(0)
     return None

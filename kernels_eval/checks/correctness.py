@@ -20,7 +20,7 @@ PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat
 PRECISION_OF |= {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms"),
-    *("wrong_share", "reference_wrong_share"),
+    *("wrong_share", "reference_wrong_share", "unequal"),
 )
 MOST_WRONG = 0.05
 """Largest share of elements that may be off by half of their own value where the reference's are

@@ -26,9 +26,10 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     """Errors of one output tensor. `actual` and `reference` have the task's dtype, `oracle` is
     float64 where it fitted; all have one shape."""
     if not actual.is_floating_point() and not actual.is_complex():
-        equal = torch.equal(actual, reference.to(actual.dtype))
-        error, both = float(not equal), dict.fromkeys(("kernelbench_1e4", "kernelbench_1e2"), equal)
-        return Comparison(rms=error, reference_rms=0.0, max=error, **both)
+        unequal = int((actual != reference.to(actual.dtype)).sum())
+        error, equal = float(unequal > 0), not unequal
+        both = {"kernelbench_1e4": equal, "kernelbench_1e2": equal}
+        return Comparison(rms=error, reference_rms=0.0, max=error, unequal=unequal, **both)
     y, a, r = (computable(x.reshape(-1)) for x in (oracle, actual, reference))
     own_oracle = y.dtype == r.dtype and y.data_ptr() == r.data_ptr()
     finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
@@ -38,6 +39,24 @@ def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
     if asked and a.dtype == torch.float32 and _follows_output(y, a):
         return found.model_copy(update={"systematic": True})
     return found
+
+
+def least_step(x: Tensor) -> float:
+    """How far two elements are apart, as a share of |y| + RMS(y), that are not the same but for
+    rounding: ten times the gate of this type. Integers differ or not."""
+    continuous = x.is_floating_point() or x.is_complex()
+    return max(1e-4, 20 * torch.finfo(x.dtype).eps) if continuous else 0.0
+
+
+def unlike(a: Tensor, y: Tensor) -> Tensor:
+    """Where two tensors of one form are farther apart than `least_step`."""
+    if not a.is_floating_point() and not a.is_complex():
+        return a != y
+    step, alike = least_step(a), (a == y) | ((a != a) & (y != y))
+    wide = torch.promote_types(computable(a).dtype, torch.float32)
+    a, y = a.to(wide), y.to(wide)
+    scale = y[torch.isfinite(y)].abs().double().square().mean().sqrt().nan_to_num(0.0)
+    return ~(((a - y).abs() <= step * (y.abs() + scale)) | alike)
 
 
 def computable(x: Tensor) -> Tensor:

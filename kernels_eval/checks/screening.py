@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 
 from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.records import Reason
@@ -33,17 +35,24 @@ FORBIDDEN_MODULES = frozenset(
 REACHED_MODULES = frozenset("subprocess socket ctypes gc pickle _thread".split())
 """Forbidden ones that are no names of torch's own, so that reaching them through torch means
 them."""
+HARMLESS_PARTS = {"multiprocessing": {"cpu_count"}, "gc": {"collect"}}
+"""What honest code uses of forbidden modules. A module of which nothing else is used may be
+imported."""
 FLAGGED_MODULES = frozenset(
     "threading inspect sys os time importlib concurrent tempfile shutil pathlib".split()
 )
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
-    os.spawnv os.remove os.unlink os.abort sys._getframe sys._current_frames
+    os.spawnv os.abort sys._getframe sys._current_frames
     sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
 )
+REMOVALS = ("os.remove", "os.unlink", "os.rmdir")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
-HONEST_SETTINGS = ("torch.backends.", "torch._dynamo.config.", "torch._inductor.config.")
+HONEST_SETTINGS = tuple(
+    """torch.backends. torch._dynamo.config. torch._inductor.config.
+    torch.utils.cpp_extension.CUDA_HOME sys.dont_write_bytecode""".split()
+)
 
 
 @dataclass(frozen=True)
@@ -68,8 +77,9 @@ def screen(code: str) -> Screening:
         said = getattr(error, "msg", str(error)) or "nested too deep for Python"
         detail = f"line {line}: {said}" if line else said
         return Screening(Reason.SYNTAX_ERROR, detail)
-    reader = _Reader()
-    for node in _imported(tree):
+    nodes = list(_imported(tree))
+    reader = _Reader(_harmless(nodes))
+    for node in nodes:
         reader.read(node)
     if not reader.has_model:
         reader.flags.add("no_static_model_new")
@@ -78,7 +88,9 @@ def screen(code: str) -> Screening:
 
 
 class _Reader:
-    def __init__(self) -> None:
+    def __init__(self, harmless: set[str]) -> None:
+        """`harmless` are forbidden modules that do no harm here."""
+        self.harmless = harmless
         self.found: list[tuple[int, Reason, str]] = []
         self.flags: set[str] = set()
         self.has_model = False
@@ -113,13 +125,14 @@ class _Reader:
         root = name.split(".")[0]
         if root == "kernels_eval":
             self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
-        elif name in FORBIDDEN_MODULES or root in FORBIDDEN_MODULES:
+        elif {name, root} & FORBIDDEN_MODULES and name not in self.harmless:
             self._reject(Reason.FORBIDDEN_CALL, node, f"imports {name}")
         elif root in FLAGGED_MODULES:
             self.flags.add(f"imports:{root}")
 
     def _import_from(self, module: str, names: list[ast.alias], node: ast.ImportFrom) -> None:
-        self._module(module, node)
+        if not {alias.name for alias in names} <= HARMLESS_PARTS.get(module, set()):
+            self._module(module, node)
         for alias in names:
             reached = module.startswith("torch") and alias.name in REACHED_MODULES
             if reached or f"{module}.{alias.name}" in FORBIDDEN_CALLS:
@@ -129,6 +142,9 @@ class _Reader:
         name = _dotted(node.func)
         if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
+        elif name in REMOVALS and node.args and _is_not_its_own(node.args[0]):
+            what = f"calls {name} for a file that it has not made; only its own may be removed"
+            self._reject(Reason.FORBIDDEN_CALL, node, what)
         elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):
             what = f"sets an attribute of {_dotted(node.args[0])}"
             self._reject(Reason.HARNESS_TAMPERING, node, what)
@@ -143,6 +159,23 @@ class _Reader:
                     self._reject(Reason.HARNESS_TAMPERING, node, f"assigns to {name}")
                 elif node.attr == "__class__":
                     self.flags.add("assigns:__class__")
+
+
+def _harmless(nodes: list[ast.AST]) -> set[str]:
+    """Modules of which only HARMLESS_PARTS are used, under every name that they are imported by."""
+    imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    bound = {(each.asname or each.name, each.name) for each in imports}
+    names, named, harmless = dict(bound), Counter[str](), Counter[str]()
+    for node in nodes:
+        match node:
+            case ast.Name(id=name):
+                named[names.get(name, "")] += 1
+            case ast.Attribute(value=ast.Name(id=name), attr=part) if part in HARMLESS_PARTS.get(
+                names.get(name, ""), ()
+            ):
+                harmless[names[name]] += 1
+    alone = len(names) == len(bound)  # no name stands for two modules
+    return {name for name, count in harmless.items() if alone and count == named[name]}
 
 
 def _imported(tree: ast.Module) -> Iterator[ast.AST]:
@@ -165,6 +198,17 @@ def _imported(tree: ast.Module) -> Iterator[ast.AST]:
                 kept = [node]
         for each in kept:
             yield from ast.walk(each)
+
+
+def _is_not_its_own(path: ast.expr) -> bool:
+    """Does this certainly name a file that a candidate has not made: the module itself, or one
+    outside of its working directory and /tmp?"""
+    match path:
+        case ast.Constant(value=str(name)):
+            place = PurePosixPath(name)
+            outside = place.is_absolute() and not place.is_relative_to("/tmp")
+            return outside or ".." in place.parts or place.name == "candidate.py"
+    return isinstance(path, ast.Name) and path.id == "__file__"
 
 
 def _dotted(node: ast.AST) -> str:

@@ -191,7 +191,8 @@ class Comparison(Record):
     than half of their own value and by more than rounding at one, `reference_wrong_share` that of
     the fp32 reference (0 without a float64 oracle). `systematic`: the error is a function of the
     output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
-    `worst` is the position of the tensor with the largest of these errors.
+    `worst` is the position of the tensor with the largest of these errors, `unequal` how many
+    elements of one differ that has no floating-point type.
     `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
     candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
     """
@@ -209,6 +210,7 @@ class Comparison(Record):
     kernelbench_1e2: bool = True
     systematic: bool = False
     worst: int = 0
+    unequal: int = 0
     equals_trial: list[str] = []
     equals_answer: list[str] = []
     mutates_inputs: bool = False

@@ -66,8 +66,8 @@ def _include_paths(options: dict[str, Texts]) -> list[Path]:
 def _own_headers(texts: Iterable[str], folders: Iterable[Path]) -> Message:
     """What these texts include, directly or not, of what the candidate has written into these
     folders. Headers of libraries are where the compiler finds them itself."""
-    resolved = (folder.resolve() for folder in folders)
-    own = [folder for folder in resolved if folder.is_relative_to(Path.cwd())]
+    resolved, places = (folder.resolve() for folder in folders), (Path.cwd(), Path("/tmp"))
+    own = [folder for folder in resolved if any(map(folder.is_relative_to, places))]
     found: dict[str, str] = {}
     waiting = list(texts) if own else []
     while waiting:

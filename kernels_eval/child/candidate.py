@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
@@ -133,6 +134,13 @@ class CandidateRole(ModelRunner):
 
     def arguments(self, spec: ModelSpec) -> Arguments:
         made: Arguments = copied(self._arguments)
+        return made
+
+    def construct(self, seed: int | None = None) -> Any:
+        """The model, with as many threads as the reference has, whatever the module or its
+        constructor has set. Where a call sets them, `do_state` tells."""
+        made = super().construct(seed)
+        torch.set_num_threads(self.spec.threads)
         return made
 
     def _provide(self, spec: Message) -> ModuleType | str:

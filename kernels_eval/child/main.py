@@ -15,12 +15,13 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
+from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks.inputs import construct, declared, load_candidate, load_module
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.candidate import CandidateRole
@@ -80,7 +81,9 @@ class Capture:
     def __init__(self) -> None:
         self.specs: list[Message] = []
 
-    def do_capture(self, path: str) -> Message:
+    def do_capture(self, path: str, failed: Sequence[str] = ()) -> Message:
+        """Import the module. Requests with these keys fail, for they did when they were built."""
+        self.failed = failed
         intercept(self._record)
         try:
             self.module = load_candidate(path)
@@ -100,6 +103,8 @@ class Capture:
 
     def _record(self, spec: Message) -> ModuleType:
         self.specs.append(spec)
+        if self.failed and ExtensionSpec.model_validate(spec).key in self.failed:
+            raise BuildFailed(Reason.BUILD_FAILED, "")
         return _Stub(str(spec["name"]))
 
 

@@ -77,6 +77,9 @@ def confine(
         if message["spawn"] == "sanitizer":
             namespaces.mount_scratch("/run", 1, 16)  # over the sockets of the machine's services
         namespaces.mount_scratch(work, limits["scratch_mb"], SCRATCH_FILES)
+        needed = map(os.path.realpath, (*read, *message.get("readable", ()), message["scratch"]))
+        if not any(Path(path).is_relative_to("/tmp") for path in needed):
+            namespaces.show_at(work, "/tmp")
     os.chdir(work)
     os.environ.update(
         HOME=work,

@@ -15,6 +15,7 @@ import psutil
 KEPT_VARIABLES = (
     "PATH LD_LIBRARY_PATH CUDA_VISIBLE_DEVICES CUDA_HOME VIRTUAL_ENV PYTHONPATH TZ".split()
 )
+VAR_TMP = "/var/tmp"
 THREAD_VARIABLES = [f"{name}_NUM_THREADS" for name in "OMP MKL OPENBLAS NUMEXPR".split()]
 
 
@@ -59,8 +60,12 @@ def disk_usage(directory: Path, most_files: int) -> tuple[int, int]:
 
 
 def new_folder() -> Path:
-    """A folder named after this process, so that `remove_abandoned` finds it after a kill."""
-    return Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-"))
+    """A folder named after this process, so that `remove_abandoned` finds it after a kill. Not in
+    /tmp if that can be helped: a child has a /tmp of its own."""
+    home = tempfile.gettempdir()
+    if home == "/tmp" and os.access(VAR_TMP, os.W_OK | os.X_OK):
+        home = VAR_TMP
+    return Path(tempfile.mkdtemp(prefix=f"concur-{os.getpid()}-", dir=home))
 
 
 def sealed_memory(size: int) -> int:
@@ -75,7 +80,8 @@ def sealed_memory(size: int) -> int:
 
 def remove_abandoned() -> None:
     """Remove folders of processes that are gone (SIGKILL)."""
-    for folder in Path(tempfile.gettempdir()).glob("concur-*-*"):
+    homes = map(Path, (tempfile.gettempdir(), VAR_TMP))
+    for folder in (folder for home in homes for folder in home.glob("concur-*-*")):
         owner = folder.name.split("-")[1]
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(folder, ignore_errors=True)

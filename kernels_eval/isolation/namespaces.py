@@ -22,7 +22,7 @@ NAMESPACES = {
     "net": CLONE_NEWNET,
     "ipc": CLONE_NEWIPC,
 }
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x1000, 0x4000, 0x40000
 CAPSET = {"x86_64": 126, "aarch64": 91}
 CAPABILITY_VERSION_3 = 0x20080522
 LOWEST_PID_MAX = 301  # the kernel refuses less
@@ -52,6 +52,11 @@ def mount_scratch(path: str, size_mb: int, files: int) -> None:
     mount namespace."""
     options = f"size={size_mb}m,nr_inodes={files},mode=700".encode()
     _mount(b"tmpfs", os.fsencode(path), b"tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def show_at(folder: str, place: str) -> None:
+    """Let `place` be another name of this folder."""
+    _mount(os.fsencode(folder), os.fsencode(place), None, MS_BIND, None)
 
 
 def _mount(

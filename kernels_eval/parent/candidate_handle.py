@@ -152,8 +152,8 @@ class CandidateProcess:
         """Build what a constructor or a first call asks for; the child waits, its deadline does not
         run."""
         build = self.builds.build(spec)
-        self.draft.late_tier = build.tier or None
         if build.ok:
+            self.draft.late_tier = build.tier or None
             self.libraries[build.key] = build.path
         answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
         return self.child.resume(answer, timeout)
@@ -165,7 +165,7 @@ class CandidateProcess:
             wanted, names = self.reference.used_statistics(), self.reference.loaded.parameter_names
             how = {"statistics": wanted, "names": names, "transposed": transposed}
             self.tell("weights", seed=trial.weights_seed, **how)
-        if trial.construct_seed is not None:
+        if trial.construct_seed is not None or trial.evaluate:  # as new: calls change statistics
             self._rebuild(trial.construct_seed)
         inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)
         answer = self.tell(

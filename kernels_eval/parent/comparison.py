@@ -14,6 +14,7 @@ from kernels_eval.checks.trials import DECLARED, LATER, Comparison, Trial
 from kernels_eval.isolation.sandbox import Child
 from kernels_eval.parent.candidate_handle import CandidateProcess, unmatched_shapes
 from kernels_eval.parent.messages import (
+    FIX_OF_CHANGE,
     REASON_OF_CHANGE,
     OperatorReport,
     OrnamentReport,
@@ -179,6 +180,11 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
     elif wrong and (name := _wrong_gradient(found, process)):
         outcome, why = Reason.WRONG_GRADIENT, f"the gradient of {name} is wrong; "
+    elif outcome is Reason.NON_FINITE:
+        why = (
+            "NaN or infinity in other places than in the reference (an exp that overflows? with"
+            " -ffast-math, compilers assume that nothing does); "
+        )
     elif wrong and found.systematic:
         why = "another formula (an approximation?): the error is a function of the output; "
     else:
@@ -195,6 +201,13 @@ def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:
 
 
 def _errors(trial: Trial, found: Comparison) -> str:
+    if found.unequal:
+        return (
+            f"{found.unequal} integers or truth values of an output are not the reference's on"
+            f" {trial.name} inputs, and rounding does not explain them: round as it does"
+            " (std::nearbyint for torch.round, std::floor for a floor division, truncation for a"
+            " cast), and return among equal elements the one that it returns"
+        )
     return (
         f"relative RMS error {found.rms:.2e}, worst element {found.max:.2e} on {trial.name} inputs"
     )
@@ -326,7 +339,8 @@ def check_state(process: CandidateProcess) -> None:
     changed = process.ask("state", StateReport).changed
     for name, reason in REASON_OF_CHANGE.items():
         if name in changed:
-            raise Stop(reason, f"changes {name}: {one_line(changed[name])[:200]}")
+            was = one_line(changed[name])[:200]
+            raise Stop(reason, f"changes {name}: {was}; {FIX_OF_CHANGE[name]}")
     process.draft.flags += [f"changes:{one_line(name)[:40]}" for name in changed]
 
 

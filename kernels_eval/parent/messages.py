@@ -212,6 +212,22 @@ REASON_OF_CHANGE: Mapping[str, Reason] = {
 """The reason that a change of each setting stands for. Other settings are only flagged: honest code
 writes them."""
 
+FIX_OF_CHANGE: Mapping[str, str] = {
+    "current_stream": "launch on the current stream, or make it the current one again",
+    "patched": "leave functions of torch, time and Python as they are",
+    "default_dtype": "pass dtype= to what makes tensors",
+    "default_device": "pass device= to what makes tensors",
+    "threads": "calls of the model set the number of torch's threads (torch.set_num_threads,"
+    " at::set_num_threads or omp_set_num_threads); set it at import, where it is without effect, or"
+    " give a parallel region its own by `num_threads(n)`",
+    "current_device": "use the device of the inputs",
+    "persisting_l2": "leave cudaDeviceSetLimit alone",
+    "deterministic": "leave torch.use_deterministic_algorithms alone",
+    "modes": "leave every mode of torch that is entered",
+    "operators": "register operators in a namespace of your own",
+}
+"""What a candidate should do instead."""
+
 R = TypeVar("R", bound=Record)
 
 

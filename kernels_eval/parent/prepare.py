@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,8 +73,10 @@ class BoundedBuilds:
             )
         self.note(screen_native(spec.text))
         if spec.uses_cuda and not (self.candidate.language.needs_gpu or self.builder.tools.nvcc):
-            raise Stop(Reason.BUILD_FAILED, "CUDA sources in a candidate for the CPU")
-        build = self.builder.build(spec)
+            log = "CUDA sources in a candidate for the CPU"
+            build = Build(ok=False, key=spec.key, reason=Reason.BUILD_FAILED, log=log)
+        else:
+            build = self.builder.build(spec)
         self.made.append((spec, build))
         self.deadline.spent_s += 0.0 if build.cached else build.processor_s
         return build
@@ -161,7 +164,9 @@ class Preparer(Workplace):
             self._screen_and_build(task, builds)
         except Stop as stop:
             finding = stop.finding
-        made = [build for _, build in builds.made]
+        # one that failed tells nothing of a candidate that went on to another
+        kept = [each for each in builds.made if finding or each[1].ok]
+        made = [build for _, build in kept]
         tiers = {build.tier for build in made}
         return Prepared(
             candidate_id=candidate.candidate_id,
@@ -170,7 +175,7 @@ class Preparer(Workplace):
             flags=tuple(dict.fromkeys(builds.flags)),
             tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
             cached=bool(made) and all(build.cached for build in made),
-            architectures=tuple(self.builder.for_architectures(builds.made)),
+            architectures=tuple(self.builder.for_architectures(kept)),
             seconds=time.monotonic() - started,
         )
 
@@ -182,19 +187,34 @@ class Preparer(Workplace):
         builds.note(screen(candidate.code))
         if candidate.language.jit or "load" not in candidate.code:
             return
-        for asked in self._requested_builds(candidate.code, task):
-            build = builds.build(asked)
-            if build.reason:
-                lines = filter(None, map(str.strip, build.log.splitlines()))
-                raise Stop(build.reason, next(lines, "the build failed"), build.log)
+        build = self._failed_build(self._requested_builds(candidate.code, task), builds)
+        while build and build.reason is Reason.BUILD_FAILED:
+            # Where the module catches that, it may ask for the build in another way.
+            failed = [made.key for _, made in builds.made if not made.ok]
+            asked = self._requested_builds(candidate.code, task, failed)
+            known = {spec.key for spec, _ in builds.made}
+            asked = [each for each in asked if parse_report(ExtensionSpec, each).key not in known]
+            if not asked:
+                break
+            build = self._failed_build(asked, builds)
+        if build:
+            lines = filter(None, map(str.strip, build.log.splitlines()))
+            raise Stop(Reason(build.reason), next(lines, "the build failed"), build.log)
 
-    def _requested_builds(self, code: str, task: KernelTask | None) -> list[object]:
-        """What the module asks to build at import, or else in its constructor."""
+    def _failed_build(self, asked: list[object], builds: BoundedBuilds) -> Build | None:
+        """Build what is asked for, up to the first that fails. None where none does."""
+        return next((build for each in asked if (build := builds.build(each)).reason), None)
+
+    def _requested_builds(
+        self, code: str, task: KernelTask | None, failed: Sequence[str] = ()
+    ) -> list[object]:
+        """What the module asks to build at import, or else in its constructor, where builds with
+        the keys `failed` do."""
         limit = self.config.build.capture_timeout_s
         with Child(self.server, "capture", self.config.limits) as child:
             path = child.write_file("candidate.py", code)
             try:
-                answer = child.request("capture", path=str(path), timeout=limit)
+                answer = child.request("capture", path=str(path), failed=failed, timeout=limit)
             except ChildFailure as failure:
                 raise unanswered(failure, child, Reason.LOAD) from failure
             report = parse_report(CaptureReport, answer)

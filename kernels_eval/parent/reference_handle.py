@@ -324,6 +324,12 @@ class ReferenceProcess:
 
     def _quarantine_degenerate(self, known: dict[str, Expectation]) -> None:
         """Raise Stop (DEGENERATE_TASK) for a task that cannot tell right from wrong."""
+        shapes = [[output.shape for output in trial.outputs] for trial in self.trials]
+        if other := next((each for each in shapes if each != shapes[0]), None):
+            raise _degenerate(
+                "the shapes of the reference's outputs depend on the values of its inputs:"
+                f" {shapes[0]}, and {other} for other inputs"
+            )
         if self.loaded.plan.varies and len(known) > 2 and _one_answer(known.values()):
             raise _degenerate(
                 f"the reference's output is the same for all inputs ({len(known)} draws, one"

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from kernels_eval.checks.operators import Named
 from kernels_eval.reference.operator_costs import NORMALISATIONS, Values, operator_name
@@ -41,20 +43,41 @@ UNREDUCED = 0
 
 class LongSums(TorchDispatchMode):
     """Measures the sums of the operators that are called under it: `error` is the largest relative
-    RMS error of adding up the terms of one operator's outputs in order."""
+    RMS error of adding up the terms of one operator's outputs in order.
 
-    def __init__(self) -> None:
+    With a generator, each result is moved by as much as that, or by so many units in its last
+    place, up or down by chance: what comes out is what other code of the same formula could give.
+    """
+
+    def __init__(self, moving: torch.Generator | None = None, units: int = 0) -> None:
         TorchDispatchMode.__init__(self)
-        self.error = 0.0
+        self.error, self.moving, self.units = 0.0, moving, units
 
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
+        error = 0.0
         with suppress(RuntimeError, IndexError, TypeError, ValueError):
             terms = _terms(operator_name(function), args)
             if terms is not None and terms.shape[-1] >= LONG and terms.is_floating_point():
-                self.error = max(self.error, sequential_error(terms[:, :MOST_TERMS]))
-        return function(*args, **(kwargs or {}))
+                error = sequential_error(terms[:, :MOST_TERMS])
+                self.error = max(self.error, error)
+        result = function(*args, **(kwargs or {}))
+        # views, and what is written in place, are moved where they are made
+        if self.moving is None or any(each.alias_info for each in function._schema.returns):
+            return result
+        return tree_map_only(Tensor, partial(self._moved, error=error), result)
+
+    def _moved(self, x: Tensor, error: float) -> Tensor:
+        assert self.moving
+        if not x.is_floating_point() or x.device.type != self.moving.device.type:
+            return x
+        eps = torch.finfo(x.dtype).eps
+        if bool(((x == x.round()) & (x.abs() < 1 / eps)).all()):
+            return x  # whole numbers are exact
+        share = max(self.units * eps, error)
+        up = torch.rand(x.shape, generator=self.moving, device=x.device).round()
+        return x * (1 + share * (2 * up - 1)).to(x.dtype)
 
 
 def sequential_error(terms: Tensor) -> float:

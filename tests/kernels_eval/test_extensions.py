@@ -188,10 +188,38 @@ def test_flags_that_load_or_write_are_refused(builder, flag, field):
         "--extended-lambda --device-debug --source-in-ptx --split-compile=0 --optimize 3 -dopt=on",
         "-Xptxas --warn-on-spills -Xptxas --allow-expensive-optimizations=true",
         "-Xfatbin -compress-all -Xfatbin=-compress-all",
+        "-funroll-loops -fno-math-errno -mavx2 -mfma -fopenmp -ffast-math -DNAME=1 -lm -lgomp",
+        "--use_fast_math -lineinfo -Xptxas -O3 -Xptxas -v,-dlcm=ca -maxrregcount=64 -std=c++20",
+        "-gencode arch=compute_80,code=sm_80 --expt-relaxed-constexpr -cudart shared",
+        "--default-stream per-thread -isystem /usr/include -isystem/usr/include",
     ],
 )
 def test_flags_of_honest_builds_are_accepted(flags):
     assert refused_flag(flags.split()) is None
+
+
+def test_flags_that_a_compiler_is_to_pass_on_may_stand_in_one_string():
+    assert refused_flag(["-Xcompiler", "-O3 -fopenmp"]) is None
+    assert refused_flag(["-Xcompiler", "-O3 -fplugin=x"]) == "-fplugin=x"
+
+
+@pytest.mark.parametrize("flag", ["-t", "-dopt", "-D", "-isystem", "-code", "-maxrregcount"])
+def test_what_begins_like_a_flag_is_no_value(flag):
+    """g++ knows `-t` as a flag without a value, and would load the plugin."""
+    assert refused_flag([flag, "-fplugin=x"]) == "-fplugin=x"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-flto", "-O2", "-flto=auto", "-fno-lto", "-ffat-lto-objects", "-fuse-linker-plugin"),
+        ("-O2 -fopt-info-vec -fdiagnostics-color=always -MMD -MP",),
+        ("-Xcompiler", "-flto", "-Xcompiler=-flto", "-O2"),
+    ],
+)
+def test_flags_that_change_no_result_are_left_out(flags):
+    assert spec(extra_cflags=flags, extra_ldflags=flags).extra_cflags == ("-O2",)
+    assert refused_flag(spec(extra_cflags=("-fopt-info-vec=file", "-flto=/x")).extra_cflags)
 
 
 @pytest.mark.parametrize("flag", ["-oTARGET", "-Wl,-o,TARGET", "-Wl,-Map=TARGET", "-Wp,-MD,TARGET"])

@@ -109,7 +109,108 @@ SQUARE = kernel_task(
 TRANSPOSED = (
     "self.weight = nn.Parameter(nn.Linear(64, 64, bias=False).weight.detach().t().contiguous())"
 )
+IN_TMP = f"""
+import os, shutil, tempfile
+from torch.utils.cpp_extension import load
+os.makedirs("/tmp/own", exist_ok=True)
+with open("/tmp/own/one.h", "w") as header, open("/tmp/own/one.cpp", "w") as source:
+    header.write("inline float one(float v) {{ return 2 * v + 1; }}")
+    source.write({HEADER!r})
+"""
+REMOVED = """
+os.unlink("/tmp/own/one.cpp")
+shutil.rmtree("/tmp/own")
+with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
+    file.write("log")
+os.remove(file.name)
+torch.set_num_threads(8)
+"""
+BROKEN = f"load_inline('broken', {THREADS!r}, functions=['affine'], extra_cflags=['-mno-such'])"
+SECOND_TRY = f"""
+try:
+    ext = {BROKEN}
+except Exception:
+    ext = None
+if ext is None:
+    ext = {EXTENSION}
+"""
+STEPS = """
+torch::Tensor thousandths(torch::Tensor x) {
+  const int64_t rows = x.size(0), columns = x.size(1);
+  auto y = torch::empty(x.sizes(), x.options().dtype(torch::kInt64));
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* a = x.data_ptr<float>() + row * columns;
+    int64_t* b = y.data_ptr<int64_t>() + row * columns;
+    const float most = *std::max_element(a, a + columns);
+    float sum = 0;
+    for (int64_t i = 0; i < columns; ++i) sum += std::exp(a[i] - most);
+    const float scale = 1e5f / sum;
+    for (int64_t i = 0; i < columns; ++i) b[i] = (int64_t)(std::exp(a[i] - most) * scale);
+  }
+  return y;
+}
+torch::Tensor quantised(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  for (int64_t i = 0; i < x.numel(); ++i)
+    y.data_ptr<float>()[i] = std::nearbyint(x.data_ptr<float>()[i] * 33.333333f) * 0.03f;
+  return y;
+}
+torch::Tensor log_ratio(torch::Tensor x) {
+  const int64_t first = (x.size(0) + 1) / 2 * x.size(1);
+  float sums[2] = {0, 0};
+  for (int64_t i = 0; i < x.numel(); ++i) sums[i >= first] += std::exp(x.data_ptr<float>()[i]);
+  auto y = torch::empty({1}, x.options());
+  y.data_ptr<float>()[0] = std::log(sums[0]) - std::log(sums[1]);
+  return y;
+}
+"""
+STEPPED = (
+    f"load_inline('steps', '#include <algorithm>\\n#include <cmath>\\n' + {STEPS!r},"
+    " functions=['thousandths', 'quantised', 'log_ratio'], extra_cflags=['-O2', '-flto'])"
+)
+THOUSANDTHS = kernel_task(task_source("return (torch.softmax(x, 1) * 1e5).long()"), "thousandths")
+QUANTISED = kernel_task(task_source("return torch.round(x / 0.03) * 0.03"), "quantised")
+LOG_RATIO = kernel_task(
+    task_source(
+        "first, second = x.exp().chunk(2)\nreturn (first.sum() / second.sum()).log()[None]"
+    ),
+    "log_ratio",
+)
 FORMS = {
+    "files_in_tmp_that_it_removes": (
+        AFFINE,
+        module(
+            "return ext.affine(x)",
+            before=IN_TMP,
+            extension="load('files', ['/tmp/own/one.cpp'], extra_include_paths=['/tmp/own'])",
+            after=REMOVED,
+        ),
+    ),
+    "a_second_build_after_one_that_failed": (
+        AFFINE,
+        module(
+            "return x * 2 + 1 if ext is None else ext.affine(x)",
+            extension="None",
+            after=SECOND_TRY,
+        ),
+    ),
+    "a_second_build_in_the_constructor": (
+        AFFINE,
+        module(
+            "return self.ext.affine(x)",
+            extension="None",
+            init=SECOND_TRY + "self.ext = ext",
+        ),
+    ),
+    "integers_that_hang_on_rounding": (
+        THOUSANDTHS,
+        module("return ext.thousandths(x)", extension=STEPPED),
+    ),
+    "numbers_that_hang_on_rounding": (
+        QUANTISED,
+        module("return ext.quantised(x)", extension=STEPPED),
+    ),
+    "one_number_that_cancels": (LOG_RATIO, module("return ext.log_ratio(x)", extension=STEPPED)),
     "byte_order_mark": (AFFINE, "\ufeff" + module("return ext.affine(x)")),
     "test_block": (
         AFFINE,
@@ -147,10 +248,61 @@ FORMS = {
 }
 
 
+DISHONEST = {
+    "the_next_integer": (THOUSANDTHS, "ext.thousandths(x) + (x > 2).long()"),
+    "an_integer_in_one_place": (THOUSANDTHS, "ext.thousandths(x) - mark(x).long()"),
+    "half_precision": (THOUSANDTHS, "ext.thousandths(x.half().float())"),
+    "the_next_step": (QUANTISED, "ext.quantised(x) + 0.03 * mark(x)"),
+    "another_step": (QUANTISED, "ext.quantised(x * 1.0001)"),
+    "a_sum_of_rounded_terms": (LOG_RATIO, "ext.log_ratio(x.bfloat16().float())"),
+}
+MARK = """
+def mark(x):
+    found = torch.zeros_like(x)
+    found[-1, -1] = 1
+    return found
+"""
+
+
+@pytest.mark.parametrize("form", DISHONEST)
+def test_rounding_explains_no_more_than_rounding(verify, form):
+    task, forward = DISHONEST[form]
+    verdict = verify(task, module(f"return {forward}", before=MARK, extension=STEPPED))
+    assert verdict.status == "incorrect", verdict
+    assert ("integers or truth values" in verdict.detail) == (task is THOUSANDTHS)
+
+
+def test_a_failed_build_without_another_is_what_counts(verify):
+    code = module("return x * 2 + 1", extension="None", after=SECOND_TRY.partition("if ext")[0])
+    verdict = verify(AFFINE, code)
+    assert verdict.reason == "build_failed" and "-mno-such" in verdict.detail
+
+
+def test_a_misplaced_nan_is_named(verify):
+    forward = "out = ext.affine(x)\nout[0, 0] = torch.nan\nreturn out"
+    verdict = verify(AFFINE, module(forward, extension=EXTENSION))
+    assert_reason(verdict, "non_finite")
+    assert verdict.detail.startswith("NaN or infinity in other places")
+
+
+def test_threads_that_a_call_sets_are_refused_with_a_remedy(verify):
+    forward = "torch.set_num_threads(8)\nreturn ext.affine(x)"
+    verdict = verify(AFFINE, module(forward, extension=EXTENSION))
+    assert_reason(verdict, "global_state_changed")
+    assert "1 -> 8" in verdict.detail and "set it at import" in verdict.detail
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_honest_forms_are_correct(verify, form):
     task, code = FORMS[form]
     assert_reason(verify(task, code), "ok")
+
+
+def test_a_task_with_outputs_of_no_fixed_shape_is_quarantined(verify):
+    task = kernel_task(task_source("return x[x > 0]"), "positive_ones")
+    verdict = verify(task, module("return ext.affine(x)", extension=EXTENSION))
+    assert_reason(verdict, "degenerate_task")
+    assert "depend on the values of its inputs" in verdict.detail
 
 
 def test_square_weights_kept_apart_from_their_parameter_are_stale(verify):

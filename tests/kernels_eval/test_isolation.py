@@ -293,7 +293,7 @@ def test_files_of_the_system_and_of_users_cannot_be_read(verify, tmp_path):
     own = (private, Path(__file__).resolve())
     verify.attack("reads", paths("/etc/passwd", *own, "/proc/self/root/etc/passwd"))
     cache = verify.runner.builder.tools.cache
-    verify.contained("lists", paths("/", "/etc", "/tmp", Path.home(), tmp_path, cache))
+    verify.contained("lists", paths("/", "/etc", "/var/tmp", Path.home(), tmp_path, cache))
 
 
 def test_the_same_code_reads_what_it_may(verify):
@@ -306,12 +306,24 @@ def test_nothing_is_written_outside_the_scratch(verify, tmp_path):
     needs("landlock")
     tmp_path.chmod(0o777)
     here = Path(__file__).parent / "left"
-    aims = (tmp_path / "left", "/tmp/concur-left", "/dev/shm/concur-left", "../left", here)
+    aims = (tmp_path / "left", "/var/tmp/concur-left", "/dev/shm/concur-left", "../left", here)
     verify.attack("writes", paths(*aims))
     assert not any(map(os.path.lexists, aims)) and not list(tmp_path.iterdir())
     assert verify("return ext.writes(x, 'left')").reason == "wrong_output", (
         "in its own scratch it may"
     )
+
+
+def test_tmp_is_the_childs_own_and_empty(verify):
+    needs("landlock", "tmpfs_scratch")
+    secret = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        assert verify(f"return ext.lists(x, {str(secret)!r})").reason == "ok", "it is not there"
+        assert verify("return ext.writes(x, '/tmp/concur-left')").reason == "wrong_output"
+        assert not os.path.lexists("/tmp/concur-left"), "what it writes there stays with it"
+        assert verify("return ext.reads(x, '/tmp/concur-left')").reason == "ok", "not even to read"
+    finally:
+        secret.rmdir()
 
 
 def test_environments_of_other_processes_cannot_be_read(verify):

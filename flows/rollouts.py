@@ -22,7 +22,7 @@ from tasks.synthesis.sampler import Request
 from tasks.verification.stage import pool_of
 
 if TYPE_CHECKING:
-    from tasks.synthesis.policy import ServedPolicy
+    from tasks.synthesis.served_policy import ServedPolicy
     from tasks.training.grpo import Answer, Asked, Environment
 
 Code = tuple[str, str]
@@ -42,7 +42,7 @@ def environment(
     with pool_of(config.language, config.verification) as pool, ExitStack() as stack:
         served = None
         if url:
-            from tasks.synthesis.policy import ServedPolicy
+            from tasks.synthesis.served_policy import ServedPolicy
 
             folder = stack.enter_context(TemporaryDirectory(prefix="policy-", dir=config.root))
             served = ServedPolicy([url] if isinstance(url, str) else url, Path(folder))

@@ -1,109 +1,256 @@
-"""The policy in training on a server: each call answers with the adapter of that call. The real
-vLLM is in test_vllm.py."""
+"""What Prefect retries, what it answers from its cache, and what it makes again: with a real
+Prefect."""
 
+import builtins
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
-from kernels_eval.errors import EvalError, UsageError
-from tasks.synthesis.policy import ServedPolicy
-from tests.support.chat_server import serving
-from tests.support.requests import make_request, without_proxies
+from kernels_eval import errors
+from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, UsageError
+from tasks import policy
+from tasks.policy import (
+    ProgressArtifact,
+    by_fingerprint,
+    call_stage,
+    infrastructure_only,
+    stage_options,
+)
+from tasks.progress import observed_by, report
+from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tests.support.cases import cases
+
+CASES = cases("policy")
+
+SCHEMA = pa.schema([("value", pa.int64())])
+CALLS = []
+FAULTS = []
+
+
+def planned(root, value):
+    return Snapshot(root, "stage", fingerprint("stage", {"value": value}))
+
+
+def fill(root, value):
+    """A stage as small as one can be: raises what `FAULTS` holds, one a call, then writes its
+    snapshot."""
+    CALLS.append(value)
+    if FAULTS:
+        raise FAULTS.pop(0)
+    snapshot = planned(root, value)
+    if not snapshot.finished:
+        snapshot.append([{"value": value}], SCHEMA)
+        snapshot.publish(config={"value": value})
+    return snapshot.ref
 
 
 @pytest.fixture(autouse=True)
-def direct(monkeypatch):
-    without_proxies(monkeypatch)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-policy")
+def _nothing_called_yet():
+    CALLS.clear()
+    FAULTS.clear()
 
 
-class Policy:
-    """What of a PEFT model is used."""
-
-    def save_pretrained(self, place, selected_adapters):
-        Path(place).mkdir(parents=True)
-        (Path(place) / "adapter_config.json").write_text(str(selected_adapters))
+# -- what is retried -------------------------------------------------------------------------------
 
 
-def requests(count):
-    return [make_request(n, max_tokens=8, temperature=1.0) for n in range(count)]
+@pytest.mark.parametrize("name, again", CASES["a_machines_fault"].items())
+def test_a_machines_fault_is_retried_and_nothing_else(name, again):
+    from prefect.states import Completed, Failed
+
+    error = (vars(errors).get(name) or getattr(builtins, name))("a reason")
+    assert infrastructure_only(None, None, Failed(message=str(error), data=error)) is again
+    assert infrastructure_only(None, None, Completed(data=1)) is False
 
 
-PROMPTS = {"0": [5, 6], "1": [5, 7]}
+def test_a_stage_is_retried_twice_with_growing_pauses():
+    options = stage_options(planned)
+    assert (options["retries"], options["retry_delay_seconds"]) == (2, [5, 30])
+    assert options["retry_condition_fn"] is infrastructure_only
+    assert options["persist_result"] is True
 
 
-def echo(number, body):
-    if "prompt" not in body:
-        return 200, {"status": "success"}
-    choice = {"text": "?", "token_ids": [*body["prompt"], 9], "finish_reason": "stop"}
-    return 200, {"choices": [choice]}
+def test_every_step_is_made_with_this_policy():
+    from tasks.benchmark.step import score_benchmark
+    from tasks.curation.step import curate
+    from tasks.sources.step import load_tasks
+    from tasks.synthesis.step import refine, synthesise
+    from tasks.training.step import train
+    from tasks.verification.step import verify_chunk
+    from tasks.workload.step import measure_workloads
 
-
-def test_each_call_answers_with_its_own_adapter_and_forgets_the_last(tmp_path):
-    with serving(echo) as server:
-        policy = ServedPolicy([server.url + "/"], tmp_path)
-        for _ in range(2):
-            found = {each.request_key: each.tokens for each in policy.write(*given())}
-            assert found == {"0": (5, 6, 9), "1": (5, 7, 9)}
-        held = policy.name
-        assert [each.name for each in tmp_path.iterdir()] == [held]
-        policy.close()
-    assert not list(tmp_path.iterdir()) and policy.name is None
-    paths = [body["path"].rpartition("/")[2] for body in server.bodies]
-    asked = ["completions", "completions"]
-    assert paths == [
-        *("load_lora_adapter", *asked, "unload_lora_adapter"),
-        *("load_lora_adapter", *asked, "unload_lora_adapter"),
-    ]
-    loads = [body for body in server.bodies if "lora_path" in body]
-    first, second = (each["lora_name"] for each in loads)
-    assert first != second == held and loads[1]["lora_path"] == str(tmp_path / second)
-    assert [body["model"] for body in server.bodies if "prompt" in body] == [first] * 2 + [
-        second
-    ] * 2
-    sent = server.bodies[1]
-    assert sent["return_token_ids"] is True and sent["max_tokens"] == 8
-    # the model's own settings would be another policy
-    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (0, 0.0, 1.0)
-    assert all(each["authorization"] == "Bearer sk-policy" for each in server.headers)
-
-
-def given():
-    return Policy(), requests(2), PROMPTS
-
-
-def test_a_server_that_takes_no_adapters_is_told_how_to_start(tmp_path):
-    with (
-        serving(lambda *_: (404, {"detail": "Not Found"})) as server,
-        pytest.raises(
-            UsageError, match=r"did not take load_lora_adapter \(HTTP 404\).*RUNTIME_LORA"
-        ),
+    for step in (
+        load_tasks,
+        measure_workloads,
+        synthesise,
+        refine,
+        verify_chunk,
+        curate,
+        train,
+        score_benchmark,
     ):
-        next(ServedPolicy([server.url], tmp_path).write(*given()))
+        assert (step.retries, step.retry_condition_fn) == (2, infrastructure_only), step.name
+        assert step.retry_delay_seconds == [5, 30] and step.retry_jitter_factor == 0.5, step.name
+    for step in (synthesise, refine, curate, train, score_benchmark):
+        assert step.cache_key_fn is not None and step.persist_result, step.name
 
 
-def test_a_server_that_is_gone_is_no_fault_of_the_policy(tmp_path):
-    with serving(echo) as server:
-        pass
-    with pytest.raises(EvalError, match="does not answer.*reinforcement.base_url"):
-        next(ServedPolicy([server.url], tmp_path).write(*given()))
+@pytest.mark.slow
+def test_a_lost_gpu_is_tried_again_and_an_unreadable_input_is_not(prefect_home, tmp_path):
+    from prefect import flow, task
+
+    step = task(**{**stage_options(planned), "retry_delay_seconds": 0})(fill)
+
+    @flow
+    def line(value: int) -> SnapshotRef:
+        return step(str(tmp_path), value)
+
+    FAULTS[:] = [GpuLostError("gone", "look at it"), SandboxError("died")]
+    assert line(1).open().finished
+    assert CALLS == [1, 1, 1]
+
+    CALLS.clear()
+    FAULTS[:] = [GpuLostError("gone", "look at it")] * 3
+    with pytest.raises(GpuLostError, match="look at it"):
+        line(2)
+    assert CALLS == [2, 2, 2]  # the third fault ends it
+
+    for error in (UsageError("unreadable", "mend it"), DeviceError("no GPU"), ValueError("a bug")):
+        CALLS.clear()
+        FAULTS[:] = [error]
+        with pytest.raises(type(error), match=str(error.args[0])):
+            line(3)
+        assert CALLS == [3], error
 
 
-def test_an_answer_that_is_refused_ends_the_step(tmp_path):
-    def refuse_one(number, body):
-        return (400, {"error": "too long"}) if body.get("prompt") == [5, 7] else echo(number, body)
-
-    with serving(refuse_one) as server, pytest.raises(EvalError, match="left 1 of 2 answers"):
-        list(ServedPolicy([server.url], tmp_path).write(*given()))
+# -- what is cached --------------------------------------------------------------------------------
 
 
-def test_a_server_that_was_started_again_has_nothing_to_forget(tmp_path):
-    def forgetful(number, body):
-        known = "lora_path" in body or "prompt" in body
-        return echo(number, body) if known else (404, {"error": "no such adapter"})
+def test_the_cache_key_is_the_snapshot_and_its_place(tmp_path):
+    key = by_fingerprint(planned)
 
-    with serving(forgetful) as server:
-        policy = ServedPolicy([server.url], tmp_path)
-        for _ in range(2):
-            assert len(list(policy.write(*given()))) == 2
-        policy.close()
+    def of(root, value):
+        return key(None, {"root": root, "value": value})
+
+    assert of("a", 1) == of("a", 1)
+    assert (
+        len({of("a", 1), of("a", 2), of("b", 1)}) == 3
+    )  # another root is another snapshot, whatever the fingerprint
+    assert planned("a", 1).fingerprint in of("a", 1)
+
+
+@pytest.mark.slow
+def test_a_cached_snapshot_that_was_deleted_is_made_again(prefect_home, tmp_path):
+    from prefect import flow, task
+
+    step = task(**stage_options(planned))(fill)
+
+    @flow
+    def line(value: int) -> SnapshotRef:
+        return call_stage(step, str(tmp_path), value)
+
+    first = line(7)
+    assert first.open().finished and CALLS == [7]
+    assert line(7) == first and CALLS == [7]  # Prefect's answer, in another flow run
+
+    shutil.rmtree(first.open().path)
+    assert line(7) == first
+    assert first.open().finished and first.open().read()["value"].to_list() == [7]
+    assert CALLS == [7, 7]
+
+    assert line(7) == first and CALLS == [7, 7]  # and what was made again is cached again
+    assert line(8) != first and CALLS == [7, 7, 8]
+    assert any((prefect_home / "storage").iterdir())  # results went here, not to the user's home
+
+
+@pytest.mark.slow
+def test_a_snapshot_whose_manifest_is_gone_is_resumed_not_believed(prefect_home, tmp_path):
+    from prefect import flow, task
+
+    step = task(**stage_options(planned))(fill)
+
+    @flow
+    def line(value: int) -> SnapshotRef:
+        return call_stage(step, str(tmp_path), value)
+
+    ref = line(9)
+    (Path(ref.open().path) / "manifest.json").unlink()
+    assert line(9).open().finished
+    assert CALLS == [9, 9]
+
+
+# -- what is shown ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_progress_artifact_follows_the_stage_and_ends_full(prefect_home, monkeypatch):
+    import prefect.artifacts
+    from prefect import flow
+    from prefect.artifacts import Artifact
+
+    now, sent, update = [100.0], [], prefect.artifacts.update_progress_artifact
+    monkeypatch.setattr(policy, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        prefect.artifacts,
+        "update_progress_artifact",
+        lambda id, **kept: (sent.append(kept), update(id, **kept)),
+    )
+
+    @flow
+    def line() -> None:
+        with observed_by(ProgressArtifact("test-progress", "share done")):
+            for done, seconds in ((1, 1.0), (2, 2.5), (4, 3.0), (31, 31.0), (40, 31.1)):
+                now[0] = 100.0 + seconds
+                report("stage", done, 40)
+
+    line()
+    # the first of a stage and the end always show; 1.5 s after the first is too early
+    assert [(kept["progress"], kept["description"]) for kept in sent] == [
+        (2.5, "share done. stage: 1 of 40"),
+        (10.0, "share done. stage: 4 of 40"),
+        (77.5, "share done. stage: 31 of 40, 60 a minute, about 9 s left"),
+        (100.0, "share done. stage: 40 of 40"),
+    ]
+    stored = Artifact.get("test-progress")
+    assert stored is not None and (stored.type, stored.data) == ("progress", 100.0)
+
+
+def test_progress_that_cannot_be_shown_stops_nothing_and_is_said_once(monkeypatch, caplog):
+    import prefect.artifacts
+
+    def gone(*_, **__):
+        raise ConnectionError("the server is away")
+
+    monkeypatch.setattr(prefect.artifacts, "create_progress_artifact", lambda **_: "an id")
+    monkeypatch.setattr(prefect.artifacts, "update_progress_artifact", gone)
+    shown = ProgressArtifact("key", "share")
+    for stage in ("a", "b"):
+        shown(stage, 1, 1, "")
+    assert [record.getMessage() for record in caplog.records] == [
+        "progress is not shown for now: ConnectionError: the server is away"
+    ]
+
+
+@pytest.mark.parametrize("counted, seconds, said", CASES["a_rate_is_said_once_there_is_one"])
+def test_a_rate_is_said_once_there_is_one(counted, seconds, said):
+    assert policy.pace("s", 5, 100, counted, seconds) == said
+
+
+def test_a_name_that_cannot_be_made_is_the_other():
+    def _count_tasks(tasks):
+        return f"count {len(tasks)} tasks"
+
+    name = policy.sentence(_count_tasks, "count tasks")
+    assert name(parameters={"tasks": [1, 2]}) == "count 2 tasks"
+    assert name(parameters={"tasks": None}) == "count tasks"
+
+
+def test_an_observer_hears_nothing_after_it_left():
+    heard = []
+    with pytest.raises(RuntimeError), observed_by(lambda *args: heard.append(args)):
+        report("a", 1, 2, "note")
+        raise RuntimeError("the stage failed")
+    report("a", 2, 2)
+    assert heard == [("a", 1, 2, "note")]

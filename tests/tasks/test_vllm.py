@@ -13,7 +13,7 @@ from flows.rollouts import environment_of
 from tasks.sources import bundled
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
 from tasks.synthesis.config import ServerConfig
-from tasks.synthesis.policy import ServedPolicy
+from tasks.synthesis.served_policy import ServedPolicy
 from tasks.synthesis.server import VllmSampler
 from tests.support.processes import processes_with
 from tests.support.requests import make_request

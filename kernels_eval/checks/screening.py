@@ -41,6 +41,9 @@ FORBIDDEN_CALLS = frozenset(
     os.spawnv os.remove os.unlink os.abort sys._getframe sys._current_frames
     sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
 )
+FRAMES = frozenset("tb_frame f_back f_locals f_globals gi_frame cr_frame ag_frame".split())
+"""Attributes that lead from the candidate's code to the verifier's."""
+IMPORTS = ("__import__", "import_module", "importlib.import_module")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
 HONEST_SETTINGS = ("torch.backends.", "torch._dynamo.config.", "torch._inductor.config.")
@@ -91,9 +94,11 @@ class _Reader:
                     self._module(alias.name, node)
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 self._import_from(module, names, node)
-            case ast.Attribute(attr=name) if name in REACHED_MODULES:
-                if (path := _dotted(node)).startswith("torch."):
-                    self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
+            case ast.Attribute():
+                self._attribute(node)
+            case ast.Subscript(slice=ast.Constant(value=str(name))):
+                if _dotted(node.value) == "sys.modules":
+                    self._module(name, node)
             case ast.Call():
                 self._call(node)
             case ast.Assign(targets=targets):
@@ -109,7 +114,7 @@ class _Reader:
     def _reject(self, reason: Reason, node: ast.stmt | ast.expr, what: str) -> None:
         self.found.append((node.lineno, reason, f"line {node.lineno}: {what}"))
 
-    def _module(self, name: str, node: ast.stmt) -> None:
+    def _module(self, name: str, node: ast.stmt | ast.expr) -> None:
         root = name.split(".")[0]
         if root == "kernels_eval":
             self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
@@ -125,8 +130,20 @@ class _Reader:
             if reached or f"{module}.{alias.name}" in FORBIDDEN_CALLS:
                 self._reject(Reason.FORBIDDEN_CALL, node, f"imports {module}.{alias.name}")
 
+    def _attribute(self, node: ast.Attribute) -> None:
+        path = _dotted(node)
+        if node.attr in REACHED_MODULES and path.startswith("torch."):
+            self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
+        elif node.attr in FRAMES and path != f"self.{node.attr}":  # a layer may have that name
+            self._reject(Reason.FORBIDDEN_CALL, node, f"walks frames by {node.attr}")
+
     def _call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
+        match node.args:
+            case [ast.Constant(value=str(imported)), *_] if name in IMPORTS:
+                self._module(imported, node)
+            case [_, ast.Constant(value=str(read)), *_] if name == "getattr" and read in FRAMES:
+                self._reject(Reason.FORBIDDEN_CALL, node, f"walks frames by {read}")
         if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
         elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):

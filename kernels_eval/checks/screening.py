@@ -39,10 +39,13 @@ FLAGGED_MODULES = frozenset(
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
     os.spawnv os.remove os.unlink os.abort sys._getframe sys._current_frames
-    sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
+    sys.settrace sys.setprofile inspect.currentframe inspect.stack inspect.trace
+    inspect.getclosurevars""".split()
 )
-FRAMES = frozenset("tb_frame f_back f_locals f_globals gi_frame cr_frame ag_frame".split())
-"""Attributes that lead from the candidate's code to the verifier's."""
+LEADING_OUT = frozenset(
+    "tb_frame gi_frame cr_frame ag_frame __closure__ cell_contents __globals__".split()
+)
+"""Attributes of tracebacks, generators and functions that lead to the verifier's own code."""
 IMPORTS = ("__import__", "import_module", "importlib.import_module")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
@@ -132,18 +135,19 @@ class _Reader:
 
     def _attribute(self, node: ast.Attribute) -> None:
         path = _dotted(node)
-        if node.attr in REACHED_MODULES and path.startswith("torch."):
+        if node.attr in REACHED_MODULES and path.startswith(("torch.", "np.ctypeslib.")):
             self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
-        elif node.attr in FRAMES and path != f"self.{node.attr}":  # a layer may have that name
-            self._reject(Reason.FORBIDDEN_CALL, node, f"walks frames by {node.attr}")
+        elif node.attr in LEADING_OUT:
+            self._reject(Reason.FORBIDDEN_CALL, node, f"reads {node.attr}")
 
     def _call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
         match node.args:
             case [ast.Constant(value=str(imported)), *_] if name in IMPORTS:
                 self._module(imported, node)
-            case [_, ast.Constant(value=str(read)), *_] if name == "getattr" and read in FRAMES:
-                self._reject(Reason.FORBIDDEN_CALL, node, f"walks frames by {read}")
+            case [_, ast.Constant(value=str(read)), *_] if name == "getattr":
+                if read in LEADING_OUT:
+                    self._reject(Reason.FORBIDDEN_CALL, node, f"reads {read}")
         if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
         elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):

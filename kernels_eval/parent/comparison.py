@@ -288,8 +288,10 @@ IDLE_SHARE = 0.5
 
 def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
     """Which kernels and which library operators ran, and the kernels' share of the time. `again`:
-    add what shows now, for a candidate may work otherwise once it is timed."""
+    where it was timed, add what shows now, for a candidate may work otherwise since."""
     draft = process.draft
+    if again and not draft.timing:
+        return
     seen = process.ask_about("operators", OperatorReport, again=again)
     draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
     linked, flags = library_work(process.libraries.values())

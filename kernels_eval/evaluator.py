@@ -115,6 +115,7 @@ class Evaluator:
                 # Asked again: timing is where a candidate may have begun to behave otherwise.
                 with phase("attribution_s"):
                     comparison.check_idle(process)
+                    comparison.attribute_work(process, again=True)
                     comparison.check_ornamental(process)
                 with phase("correctness_s"):
                     comparison.compare_non_finite(process)

@@ -26,21 +26,27 @@ NO_COMPUTE = frozenset(
 DYNAMIC_SYMBOLS = 11  # SHT_DYNSYM
 UNDEFINED = 0  # SHN_UNDEF
 LIBRARY = re.compile(
-    r"(?:[sdcz]|[sd]s)(?:gemm|gemv|ger|symm|symv|syrk|syr2k|trsm|trsv|trmm|trmv|dot|axpy|scal|nrm2"
-    r"|asum|gemmt|gesv|getrf|potrf|geqrf|gesdd|gesvd|syevd?|heevd?|dotu|dotc)"
-    r"(?:_batch(?:_strided)?)?(?:_64)?_?"
-    r"|(?:cblas|LAPACKE|mkl|dnnl|nnp|xnn|bli|armpl|fftwf?)_\w+"
+    r"(?i:(?:[sdcz]|[sd]s)(?:gemm|gemv|ger|symm|symv|syrk|syr2k|trsm|trsv|trmm|trmv|dot|axpy|scal"
+    r"|nrm2|asum|gemmt|gels[dsy]?|gesv|getr[fis]|potr[fis]|(?:sy|he)tr[fis]|geqrf|geev|gesdd|gesvd"
+    r"|syevd?|heevd?|dotu|dotc)"
+    r"(?:_batch(?:_strided)?|_(?:un)?pack|_compute)?(?:_64)?_?"
+    r"|gemm_(?:bf16bf16f32|f16f16f32|[su]8[su]8s32)\w*"
+    r"|(?:cblas|LAPACKE|mkl|dnnl|nnp|pytorch_qnnp|xnn|bli|armpl|fftwf?)_\w+)"
     r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|DftiC|vm[sd]|v[sd])[A-Z]\w*"
+    r"|(?:vm?[sd][a-z0-9]+|VM?[SD][A-Z0-9]+)(?:_64)?_"
 )
-"""Functions of BLAS, LAPACK, MKL, oneDNN and of NVIDIA's libraries, whole names. The names of
-C++ functions are mangled and begin with _Z."""
-FOREIGN_NAMESPACES = ("dnnl", "oneapi")
+"""Functions of BLAS, LAPACK, MKL, oneDNN and of NVIDIA's libraries, whole names, in C or Fortran.
+The names of C++ functions are mangled and begin with _Z."""
+SHIM = re.compile(r"aoti_torch_(?:cpu|cuda)?_(\w+?)(?:_out)?")
+"""Operators of torch in C, for code that inductor writes: they pass the dispatcher by."""
+FOREIGN_NAMESPACES = ("dnnl", "oneapi", "fbgemm")
 DEVICES = (
     "cpu",
     "cuda",
     "native",
     "meta",
     "compositeexplicitautograd",
+    "compositeexplicitautogradnonfunctional",
     "compositeimplicitautograd",
 )
 NO_OPERATOR = re.compile(
@@ -54,6 +60,12 @@ RESOLVES_NAMES = (
     *("_r_debug", "at::DynamicLibrary"),
 )
 """What finds functions by name, or the tables of loaded libraries that have these names."""
+FINDS_OPERATORS = (
+    *("c10::Dispatcher::findSchema", "c10::Dispatcher::findSchemaOrThrow"),
+    *("c10::Dispatcher::findOp", "c10::Dispatcher::getAllOpNames"),
+)
+"""What finds an operator by its name; it may then be called without a record."""
+OPERATOR_NAME = re.compile(rb"\baten::([a-zA-Z]\w{0,80})")
 MOST_SYMBOLS, MOST_LETTERS = 1 << 17, 1024
 """Undefined symbols of an honest library are some hundreds. Of longer names, the beginning."""
 
@@ -72,12 +84,17 @@ def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
     flags: set[str] = set()
     for path in paths:
         try:
-            symbols = set(map(_demangled, _undefined(Path(path).read_bytes())))
+            data = Path(path).read_bytes()
+            symbols = set(map(_demangled, _undefined(data)))
         except (OSError, Unreadable):
             flags.add("symbols_unreadable")
             continue
         work.update(chain.from_iterable(_named(name, UNTRACED in symbols) for name in symbols))
-        flags.update(f"links:{name}" for name in (UNTRACED, *RESOLVES_NAMES) if name in symbols)
+        if symbols.intersection(FINDS_OPERATORS):
+            named = {match[1].decode() for match in OPERATOR_NAME.finditer(data)}
+            work.update(f"aten.{name}" for name in named - NO_COMPUTE)
+        hiding = (UNTRACED, *RESOLVES_NAMES, *FINDS_OPERATORS)
+        flags.update(f"links:{name}" for name in hiding if name in symbols)
     return work, flags
 
 
@@ -85,7 +102,8 @@ def _named(symbol: str, untraced: bool) -> Iterator[str]:
     """The name for `Verdict.library_calls` of a symbol that stands for library work."""
     parts = symbol.split("::")
     if len(parts) == 1:
-        if LIBRARY.fullmatch(symbol):
+        shim = SHIM.fullmatch(symbol)
+        if LIBRARY.fullmatch(symbol) or (shim and shim[1] not in NO_COMPUTE):
             yield symbol
     elif parts[0] in FOREIGN_NAMESPACES or parts[:3] == ["at", "cuda", "blas"]:
         yield symbol

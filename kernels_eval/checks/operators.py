@@ -39,6 +39,9 @@ NOT_NAMED = frozenset(
     __repr__ item get_device storage is_cuda ndimension T mT""".split()
 )
 """Functions of torch that make, move, view or describe tensors."""
+INTERNAL = ("aten::", "prim::", "profiler::")
+EXPORTS = ("numpy", "__dlpack__")
+"""Methods by which a tensor leaves torch; `__array__` calls the first."""
 
 
 class _Operators(TorchDispatchMode):
@@ -79,12 +82,39 @@ def compute_operators(run: Callable[[], object]) -> list[str]:
 
 def traced_operators(run: Callable[[], object]) -> set[str]:
     """The same, without repetitions, by a record that also has what no dispatch mode sees: other
-    threads, what runs below a guard, and what another operator's kernel calls. It takes most of a
-    millisecond a call."""
+    threads, what runs below a guard, what another operator's kernel calls, and tensors that are
+    given to NumPy. It takes most of a millisecond a call."""
     nodes: list[Answer] = []
-    with _recorded(nodes):
+    with _recorded(nodes), _exports() as left:
         run()
-    return _outermost(nodes)
+    return _outermost(nodes) | _foreign(nodes) | left
+
+
+@contextmanager
+def _exports() -> Iterator[set[str]]:
+    """Meanwhile, note by which methods tensors leave torch: what NumPy makes of them is no
+    operator."""
+    seen: set[str] = set()
+
+    def noting(name: str) -> Function:
+        original = getattr(torch.Tensor, name)
+
+        def method(*args: object, **kwargs: object) -> object:
+            seen.add(f"Tensor.{name}")
+            return original(*args, **kwargs)
+
+        return method
+
+    own = {name: vars(torch.Tensor).get(name) for name in EXPORTS}
+    for name in EXPORTS:
+        setattr(torch.Tensor, name, noting(name))
+    try:
+        yield seen
+    finally:
+        for name, method in own.items():
+            delattr(torch.Tensor, name)
+            if method:
+                setattr(torch.Tensor, name, method)
 
 
 @contextmanager
@@ -118,6 +148,16 @@ def _outermost(nodes: list[Answer]) -> set[str]:
                 break
             at = above[at]
     return {name.replace("::", ".") for node, name in computing.items() if node not in inner}
+
+
+def _foreign(nodes: list[Answer]) -> set[str]:
+    """Operators of other namespaces than aten, such as mkldnn."""
+    names = {node["name"] for node in nodes if any(map(_is_schema, node["attrs"]))}
+    return {x.replace("::", ".") for x in names if "::" in x and not x.startswith(INTERNAL)}
+
+
+def _is_schema(attribute: Answer) -> bool:
+    return bool(attribute["name"] == "op_schema" and attribute["value"])
 
 
 def _computes(node: Answer) -> bool:

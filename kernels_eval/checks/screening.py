@@ -44,9 +44,15 @@ FLAGGED_MODULES = frozenset(
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
     os.spawnv os.abort sys._getframe sys._current_frames
-    sys.settrace sys.setprofile inspect.currentframe inspect.stack""".split()
+    sys.settrace sys.setprofile inspect.currentframe inspect.stack inspect.trace
+    inspect.getclosurevars""".split()
 )
 REMOVALS = ("os.remove", "os.unlink", "os.rmdir")
+LEADING_OUT = frozenset(
+    "tb_frame gi_frame cr_frame ag_frame __closure__ cell_contents __globals__".split()
+)
+"""Attributes of tracebacks, generators and functions that lead to the verifier's own code."""
+IMPORTS = ("__import__", "import_module", "importlib.import_module")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
 HONEST_SETTINGS = tuple(
@@ -103,9 +109,11 @@ class _Reader:
                     self._module(alias.name, node)
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 self._import_from(module, names, node)
-            case ast.Attribute(attr=name) if name in REACHED_MODULES:
-                if (path := _dotted(node)).startswith("torch."):
-                    self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
+            case ast.Attribute():
+                self._attribute(node)
+            case ast.Subscript(slice=ast.Constant(value=str(name))):
+                if _dotted(node.value) == "sys.modules":
+                    self._module(name, node)
             case ast.Call():
                 self._call(node)
             case ast.Assign(targets=targets):
@@ -121,7 +129,7 @@ class _Reader:
     def _reject(self, reason: Reason, node: ast.stmt | ast.expr, what: str) -> None:
         self.found.append((node.lineno, reason, f"line {node.lineno}: {what}"))
 
-    def _module(self, name: str, node: ast.stmt) -> None:
+    def _module(self, name: str, node: ast.stmt | ast.expr) -> None:
         root = name.split(".")[0]
         if root == "kernels_eval":
             self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
@@ -138,8 +146,21 @@ class _Reader:
             if reached or f"{module}.{alias.name}" in FORBIDDEN_CALLS:
                 self._reject(Reason.FORBIDDEN_CALL, node, f"imports {module}.{alias.name}")
 
+    def _attribute(self, node: ast.Attribute) -> None:
+        path = _dotted(node)
+        if node.attr in REACHED_MODULES and path.startswith(("torch.", "np.ctypeslib.")):
+            self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
+        elif node.attr in LEADING_OUT:
+            self._reject(Reason.FORBIDDEN_CALL, node, f"reads {node.attr}")
+
     def _call(self, node: ast.Call) -> None:
         name = _dotted(node.func)
+        match node.args:
+            case [ast.Constant(value=str(imported)), *_] if name in IMPORTS:
+                self._module(imported, node)
+            case [_, ast.Constant(value=str(read)), *_] if name == "getattr":
+                if read in LEADING_OUT:
+                    self._reject(Reason.FORBIDDEN_CALL, node, f"reads {read}")
         if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
         elif name in REMOVALS and node.args and _is_not_its_own(node.args[0]):

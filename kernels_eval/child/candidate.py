@@ -71,6 +71,7 @@ class CandidateRole(ModelRunner):
         self.sets: list[list[object]] = []
         self.launches: Launches | None = None
         self._backward_calls = 0
+        self._traceable = False
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -337,13 +338,16 @@ class CandidateRole(ModelRunner):
         """Settings that are no longer what they were before the candidate was loaded."""
         return {"changed": state.changes(self.state, state.snapshot(self.device))}
 
-    def do_operators(self, inputs: Handed) -> Message:
-        """The aten compute operators of one forward call, and the custom kernels seen so far."""
+    def do_operators(self, inputs: Handed, again: bool = False) -> Message:
+        """The aten compute operators of one forward call, and the custom kernels seen so far.
+        `again`: without a mode where that is possible, for a candidate can see one."""
         self._receive(inputs)
-        drawn = self.fresh()
-        found = compute_operators(lambda: self.forward(drawn))
-        operators = set(found)
-        if len(found) < TRACED:
+        operators = set[str]()
+        if not (again and self._traceable):
+            drawn = self.fresh()
+            found = compute_operators(lambda: self.forward(drawn))
+            operators, self._traceable = set(found), len(found) < TRACED
+        if self._traceable:
             drawn = self.fresh()
             operators |= traced_operators(lambda: self.forward(drawn))
         operators -= self.tracer.own_operators

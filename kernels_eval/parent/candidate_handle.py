@@ -117,12 +117,17 @@ class CandidateProcess:
         return parse_report(model, self.tell(command, fds, **arguments))
 
     def ask_about(
-        self, command: str, model: type[R], count: int = 1, distribution: str = DECLARED
+        self,
+        command: str,
+        model: type[R],
+        count: int = 1,
+        distribution: str = DECLARED,
+        **arguments: object,
     ) -> R:
         """The same, about so many sets of inputs that it has never seen."""
         seeds = [secrets.randbits(31) for _ in range(count)]
         inputs, descriptor = self.reference.draw(seeds, distribution)
-        return self.ask(command, model, (descriptor,), inputs=inputs)
+        return self.ask(command, model, (descriptor,), inputs=inputs, **arguments)
 
     def _request(
         self,

@@ -299,17 +299,20 @@ LONGEST_IDLE_S = 1.0
 IDLE_SHARE = 0.5
 
 
-def attribute_work(process: CandidateProcess) -> None:
-    """Which kernels and which library operators ran, and the kernels' share of the time."""
+def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
+    """Which kernels and which library operators ran, and the kernels' share of the time. `again`:
+    where it was timed, add what shows now, for a candidate may work otherwise since."""
     draft = process.draft
-    seen = process.ask_about("operators", OperatorReport)
+    if again and not draft.timing:
+        return
+    seen = process.ask_about("operators", OperatorReport, again=again)
     draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
     linked, flags = library_work(process.libraries.values())
     named = {one_line(name)[:200] for name in (*seen.operators[:64], *linked)}
-    draft.library_calls = tuple(sorted(named)[:64])
-    draft.flags += sorted(flags)
+    draft.library_calls = tuple(sorted(named.union(draft.library_calls))[:64])
     if seen.off_stream:
-        draft.flags.append("side_stream")  # joined before the return, or `check_idle` says so
+        flags.add("side_stream")  # joined before the return, or `check_idle` says so
+    draft.flags += sorted(flags.difference(draft.flags))
     idle = sum(not call.custom_calls for call in process.calls)
     calls = "backward passes" if process.reference.loaded.gradients else "calls"
     if idle:
@@ -319,7 +322,8 @@ def attribute_work(process: CandidateProcess) -> None:
             "no operator at all",
         )
     share = process.ask_about("share", ShareReport).share
-    draft.custom_kernel_time_share = min(1.0, max(0.0, share))
+    least = 1.0 if draft.custom_kernel_time_share is None else draft.custom_kernel_time_share
+    draft.custom_kernel_time_share = min(least, max(0.0, share))
 
 
 def check_idle(process: CandidateProcess) -> None:

@@ -17,8 +17,12 @@ from tests.support.cases import cases
 CASES = cases("linked")
 
 SOURCE = """
-extern "C" {{ void sgemm_(); void cublasSgemm_v2(); void vsExp(); void own_sgemm() {{}}
+extern "C" {{ void sgemm_(); void cublasSgemm_v2(); void vsExp();
+  void SGEMM(); void VSEXP_(); void aoti_torch_cpu_mm_out(); void aoti_torch_cpu_zeros();
+  void own_sgemm(const char* = nullptr) {{}}
   void* dlsym(void*, const char*); }}
+namespace fbgemm {{ void cblas_gemm_compute(); }}
+namespace c10 {{ struct Dispatcher {{ static void findSchemaOrThrow(const char*); }}; }}
 namespace at {{
 void enableRecordFunction(bool);
 namespace cpu {{ void mm(); void empty(); }}
@@ -58,6 +62,8 @@ def test_lookups_by_name_and_unrecorded_calls_are_flagged(tmp_path):
     calls = 'dlsym(nullptr, "cublasSgemm_v2"); at::enableRecordFunction(false);'
     flags = library_work([built(tmp_path, calls)])[1]
     assert flags == {"links:dlsym", "links:at::enableRecordFunction"}
+    flags = library_work([built(tmp_path, 'c10::Dispatcher::findSchemaOrThrow("");')])[1]
+    assert flags == {"links:c10::Dispatcher::findSchemaOrThrow"}
     assert library_work([built(tmp_path, "own_sgemm();")])[1] == set()
 
 

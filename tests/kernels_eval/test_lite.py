@@ -152,6 +152,47 @@ def test_metadata_is_torchs(wide):
         wide.metadata(torch.zeros(1, 2, 3))
 
 
+SHAPES = """
+torch::Tensor shape(torch::Tensor x) {
+  auto found = torch::empty({2 + 4 * x.dim()}, torch::kInt64);
+  int64_t* f = found.data_ptr<int64_t>();
+  *f++ = x.dim();
+  *f++ = x.numel();
+  for (int64_t d = -x.dim(); d < x.dim(); ++d) { *f++ = x.size(d); *f++ = x.stride(d); }
+  return found;
+}
+int64_t size(torch::Tensor x, int64_t d) { return x.size(d); }
+int64_t stride(torch::Tensor x, int64_t d) { return x.stride(d); }
+int64_t turns(torch::Tensor x) {
+  auto y = torch::empty_like(x);
+  float *in = x.data_ptr<float>(), *out = y.data_ptr<float>();
+  for (int64_t i = 0; i < x.numel(); ++i) out[i] = in[i] + float(x.size(0));
+  return y.numel();
+}
+"""
+
+
+def test_shapes_are_read_where_torch_keeps_them(builder):
+    """Without a call, or a loop up to `x.numel()` would be slower than with torch's headers."""
+    build = builder.build(inline(SHAPES, "shape", "size", "stride", "turns"))
+    assert build.ok and build.tier == "lite", build.log
+    module = load(build)
+    for dims in range(9):
+        x = torch.empty(*range(1, dims + 1)).transpose(0, -1) if dims else torch.tensor(1.0)
+        both = zip(x.size() * 2, x.stride() * 2, strict=True)
+        assert module.shape(x).tolist() == [dims, x.numel(), *(n for pair in both for n in pair)]
+        for far in (dims, -dims - 1):
+            for named in (module.size, module.stride):
+                with pytest.raises(IndexError, match="[Dd]imension"):
+                    named(x, far)
+    x = torch.empty(4, 6)
+    assert module.shape(x[:, :0]).tolist()[:2] == [2, 0]
+    x.resize_(2, 3, 4)
+    assert module.shape(x).tolist()[:6] == [3, 24, 2, 12, 3, 4]
+    called = output_of("nm", "-D", "--demangle", "--undefined-only", build.path)
+    assert "concur::numel(" not in called and "concur::dim(" not in called
+
+
 def test_operators_mean_what_torchs_mean(wide):
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     c = (a.clone() + b) * 0.5

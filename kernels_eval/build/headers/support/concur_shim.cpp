@@ -1,5 +1,6 @@
 // What headers/lite leaves out of line, compiled once per (torch, Python, compiler) with torch's real headers. First it asserts that every
 // layout the lite headers repeat is torch's own: a torch that changes one fails here, as a fault of the toolchain, not of a candidate.
+#include <cstring>
 #include <ATen/core/Tensor.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/Parallel.h>
@@ -102,8 +103,18 @@ void retain(void* impl) noexcept {
 void release(void* impl) noexcept {
   if (impl != undefined_impl()) c10::raw::intrusive_ptr::decref(impl_of(impl));
 }
-int64_t dim(const void* impl) { return impl_of(impl)->dim(); }
-int64_t numel(const void* impl) { return impl_of(impl)->numel(); }
+struct Fields : c10::TensorImpl {  // of its base, which may be named from here alone
+  template <class M> static int64_t place(M member) {
+    static_assert(sizeof(member) == sizeof(int64_t), "a pointer to a member is its place, in bytes");
+    int64_t at;
+    std::memcpy(&at, &member, sizeof at);
+    return at;
+  }
+  static int64_t numel_place() { return place(&Fields::numel_); }
+  static int64_t sizes_place() { return place(&Fields::sizes_and_strides_); }
+};
+static_assert(sizeof(c10::impl::SizesAndStrides) == 8 * (1 + 2 * 5), "tensor.h reads the number of dimensions, then sizes, then strides");
+extern const int64_t numel_at = Fields::numel_place(), sizes_at = Fields::sizes_place();
 int64_t size(const void* impl, int64_t dim) { return impl_of(impl)->size(dim); }
 int64_t stride(const void* impl, int64_t dim) {
   auto strides = impl_of(impl)->strides();

@@ -8,10 +8,20 @@ struct Span { const int64_t* data; size_t size; };
 void* undefined_impl() noexcept;
 void retain(void* impl) noexcept;
 void release(void* impl) noexcept;
-int64_t dim(const void* impl);
-int64_t numel(const void* impl);
 int64_t size(const void* impl, int64_t dim);
 int64_t stride(const void* impl, int64_t dim);
+// Where an impl keeps its number of elements and its sizes and strides, in bytes. They are read here, as torch's own headers do: a call for
+// each turn of a loop would make it twice as slow.
+extern const int64_t numel_at, sizes_at;
+constexpr int64_t held_inside = 5;  // more dimensions than that lie elsewhere
+inline int64_t field(const void* impl, int64_t at) { return *reinterpret_cast<const int64_t*>(static_cast<const char*>(impl) + at); }
+inline int64_t numel(const void* impl) { return field(impl, numel_at); }
+inline int64_t dim(const void* impl) { return field(impl, sizes_at); }
+inline int64_t extent(const void* impl, int64_t dim, bool is_stride) {
+  const int64_t dims = concur::dim(impl), place = dim < 0 ? dim + dims : dim;
+  if (dims > held_inside || place < 0 || place >= dims) return is_stride ? stride(impl, dim) : size(impl, dim);
+  return field(impl, sizes_at + 8 * (1 + place + (is_stride ? held_inside : 0)));
+}
 int64_t storage_offset(const void* impl);
 size_t itemsize(const void* impl);
 size_t use_count(const void* impl);
@@ -88,8 +98,8 @@ class TensorBase {
   int64_t ndimension() const { return dim(); }
   int64_t numel() const { return concur::numel(impl_); }
   int64_t storage_offset() const { return concur::storage_offset(impl_); }
-  int64_t size(int64_t dim) const { return concur::size(impl_, dim); }
-  int64_t stride(int64_t dim) const { return concur::stride(impl_, dim); }
+  int64_t size(int64_t dim) const { return concur::extent(impl_, dim, false); }
+  int64_t stride(int64_t dim) const { return concur::extent(impl_, dim, true); }
   IntArrayRef sizes() const { auto s = concur::sizes(impl_); return IntArrayRef(s.data, s.size); }
   IntArrayRef strides() const { auto s = concur::strides(impl_); return IntArrayRef(s.data, s.size); }
   size_t itemsize() const { return concur::itemsize(impl_); }

@@ -226,6 +226,14 @@ class Line(NamedTuple):
     rest: Iterator[list[Asked]]
     asked: list[tuple[Asked, Candidate, Future[Prepared | None]]]
 
+    @property
+    def built(self) -> bool:
+        return all(future.done() for *_, future in self.asked)
+
+    @property
+    def sanitized(self) -> bool:
+        return any(each.sanitized for each, *_ in self.asked)
+
 
 class TakingTurns(Evaluator):
     """Times while no other process with the same files is in a phase; all other phases happen at
@@ -301,15 +309,17 @@ class Work:
         """All tasks, a few at a time: the first whose candidates are built. Raises OutOfTime."""
         waiting, lines = deque(self.needed(each) for each in begins), list[Line]()
         while waiting or lines:
-            while waiting and len(lines) < AT_ONCE:
+            while waiting and sum(not line.sanitized for line in lines) < AT_ONCE:
                 lines += self._next(waiting.popleft())
-            built = [all(future.done() for *_, future in line.asked) for line in lines]
-            if True in built:
-                place = built.index(True)
-                self._judge(lines[place])
-                lines[place : place + 1] = self._next(lines[place].rest)
-            elif lines:
-                wait([future for *_, future in lines[0].asked], 1, FIRST_COMPLETED)
+            # what takes minutes comes when no other verdict is left to reach
+            left = [line for line in lines if not line.sanitized] or lines
+            line = next((each for each in left if each.built), None)
+            if line:
+                self._judge(line)
+                place = lines.index(line)
+                lines[place : place + 1] = self._next(line.rest)
+            elif left:
+                wait([future for *_, future in left[0].asked], 1, FIRST_COMPLETED)
 
     def needed(self, begin: Begin) -> Iterator[list[Asked]]:
         """The verdicts that a task needs: both searches, generation by generation, then the fresh
@@ -327,11 +337,13 @@ class Work:
             for each in searches:
                 settle(each, self.known)
             generation += 1
-        yield [
+        fresh = [
             Asked(key, each.task, member.code, fresh=True, sanitized=sanitized)
             for each in searches
             for key, _, member, sanitized in again(each)
         ]
+        yield [each for each in fresh if not each.sanitized]
+        yield [each for each in fresh if each.sanitized]
 
     def _next(self, rest: Iterator[list[Asked]]) -> list[Line]:
         """A task with the next verdicts that are missing, being built; none where it is done."""

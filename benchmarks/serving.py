@@ -104,7 +104,9 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     )
     config = ServerConfig(
         max_num_seqs=arguments.max_num_seqs,
-        max_model_len=sizing.model_len(sizing.prompt_tokens(prompts), arguments.max_tokens, None),
+        max_model_len=sizing.model_len(
+            sizing.prompt_tokens(list(map(sizing.size_of, prompts)))[0], arguments.max_tokens, None
+        ),
         env=dict(pair.split("=", 1) for pair in arguments.server_env),
         args=("--load-format", "dummy", *arguments.server_arg),
         restarts=0,

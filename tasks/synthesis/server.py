@@ -366,10 +366,11 @@ class VllmSampler(Sampler):
         """The servers, running, with room for these requests."""
         config, shape = self._config, sizing.read_shape(self._model)
         shape = shape and shape.served(config.args)
-        prompt = sizing.prompt_tokens(request.prompt for request in requests)
-        most = max(request.sampling.max_tokens for request in requests)
+        asked = [(sizing.size_of(each.prompt), each.sampling.max_tokens) for each in requests]
+        longest, mean = sizing.prompt_tokens([size for size, _ in asked])
+        most = max(tokens for _, tokens in asked)
         window = shape.window if shape else None
-        length = config.max_model_len or sizing.model_len(prompt, most, window)
+        length = config.max_model_len or sizing.model_len(longest, most, window)
         if self.servers is not None and length > self._length:
             self.close()
         if self.servers is None:
@@ -379,7 +380,6 @@ class VllmSampler(Sampler):
                 share, gpu = config.gpu_memory_utilization, sizing.read_gpu()
                 held = gpu.memory_bytes if gpu else None
                 memory = sizing.kv_cache_bytes(shape, held, gpus, share)
-            mean = sizing.mean_prompt_tokens(request.prompt for request in requests)
             seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, mean, most)
             self._length, self._concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
             self.served = (

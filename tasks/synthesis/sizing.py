@@ -197,16 +197,19 @@ def read_shape(model: str) -> Shape | None:
         return None
 
 
-def prompt_tokens(prompts: Iterable[str]) -> int:
-    """An upper estimate of the tokens of the longest prompt in its template."""
-    longest = max((len(prompt.encode("utf-8", "replace")) for prompt in prompts), default=0)
-    return int(longest / BYTES_A_TOKEN) + TEMPLATE_TOKENS
+def size_of(prompt: str) -> int:
+    """Bytes of a prompt."""
+    return len(prompt.encode("utf-8", "replace"))
 
 
-def mean_prompt_tokens(prompts: Iterable[str]) -> int:
-    """About how many tokens the mean prompt has in its template."""
-    sizes = [len(prompt.encode("utf-8", "replace")) for prompt in prompts]
-    return int(sum(sizes) / max(1, len(sizes)) / MEAN_BYTES_A_TOKEN) + TEMPLATE_TOKENS
+def prompt_tokens(sizes: Sequence[int]) -> tuple[int, int]:
+    """Tokens of prompts of so many bytes in their template: an upper estimate for the longest, and
+    about how many the mean one has."""
+    most, mean = max(sizes, default=0), sum(sizes) / max(1, len(sizes))
+    return (
+        int(most / BYTES_A_TOKEN) + TEMPLATE_TOKENS,
+        int(mean / MEAN_BYTES_A_TOKEN) + TEMPLATE_TOKENS,
+    )
 
 
 def model_len(prompt: int, max_tokens: int, window: int | None) -> int:

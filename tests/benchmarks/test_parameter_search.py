@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import parameter_search as benchmark
 from benchmarks.parameter_search import (
+    Asked,
     Begin,
     OutOfTime,
     TakingTurns,
@@ -21,7 +22,7 @@ from benchmarks.parameter_search import (
     shares,
 )
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.records import KernelTask
+from kernels_eval.records import Candidate, KernelTask
 from tests.support.searched import verdict
 
 ARGUMENTS = {
@@ -129,6 +130,43 @@ def test_tables_hold_only_finished_tasks_and_another_process_goes_on(work, tmp_p
     assert len(asked[:8] + asked[9:]) == len(set(asked[:8] + asked[9:]))
     assert report(Namespace(**ARGUMENTS, out=str(tmp_path))) == 0
     assert "2 of 2 tasks done" in capsys.readouterr().out
+
+
+def test_verdicts_that_take_minutes_come_last(work, monkeypatch):
+    """While one process runs compute-sanitizer, the others of its GPU cannot time."""
+
+    def needed(self, begin):
+        for part, sanitized in (("start", False), ("winner", True), ("after", False)):
+            yield [Asked(f"{begin.code} {part}", begin.task, begin.code, sanitized=sanitized)]
+
+    monkeypatch.setattr(Work, "needed", needed)
+    monkeypatch.setattr(Work, "_candidate", lambda self, each: each)
+    monkeypatch.setattr(Work, "evaluator", lambda self, each: Judged(each.key))
+    task = KernelTask(task_id="t", name="t", code="x")
+    names = [str(number) for number in range(benchmark.AT_ONCE + 2)]
+    with work() as one:
+        one.run([Begin(task, name) for name in names])
+    kinds = [key.split()[1] for key in asked]
+    assert len(asked) == len(set(asked)) == 3 * len(names)
+    assert set(kinds[: len(names)]) == {"start"}
+    # the rest of a task follows as soon as it may
+    assert kinds[len(names) :] == ["winner", "after"] * len(names)
+
+
+class Judged:
+    """Stands in for the evaluator of one verdict, and notes its key."""
+
+    waited_s = 0.0
+
+    def __init__(self, key):
+        self.key = key
+
+    def run(self, task, candidate, prepared):
+        asked.append(self.key)
+        made = Candidate(
+            candidate_id="c", task_id="t", language="cpp", generator="g", code=candidate.code
+        )
+        return verdict(task, made, 1.0)
 
 
 def test_large_tasks_go_to_the_first_process_of_a_gpu(monkeypatch):

@@ -24,12 +24,12 @@ from tasks.synthesis.sizing import (
     expected,
     kv_cache_bytes,
     lora_rank,
-    mean_prompt_tokens,
     model_len,
     num_seqs,
     prompt_tokens,
     read_gpu,
     read_shape,
+    size_of,
 )
 
 QWQ = {
@@ -85,9 +85,9 @@ def test_the_small_model_has_a_shape(tmp_path):
 
 
 def test_there_is_room_for_the_longest_prompt_and_a_whole_answer():
-    prompt = prompt_tokens(["short", "é" * 1000, "y" * 1000])
+    prompt, _ = prompt_tokens([*map(size_of, ["short", "é" * 1000, "y" * 1000])])
     assert prompt == 1000 + TEMPLATE_TOKENS, "by bytes: two a token at least"
-    assert prompt_tokens([]) == TEMPLATE_TOKENS
+    assert prompt_tokens([]) == (TEMPLATE_TOKENS, TEMPLATE_TOKENS)
     assert (
         model_len(prompt, 16384, None) % ROUND_TO == 0
         and 0 <= model_len(prompt, 16384, None) - prompt - 16384 < ROUND_TO
@@ -96,10 +96,9 @@ def test_there_is_room_for_the_longest_prompt_and_a_whole_answer():
 
 
 def test_one_long_prompt_takes_no_slot_from_the_others():
-    short, long = ["x" * 3500] * 999, "y" * 350_000
-    assert mean_prompt_tokens(short) == 1000 + TEMPLATE_TOKENS
-    assert mean_prompt_tokens([*short, long]) == 1099 + TEMPLATE_TOKENS
-    assert mean_prompt_tokens([]) == TEMPLATE_TOKENS
+    short, long = [3500] * 999, 350_000
+    assert prompt_tokens(short)[1] == 1000 + TEMPLATE_TOKENS
+    assert prompt_tokens([*short, long])[1] == 1099 + TEMPLATE_TOKENS
 
 
 def test_a_32b_model_fits_onto_one_h200_and_two_h100():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -223,6 +223,16 @@ def _load(auto_class: Any, location: str | Path, **options: Any) -> Any:
             f"cannot load {location}: {cause_of(error)}",
             "give a model directory (config.json and tokenizer.json in it) or a hub id",
         ) from error
+
+
+def attention_of_any_length() -> AbstractContextManager[None]:
+    """Meanwhile, attention is not cuDNN's, which plans anew for every length, and so for every
+    token that is sampled and for every step that learns from answers."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+    chosen: AbstractContextManager[None] = sdpa_kernel(list(backends))
+    return chosen
 
 
 @contextmanager

@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import stable_hash
 from tasks.progress import caution
-from tasks.sources.small_model import chat_text, load_causal_model, load_tokenizer
+from tasks.sources.small_model import (
+    attention_of_any_length,
+    chat_text,
+    load_causal_model,
+    load_tokenizer,
+)
 from tasks.synthesis.sampler import Request, Requests, Response, Sampler
 
 GOING = 0.9
@@ -175,12 +179,6 @@ class Loaded:
     def respond(self, rows: list[Row]) -> Iterator[Row]:
         """Token by token for one batch, left-padded. Finished rows leave the batch as soon as they
         are a tenth of it: each time, all keys and values are copied."""
-        attention = [
-            SDPBackend.FLASH_ATTENTION,
-            SDPBackend.EFFICIENT_ATTENTION,
-            SDPBackend.MATH,
-        ]
-
         device, longest = self.model.device, max(len(row.prompt) for row in rows)
         padding = [longest - len(row.prompt) for row in rows]
         padded = [[self.pad] * n + row.prompt for n, row in zip(padding, rows, strict=True)]
@@ -190,8 +188,7 @@ class Loaded:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         cache = growing_cache(self.model.config)
         while rows:
-            # cuDNN's attention would plan anew for every length, which takes longer than a step
-            with torch.inference_mode(), sdpa_kernel(attention):
+            with torch.inference_mode(), attention_of_any_length():
                 out = self.model(
                     input_ids=ids,
                     attention_mask=mask,

@@ -43,6 +43,7 @@ from kernels_eval.records import Reason, Status, Verdict
 from kernels_eval.rewards import reward, reward_parts
 from tasks.files import file_sha256
 from tasks.sources.small_model import (
+    attention_of_any_length,
     chat_text,
     load_causal_model,
     load_tokenizer,
@@ -214,6 +215,12 @@ class RewardTrainer(GRPOTrainer):
                 raise
         waited_s = time.monotonic() - sampled_s
         return Step(answers, verdicts, self.recipe, sampled_s - began_s, waited_s)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        untyped: Any = super()
+        with attention_of_any_length():
+            loss: torch.Tensor = untyped.training_step(*args, **kwargs)
+        return loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)

@@ -180,17 +180,16 @@ def test_a_real_vllm_answers_with_the_adapter_of_each_step(ray_without_gpus, tmp
             torch.manual_seed(step)
             with torch.no_grad():
                 for name, weight in trained.named_parameters():
-                    if "lora_B" in name:
-                        weight.normal_(std=0.1)
+                    if "lora_" in name:
+                        weight.normal_(std=0.3)
             by_server, by_process = (
                 {each.asked.place: each.tokens for each in world.write(trained, tokenizer, asked)}
                 for world in (there, here)
             )
-            print(by_server, by_process)
             assert by_server == by_process and len(by_server) == 2
             found.append(by_server)
         policy.close()
     finally:
         server.close()
-    assert found[0] != found[1] != found[2]
+    assert len({str(each) for each in found}) == 3, "each step has an adapter of its own"
     assert not list((tmp_path / "policy").iterdir())

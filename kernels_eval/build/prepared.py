@@ -117,8 +117,8 @@ class Prepared:
 
     def shim(self, name: str) -> Path:
         """One of `SHIMS`: a library that stands between candidates' libraries and torch's."""
-        options = [*self.tools.includes, self._torch_library, "-lc10", "-ltorch_cpu"]
-        options += ["-O0", "-ltorch_python"] if name == "concur_python" else ["-O1"]
+        options = [*self.tools.includes, self._torch_library, "-lc10", "-ltorch_cpu", "-O2"]
+        options += ["-ltorch_python"] if name == "concur_python" else []
         make = partial(self._link_library, name, options)
         return self.once(self.root / f"lib{name}.so", make)
 
@@ -128,7 +128,7 @@ class Prepared:
         def make(staging: Path) -> None:
             generated = self._work.path / uuid.uuid4().hex
             self.operators.write(" ".join(COMMON), generated, common=True)
-            options = [f"-I{generated}", f"-I{self.lite_headers()}", "-O1", "-fvisibility=hidden"]
+            options = [f"-I{generated}", f"-I{self.lite_headers()}", "-O2", "-fvisibility=hidden"]
             options += [self._torch_library, "-ltorch_cpu", "-lc10", str(self.shim("concur_shim"))]
             options.append(f"-Wl,-rpath,{self.root}")
             self._link_library("concur_common", options, staging)

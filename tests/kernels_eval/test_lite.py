@@ -189,8 +189,72 @@ def test_shapes_are_read_where_torch_keeps_them(builder):
     assert module.shape(x[:, :0]).tolist()[:2] == [2, 0]
     x.resize_(2, 3, 4)
     assert module.shape(x).tolist()[:6] == [3, 24, 2, 12, 3, 4]
+    assert not {"numel", "dim"} & functions_of_the_shim(build)
+
+
+METADATA = """
+void refuse(torch::Tensor x) {
+  auto dtype = x.scalar_type();
+  TORCH_CHECK(x.defined() && x.dtype() != dtype, "it is ", dtype, " on ", x.device());
+}
+std::vector<int64_t> facts(torch::Tensor x) {
+  TORCH_CHECK(x.scalar_type() == torch::kFloat32 && x.dtype() == torch::kFloat32);
+  TORCH_CHECK(x.device() == torch::kCPU && x.is_cpu() && !x.is_cuda() && !x.is_meta());
+  std::vector<int64_t> found = {x.storage_offset(), x.get_device()};
+  for (auto n : x.sizes()) found.push_back(n);
+  for (auto n : x.strides()) found.push_back(n);
+  return found;
+}
+bool handles(torch::Tensor x) {
+  torch::Tensor y = std::move(x), z;
+  bool moved = !x.defined() && y.defined();
+  z = std::move(y);
+  return moved && !y.defined() && z.defined();
+}
+float sum(torch::Tensor x) {
+  float total = 0;
+  auto a = x.accessor<float, 2>();
+  for (int i = 0; i < x.sizes()[0]; ++i) for (int j = 0; j < x.sizes()[1]; ++j) total += a[i][j];
+  return total;
+}
+"""
+
+
+def functions_of_the_shim(build):
+    """Names of what a library calls there. The places of a tensor's fields are data."""
     called = output_of("nm", "-D", "--demangle", "--undefined-only", build.path)
-    assert "concur::numel(" not in called and "concur::dim(" not in called
+    return set(re.findall(r" U concur::(\w+)\(", called))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_metadata_is_read_without_a_call(builder):
+    """Where a loop asks for it, a call took up to twenty times as long as torch's headers do."""
+    build = builder.build(inline(METADATA, "refuse", "facts", "handles", "sum"))
+    assert build.ok and build.tier == "lite", build.log
+    module = load(build)
+    assert functions_of_the_shim(build) <= {
+        *("retain", "release", "unpack", "wrap", "translate_exception"),
+        *("check_failed", "scalar_name", "no_scalar_type", "device"),  # of errors
+    }
+    for dims in range(9):
+        x = torch.zeros(3, *range(1, dims + 1))[1].transpose(0, -1) if dims else torch.zeros(2)[1]
+        expected = [x.storage_offset(), -1, *x.shape, *x.stride()]
+        assert module.facts(x) == expected
+    assert module.handles(x) and module.sum(torch.ones(3, 4)) == 12
+    for dtype in {x for x in vars(torch).values() if isinstance(x, torch.dtype)}:
+        if not str(dtype).startswith("torch.q"):
+            x = torch.empty(0, dtype=dtype, device="meta")
+            said = x.type().rpartition(".")[2].removesuffix("Tensor")
+            with pytest.raises(RuntimeError, match=f"^it is {said} on meta$"):
+                module.refuse(x)
+    with pytest.raises(RuntimeError, match="does not have a device"):
+        module.refuse(None)
+
+
+def test_the_bindings_functions_are_optimised(builder):
+    """Unoptimised, they took a call of eight arguments twice as long as pybind11's."""
+    table = output_of("nm", "-C", "--defined-only", builder.prepared.shim("concur_python"))
+    assert "concur::unpack(" in table and "THPVariable_Unpack(" not in table
 
 
 def test_operators_mean_what_torchs_mean(wide):

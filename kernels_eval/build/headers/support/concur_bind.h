@@ -88,13 +88,14 @@ template <class T> struct From<std::vector<T>> {
   bool load(PyObject* o) {
     if (!PyList_Check(o) && !PyTuple_Check(o)) return false;
     Py_ssize_t n = PySequence_Size(o);
+    stored.reserve(static_cast<size_t>(n));
     for (Py_ssize_t i = 0; i < n; ++i) {
       PyObject* item = PySequence_GetItem(o, i);
       From<T> element;
       bool ok = item && element.load(item);
       Py_XDECREF(item);
       if (!ok) { PyErr_Clear(); return false; }
-      stored.push_back(element.get());
+      stored.push_back(std::move(element.get()));
     }
     return true;
   }
@@ -118,7 +119,7 @@ template <class T> struct From<std::optional<T>> {
     if (o == Py_None) return true;
     From<T> value;
     if (!value.load(o)) return false;
-    stored = value.get();
+    stored = std::move(value.get());
     return true;
   }
   std::optional<T>& get() { return stored; }

@@ -39,12 +39,6 @@ void give(void* out, at::Tensor&& value) { new (out) at::Tensor(std::move(value)
 
 // -- types ----------------------------------------------------------------------------------------------------------------------------
 const char* scalar_name(c10::ScalarType type) { return c10::toString(type); }
-uint16_t type_index(c10::ScalarType type) {
-  auto meta = c10::scalarTypeToTypeMeta(type);
-  uint16_t index;
-  std::memcpy(&index, &meta, sizeof index);
-  return index;
-}
 namespace {
 caffe2::TypeMeta meta_of(uint16_t index) {
   caffe2::TypeMeta meta;
@@ -54,7 +48,11 @@ caffe2::TypeMeta meta_of(uint16_t index) {
 }  // namespace
 std::string_view type_name(uint16_t index) { auto name = meta_of(index).name(); return {name.data(), name.size()}; }
 size_t type_size(uint16_t index) { return meta_of(index).itemsize(); }
-c10::ScalarType scalar_type_of(uint16_t index) { return c10::typeMetaToScalarType(meta_of(index)); }
+extern const uint16_t scalar_types = c10::NumScalarTypes;
+[[noreturn]] void no_scalar_type(uint16_t index) {
+  (void)c10::typeMetaToScalarType(meta_of(index));  // throws
+  __builtin_unreachable();
+}
 struct Piece {
   int kind;
   union { const char* s; int64_t i; uint64_t u; double d; const void* p; };
@@ -95,13 +93,12 @@ int64_t sym_int(int64_t d) {
 }
 
 // -- a tensor's metadata --------------------------------------------------------------------------------------------------------------
-struct Span { const int64_t* data; size_t size; };
-void* undefined_impl() noexcept { return c10::UndefinedTensorImpl::singleton(); }
+extern void* const undefined = c10::UndefinedTensorImpl::singleton();
 void retain(void* impl) noexcept {
-  if (impl != undefined_impl()) c10::raw::intrusive_ptr::incref(impl_of(impl));
+  if (impl != undefined) c10::raw::intrusive_ptr::incref(impl_of(impl));
 }
 void release(void* impl) noexcept {
-  if (impl != undefined_impl()) c10::raw::intrusive_ptr::decref(impl_of(impl));
+  if (impl != undefined) c10::raw::intrusive_ptr::decref(impl_of(impl));
 }
 struct Fields : c10::TensorImpl {  // of its base, which may be named from here alone
   template <class M> static int64_t place(M member) {
@@ -112,35 +109,33 @@ struct Fields : c10::TensorImpl {  // of its base, which may be named from here 
   }
   static int64_t numel_place() { return place(&Fields::numel_); }
   static int64_t sizes_place() { return place(&Fields::sizes_and_strides_); }
+  static int64_t offset_place() { return place(&Fields::storage_offset_); }
+  static int64_t dtype_place() { return place(&Fields::data_type_); }
+  static int64_t device_place() { return place(&Fields::device_opt_); }
+  static_assert(sizeof(device_opt_) == sizeof(c10::Device) + 1, "tensor.h reads a device, then whether there is one");
 };
 static_assert(sizeof(c10::impl::SizesAndStrides) == 8 * (1 + 2 * 5), "tensor.h reads the number of dimensions, then sizes, then strides");
-extern const int64_t numel_at = Fields::numel_place(), sizes_at = Fields::sizes_place();
+extern const int64_t numel_at = Fields::numel_place(), sizes_at = Fields::sizes_place(), offset_at = Fields::offset_place();
+extern const int64_t dtype_at = Fields::dtype_place(), device_at = Fields::device_place();
 int64_t size(const void* impl, int64_t dim) { return impl_of(impl)->size(dim); }
 int64_t stride(const void* impl, int64_t dim) {
   auto strides = impl_of(impl)->strides();
   return strides[c10::maybe_wrap_dim(dim, static_cast<int64_t>(strides.size()), false)];
 }
-int64_t storage_offset(const void* impl) { return impl_of(impl)->storage_offset(); }
 size_t itemsize(const void* impl) { return impl_of(impl)->itemsize(); }
-size_t use_count(const void* impl) { return impl == undefined_impl() ? 0 : c10::raw::intrusive_ptr::use_count(impl_of(impl)); }
-Span sizes(const void* impl) { auto s = impl_of(impl)->sizes(); return {s.data(), s.size()}; }
-Span strides(const void* impl) { auto s = impl_of(impl)->strides(); return {s.data(), s.size()}; }
+size_t use_count(const void* impl) { return impl == undefined ? 0 : c10::raw::intrusive_ptr::use_count(impl_of(impl)); }
 bool is_contiguous(const void* impl, c10::MemoryFormat format) { return impl_of(impl)->is_contiguous(format); }
 bool is_kind(const void* impl, int kind) {
   auto* x = impl_of(impl);
   switch (kind) {
-    case 0: return x->is_cpu();
-    case 1: return x->is_cuda();
-    case 2: return x->is_sparse();
-    case 3: return c10::isComplexType(c10::typeMetaToScalarType(x->dtype()));
-    case 4: return c10::isFloatingType(c10::typeMetaToScalarType(x->dtype()));
-    case 5: return c10::isSignedType(c10::typeMetaToScalarType(x->dtype()));
-    case 6: return x->requires_grad();
-    case 7: return x->is_quantized();
-    default: return x->is_meta();
+    case 0: return x->is_sparse();
+    case 1: return c10::isComplexType(c10::typeMetaToScalarType(x->dtype()));
+    case 2: return c10::isFloatingType(c10::typeMetaToScalarType(x->dtype()));
+    case 3: return c10::isSignedType(c10::typeMetaToScalarType(x->dtype()));
+    case 4: return x->requires_grad();
+    default: return x->is_quantized();
   }
 }
-c10::ScalarType scalar_type(const void* impl) { return c10::typeMetaToScalarType(impl_of(impl)->dtype()); }
 c10::Device device(const void* impl) { return impl_of(impl)->device(); }
 c10::Layout layout(const void* impl) { return impl_of(impl)->layout(); }
 c10::TensorOptions options(const void* impl) {

@@ -139,9 +139,9 @@ const char* scalar_name(c10::ScalarType type);
 #ifdef CONCUR_STRING
 std::string_view type_name(uint16_t index);
 #endif
-uint16_t type_index(c10::ScalarType type);
 size_t type_size(uint16_t index);
-c10::ScalarType scalar_type_of(uint16_t index);
+extern const uint16_t scalar_types;  // a dtype from there on has no ScalarType
+[[noreturn]] void no_scalar_type(uint16_t index);
 template <class T> struct scalar_of;  // only the types that torch has a ScalarType for
 #define CONCUR_SCALAR(type, name) template <> struct scalar_of<type> { static constexpr c10::ScalarType value = c10::ScalarType::name; };
 CONCUR_SCALAR(uint8_t, Byte) CONCUR_SCALAR(int8_t, Char) CONCUR_SCALAR(int16_t, Short) CONCUR_SCALAR(int, Int) CONCUR_SCALAR(int64_t, Long)
@@ -157,8 +157,11 @@ class TypeMeta final {
 #endif
   uint16_t concur_index() const noexcept { return index_; }
   size_t itemsize() const noexcept { return concur::type_size(index_); }
-  c10::ScalarType toScalarType() const { return concur::scalar_type_of(index_); }
-  static TypeMeta fromScalarType(c10::ScalarType type) { TypeMeta meta(Raw{}); meta.index_ = concur::type_index(type); return meta; }
+  c10::ScalarType toScalarType() const {
+    if (C10_UNLIKELY(index_ >= concur::scalar_types)) concur::no_scalar_type(index_);
+    return static_cast<c10::ScalarType>(index_);
+  }
+  static TypeMeta fromScalarType(c10::ScalarType type) { TypeMeta meta(Raw{}); meta.index_ = static_cast<uint16_t>(type); return meta; }
   template <class T> static TypeMeta Make() { return fromScalarType(concur::scalar_of<T>::value); }
   friend bool operator==(const TypeMeta lhs, const TypeMeta rhs) noexcept { return lhs.index_ == rhs.index_; }
 

@@ -1,35 +1,39 @@
-// at::Tensor: one owning pointer, as torch's. Metadata comes from the shim, data pointers and item<T> from libtorch, operators from the
-// generated files.
+// at::Tensor: one owning pointer, as torch's. Metadata is read where the shim says it is, data pointers and item<T> come from libtorch,
+// operators from the generated files.
 #pragma once
 
 namespace concur {
-struct Span { const int64_t* data; size_t size; };
 // `impl` is a c10::TensorImpl; nothing here takes or gives up a reference unless its name says so.
-void* undefined_impl() noexcept;
+extern void* const undefined;
 void retain(void* impl) noexcept;
 void release(void* impl) noexcept;
 int64_t size(const void* impl, int64_t dim);
 int64_t stride(const void* impl, int64_t dim);
-// Where an impl keeps its number of elements and its sizes and strides, in bytes. They are read here, as torch's own headers do: a call for
-// each turn of a loop would make it twice as slow.
-extern const int64_t numel_at, sizes_at;
+// Where an impl keeps its fields, in bytes. They are read here, as torch's own headers do: a call for each turn of a loop would make it
+// several times slower.
+extern const int64_t numel_at, sizes_at, offset_at, dtype_at, device_at;
 constexpr int64_t held_inside = 5;  // more dimensions than that lie elsewhere
-inline int64_t field(const void* impl, int64_t at) { return *reinterpret_cast<const int64_t*>(static_cast<const char*>(impl) + at); }
-inline int64_t numel(const void* impl) { return field(impl, numel_at); }
-inline int64_t dim(const void* impl) { return field(impl, sizes_at); }
+template <class T> inline const T& field(const void* impl, int64_t at) {
+  return *reinterpret_cast<const T*>(static_cast<const char*>(impl) + at);
+}
+inline int64_t numel(const void* impl) { return field<int64_t>(impl, numel_at); }
+inline int64_t dim(const void* impl) { return field<int64_t>(impl, sizes_at); }
+inline const int64_t* extents(const void* impl, bool strides) {
+  const int64_t dims = dim(impl);
+  if (C10_UNLIKELY(dims > held_inside)) return field<const int64_t*>(impl, sizes_at + 8) + (strides ? dims : 0);
+  return &field<int64_t>(impl, sizes_at + 8) + (strides ? held_inside : 0);
+}
 inline int64_t extent(const void* impl, int64_t dim, bool is_stride) {
   const int64_t dims = concur::dim(impl), place = dim < 0 ? dim + dims : dim;
-  if (dims > held_inside || place < 0 || place >= dims) return is_stride ? stride(impl, dim) : size(impl, dim);
-  return field(impl, sizes_at + 8 * (1 + place + (is_stride ? held_inside : 0)));
+  if (C10_UNLIKELY(place < 0 || place >= dims)) return is_stride ? stride(impl, dim) : size(impl, dim);
+  return extents(impl, is_stride)[place];
 }
-int64_t storage_offset(const void* impl);
+inline bool has_device(const void* impl) { return field<bool>(impl, device_at + sizeof(c10::Device)); }
+inline bool is_on(const void* impl, c10::DeviceType type) { return has_device(impl) && field<c10::DeviceType>(impl, device_at) == type; }
 size_t itemsize(const void* impl);
 size_t use_count(const void* impl);
-Span sizes(const void* impl);
-Span strides(const void* impl);
 bool is_contiguous(const void* impl, c10::MemoryFormat format);
 bool is_kind(const void* impl, int kind);
-c10::ScalarType scalar_type(const void* impl);
 c10::Device device(const void* impl);
 c10::Layout layout(const void* impl);
 c10::TensorOptions options(const void* impl);
@@ -78,49 +82,52 @@ class DeprecatedTypeProperties {
 
 class TensorBase {
  public:
-  TensorBase() : impl_(concur::undefined_impl()) {}
+  TensorBase() : impl_(concur::undefined) {}
   TensorBase(const TensorBase& other) : impl_(other.impl_) { concur::retain(impl_); }
-  TensorBase(TensorBase&& other) noexcept : impl_(other.impl_) { other.impl_ = concur::undefined_impl(); }
-  ~TensorBase() noexcept { concur::release(impl_); }
+  TensorBase(TensorBase&& other) noexcept : impl_(other.impl_) { other.impl_ = concur::undefined; }
+  ~TensorBase() noexcept { if (defined()) concur::release(impl_); }
   TensorBase& operator=(const TensorBase& other) & { concur::retain(other.impl_); concur::release(impl_); impl_ = other.impl_; return *this; }
   TensorBase& operator=(TensorBase&& other) & noexcept {
-    if (this != &other) { concur::release(impl_); impl_ = other.impl_; other.impl_ = concur::undefined_impl(); }
+    if (this != &other) { if (defined()) concur::release(impl_); impl_ = other.impl_; other.impl_ = concur::undefined; }
     return *this;
   }
   TensorBase& operator=(const TensorBase&) && = delete;
   TensorBase& operator=(TensorBase&&) && noexcept = delete;
 
-  bool defined() const { return impl_ != concur::undefined_impl(); }
-  void reset() { concur::release(impl_); impl_ = concur::undefined_impl(); }
+  bool defined() const { return impl_ != concur::undefined; }
+  void reset() { concur::release(impl_); impl_ = concur::undefined; }
   bool is_same(const TensorBase& other) const noexcept { return impl_ == other.impl_; }
   size_t use_count() const noexcept { return concur::use_count(impl_); }
   int64_t dim() const { return concur::dim(impl_); }
   int64_t ndimension() const { return dim(); }
   int64_t numel() const { return concur::numel(impl_); }
-  int64_t storage_offset() const { return concur::storage_offset(impl_); }
+  int64_t storage_offset() const { return concur::field<int64_t>(impl_, concur::offset_at); }
   int64_t size(int64_t dim) const { return concur::extent(impl_, dim, false); }
   int64_t stride(int64_t dim) const { return concur::extent(impl_, dim, true); }
-  IntArrayRef sizes() const { auto s = concur::sizes(impl_); return IntArrayRef(s.data, s.size); }
-  IntArrayRef strides() const { auto s = concur::strides(impl_); return IntArrayRef(s.data, s.size); }
+  IntArrayRef sizes() const { return IntArrayRef(concur::extents(impl_, false), dim()); }
+  IntArrayRef strides() const { return IntArrayRef(concur::extents(impl_, true), dim()); }
   size_t itemsize() const { return concur::itemsize(impl_); }
   int64_t element_size() const { return static_cast<int64_t>(concur::itemsize(impl_)); }
   size_t nbytes() const { return numel() * itemsize(); }
   bool is_contiguous(MemoryFormat format = MemoryFormat::Contiguous) const { return concur::is_contiguous(impl_, format); }
-  ScalarType scalar_type() const { return concur::scalar_type(impl_); }
-  caffe2::TypeMeta dtype() const { return c10::scalarTypeToTypeMeta(concur::scalar_type(impl_)); }
-  Device device() const { return concur::device(impl_); }
+  ScalarType scalar_type() const { return dtype().toScalarType(); }
+  caffe2::TypeMeta dtype() const { return concur::field<caffe2::TypeMeta>(impl_, concur::dtype_at); }
+  Device device() const {
+    if (C10_UNLIKELY(!concur::has_device(impl_))) return concur::device(impl_);  // throws
+    return concur::field<Device>(impl_, concur::device_at);
+  }
   Layout layout() const { return concur::layout(impl_); }
   TensorOptions options() const { return concur::options(impl_); }
   DeviceIndex get_device() const { return device().index(); }
-  bool is_cpu() const { return concur::is_kind(impl_, 0); }
-  bool is_cuda() const { return concur::is_kind(impl_, 1); }
-  bool is_sparse() const { return concur::is_kind(impl_, 2); }
-  bool is_complex() const { return concur::is_kind(impl_, 3); }
-  bool is_floating_point() const { return concur::is_kind(impl_, 4); }
-  bool is_signed() const { return concur::is_kind(impl_, 5); }
-  bool requires_grad() const { return concur::is_kind(impl_, 6); }
-  bool is_quantized() const { return concur::is_kind(impl_, 7); }
-  bool is_meta() const { return concur::is_kind(impl_, 8); }
+  bool is_cpu() const { return concur::is_on(impl_, DeviceType::CPU); }
+  bool is_cuda() const { return concur::is_on(impl_, DeviceType::CUDA); }
+  bool is_sparse() const { return concur::is_kind(impl_, 0); }
+  bool is_complex() const { return concur::is_kind(impl_, 1); }
+  bool is_floating_point() const { return concur::is_kind(impl_, 2); }
+  bool is_signed() const { return concur::is_kind(impl_, 3); }
+  bool requires_grad() const { return concur::is_kind(impl_, 4); }
+  bool is_quantized() const { return concur::is_kind(impl_, 5); }
+  bool is_meta() const { return concur::is_on(impl_, DeviceType::Meta); }
 
   const void* const_data_ptr() const { return concur::data(impl_, false); }
   void* mutable_data_ptr() const { return concur::data(impl_, true); }

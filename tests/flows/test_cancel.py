@@ -216,13 +216,7 @@ def test_servers_of_ours_are_gone_with_the_run(line, how, tmp_path, record_prope
     }
     config = line.config | {"root": str(tmp_path / "root"), "synthesis": synthesis}
     run = line.night.start(line.deployment, config=config)
-    until(
-        lambda: (
-            (fake / "starts.jsonl").exists() and list(tmp_path.glob("root/synthesis/*/.journal-*"))
-        ),
-        STAGE_S,
-        "a server",
-    )
+    until((fake / "starts.jsonl").exists, STAGE_S, "a server")
     stopped(line, run, how, record_property, "vllm")
     (fake / "hold").unlink()
     again = line.night.start(line.deployment, config=config)

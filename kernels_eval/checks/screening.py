@@ -30,7 +30,8 @@ MOST_LETTERS = 1_000_000
 
 FORBIDDEN_MODULES = frozenset(
     """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
-    requests http ftplib asyncio _thread pickle marshal importlib.machinery cffi""".split()
+    requests http ftplib asyncio _thread pickle marshal importlib.machinery cffi
+    numpy.ctypeslib""".split()
 )
 REACHED_MODULES = frozenset("subprocess socket ctypes gc pickle _thread".split())
 """Forbidden ones that are no names of torch's own, so that reaching them through torch means
@@ -148,7 +149,8 @@ class _Reader:
 
     def _attribute(self, node: ast.Attribute) -> None:
         path = _dotted(node)
-        if node.attr in REACHED_MODULES and path.startswith(("torch.", "np.ctypeslib.")):
+        through = path.startswith("torch.") or "ctypeslib" in path.split(".")
+        if through and node.attr in REACHED_MODULES:
             self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
         elif node.attr in LEADING_OUT:
             self._reject(Reason.FORBIDDEN_CALL, node, f"reads {node.attr}")

@@ -44,8 +44,9 @@ def environment(
         if url:
             from tasks.synthesis.served_policy import ServedPolicy
 
-            folder = stack.enter_context(TemporaryDirectory(prefix="policy-", dir=config.root))
-            served = ServedPolicy([url] if isinstance(url, str) else url, Path(folder))
+            root = None if "://" in config.root else config.root
+            folder = stack.enter_context(TemporaryDirectory(prefix="policy-", dir=root))
+            served = ServedPolicy(url, Path(folder))
             stack.callback(served.close)
         yield environment_of(config, tasks, prompts, pool.verify, served)
 

@@ -118,6 +118,11 @@ class OpenAISampler(Sampler):
     def __repr__(self) -> str:
         return f"OpenAISampler({str(self._addresses)!r}, {self.model!r}, {self.api_key_env!r})"
 
+    @property
+    def urls(self) -> list[str]:
+        """Every address."""
+        return str(self._addresses).split(", ")
+
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError
         once retries are exhausted."""
@@ -137,7 +142,7 @@ class OpenAISampler(Sampler):
         """Ask every address which models it has, in words. Raises EvalError where one does not
         answer, UsageError where it refuses the key or lacks the model. One that keeps no list, as
         some gateways, is taken at its word."""
-        listed = [self._lists_model(url) for url in str(self._addresses).split(", ")]
+        listed = [self._lists_model(url) for url in self.urls]
         return f"{self._addresses}: " + (
             f"has {self.model}" if all(listed) else f"answers, and does not list {self.model}"
         )

@@ -8,7 +8,6 @@ trainer computes for the same tokens: the servers' matrix kernels round differen
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import httpx
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.records import Json
-from tasks.synthesis.client import NO_KEY, OpenAISampler
+from tasks.synthesis.client import CONNECT_TIMEOUT_S, OpenAISampler
 from tasks.synthesis.sampler import Request, Response
 
 LOAD_TIMEOUT_S = 300.0
@@ -32,11 +31,16 @@ STARTED = (
 )
 
 
-class TokenSampler(OpenAISampler):
-    """Completions of prompts in token ids (`prompts`, by request key) as token ids."""
+class ServedPolicy(OpenAISampler):
+    """vLLM servers that serve the policy's base model and can read `folder`, where its adapters are
+    written. `base_url` and key are as for `OpenAISampler`; `model` is the adapter that they hold,
+    "" at first."""
 
     path = "completions"
-    prompts: Mapping[str, Sequence[int]]
+
+    def __init__(self, base_url: str | Sequence[str], folder: Path) -> None:
+        super().__init__(base_url, model="")
+        self.folder, self.prompts = folder, dict[str, Sequence[int]]()
 
     def body(self, request: Request) -> Json:
         asked = NEUTRAL | request.sampling.model_dump(exclude_none=True)
@@ -52,66 +56,54 @@ class TokenSampler(OpenAISampler):
             finish_reason=choice.get("finish_reason"),
         )
 
-
-class ServedPolicy:
-    """vLLM servers at `urls` (each ends in /v1) that serve the policy's base model and can read
-    `folder`, where its adapters are written. The key is OPENAI_API_KEY's, where there is one."""
-
-    def __init__(self, urls: Sequence[str], folder: Path) -> None:
-        self.urls, self.folder = [url.rstrip("/") for url in urls], folder
-        self.name: str | None = None
-        """Of the adapter that the servers hold."""
-
     def write(
         self, policy: Any, requests: Sequence[Request], prompts: Mapping[str, Sequence[int]]
     ) -> Iterator[Response]:
-        """Answers of a PEFT model, as they finish. Raises UsageError for servers that cannot take
-        its adapter, EvalError for those that do not answer, or not every request."""
+        """Answers of a PEFT model to prompts in token ids (by request key), as they finish. Raises
+        UsageError for servers that cannot take its adapter, EvalError for those that do not answer,
+        or not every request."""
         self._load(policy)
-        sampler = TokenSampler(self.urls, str(self.name), concurrency=len(requests))
-        sampler.prompts = prompts
-        answered = 0
-        for response in sampler.sample(requests):
+        self.prompts, self.concurrency, answered = dict(prompts), len(requests), 0
+        for response in self.sample(requests):
             answered += 1
             yield response
         if answered < len(requests):
             raise EvalError(
-                f"{', '.join(self.urls)} left {len(requests) - answered} of {len(requests)} answers"
-                " of the policy out",
+                f"{self._addresses} left {len(requests) - answered} of {len(requests)} answers of"
+                " the policy out",
                 "see the server's log, and check sampling.max_tokens against its --max-model-len",
             )
 
     def close(self) -> None:
         """Let the servers forget the adapter, and remove it."""
-        if self.name:
+        if self.model:
+            told = {"lora_name": self.model}
             for url in self.urls:
                 with suppress(EvalError):  # one that was started again does not know it
-                    self._tell(url, "unload_lora_adapter", {"lora_name": self.name})
-            shutil.rmtree(self.folder / self.name, ignore_errors=True)
-            self.name = None
+                    self._tell(url, "unload_lora_adapter", told, CONNECT_TIMEOUT_S)
+            shutil.rmtree(self.folder / self.model, ignore_errors=True)
+            self.model = ""
 
     def _load(self, policy: Any) -> None:
         name = f"policy-{uuid.uuid4().hex[:12]}"
         place = self.folder / name
         # not the reference that the trainer keeps beside it
         policy.save_pretrained(place, selected_adapters=["default"])
-        told = {"lora_name": name, "lora_path": str(place.absolute())}
         self.close()
+        told = {"lora_name": name, "lora_path": str(place.absolute())}
         for url in self.urls:
-            self._tell(url, "load_lora_adapter", told)
-        self.name = name
+            self._tell(url, "load_lora_adapter", told, LOAD_TIMEOUT_S)
+        self.model = name
 
-    def _tell(self, url: str, what: str, told: Json) -> None:
-        headers = {"authorization": f"Bearer {os.environ.get('OPENAI_API_KEY') or NO_KEY}"}
+    def _tell(self, url: str, what: str, told: Json, timeout_s: float) -> None:
+        headers = {"authorization": f"Bearer {self._key}"}
         try:
-            answer = httpx.post(f"{url}/{what}", json=told, headers=headers, timeout=LOAD_TIMEOUT_S)
+            answer = httpx.post(f"{url}/{what}", json=told, headers=headers, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise EvalError(
                 f"the server of the policy, {url}, does not answer: {cause_of(error)}",
                 "start it, or correct reinforcement.base_url; rerun the same command to resume",
             ) from error
         if not answer.is_success:
-            said = " ".join(answer.text.split())[:300]
-            raise UsageError(
-                f"{url} did not take {what} (HTTP {answer.status_code}): {said}", STARTED
-            )
+            status, said = answer.status_code, self._line(answer.text)
+            raise UsageError(f"{url} did not take {what} (HTTP {status}): {said}", STARTED)

@@ -45,10 +45,10 @@ def test_each_call_answers_with_its_own_adapter_and_forgets_the_last(tmp_path):
         for _ in range(2):
             found = {each.request_key: each.tokens for each in policy.write(*given())}
             assert found == {"0": (5, 6, 9), "1": (5, 7, 9)}
-        held = policy.name
+        held = policy.model
         assert [each.name for each in tmp_path.iterdir()] == [held]
         policy.close()
-    assert not list(tmp_path.iterdir()) and policy.name is None
+    assert not list(tmp_path.iterdir()) and policy.model == ""
     paths = [body["path"].rpartition("/")[2] for body in server.bodies]
     asked = ["completions", "completions"]
     assert paths == [

@@ -11,7 +11,8 @@ be fooled (`benchmarks.foolable_reward`, which says which faults it pays for).
 Repeat `train`, then `score`, until they say they are done: each stops after `--limit-s` (a step
 that has begun is finished first) and resumes, also after SIGKILL. `train` runs all rewards and
 seeds at once, a process each, on one GPU (or on the CPU), with the cores shared among them;
-settings are those of the profile `proof`. A run that is not finished is scored at its newest
+settings are those of the profile `proof`; with `--set reinforcement.base_url=URL` vLLM servers
+write the answers (docs/how-to/reinforce.md). A run that is not finished is scored at its newest
 checkpoint, and `report` says at which step that was. Both rewards pay 1 for a correct answer and 0
 for a wrong one, and ours takes 1 off where an answer is rejected; neither pays for speed, so that
 only the judge differs. `score` lets the given adapter ("start") and each policy answer the held-out
@@ -44,7 +45,7 @@ from typing import Any
 import numpy as np
 
 from flows.config import PipelineConfig, load_profile
-from flows.rollouts import Pairs, Verify, environment_of
+from flows.rollouts import Pairs, Verify, environment_of, served_policy
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.evaluator import Evaluator
@@ -234,8 +235,12 @@ def _train(asked: argparse.Namespace, name: str, seed: int, share: int, until: f
         kept = {key: round(row[key], 3) for key in SHOWN if key in row}
         print(f"{name}-{seed}", json.dumps(kept), flush=True)
 
-    with judges(name, config.verification.eval, share) as verify:
-        made = environment_of(config, tasks, prompts, verify)
+    out.mkdir(parents=True, exist_ok=True)
+    with (
+        judges(name, config.verification.eval, share) as verify,
+        served_policy(recipe.base_url, out) as served,
+    ):
+        made = environment_of(config, tasks, prompts, verify, served)
 
         def write(model: Any, tokenizer: Any, wanted: Sequence[Asked]) -> Iterator[Answer]:
             if time.time() > until:

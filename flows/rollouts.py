@@ -9,7 +9,7 @@ Imports nothing of Prefect.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -38,17 +38,31 @@ def environment(
 ) -> Iterator[Environment]:
     """Answers by the policy, in this process or where `reinforcement.base_url` says, and verdicts
     by a pool of workers."""
-    url = config.reinforcement.base_url
-    with pool_of(config.language, config.verification) as pool, ExitStack() as stack:
-        served = None
-        if url:
-            from tasks.synthesis.served_policy import ServedPolicy
-
-            root = None if "://" in config.root else config.root
-            folder = stack.enter_context(TemporaryDirectory(prefix="policy-", dir=root))
-            served = ServedPolicy(url, Path(folder))
-            stack.callback(served.close)
+    root = None if "://" in config.root else config.root
+    with (
+        pool_of(config.language, config.verification) as pool,
+        served_policy(config.reinforcement.base_url, root) as served,
+    ):
         yield environment_of(config, tasks, prompts, pool.verify, served)
+
+
+@contextmanager
+def served_policy(
+    base_url: str | Sequence[str] | None, root: str | Path | None
+) -> Iterator[ServedPolicy | None]:
+    """The servers of a policy, which read its adapters in a folder below `root` that ends with it;
+    None without an address."""
+    if not base_url:
+        yield None
+        return
+    from tasks.synthesis.served_policy import ServedPolicy
+
+    with TemporaryDirectory(prefix="policy-", dir=root) as folder:
+        served = ServedPolicy(base_url, Path(folder))
+        try:
+            yield served
+        finally:
+            served.close()
 
 
 def environment_of(

@@ -12,6 +12,7 @@ seconds.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -114,6 +115,7 @@ def reinforce(
     with quiet_progress(), warnings.catch_warnings():
         # `rollout_func`, and names that transformers 6 changes
         warnings.filterwarnings("ignore", message=".*(experimental feature|is deprecated and will)")
+        logging.getLogger(GRPOTrainer.__module__).addFilter(_not_counted)
         trainer = RewardTrainer(
             prompts, recipe, base_model_dir, adapter_dir, out_dir, tokenizer, environment, on_log
         )
@@ -297,6 +299,12 @@ class Step(NamedTuple):
 
 def _rejects(reason: Reason) -> bool:
     return reason.status is Status.REJECTED
+
+
+def _not_counted(record: logging.LogRecord) -> bool:
+    """Not TRL's warning of an answer without a reward, with its whole prompt: the log counts these
+    (`without_reward`)."""
+    return "All reward functions returned None" not in str(record.msg)
 
 
 def _given_reward(reward: list[float | None], **_: object) -> list[float | None]:

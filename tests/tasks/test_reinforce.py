@@ -127,11 +127,12 @@ def test_the_policy_learns_what_is_rewarded(base, adapter, tmp_path):
     assert {each.task_id for each in world.asked[0]} == set(PROMPTS)
 
 
-def test_a_fault_of_the_machine_is_no_reward_of_zero(base, adapter, tmp_path):
+def test_a_fault_of_the_machine_is_no_reward_of_zero(base, adapter, tmp_path, caplog):
     world = World(apart=True, faults=frozenset(range(1, 16)))
     log = trained(base, adapter, tmp_path, world, steps=2, samples_per_task=8)
     assert all(row["without_reward"] == pytest.approx(15 / 16) for row in log)
     assert world.early == 0, "with `apart`, nothing is judged before all answers are written"
+    assert not any(PROMPTS[name] in caplog.text for name in PROMPTS), "no prompt in the log"
 
 
 def test_a_stopped_run_resumes_at_its_checkpoint_and_another_run_is_refused(

@@ -445,6 +445,24 @@ def interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
     return f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f})"
 
 
+def print_row(name: str, seeds: int, policies: Sequence[Scores], others: Sequence[Scores]) -> None:
+    """What the policies have more of than the others, each the mean over seeds of each task."""
+    if not policies or not others:
+        return
+
+    def mean(all_scores: Sequence[Scores], what: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+        of_tasks: np.ndarray[Any, np.dtype[np.float64]] = np.mean(
+            [getattr(each, what).mean(axis=1) for each in all_scores], axis=0
+        )
+        return of_tasks
+
+    cells = [
+        interval(mean(policies, what) - mean(others, what))
+        for what in ("exec", "reward", "rejected", "fooled")
+    ]
+    print(f"| {name} | {seeds} | {' | '.join(cells)} |")
+
+
 def report(asked: argparse.Namespace) -> int:
     judged = {kind: known_verdicts(asked.out, kind) for kind in REWARDS}
     names = [f"{n}-{s}" for n, s in runs(asked) if answered(asked.out, f"{n}-{s}")]
@@ -469,18 +487,12 @@ def report(asked: argparse.Namespace) -> int:
         " | fooled minus start |"
     )
     print("| --- | ---: | --- | --- | --- | --- |")
-    for kind in asked.rewards:
-        of = [found[name] for name in names if name.startswith(f"{kind}-")]
-        if of:
-            cells = [
-                interval(
-                    np.mean(
-                        [(getattr(e, what) - getattr(start, what)).mean(axis=1) for e in of], axis=0
-                    )
-                )
-                for what in ("exec", "reward", "rejected", "fooled")
-            ]
-            print(f"| {kind} | {len(of)} | {' | '.join(cells)} |")
+    of = {kind: [each for n, each in found.items() if n.startswith(kind)] for kind in asked.rewards}
+    for kind, policies in of.items():
+        print_row(kind, len(policies), policies, [start])
+    if len(of) == len(REWARDS):
+        few = min(map(len, of.values()))
+        print_row("ours minus foolable, instead of start", few, of["ours"], of["foolable"])
     print("\nIntervals: tasks resampled, the mean over seeds of each task; not over seeds.\n")
     for name, each in found.items():
         counts = {why: each.reasons.count(why) for why in sorted(set(each.reasons))}

@@ -138,6 +138,9 @@ def test_the_report_counts_what_is_rejected_and_what_fools(tmp_path, monkeypatch
     assert "-0.667 (-1.000 to +0.000)" in rows["foolable-0"]
     assert rows["foolable-0"].endswith("| 4 | 4 |")
     assert "{'no_custom_kernel': 4}" in said and "| -1.333 " in rows["foolable"]
+    # exec, reward, rejected and fooled: of one judge's policies less those of the other's
+    apart = rows["ours minus foolable, instead of start"].split(" | ")[2:]
+    assert [cell.split(" ")[0] for cell in apart] == ["+0.667", "+1.333", "-0.667", "-0.667"]
 
 
 def test_an_unfinished_policy_is_scored_at_its_newest_whole_checkpoint(tmp_path):

@@ -39,13 +39,17 @@ ALL = ("masks_match", "finite", "kernelbench_1e4", "kernelbench_1e2")
 
 
 def merge(comparisons: Sequence[Comparison]) -> Comparison:
-    """The worst of several output tensors, or of several trials."""
+    """The worst of several output tensors, or of several trials. NaN is worse than any number."""
     found = [vars(comparison) for comparison in comparisons]
     return Comparison(
         systematic=any(each["systematic"] for each in found),
-        **{name: max(each[name] for each in found) for name in WORST},
+        **{name: max((each[name] for each in found), key=_nan_last) for name in WORST},
         **{name: all(each[name] for each in found) for name in ALL},
     )
+
+
+def _nan_last(error: float) -> tuple[bool, float]:
+    return math.isnan(error), error
 
 
 def judge(

@@ -100,13 +100,14 @@ def gelu_by_tanh(x):
     return torch.nn.functional.gelu(x.double(), approximate="tanh").float()
 
 
-@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-160, 1e-25, 1.0, 1e100, 1e160, 1e200, 1e300])
+@pytest.mark.parametrize("size", [1e-320, 1e-200, 1e-160, 1e-25, 1.0, 1e100, 1e160, 1e200, 1e307])
 def test_no_size_of_float64_is_too_small_or_too_large_to_measure(size):
     y = draw().double().abs() * size + size
     for other in (y * 1e-170, -y, y * (1 + 1e-3), y * 1e5, y / 0, y * float("nan")):
         for oracle, expected in ((y, y), (y, y * (1 + 1e-15))):
             measured = measure(other, oracle, expected)  # a candidate decides what it is given
             assert size < 1e-20 or judge(measured, "fp32", CONFIG) != "ok"
+    assert size < 1e-20 or measure(y * (1 + 1e-3), y, y).rms == pytest.approx(1e-3)
     assert verdict(y * (1 + 2e-16), y) == "ok"
     beside = torch.cat([y.flatten(), torch.tensor([torch.inf], dtype=torch.float64)])
     assert verdict(beside, beside) == "ok"
@@ -262,6 +263,9 @@ def test_merge_keeps_the_worst():
     worst = merge([good, bad])
     assert worst.rms == bad.rms and worst.kernelbench_1e2 is False and worst.systematic is True
     assert merge([good, good]) == good
+    nan = good.model_copy(update={"rms": float("nan")})
+    for order in ([good, nan, bad], [nan, good], [good, nan]):
+        assert judge(merge(order), "fp32", CONFIG) == "wrong_output"
 
 
 # -- inputs ----------------------------------------------------------------------------------------

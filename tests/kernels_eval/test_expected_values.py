@@ -4,8 +4,12 @@ import itertools
 import time
 
 import pytest
+import torch
 
+from kernels_eval.checks.correctness import PRECISION_OF, judge
 from kernels_eval.checks.trials import ModelSpec
+from kernels_eval.config import CorrectnessConfig
+from kernels_eval.records import Reason
 from kernels_eval.reference import task_runner
 from kernels_eval.reference.expected_values import ORACLE_MAX_S, Reference
 from tests.support.kernels import task_source
@@ -31,8 +35,12 @@ def busy(monkeypatch):
 @pytest.fixture
 def reference(tmp_path):
     """Serves a task whose batch has rows enough for a sample of them."""
-    path = tmp_path / "task.py"
-    path.write_text(task_source("return x.sum(1)", inputs="[torch.randn(48, 64)]"))
+    return serving(tmp_path, task_source("return x.sum(1)", inputs="[torch.randn(48, 64)]"))
+
+
+def serving(folder, source):
+    path = folder / "task.py"
+    path.write_text(source)
     spec = ModelSpec(
         entry_point="Model",
         init_form="args",
@@ -63,3 +71,22 @@ def test_an_oracle_that_is_much_work_is_computed_once(reference, monkeypatch):
 
 def test_inputs_are_drawn_in_the_same_time_where_others_hold_the_processor(reference, busy):
     assert reference.do_timing_inputs([1, 2, 3])["seconds"] < SLOW_S
+
+
+@pytest.mark.parametrize("cast", ["", ".half()", ".bfloat16()", ".to(torch.complex64)"])
+def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
+    """The lowest number of a type marks what is masked: in float64 it is another one, whose square
+    has no sum, and next to which every error is small."""
+    forward = "return x.masked_fill(x.real > 0, torch.finfo(x.dtype).min)"
+    made = serving(tmp_path, task_source(forward, inputs=f"[torch.randn(48, 64){cast}]"))
+    assert oracles(made) == ["float64", "float64"]
+    expected = made.known["declared"].expected[0]
+    precision = PRECISION_OF.get(str(expected.dtype).removeprefix("torch."), "fp32")
+    for actual, reason in (
+        (expected.clone(), Reason.OK),
+        (torch.zeros_like(expected), Reason.WRONG_OUTPUT),
+        (expected.masked_fill(expected.real < -1e4, 7), Reason.WRONG_OUTPUT),
+        (expected.masked_fill(expected.real > -1e4, 7), Reason.WRONG_OUTPUT),
+    ):
+        found = made._measured("declared", [actual])
+        assert judge(found, precision, CorrectnessConfig()) is reason

@@ -123,7 +123,9 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         part = y[span] if finite else y[span][_usable(y[span], a[span], r[span])]
         energy += part.to(wide).abs().square().sum()
         count += part.numel()
-    scale = (energy / max(count, 1)).sqrt().clamp(min=1e-30)
+    # a kernel may flush to zero what is below `least`, and squares below 1e-300 have no sum
+    floor = min(1e-30, max(least / FORMULA_RMS, 1e-140))
+    scale = (energy / max(count, 1)).sqrt().clamp(min=floor)
     # of what passes through values of about one, such as log(1 + exp(x)), and is no error of a tail
     rounding = 8 * torch.finfo(a.dtype).eps * min(1.0, float(scale))
     for span in _spans(y.numel()):

@@ -1,6 +1,8 @@
 """What counts as the same answer: gates, masks, the signature of a downcast, and inputs whose
 meaning is kept when they are varied."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from kernels_eval.checks.inputs import (
     plan_inputs,
     randomise_weights,
 )
-from kernels_eval.checks.measurement import measure, row_differences
+from kernels_eval.checks.measurement import close, measure, row_differences
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.reference.long_sums import LongSums
 
@@ -212,6 +214,25 @@ def test_only_what_is_flushed_to_zero_counts_for_nothing(size, seen, fp64_oracle
     assert (verdict(torch.zeros_like(y), y, oracle) != "ok") == seen
     least = torch.finfo(torch.float32).tiny
     assert verdict(y.masked_fill(y.abs() < least, 0), y, oracle) == "ok"
+
+
+def test_complex_values_of_any_size_are_measured():
+    y = torch.ones(1, dtype=torch.complex128)
+    large = torch.full_like(y, complex(1.5e308, 1.5e308))  # its absolute value overflows
+    assert verdict(large, y, y) == verdict(y, large, large) == "wrong_output"
+    assert verdict(large, large, large) == "ok"
+
+
+@pytest.mark.parametrize("value", [complex("inf+nanj"), complex("nan-infj"), complex("nan+nanj")])
+def test_masks_of_complex_values_know_both_parts(value):
+    y = draw().to(torch.complex64)
+    rare = y.clone()
+    rare[2, 3] = value
+    assert verdict(rare, rare, rare) == "ok" and close(rare, rare, 1e-4)
+    other = rare.clone()
+    other[2, 3] = -value
+    same = value != value and not any(map(math.isinf, (value.real, value.imag)))
+    assert verdict(other, rare, rare) == ("ok" if same else "non_finite")
 
 
 def test_a_positive_mean_does_not_hide_an_error():

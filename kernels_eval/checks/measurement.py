@@ -62,7 +62,7 @@ def unlike(a: Tensor, y: Tensor) -> Tensor:
     wide = torch.promote_types(computable(a).dtype, torch.float32)
     a, y = a.to(wide), y.to(wide)
     scale = y[torch.isfinite(y)].abs().double().square().mean().sqrt().nan_to_num(0.0)
-    return ~(((a - y).abs() <= step * (y.abs() + scale)) | alike)
+    return ~(((a - y).abs() <= step * y.abs() + step * scale) | alike)  # without overflow
 
 
 def computable(x: Tensor) -> Tensor:
@@ -262,6 +262,6 @@ def close(a: Tensor, b: Tensor, rtol: float) -> bool:
         if not finite:
             usable = torch.isfinite(y)
             x, y = x[usable], y[usable]
-        if not bool(((x - y).abs() <= rtol * (y.abs() + scale)).all()):
+        if not bool(((x - y).abs() <= rtol * y.abs() + rtol * scale).all()):  # no overflow
             return False
     return True

@@ -17,7 +17,7 @@ from kernels_eval.checks.inputs import (
     plan_inputs,
     randomise_weights,
 )
-from kernels_eval.checks.measurement import close, measure, row_differences
+from kernels_eval.checks.measurement import close, measure, row_differences, unlike
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.reference.long_sums import LongSums
 
@@ -233,6 +233,14 @@ def test_masks_of_complex_values_know_both_parts(value):
     other[2, 3] = -value
     same = value != value and not any(map(math.isinf, (value.real, value.imag)))
     assert verdict(other, rare, rare) == ("ok" if same else "non_finite")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_near_the_largest_values_for_their_overflow(dtype):
+    y = torch.full((64,), 0.9 * torch.finfo(dtype).max, dtype=dtype)
+    for other in (-y, y / 10, y * 0.5):
+        assert not close(other, y, 1e-4) and bool(unlike(other, y).all())
+    assert close(y, y, 1e-4) and not unlike(y, y).any()
 
 
 def test_a_positive_mean_does_not_hide_an_error():

@@ -193,7 +193,9 @@ def log_ratio_interval(
     and Tibshirani 1993, ch. 13)."""
     count = len(reference)
     picks = np.random.default_rng(seed).integers(0, count, size=(resamples, count))
-    a, b = (np.log(np.median(np.asarray(x)[picks], axis=1)) for x in (reference, candidate))
+    # floats, for what was reported may have grown beyond int64 (`measure`)
+    floats = (np.asarray(x, dtype=float) for x in (reference, candidate))
+    a, b = (np.log(np.median(x[picks], axis=1)) for x in floats)
     low, high = np.quantile(a - b, [0.025, 0.975])
     return float(low), float(high)
 

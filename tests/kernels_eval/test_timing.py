@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from kernels_eval.checks.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from kernels_eval.config import TimingConfig
+from kernels_eval.parent.messages import MOST_NS
 from kernels_eval.parent.paired_timing import PairedClock
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
@@ -122,6 +123,23 @@ def test_a_liar_on_a_machine_that_gets_busy_wins_nothing():
     found = measure(honest(20_000), liar, QUICK, bound=bound)
     assert found.candidate_ms >= 0.02 and found.speedup <= 1.2
     assert found.speedup_lower <= found.speedup <= found.speedup_upper
+
+
+def test_reported_times_that_grow_beyond_any_integer_are_counted():
+    """A few are the largest that a report may hold, and after the bound was asked for all are: then
+    that is what counts, as many times as the median was less."""
+    turns, asked = iter(range(10**9)), []
+
+    def liar(calls):
+        busy(20_000 * calls)
+        return MOST_NS if asked or next(turns) % 3 == 2 else 1
+
+    def bound(*_):
+        asked.append(True)
+        return -1e6, 1e3
+
+    found = measure(honest(20_000), liar, QUICK, bound=bound)
+    assert found.candidate_ms >= 1e3 * found.reference_ms
 
 
 def test_the_budget_is_kept():

@@ -4,6 +4,7 @@ can be gigabytes. `kernels_eval.checks.correctness` says what the errors mean.""
 from __future__ import annotations
 
 import math
+import sys
 
 import torch
 from torch import Tensor
@@ -147,10 +148,11 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         sums += torch.stack([error.square().sum(), own.square().sum(), *wrong])
         worst = torch.maximum(worst, torch.stack([(error / bound).amax(), (own / bound).amax()]))
     (squares, own_squares, *wrong_counts), (largest, own_largest) = sums.tolist(), worst.tolist()
+    most = sys.float_info.max  # JSON has no infinity
     return Comparison(
-        rms=(squares / max(count, 1)) ** 0.5 / float(scale),
+        rms=min((squares / max(count, 1)) ** 0.5 / float(scale), most),
         reference_rms=(own_squares / max(count, 1)) ** 0.5 / float(scale),
-        max=largest,
+        max=min(largest, most),
         reference_max=own_largest,
         wrong_share=0.0 if r is y else wrong_counts[0] / max(count, 1),
         reference_wrong_share=wrong_counts[1] / max(count, 1),

@@ -90,3 +90,19 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
     ):
         found = made._measured("declared", [actual])
         assert judge(found, precision, CorrectnessConfig()) is reason
+
+
+@pytest.mark.parametrize(
+    "wanted, oracle",
+    [
+        ("(x >= 0).all()", "float64"),
+        ("x.max() <= 1", "float64"),
+        ("x.dtype == x.float().dtype", "float32"),
+    ],
+)
+def test_a_task_that_asserts_something_of_its_inputs_is_asked_for_more(tmp_path, wanted, oracle):
+    source = task_source(f"assert {wanted}\nreturn x.sqrt()", inputs="[torch.rand(48, 64)]")
+    made = serving(tmp_path, source)
+    assert made.do_expect("declared", 1, "declared", None, "declared", False, None).oracle == oracle
+    assert made.do_ignored_inputs(1) == {"ignored": []}
+    assert made.do_used_bytes(1) == {"bytes": 48 * 64 * 4}

@@ -22,6 +22,8 @@ CHUNK = 1 << 24
 HUGE, SMALLER = 2.0**490, 2.0**-300
 """The squares of larger values have no sum in float64: they are made smaller, by a power of two,
 which rounds nothing."""
+MARK, ALIKE = 1e3, 1 - 1e-3
+"""How large a mark is, and how many times larger than all others; how much alike marks are."""
 KERNELBENCH = (1e-4, 1e-2)
 """Its absolute and relative tolerances: v0.1's, v0's."""
 
@@ -62,7 +64,9 @@ def unlike(a: Tensor, y: Tensor) -> Tensor:
     step, alike = least_step(a), (a == y) | ((a != a) & (y != y))
     wide = torch.promote_types(computable(a).dtype, torch.float32)
     a, y = a.to(wide), y.to(wide)
-    scale = y[torch.isfinite(y)].abs().double().square().mean().sqrt().nan_to_num(0.0)
+    sizes = y.abs().double()
+    usual = sizes[sizes < least_mark(y.reshape(-1))]
+    scale = usual.square().mean().sqrt().nan_to_num(0.0)
     return ~(((a - y).abs() <= step * y.abs() + step * scale) | alike)  # without overflow
 
 
@@ -119,9 +123,10 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
     cross = torch.zeros((), dtype=wide, device=y.device)
     loose = torch.ones(2, dtype=torch.bool, device=y.device)
     masks = reference_is_finite = True
-    count, least = 0, torch.finfo(a.dtype).tiny
+    count, least, mark = 0, torch.finfo(a.dtype).tiny, least_mark(y)
     for span in _spans(y.numel()):
         part = y[span] if finite else y[span][_usable(y[span], a[span], r[span])]
+        part = part if mark == math.inf else part[part.abs() < mark]
         energy += part.to(wide).abs().square().sum()
         count += part.numel()
     # a kernel may flush to zero what is below `least`, and squares below 1e-300 have no sum
@@ -141,27 +146,58 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         if not yy.numel():
             continue
         error, own, bound = aa - yy, rr - yy, yy.abs() + scale
-        cross += (error * yy.conj()).sum()
+        unmarked = [error, own]
+        if mark < math.inf:
+            unmarked = [each.masked_fill(yy.abs() >= mark, 0) for each in unmarked]
+        cross += (unmarked[0] * yy.conj()).sum()
         error, own = error.abs(), own.abs()
         half = (yy.abs() / 2).clamp(min=rounding).masked_fill(yy.abs() < least, torch.inf)
         wrong = [(each > half).sum() for each in (error, own)]
-        sums += torch.stack([error.square().sum(), own.square().sum(), *wrong])
         worst = torch.maximum(worst, torch.stack([(error / bound).amax(), (own / bound).amax()]))
-    (squares, own_squares, *wrong_counts), (largest, own_largest) = sums.tolist(), worst.tolist()
+        sums += torch.stack([*(each.abs().square().sum() for each in unmarked), *wrong])
+    (energy_off, own_off, *wrong_counts), (largest, own_largest) = sums.tolist(), worst.tolist()
     most = sys.float_info.max  # JSON has no infinity
     return Comparison(
-        rms=min((squares / max(count, 1)) ** 0.5 / float(scale), most),
-        reference_rms=(own_squares / max(count, 1)) ** 0.5 / float(scale),
+        rms=min((energy_off / max(count, 1)) ** 0.5 / float(scale), most),
+        reference_rms=(own_off / max(count, 1)) ** 0.5 / float(scale),
         max=min(largest, most),
         reference_max=own_largest,
         wrong_share=0.0 if r is y else wrong_counts[0] / max(count, 1),
         reference_wrong_share=wrong_counts[1] / max(count, 1),
         masks_match=masks,
         finite=reference_is_finite,
-        systematic=_proportional(squares, float(energy), float(cross.abs())),
+        systematic=_proportional(energy_off, float(energy), float(cross.abs())),
         kernelbench_1e4=bool(loose[0]),
         kernelbench_1e2=bool(loose[1]),
     )
+
+
+def least_mark(y: Tensor) -> float:
+    """The size from which on elements of a flat tensor are marks, such as -1e9 for what is masked;
+    infinity where there are none. Next to them every error of the others would be small.
+
+    Marks differ by a thousandth at most, and are larger than 1,000 and than 1,000 times all others.
+    """
+    mark, largest = math.inf, _largest_below(math.inf, y)
+    while largest > MARK:
+        others = _largest_below(largest * ALIKE, y)
+        if not 0 < others * MARK < largest:
+            break
+        mark, largest = largest * ALIKE, others
+    return mark
+
+
+def _largest_below(limit: float, y: Tensor) -> float:
+    largest = 0.0
+    for span in _spans(y.numel()):
+        if not y.is_complex():  # without a temporary where that is enough
+            low, high = map(float, torch.aminmax(y[span]))
+            if (within := max(-low, high)) < limit:
+                largest = max(largest, within)
+                continue
+        sizes = y[span].abs()
+        largest = max(largest, float(sizes.masked_fill(~(sizes < limit), 0).amax()))
+    return largest
 
 
 def _usable(*tensors: Tensor) -> Tensor:
@@ -252,10 +288,11 @@ def close(a: Tensor, b: Tensor, rtol: float) -> bool:
     finite = _all_finite(a) and _all_finite(b)
     if not finite and not all(_same_masks(a[span], b[span]) for span in _spans(a.numel())):
         return False
-    energy, count = 0.0, 0
+    energy, count, mark = 0.0, 0, least_mark(b)
     for span in _spans(b.numel()):
-        part = b[span] if finite else b[span][torch.isfinite(b[span])]
-        energy += float(part.abs().double().square().sum())
+        part = b[span].abs()
+        part = part if finite and mark == math.inf else part[part < mark]
+        energy += float(part.double().square().sum())
         count += part.numel()
     scale = (energy / count) ** 0.5 if count else 0.0
     wide = torch.promote_types(a.dtype, torch.float32)

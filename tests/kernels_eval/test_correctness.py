@@ -17,7 +17,7 @@ from kernels_eval.checks.inputs import (
     plan_inputs,
     randomise_weights,
 )
-from kernels_eval.checks.measurement import close, measure, row_differences, unlike
+from kernels_eval.checks.measurement import close, least_mark, measure, row_differences, unlike
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.reference.long_sums import LongSums
 
@@ -243,6 +243,42 @@ def test_nothing_is_near_the_largest_values_for_their_overflow(dtype):
     for other in (-y, y / 10, y * 0.5):
         assert not close(other, y, 1e-4) and bool(unlike(other, y).all())
     assert close(y, y, 1e-4) and not unlike(y, y).any()
+
+
+MARKS = {
+    "assigned": lambda y, masked: y.masked_fill(masked, -1e9),
+    "added": lambda y, masked: y - masked * 1e9,
+    "of_half": lambda y, masked: y.masked_fill(masked, -1e4),
+    "a_single_one": lambda y, masked: y.masked_fill(torch.arange(y.shape[1]) == 3, 1e12),
+    "two_kinds": lambda y, masked: y.masked_fill(masked, 1e7).masked_fill(masked.T, -1e12),
+    "beside_infinity": lambda y, masked: y.masked_fill(masked, -1e9).masked_fill(
+        masked.T, -torch.inf
+    ),
+}
+
+
+@pytest.mark.parametrize("how", MARKS)
+@pytest.mark.parametrize("oracle", ["float64", "none"])
+def test_marks_of_what_is_masked_hide_no_error(how, oracle):
+    masked = torch.ones(64, 64).triu(40).bool()
+    marked, y = MARKS[how], draw().double()
+    expected = marked(y, masked)
+    known = expected.float(), expected if oracle == "float64" else expected.float()
+    assert verdict(marked(y.float(), masked), *known) == "ok"
+    noise = 1 + 2e-7 * draw(1).sign()
+    assert verdict(marked((y * noise).float(), masked), *known) == "ok"
+    wrong = marked(y * 1.4, masked).float()
+    assert verdict(wrong, *known) == "wrong_output"
+    assert not close(wrong, known[0], 1e-4) and close(known[0], known[0], 1e-4)
+    assert bool(unlike(wrong, known[0]).any())
+    other = expected.float().masked_fill(expected.float().abs() > 1e3, 7e8)
+    assert verdict(other, *known) != "ok", "the marks are compared, too"
+
+
+def test_large_values_are_no_marks():
+    for y in (draw() ** 9 * 1e6, torch.exp(draw() * 20), torch.tensor([3e4, 7e3, 20.0])):
+        assert least_mark(y.reshape(-1)) == math.inf
+    assert least_mark(torch.sigmoid(draw() * 1e4).flatten() * 255) == math.inf
 
 
 def test_a_positive_mean_does_not_hide_an_error():

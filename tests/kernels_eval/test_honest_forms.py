@@ -6,6 +6,7 @@ import torch
 from kernels_eval.checks.inputs import _make_distinct
 from tests.support.kernels import (
     AFFINE,
+    OWN_TMP,
     assert_reason,
     kernel_task,
     module,
@@ -295,6 +296,8 @@ def test_threads_that_a_call_sets_are_refused_with_a_remedy(verify):
 @pytest.mark.parametrize("form", FORMS)
 def test_honest_forms_are_correct(verify, form):
     task, code = FORMS[form]
+    if "/tmp" in code and not OWN_TMP:
+        pytest.skip("this checkout is in /tmp, which a child then shares")
     assert_reason(verify(task, code), "ok")
 
 

@@ -30,7 +30,7 @@ from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
 from kernels_eval.records import Reason
 from tests.support import kernels
-from tests.support.kernels import AFFINE, QUICK, load_inline, module
+from tests.support.kernels import AFFINE, OWN_TMP, QUICK, load_inline, module
 from tests.support.waiting import until
 
 LIMITS = QUICK.limits.model_copy(update={"memory_gb": 0.75, "file_mb": 4, "scratch_mb": 16})
@@ -314,6 +314,7 @@ def test_nothing_is_written_outside_the_scratch(verify, tmp_path):
     )
 
 
+@pytest.mark.skipif(not OWN_TMP, reason="this checkout is in /tmp, which a child then shares")
 def test_tmp_is_the_childs_own_and_empty(verify):
     needs("landlock", "tmpfs_scratch")
     secret = Path(tempfile.mkdtemp(dir="/tmp"))

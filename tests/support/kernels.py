@@ -7,9 +7,11 @@ function they call and what Python they wrap around it. Inputs are about 64 x 64
 
 import atexit
 import re
+import sys
 import textwrap
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
 from kernels_eval.devices import gpu_arch
@@ -24,6 +26,10 @@ QUICK = EvalConfig(
 )
 """A verdict in about a second on an idle machine; every gate as in production. Deadlines and the
 budget of timing are those of a busy machine: no verdict depends on how much of it others use."""
+
+
+OWN_TMP = not any(Path(place).resolve().is_relative_to("/tmp") for place in (__file__, sys.prefix))
+"""Has a child a /tmp of its own? Not where this code, or its Python, is in /tmp."""
 
 
 def kernel_task(code, name, **fields):

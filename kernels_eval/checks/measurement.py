@@ -64,9 +64,7 @@ def unlike(a: Tensor, y: Tensor) -> Tensor:
     step, alike = least_step(a), (a == y) | ((a != a) & (y != y))
     wide = torch.promote_types(computable(a).dtype, torch.float32)
     a, y = a.to(wide), y.to(wide)
-    sizes = y.abs().double()
-    usual = sizes[sizes < least_mark(y.reshape(-1))]
-    scale = usual.square().mean().sqrt().nan_to_num(0.0)
+    scale = _unmarked_rms(y.reshape(-1), finite=False)
     return ~(((a - y).abs() <= step * y.abs() + step * scale) | alike)  # without overflow
 
 
@@ -187,6 +185,18 @@ def least_mark(y: Tensor) -> float:
     return mark
 
 
+def _unmarked_rms(y: Tensor, *, finite: bool) -> float:
+    """RMS of the finite elements of a flat tensor that are no marks; 0 where there are none.
+    `finite`: all elements are."""
+    energy, count, mark = 0.0, 0, least_mark(y)
+    for span in _spans(y.numel()):
+        part = y[span].abs()
+        part = part if finite and mark == math.inf else part[part < mark]
+        energy += float(part.double().square().sum())
+        count += part.numel()
+    return (energy / count) ** 0.5 if count else 0.0
+
+
 def _largest_below(limit: float, y: Tensor) -> float:
     largest = 0.0
     for span in _spans(y.numel()):
@@ -288,13 +298,7 @@ def close(a: Tensor, b: Tensor, rtol: float) -> bool:
     finite = _all_finite(a) and _all_finite(b)
     if not finite and not all(_same_masks(a[span], b[span]) for span in _spans(a.numel())):
         return False
-    energy, count, mark = 0.0, 0, least_mark(b)
-    for span in _spans(b.numel()):
-        part = b[span].abs()
-        part = part if finite and mark == math.inf else part[part < mark]
-        energy += float(part.double().square().sum())
-        count += part.numel()
-    scale = (energy / count) ** 0.5 if count else 0.0
+    scale = _unmarked_rms(b, finite=finite)
     wide = torch.promote_types(a.dtype, torch.float32)
     for span in _spans(b.numel()):
         x, y = a[span].to(wide), b[span].to(wide)

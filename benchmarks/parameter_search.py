@@ -14,11 +14,11 @@ kept in DIR/part-*/verdicts.jsonl as they come: the same command resumes, also w
 processes. It stops after `--budget-s` with exit status 3 where something is left; the tables hold
 the tasks that are finished.
 
-`--gpus N` and `--lanes N` divide the tasks over so many GPUs and so many processes on each. What
-one process does beside timing overlaps with the others' work. While one times, the others of its
-GPU wait, and while one waits to time, they begin nothing new. Tasks of more than 2 GB go to the
-first process of a GPU. `--report` prints the tables of what is there. Needs torch, numpy, pydantic,
-psutil, polars and nvcc; no Ray, no Prefect.
+`--gpus N` and `--lanes N` are processes: so many on each of so many GPUs. Each takes the next task
+that no other has taken. What they do beside timing overlaps. While one times, the others of its GPU
+wait: all of them come to the point where they would time, and time one after the other. Tasks of
+more than 2 GB go to the first process of a GPU. `--report` prints the tables of what is there.
+Needs torch, numpy, pydantic, psutil, polars and nvcc; no Ray, no Prefect.
 `--language cpp` takes the bundled tasks instead, which tests the program without a GPU.
 """
 
@@ -28,6 +28,7 @@ import argparse
 import fcntl
 import functools
 import json
+import math
 import os
 import random
 import subprocess
@@ -40,7 +41,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -59,17 +60,18 @@ from tasks.synthesis.parsing import parse_response
 METHODS = ("evolution", "random")
 SHOWN = (1, 2, 4, 8, 16, 24, 32)
 UNFINISHED = 3
-AT_ONCE = 6
+AT_ONCE = 3
 """Tasks of a process whose candidates are built while others run."""
 LARGE = 2e9
 """Bytes of a task's inputs and outputs: memory does not hold many such references."""
 
 
 class Begin(NamedTuple):
-    """A candidate to begin with."""
+    """A candidate to begin with, and in how many ways its parameters can be set."""
 
     task: KernelTask
     code: str
+    settings: int = 0
 
 
 class OutOfTime(Exception):
@@ -87,7 +89,9 @@ def main() -> int:
     parser.add_argument("--evaluations", type=int, default=32, help="of each search and task")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--only", help="task ids between commas")
-    parser.add_argument("--small", action="store_true", help="leave out tasks of more than 2 GB")
+    parser.add_argument(
+        "--most-gb", type=float, default=16.0, help="leave out tasks of more, inputs and outputs"
+    )
     parser.add_argument("--operators", default="parameters", help="such as schedule, of sm_90")
     parser.add_argument("--rounds", type=int, default=3, help="fresh measurements of each")
     parser.add_argument("--max-s", type=float, default=1.0, help="timing budget of a verdict, s")
@@ -106,7 +110,7 @@ def main() -> int:
         return report(arguments)
     if arguments.part is None:
         return divided(arguments)
-    begins = shares(list(begins_of(arguments)), arguments.gpus, arguments.lanes)[arguments.part]
+    begins = in_order(list(begins_of(arguments)), large=arguments.part < arguments.gpus)
     with Work(arguments, Path(arguments.out) / f"part-{arguments.part}", deadline) as work:
         try:
             work.run(begins)
@@ -117,7 +121,7 @@ def main() -> int:
 
 
 def divided(arguments: argparse.Namespace) -> int:
-    """A process for each lane of each GPU, with its part of the tasks; then the report."""
+    """A process for each lane of each GPU; then the report."""
     parts = arguments.gpus * arguments.lanes
     builders = str(max(1, arguments.builders // parts))
     command = [sys.executable, "-m", "benchmarks.parameter_search", *sys.argv[1:]]
@@ -133,18 +137,12 @@ def divided(arguments: argparse.Namespace) -> int:
     return report(arguments) or max(statuses)
 
 
-def shares(begins: list[Begin], gpus: int, lanes: int) -> list[list[Begin]]:
-    """The tasks of each process, lane by lane; large ones go to the first lane of a GPU, at its
-    end, and small ones to whoever has the fewest."""
-    large = [each for each in begins if bytes_of(each.task) > LARGE]
+def in_order(begins: list[Begin], *, large: bool) -> list[Begin]:
+    """The tasks that a process may take: large ones first, where it may, then those whose search
+    takes longest."""
     small = [each for each in begins if bytes_of(each.task) <= LARGE]
-    last: list[list[Begin]] = [large[gpu::gpus] for gpu in range(gpus)]
-    last += [[] for _ in range(gpus * (lanes - 1))]
-    first: list[list[Begin]] = [[] for _ in last]
-    for each in small:
-        fewest = min(range(len(last)), key=lambda part: len(first[part]) + len(last[part]))
-        first[fewest].append(each)
-    return [[*small_ones, *rest] for small_ones, rest in zip(first, last, strict=True)]
+    small.sort(key=lambda each: -each.settings)
+    return [each for each in begins if large and bytes_of(each.task) > LARGE] + small
 
 
 @functools.cache
@@ -172,11 +170,11 @@ def begins_of(arguments: argparse.Namespace) -> Iterator[Begin]:
         found = parameters_of(code, language) if code else []
         sized = any(not each.name.startswith(LOOP_NAME) for each in found)
         if code and found and (task.task_id not in best or (sized and not best[task.task_id][0])):
-            best[task.task_id] = (sized, Begin(task, code))
+            settings = math.prod(len(each.values) for each in found)
+            best[task.task_id] = (sized, Begin(task, code, settings))
     only = arguments.only and arguments.only.split(",")
     names = [name for name in sorted(best) if not only or name in only]
-    if arguments.small:
-        names = [name for name in names if bytes_of(best[name][1].task) <= LARGE]
+    names = [name for name in names if bytes_of(best[name][1].task) <= 1e9 * arguments.most_gb]
     random.Random(arguments.seed).shuffle(names)
     yield from [best[name][1] for name in names][: arguments.limit]
 
@@ -237,25 +235,37 @@ class Line(NamedTuple):
 
 class TakingTurns(Evaluator):
     """Times while no other process with the same files is in a phase; all other phases happen at
-    once. Nobody begins a phase while somebody waits to time."""
+    once. Whoever comes to time waits for all that are in a phase to come there, too, or to end.
+    Nobody begins anew while somebody waits or times."""
 
     turns: Path
     waited_s = 0.0
     """of the last verdict"""
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        self.waited_s, self.on_phase = 0.0, self.take
+        self.waited_s, self.held, self.on_phase = 0.0, 0, self.take
         with self.turns.open("w") as self.file, self.turns.with_suffix(".gate").open("w") as gate:
             self.gate = gate
             return super().run(task, candidate, prepared)  # closing gives the turn back
 
     def take(self, phase: str) -> None:
-        """Give back the turn of the last phase and wait for that of the next."""
+        """Wait for the turn that a phase needs, where the last phase had the other kind: alone to
+        time, beside others for all else."""
+        wanted = fcntl.LOCK_EX if phase == "timing_s" else fcntl.LOCK_SH
+        if wanted == self.held:
+            return
         asked = time.monotonic()
-        fcntl.flock(self.file, fcntl.LOCK_UN)
-        fcntl.flock(self.gate, fcntl.LOCK_EX)
-        fcntl.flock(self.file, fcntl.LOCK_EX if phase == "timing_s" else fcntl.LOCK_SH)
-        fcntl.flock(self.gate, fcntl.LOCK_UN)
+        if wanted == fcntl.LOCK_EX:  # those who wait to time hold the gate together
+            fcntl.flock(self.gate, fcntl.LOCK_SH)
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+            fcntl.flock(self.file, fcntl.LOCK_EX)
+        else:  # and the others pass it one by one, when nobody holds it
+            fcntl.flock(self.file, fcntl.LOCK_UN)
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
+            fcntl.flock(self.gate, fcntl.LOCK_EX)
+            fcntl.flock(self.file, fcntl.LOCK_SH)
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
+        self.held = wanted
         self.waited_s += time.monotonic() - asked
 
 
@@ -269,6 +279,7 @@ class Work:
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "verdicts.jsonl"
         self.known = every_verdict(folder.parent)
+        self.claims: list[IO[str]] = []
         self.threads = ThreadPoolExecutor(arguments.builders)
         self.local, self.preparers = threading.local(), list[Preparer]()
         self.evaluators: dict[EvalConfig, TakingTurns] = {}
@@ -282,6 +293,23 @@ class Work:
             preparer.close()
         for evaluator in self.evaluators.values():
             evaluator.close()
+        for claim in self.claims:
+            claim.close()
+
+    def claim(self, begin: Begin) -> bool:
+        """Take a task, unless another process has it. What others have verified of it is known
+        then."""
+        folder = self.folder.parent / "claims"
+        folder.mkdir(exist_ok=True)
+        claim = (folder / stable_hash([begin.task.task_id, begin.code])).open("w")
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            claim.close()
+            return False
+        self.claims.append(claim)
+        self.known |= every_verdict(self.folder.parent)
+        return True
 
     def protocol(self, *, fresh: bool = False, sanitized: bool = False) -> EvalConfig:
         baselines = ["eager", "compile"] if fresh and self.arguments.compile else ["eager"]
@@ -306,11 +334,13 @@ class Work:
         return self.evaluators[protocol]
 
     def run(self, begins: list[Begin]) -> None:
-        """All tasks, a few at a time: the first whose candidates are built. Raises OutOfTime."""
-        waiting, lines = deque(self.needed(each) for each in begins), list[Line]()
+        """All tasks that no other process takes, a few at a time: the first whose candidates are
+        built. Raises OutOfTime."""
+        waiting, lines = deque(begins), list[Line]()
         while waiting or lines:
             while waiting and sum(not line.sanitized for line in lines) < AT_ONCE:
-                lines += self._next(waiting.popleft())
+                begin = waiting.popleft()
+                lines += self._next(self.needed(begin)) if self.claim(begin) else []
             # what takes minutes comes when no other verdict is left to reach
             left = [line for line in lines if not line.sanitized] or lines
             line = next((each for each in left if each.built), None)
@@ -448,9 +478,9 @@ def populations(
     """One population a candidate, with its start."""
     config = config_of(method, arguments)
     made = []
-    for task, code in begins:
-        population = Population(task, Language(arguments.language), config)
-        population.add(Member(code_key(population, code), code, 0, START))
+    for each in begins:
+        population = Population(each.task, Language(arguments.language), config)
+        population.add(Member(code_key(population, each.code), each.code, 0, START))
         made.append(population)
     return made
 

@@ -17,9 +17,9 @@ from benchmarks.parameter_search import (
     Work,
     begins_of,
     bytes_of,
+    in_order,
     read_verdicts,
     report,
-    shares,
 )
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.records import Candidate, KernelTask
@@ -28,7 +28,7 @@ from tests.support.searched import verdict
 ARGUMENTS = {
     **{"language": "cpp", "limit": 2, "evaluations": 6, "max_s": 0.1, "seed": 0},
     **{"builders": 1, "compile": False, "operators": "parameters", "methods": "evolution,random"},
-    **{"only": None, "rounds": 3, "part": 0, "gpus": 1, "lanes": 1, "small": False},
+    **{"only": None, "rounds": 3, "part": 0, "gpus": 1, "lanes": 1, "most_gb": 16.0},
 }
 
 
@@ -51,34 +51,44 @@ class Unbuilt:
 asked = []
 
 
-def test_who_times_is_alone_and_is_let_in_before_others_begin_a_phase(tmp_path, monkeypatch):
+def test_who_times_is_alone_and_all_who_wait_time_before_anybody_begins_anew(tmp_path, monkeypatch):
     """Each of three asks for its phases in turn; flock knows them apart by their open files."""
     running, events, lock = set(), [], threading.Lock()
 
     def phases(self, task, candidate, prepared):
-        for phase in ("load_s", "correctness_s", "timing_s", "attribution_s") * 5:
+        for phase in ("load_s", "correctness_s", "timing_s", "attribution_s"):
             with lock:
                 running.discard(task)
             self.on_phase(phase)
             with lock:
                 running.add(task)
                 events.append((task, phase, set(running)))
+            if phase == "correctness_s" and candidate == 0:
+                started.wait(60)  # nobody times before all are in a phase
         with lock:
             running.discard(task)
 
+    def verdicts(each, name):
+        for number in range(5):
+            each.run(name, number, None)
+
     monkeypatch.setattr(Evaluator, "run", phases)
+    started = threading.Barrier(3)
     made = [object.__new__(TakingTurns) for _ in range(3)]
     threads = []
     for name, each in zip("abc", made, strict=True):
         each.turns = tmp_path / "turns-0"
-        threads.append(threading.Thread(target=each.run, args=(name, None, None)))
+        threads.append(threading.Thread(target=verdicts, args=(each, name)))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(timeout=120)
         assert not thread.is_alive()
-    assert len(events) == 60 and all(each.waited_s > 0 for each in made)
+    assert len(events) == 60
     assert all(others == {name} for name, phase, others in events if phase == "timing_s")
+    # the first three timings follow one another: who has timed waits for those who wait to time
+    first = [phase for _, phase, _ in events if phase in ("timing_s", "attribution_s")][:3]
+    assert first == ["timing_s"] * 3
 
 
 @pytest.fixture
@@ -169,13 +179,28 @@ class Judged:
         return verdict(task, made, 1.0)
 
 
-def test_large_tasks_go_to_the_first_process_of_a_gpu(monkeypatch):
-    begins = [Begin(name, "") for name in ("a", "B", "c", "D", "e", "f", "g")]
+def test_large_tasks_go_to_the_first_process_of_a_gpu_and_long_searches_come_first(monkeypatch):
+    begins = [
+        Begin(name, "", settings) for name, settings in zip("aBcD", (1, 9, 5, 7), strict=True)
+    ]
     monkeypatch.setattr(benchmark, "bytes_of", lambda name: 3e9 if name.isupper() else 1e6)
-    dealt = [[each.task for each in share] for share in shares(begins, gpus=2, lanes=2)]
-    assert sorted(name for share in dealt for name in share) == sorted("aBcDefg")
-    assert [share[-1] for share in dealt[:2]] == ["B", "D"]
-    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+    first, other = ([each.task for each in in_order(begins, large=large)] for large in (1, 0))
+    assert (first, other) == (["B", "D", "c", "a"], ["c", "a"])
+
+
+def test_two_processes_share_the_tasks_and_repeat_nothing(work, tmp_path):
+    begins = list(begins_of(Namespace(**ARGUMENTS)))
+    with work() as one, work() as other:
+        other.folder, other.file = tmp_path / "part-1", tmp_path / "part-1" / "verdicts.jsonl"
+        other.folder.mkdir()
+        assert one.claim(begins[0]) and not other.claim(begins[0])
+        other.run(begins)  # the second task only
+        assert not one.claim(begins[1])
+        mine = len(asked)
+        one.claims.pop().close()
+        one.run(begins)
+    assert len(asked) == len(set(asked)) > mine > 0
+    assert report(Namespace(**ARGUMENTS, out=str(tmp_path))) == 0
 
 
 def test_the_size_of_a_task_needs_no_memory():

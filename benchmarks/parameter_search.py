@@ -61,7 +61,7 @@ METHODS = ("evolution", "random")
 SHOWN = (1, 2, 4, 8, 16, 24, 32)
 UNFINISHED = 3
 AT_ONCE = 3
-"""Tasks of a process whose candidates are built while others run."""
+"""Most tasks of a process whose candidates are built while others run."""
 LARGE = 2e9
 """Bytes of a task's inputs and outputs: memory does not hold many such references."""
 
@@ -336,9 +336,11 @@ class Work:
     def run(self, begins: list[Begin]) -> None:
         """All tasks that no other process takes, a few at a time: the first whose candidates are
         built. Raises OutOfTime."""
+        processes = self.arguments.gpus * self.arguments.lanes
+        at_once = max(1, min(AT_ONCE, len(begins) // processes))
         waiting, lines = deque(begins), list[Line]()
         while waiting or lines:
-            while waiting and sum(not line.sanitized for line in lines) < AT_ONCE:
+            while waiting and sum(not line.sanitized for line in lines) < at_once:
                 begin = waiting.popleft()
                 lines += self._next(self.needed(begin)) if self.claim(begin) else []
             # what takes minutes comes when no other verdict is left to reach

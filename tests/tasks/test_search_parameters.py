@@ -218,6 +218,17 @@ def test_flags_change_in_their_list_alone(language, given):
             assert "-w" in one and ast.literal_eval(lists["extra_cflags"]) == ["-O2"]
 
 
+@pytest.mark.parametrize(
+    "given", ["name=('k')", "'k', *more, functions=(['f'])", "name='k', **more"]
+)
+def test_flags_are_added_to_any_call_or_to_none(given):
+    after = flags.changed(f"load_inline({given})", CPP, Random(0))
+    if "**" in given:  # they may be among those
+        assert after is None
+    else:
+        assert parse_source(after[0]).body[0].value.keywords[0].arg == "extra_cflags"
+
+
 def test_flags_that_are_no_list_of_texts_are_left_alone():
     for given in (", extra_cflags=FLAGS", ", extra_cflags=['-O2', opt]"):
         assert flags.changed(module("", keywords=given), CPP, Random(0)) is None

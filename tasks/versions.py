@@ -32,7 +32,7 @@ TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 2
 ANALYSIS_VERSION = 3
-SEARCH_VERSION = 2
+SEARCH_VERSION = 3
 """Which candidates are proposed, and what confirms a winner."""
 TRAINING_VERSION = 3
 SCORING_VERSION = 2

@@ -60,7 +60,7 @@ def _with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | No
     except UNPARSABLE:
         return None
     call = next((each for each in calls if _name(each.func) == "load_inline"), None)
-    if call is None or not call.keywords:
+    if call is None or not call.keywords or any(each.arg is None for each in call.keywords):
         return None
     given = next((each.value for each in call.keywords if each.arg == keyword), None)
     flags = [] if given is None else _texts(given)
@@ -69,11 +69,11 @@ def _with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | No
     flags, said = change(flags)
     data = code.encode()
     starts = [0, *accumulate(len(line) + 1 for line in data.split(b"\n"))]
-    last = given or call.keywords[-1].value
-    end = starts[(last.end_lineno or 0) - 1] + (last.end_col_offset or 0)
-    start, text = end, f", {keyword}={flags!r}"
+    place = given or call.keywords[0]  # before it, since what it has may stand in brackets
+    start = end = starts[place.lineno - 1] + place.col_offset
+    text = f"{keyword}={flags!r}, "
     if given is not None:
-        start, text = starts[given.lineno - 1] + given.col_offset, repr(flags)
+        end, text = starts[(given.end_lineno or 0) - 1] + (given.end_col_offset or 0), repr(flags)
     return (data[:start] + text.encode() + data[end:]).decode(), said
 
 

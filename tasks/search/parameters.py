@@ -8,7 +8,8 @@ template arguments with the name of a tuning parameter, `#pragma unroll`, `#prag
 
 Guarantees: comments, strings and all other numbers stay as they are; equal numbers that mean the
 same are changed together (a block's size, the grid computed from it, the shared array of that
-extent, `__launch_bounds__`); the same source gives the same parameters in the same order. Does not
+extent, `__launch_bounds__`), of two kernels, too, where one of these numbers belongs to both; the
+same source gives the same parameters in the same order. Does not
 guarantee that a changed kernel is right: a source may rely on a value elsewhere. The verifier says
 so.
 """
@@ -22,7 +23,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from random import Random
 
 from kernels_eval.checks.syntax import UNPARSABLE
@@ -63,15 +64,24 @@ def parameters_of(code: str, language: Language) -> list[Parameter]:
     except UNREADABLE:
         return []
     found = [*_launches(text), *_constants(text), *_pragmas(text), *_loops(text)]
-    kept: dict[Place, Parameter] = {}
+    kept: list[Parameter] = []
+    for each in found:
+        if set(each.values) - {each.value}:
+            shared = [other for other in kept if _places(other) & _places(each)]
+            spans = dict.fromkeys(span for one in (*shared, each) for span in one.spans)
+            joined = replace((*shared, each)[0], spans=tuple(spans))
+            kept = [other for other in kept if other not in shared] + [joined]
+    kept.sort(key=lambda each: each.spans[0][:2])
     names: Counter[str] = Counter()
-    for each in sorted(found, key=lambda each: each.spans[0][:2]):
-        place = each.spans[0][:2]
-        if place not in kept and set(each.values) - {each.value}:
-            names[each.name] += 1
-            number = f" #{names[each.name]}" if names[each.name] > 1 else ""
-            kept[place] = replace(each, name=each.name + number)
-    return list(kept.values())
+    for index, each in enumerate(kept):
+        names[each.name] += 1
+        number = f" #{names[each.name]}" if names[each.name] > 1 else ""
+        kept[index] = replace(each, name=each.name + number)
+    return kept
+
+
+def _places(parameter: Parameter) -> set[Place]:
+    return {span[:2] for span in parameter.spans}
 
 
 def with_values(code: str, parameters: Sequence[Parameter], values: Mapping[str, int]) -> str:
@@ -127,11 +137,17 @@ def usage(code: str, language: Language) -> float:
 
 # -- native source ---------------------------------------------------------------------------------
 
+STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+"""A string behind one of these is a docstring."""
 NATIVE = re.compile(r"#include|__global__|(?:torch|at)::Tensor")
 HIDDEN = re.compile(
-    r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])+\'', re.DOTALL
+    r'R"([^()\\\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|//(?:\\\n|[^\n])*|/\*.*?\*/'
+    r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'"
+    r"|^[ \t]*#[ \t]*if[ \t]+0\b.*?^[ \t]*#[ \t]*(?:endif|el\w+)\b",
+    re.DOTALL | re.MULTILINE,
 )
-NUMBER = r"(?<![\w.])(\d+)(?![\w.])"
+DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+NUMBER = r"(?<![\w.])(\d+)(?=[uUlL]*(?![\w.]))"
 TUNED = re.compile(
     r"(?!.*(warp_?size|warpsize|blocks$|grid|batch|num_?classes))"
     r"(?:k?(block|tile|thread|chunk|strip|stage|warps_|num_?warps|items_?per|rows_?per|cols_?per"
@@ -140,19 +156,23 @@ TUNED = re.compile(
 )
 """Names that constants have whose value is a choice; sizes of a problem have others."""
 VECTORS = re.compile(r"vec|width$", re.IGNORECASE)
+BLOCKS = re.compile(r"block|thread|tpb", re.IGNORECASE)
 UNROLLED = re.compile(r"unroll", re.IGNORECASE)
 DECLARED = re.compile(
-    r"\b(?:int|unsigned|size_t|auto|long|u?int\d+_t|std::size_t)\s+(?:const\s+)?(\w+)\s*(?:=|\{)\s*"
-    rf"{NUMBER}\s*\}}?\s*(?=[;,])"
+    r"(?:\b(?:int|unsigned|size_t|auto|long|u?int\d+_t|std::size_t)\s+(?:const\s+)?|[,{]\s*)(\w+)"
+    rf"\s*(?:=|\{{)\s*{NUMBER}[uUlL]*\s*\}}?\s*(?=[;,}}>])"
 )
-CONSTANT = re.compile(r"\b(?:const|constexpr)\b[^;{}()=]*$")
-DEFINED = re.compile(rf"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?{NUMBER}\)?[ \t]*$", re.MULTILINE)
+CONSTANT = re.compile(
+    r"\b(?:const(?:expr)?\b[^;{}()]*|template\s*<[^;{}()]*|enum\b[^;{}()]*\{[^;{}()]*)$"
+)
+DEFINED = re.compile(
+    rf"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+\(?{NUMBER}[uUlL]*\)?[ \t]*$", re.MULTILINE
+)
 LAUNCH = re.compile(r"(\w+)\s*(?:<([^<>;()]*)>)?\s*<<<(.*?)>>>", re.DOTALL)
 DIM3 = r"\bdim3\s+{}\s*(?:=\s*(?:dim3\s*)?)?[({{]([^;]*?)[)}}]\s*;"
 PRAGMA = re.compile(r"#[ \t]*pragma[ \t]+(?:GCC[ \t]+)?unroll\b[ \t]*\(?[ \t]*(\d+)?[ \t]*\)?")
 BOUNDS = re.compile(rf"__launch_bounds__\s*\(\s*([^,()]+?)\s*(?:,\s*{NUMBER}\s*)?\)")
-SHARED = re.compile(rf"__shared__[^;\[\]]*\[\s*{NUMBER}\s*\]\s*;")
-SHARED_ARRAY = re.compile(r"__shared__\s+\w+\s+\w+((?:\s*\[[^\]]+\])+)")
+SHARED_ARRAY = re.compile(r"__shared__[^;\[\]]*\w((?:\s*\[[^\]]+\])+)")
 TEMPLATE = re.compile(r"template\s*<([^<>]*)>\s*__global__[^;{]*?\b(\w+)\s*\(")
 FOR = re.compile(r"(?<=[{};])(\s*)\bfor\s*\(")
 ON_GPU = re.compile(r"__(?:global|device)__[^;{}]*\{")
@@ -160,13 +180,17 @@ ON_GPU = re.compile(r"__(?:global|device)__[^;{}]*\{")
 
 def _native(code: str) -> str:
     """The module with blanks for all but the native source in its strings, so that every place is
-    that of the module: no comments, no strings in it, no loops where a line cannot end, and no
-    f-strings, which Python 3.12 divides otherwise than 3.11."""
+    that of the module: no comments, no strings in it, no loops where a line cannot end, no
+    docstrings, and no f-strings, which Python 3.12 divides otherwise than 3.11."""
     lines = [0, *accumulate(len(line) + 1 for line in code.split("\n"))]
     text = _blank(code)
+    before = tokenize.NEWLINE
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         quotes = re.match(r"(?!\w*[fF])\w*('''|\"\"\"|'|\")", token.string)
-        if token.type == tokenize.STRING and quotes and NATIVE.search(token.string):
+        is_value = token.type == tokenize.STRING and before not in STATEMENT_ENDS
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            before = token.type
+        if is_value and quotes and NATIVE.search(token.string):
             body = token.string[quotes.end() : -len(quotes[1])]
             if len(quotes[1]) == 1:
                 body = re.sub(r"\bfor\b", "   ", body.replace("\\n", " \n"))
@@ -200,33 +224,51 @@ def _launches(text: str) -> Iterator[Parameter]:
         given = _arguments(text, *launch.span(2)) if launch[2] else ()
         for name, (start, end) in zip(templates.get(launch[1], ()), given, strict=False):
             if name and (number := text[start:end]).isdigit() and TUNED.match(name[0]):
-                values = _choices(name[0], int(number))
-                yield Parameter(name[0], int(number), values, ((start, end, "{}", 0),))
+                value, spans = int(number), [(start, end, "{}", 0)]
+                if BLOCKS.search(name[0]) and text[slice(*arguments[1])] == number:
+                    spans.append((*arguments[1], "{}", 0))
+                yield Parameter(name[0], value, _choices(name[0], value), tuple(spans))
+
+
+def _literal_blocks(text: str, value: int) -> Iterator[Span]:
+    """The sizes of blocks that are this number where a kernel is launched."""
+    for launch in LAUNCH.finditer(text):
+        for place in [*_arguments(text, *launch.span(3))][1:2]:
+            if text[slice(*place)] == str(value):
+                yield *place, "{}", 0
 
 
 def _block(text: str, grid: Place, block: Place) -> Iterator[Parameter]:
     """The parameters of the extents of a block, which may be a number, a constant, a `dim3` or the
     name of one."""
-    name = text[slice(*block)]
-    if re.fullmatch(r"[A-Za-z_]\w*", name):
-        if dims := list(re.finditer(DIM3.format(name), text[: grid[0]])):
-            block = dims[-1].span(1)
-    elif found := re.fullmatch(r"dim3\s*[({](.*)[)}]", name, re.DOTALL):
-        block = block[0] + found.start(1), block[0] + found.end(1)
-    extents = [each for each in _arguments(text, *block) if text[slice(*each)] != "1"]
-    known = [_known(text, *each, grid[0]) for each in extents]
-    for each in known:
-        if each is None:
+    extents = [*_extents(text, block, grid[0])]
+    grids = [*_extents(text, grid, grid[0])]
+    known = [text[slice(*x)] != "1" and _known(text, *x, grid[0]) for x in extents]
+    sizes = [each[:2] for each in known if each]
+    for each, own in zip_longest(known, grids[: len(known)]):
+        if not each:
             continue
         name, value, span = each
-        others = math.prod(other[1] for other in known if other and other != each)
-        room = int((MOST_THREADS // max(1, others)) ** (1 / known.count(each)) + 1e-9)
+        others = math.prod(size for other, size in sizes if (other, size) != (name, value))
+        room = int((MOST_THREADS // max(1, others)) ** (1 / sizes.count((name, value))) + 1e-9)
         values = tuple(2**n for n in range(1, room.bit_length()))
         linked: Iterable[Span] = ()
-        if len(extents) == 1:
+        if len(sizes) == 1:
             values = VALUES["threads"]
-            linked = _linked(text, value, span, None if name else grid)
+        if len(sizes) == 1 or not name:
+            linked = _linked(text, value, span, None if name else own)
         yield Parameter(name or "block", value, values, (span, *linked))
+
+
+def _extents(text: str, place: Place, before: int) -> Iterator[Place]:
+    """Where the extents of a block or a grid stand: those of a `dim3`, or of the name of one."""
+    name = text[slice(*place)]
+    if re.fullmatch(r"[A-Za-z_]\w*", name):
+        if dims := list(re.finditer(DIM3.format(name), text[:before])):
+            place = dims[-1].span(1)
+    elif found := re.fullmatch(r"dim3\s*[({](.*)[)}]", name, re.DOTALL):
+        place = place[0] + found.start(1), place[0] + found.end(1)
+    return _arguments(text, *place)
 
 
 def _known(text: str, start: int, end: int, before: int) -> tuple[str, int, Span] | None:
@@ -246,14 +288,23 @@ def _declared(text: str) -> Iterator[re.Match[str]]:
 def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Span]:
     """Where else the size of a block stands as a number: shared arrays of this extent, bounds of a
     launch, and in the grid of a launch whose block is this literal."""
-    for found in (*SHARED.finditer(text), *BOUNDS.finditer(text)):
+    for array in SHARED_ARRAY.finditer(text):
+        padded = (value, value + 1) if "][" in "".join(array[1].split()) else (value,)
+        yield from _numbers(text, array.span(1), value, padded)
+    for found in BOUNDS.finditer(text):
         if found[1] == str(value):
             yield _span(found)
     if grid and re.fullmatch(r"\w+", name := text[slice(*grid)]):
         named = list(re.finditer(rf"\b{name}\s*(?:=|\()([^;]*);", text[: own[0]]))
         grid = named[-1].span(1) if named else None
-    for found in re.compile(NUMBER).finditer(text, *grid) if grid else ():
-        if int(found[1]) in (value, value - 1):
+    if grid:
+        yield from _numbers(text, grid, value, (value, value - 1))
+
+
+def _numbers(text: str, place: Place, value: int, wanted: Sequence[int]) -> Iterator[Span]:
+    """The numbers of a place that are among those that are wanted, by their distance to a value."""
+    for found in re.compile(NUMBER).finditer(text, *place):
+        if int(found[1]) in wanted:
             yield *found.span(1), "{}", value - int(found[1])
 
 
@@ -262,11 +313,12 @@ def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Sp
 
 def _constants(text: str) -> Iterator[Parameter]:
     for found in _declared(text):
-        before = text[: found.start()].rpartition("\n")[2] + found[0].partition("=")[0]
-        is_constant = found.re is DEFINED or CONSTANT.search(before)
+        is_constant = found.re is DEFINED or CONSTANT.search(text[: found.start(1)])
         if is_constant and TUNED.match(found[1]) and (value := int(found[2])):
             span = _span(found, 2)
-            linked = _linked(text, value, span, None) if value >= 32 else ()
+            linked = [*_linked(text, value, span, None)] if value >= 32 else []
+            if BLOCKS.search(found[1]):
+                linked += _literal_blocks(text, value)
             yield Parameter(found[1], value, _choices(found[1], value), (span, *linked))
 
 
@@ -280,16 +332,16 @@ def _pragmas(text: str) -> Iterator[Parameter]:
 
 
 def _loops(text: str) -> Iterator[Parameter]:
-    """Loops without a pragma: of kernels where there is one, else of every function."""
-    kernels, loops = list(_kernels(text)), list(FOR.finditer(text))
+    """Loops without a pragma: of kernels where there is one, else of every function; of no macro,
+    where a line cannot end."""
+    kernels = list(_kernels(text))
+    loops = list(FOR.finditer(DIRECTIVE.sub(lambda found: re.sub(r"[^\n]", "#", found[0]), text)))
     words = "#pragma unroll {}" if kernels else "#pragma GCC unroll {}"
     if kernels:
         loops = [each for each in loops if any(a <= each.start() < b for a, b in kernels)]
     for loop in loops[:MOST_LOOPS]:
-        if "\\" not in text[: loop.end()].rpartition("\n")[2] + loop[1]:  # no macro
-            place = loop.end(1)
-            span = place, place, f"\n{words}\n", 0
-            yield Parameter(LOOP_NAME, 0, VALUES["loop"], (span,))
+        place = loop.end(1)
+        yield Parameter(LOOP_NAME, 0, VALUES["loop"], ((place, place, f"\n{words}\n", 0),))
 
 
 def _kernels(text: str) -> Iterator[Place]:

@@ -98,8 +98,29 @@ def test_no_block_of_more_threads_than_cuda_takes_is_among_the_values():
 def test_template_arguments_are_known_by_the_names_of_their_parameters():
     source = """template <typename T, int BLOCK, int DIM> __global__ void k(T* x) {}
 void f() { k<float, 128, 64><<<grid, 128>>>(x); }"""
-    assert found(source) == {"BLOCK": 128, "block": 128}
-    assert "k<float, 64, 64><<<grid, 64>>>" in put(source, BLOCK=64, block=64)
+    assert found(source) == {"block": 128}  # one number, for both say how many threads there are
+    assert "k<float, 64, 64><<<grid, 64>>>" in put(source, block=64)
+    assert found(source.replace("grid, 128", "grid, 256")) == {"BLOCK": 128, "block": 256}
+
+
+def test_numbers_that_two_kernels_share_are_changed_together():
+    source = """__global__ void a() { __shared__ float s[256]; }
+__global__ void b() { __shared__ float s[256]; }
+void f() { a<<<(n + 255) / 256, 256>>>(); b<<<(m + 255) / 256, 256>>>(); }"""
+    assert found(source) == {"block": 256}
+    assert "256" not in put(source, block=64) and "255" not in put(source, block=64)
+
+
+def test_a_square_block_is_changed_with_its_tile_and_grid_and_stays_square():
+    source = """__global__ void t() { __shared__ float s[16][17]; }
+void f() { dim3 block(16, 16), d; dim3 b2(32, 8); dim3 grid((w + 15) / 16, (h + 15) / 16);
+dim3 block2(16, 16); t<<<grid, block2>>>(); u<<<dim3((w + 31) / 32, (h + 7) / 8), b2>>>(); }"""
+    every = {each.name: each for each in parameters_of(module(source), CUDA)}
+    assert list(every) == ["block", "block #2", "block #3"]
+    after = put(source, block_number_3=32, block_number_2=4)
+    assert "s[32][33]" in after and "grid((w + 31) / 32, (h + 31) / 32)" in after
+    assert "block2(32, 32)" in after and "b2(32, 4)" in after and "(h + 3) / 4" in after
+    assert max(every["block #3"].values) == 32
 
 
 def test_loops_get_pragmas_inside_kernels_alone_and_lose_them_again():
@@ -117,6 +138,17 @@ void host() { for (int i = 0; i < 3; ++i) k<<<1, n>>>(); }"""
     assert with_values(after, again, {"unroll": 1}).count("#pragma unroll 1\n") == 1
 
 
+def test_macros_get_no_pragmas():
+    macros = """#define ONE(x) { for (;;) x; }
+#define KERNEL(T) \\
+__global__ void k_##T() { \\
+    int a; for (;;) { } }
+KERNEL(float)"""
+    assert parameters_of(module(macros), CUDA) == []
+    (loop,) = parameters_of(module(macros + "\n__global__ void k() { for (;;) {} }"), CUDA)
+    assert loop.name == "loop unroll"
+
+
 def test_cpp_loops_get_the_compilers_own_pragma():
     after, said = changed(module("void f() { int a; for (;;) {} }"), CPP, Random(0))
     assert "#pragma GCC unroll" in after and said.startswith("loop unroll 0 -> ")
@@ -125,6 +157,8 @@ def test_cpp_loops_get_the_compilers_own_pragma():
 def test_numbers_of_the_python_around_it_are_left_alone():
     before = "BLOCK = 64\ntext = 'const int BLOCK = 64;'\ndoc = '''#define TILE 8'''"
     assert found("const int TILE = 8;", before=before) == {"TILE": 8}
+    doc = '"""A __global__ kernel.\n\nconst int BLOCK = 64;\n"""\n'
+    assert parameters_of(doc + f"def f():\n    # why\n    {doc}", CUDA) == []
 
 
 def test_places_are_right_behind_wide_characters_and_in_one_line_strings():
@@ -182,6 +216,17 @@ def test_flags_change_in_their_list_alone(language, given):
         assert all(sum(flag in one for flag in group) <= 1 for group in groups)
         if given and language is CUDA:
             assert "-w" in one and ast.literal_eval(lists["extra_cflags"]) == ["-O2"]
+
+
+@pytest.mark.parametrize(
+    "given", ["name=('k')", "'k', *more, functions=(['f'])", "name='k', **more"]
+)
+def test_flags_are_added_to_any_call_or_to_none(given):
+    after = flags.changed(f"load_inline({given})", CPP, Random(0))
+    if "**" in given:  # they may be among those
+        assert after is None
+    else:
+        assert parse_source(after[0]).body[0].value.keywords[0].arg == "extra_cflags"
 
 
 def test_flags_that_are_no_list_of_texts_are_left_alone():

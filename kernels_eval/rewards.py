@@ -1,9 +1,10 @@
 """Rewards for reinforcement learning: pure functions from a verdict to a number.
 
 Guarantees: the same verdict and recipe give the same reward; a verdict about the candidate always
-has one; a fault of the machine (no verdict) or of the task (`task_error`) has None and never 0, so
-that a trainer drops the sample. Does not guarantee that a published recipe resists cheating: its
-formula is as published, and what our verifier rejects gets what its authors give a cheat.
+has one, a finite number; a fault of the machine (no verdict, or a speedup that is not finite) or of
+the task (`task_error`) has None and never 0, so that a trainer drops the sample. Does not guarantee
+that a published recipe resists cheating: its formula is as published, and what our verifier rejects
+gets what its authors give a cheat.
 
 Speedups are those of `Timing`: median reference time / median candidate time against eager PyTorch.
 A correct candidate that was not timed has a speedup of 0. Where a paper could only be read in part,
@@ -34,7 +35,7 @@ from kernels_eval.records import REASONS, Reason, Record, Status, Verdict
 Parts = dict[str, float]
 
 
-class RewardRecipe(Record):
+class RewardRecipe(Record, allow_inf_nan=False):
     """What every recipe has. One of your own is a subclass with `parts`."""
 
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -203,7 +204,7 @@ class CudaL1(RewardRecipe):
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         # 6 decimals of a hundredth: what is 1.11 in decimals may be a little less in binary
-        score = 1 + math.trunc(round(100 * verdict.speedup - 100, 6)) / 100
+        score = 1 + math.trunc(round(100 * min(verdict.speedup, 1e9) - 100, 6)) / 100
         normalised = (score - self.mean) / self.std
         return {"score": min(max(normalised, -self.clip), self.clip)}
 
@@ -285,8 +286,16 @@ def recipe_of(given: str | Path | Mapping[str, object] | RewardRecipe) -> Reward
         text = isinstance(given, (str, Path)) and Path(given).read_text(encoding="utf-8")
         return _adapter.validate_python(yaml.safe_load(text) if text else given)
     except (OSError, ValueError, yaml.YAMLError) as error:
-        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        raise UsageError(f"{given} is no reward recipe: {said}", hint) from error
+        raise UsageError(f"{given} is no reward recipe: {_first(error)}", hint) from error
+
+
+def _first(error: Exception) -> str:
+    """What an error says first: of a validation, the field as well."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    fault = error.errors()[0]
+    field = ".".join(map(str, fault["loc"][1:]))
+    return f"{field}: {fault['msg']}" if field else fault["msg"]
 
 
 def reward_parts(
@@ -295,7 +304,12 @@ def reward_parts(
     """The terms of `reward` by name, for a trainer's metrics; None where the reward is None."""
     if verdict is None or verdict.status is Status.TASK_ERROR:
         return None
-    reached = least_ms / verdict.timing.candidate_ms if least_ms and verdict.timing else 0.0
+    if least_ms and not 0 < least_ms < math.inf:
+        raise ValueError(f"least_ms is {least_ms}, but a time is a positive number")
+    timing = verdict.timing
+    if timing and not all(map(math.isfinite, (timing.speedup, timing.speedup_lower))):
+        return None  # no clock measured that
+    reached = least_ms / timing.candidate_ms if least_ms and timing else 0.0
     return recipe.parts(verdict, min(reached, 1.0))
 
 
@@ -305,7 +319,8 @@ def reward(
     """What a candidate earns under a recipe; None where the machine or the task failed.
 
     `verdict` is None where no verdict was reached. `least_ms`, used by `concur` alone, is the
-    shortest time that the machine allows for a call of this task, in milliseconds.
+    shortest time that the machine allows for a call of this task, in milliseconds. Raises
+    ValueError where that is no time.
     """
     parts = reward_parts(verdict, recipe, least_ms=least_ms)
     return None if parts is None else float(sum(parts.values()))

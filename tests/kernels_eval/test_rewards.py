@@ -65,6 +65,32 @@ def test_every_verdict_about_the_candidate_has_one(name, reason, share):
     assert math.isfinite(found)
 
 
+@given(st.sampled_from(sorted(RECIPES)), st.floats(1e-300, 1e308))
+def test_a_speedup_is_a_finite_reward_and_one_that_no_clock_measured_is_none(name, speedup):
+    measured = correct(1.0)
+    for said, finite in ((speedup, True), (math.inf, False), (math.nan, False)):
+        timing = measured.timing.model_copy(update={"speedup": said, "speedup_lower": said})
+        found = reward(measured.model_copy(update={"timing": timing}), RECIPES[name])
+        assert math.isfinite(found) if finite else found is None
+
+
+@pytest.mark.parametrize("least_ms", [-1.0, math.nan, math.inf])
+def test_a_least_time_that_is_none_is_refused(least_ms):
+    with pytest.raises(ValueError, match="least_ms"):
+        reward(correct(2.0), RECIPES["concur"], least_ms=least_ms)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_number_of_a_recipe_is_finite(name, number):
+    for field, value in RECIPES[name].model_dump().items():
+        if isinstance(value, float):
+            with pytest.raises(UsageError, match=rf"recipe: {field}: "):
+                recipe_of({"name": name, field: number})
+    with pytest.raises(UsageError, match=r"recipe: steps\.0\.1: "):
+        recipe_of({"name": "kernelgym_steps", "steps": [[1, number]]})
+
+
 @given(st.sampled_from(sorted(RECIPES)), speedups, speedups, shares, st.none() | speedups)
 def test_a_faster_kernel_never_earns_less(name, one, other, share, least_ms):
     slow, fast = (correct(each, share=share) for each in sorted((one, other)))

@@ -103,6 +103,19 @@ def test_a_row_without_one_task_is_refused_before_it_is_sent(service, row):
     assert not service.requests
 
 
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "fast"])
+def test_a_least_time_that_is_none_is_refused_before_it_is_sent(service, value):
+    with pytest.raises(UsageError, match="is no request: least_ms: "):
+        Scorer("concur").scores([{**ROW, "least_ms": value}], ["fast"])
+    assert not service.requests
+
+
+def test_columns_of_a_data_set_s_own_are_left_alone(service):
+    """Data sets have columns that a request has fields for, with another meaning."""
+    own = dict.fromkeys(("solution", "code", "response", "id", "prompt", "answer"), "its own")
+    assert Scorer("kevin").scores([ROW | own], ["fast"])[0].reward == pytest.approx(2.3)
+
+
 def test_what_the_service_refuses_is_an_error_and_no_reward(service):
     with pytest.raises(UsageError, match="unknown"):
         Scorer("kevin").scores([{"task_id": "unknown"}], ["fast"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CONTRAST_VERSION = 1
 """Raised with every change of the wording or the selection."""
-COLUMNS = ("task_id", "code", "speedup")
+COLUMNS = pl.Schema({"task_id": pl.String, "code": pl.String, "speedup": pl.Float64})
 CONTRAST = """\
 {prompt}
 Here are earlier modules for this program, all of them right, with their speedup over the original:
@@ -58,7 +58,7 @@ def read_kernels(path: str) -> Mapping[str, list[Kernel]]:
     `COLUMNS`; rows without a code or a speedup above 0 are left out. Raises UsageError."""
     read = pl.read_parquet if Path(path).suffix == ".parquet" else pl.read_ndjson
     try:
-        rows = read(Path(path)).select(COLUMNS).cast({"speedup": pl.Float64})
+        rows = read(Path(path)).select(*COLUMNS).cast(COLUMNS)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UsageError(
             f"synthesis.contrast.kernels: {path} cannot be read: {error}",

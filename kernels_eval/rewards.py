@@ -41,6 +41,9 @@ class RewardRecipe(Record, allow_inf_nan=False):
     gamma: float = Field(default=1.0, ge=0, le=1)
     """share of the next turn's reward that a turn is given (`discounted`)"""
 
+    def __hash__(self) -> int:  # a field may be a dict, which has none
+        return hash(type(self))
+
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         """The terms of the reward, by name; their sum is the reward. `roofline`: share of it that
         was reached, from 0 (or not known) to 1."""

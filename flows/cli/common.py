@@ -8,6 +8,7 @@ module loads nothing heavy.
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import threading
@@ -115,13 +116,23 @@ def options_of(command: str) -> Iterator[click.Parameter]:
         yield _option("--json", into="as_json", is_flag=True, help=text)
 
 
+class _FiniteRange(click.FloatRange):
+    """A range without NaN, which is in every other one, and infinities."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return found
+
+
 def _option(name: str, into: str | None = None, **told: Any) -> click.Option:
-    least = told.pop("min", None)
+    least, most = told.pop("min", None), told.pop("max", None)
     match told.get("type"):
         case "int":
-            told["type"] = int if least is None else click.IntRange(min=least)
+            told["type"] = int if least is None else click.IntRange(least, most)
         case "float":
-            told["type"] = float if least is None else click.FloatRange(min=least)
+            told["type"] = _FiniteRange(min=least)
     if choices := told.pop("choices", None):
         told["type"] = click.Choice(choices)
     return click.Option([name, into] if into else [name], **told)

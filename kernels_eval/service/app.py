@@ -41,6 +41,7 @@ from kernels_eval.service.guard import StrictRoute, TimelyProtocol, protect
 from kernels_eval.service.queue import ConflictError, Evaluations, QueueFullError, Submission
 from kernels_eval.service.schema import (
     MOST_REQUESTS,
+    Accepted,
     Evaluation,
     EvaluationRequest,
     Identifier,
@@ -66,12 +67,6 @@ class Asked(Record):
     @classmethod
     def _one_is_a_batch(cls, body: object) -> object:
         return {"requests": [body]} if isinstance(body, dict) and "requests" not in body else body
-
-
-class Accepted(Record):
-    """The evaluations of a batch, in its order."""
-
-    evaluations: list[Evaluation]
 
 
 class Service:

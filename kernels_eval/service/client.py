@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -18,47 +19,82 @@ from uuid import uuid4
 
 import anyio
 import httpx
-from pydantic import TypeAdapter
+from pydantic import BaseModel, HttpUrl, ValidationError
 
 from kernels_eval.errors import ServiceError, UsageError
-from kernels_eval.service.schema import MOST_REQUESTS, Evaluation, EvaluationRequest, Json
+from kernels_eval.service.schema import MOST_REQUESTS, Accepted, Evaluation, EvaluationRequest, Json
 
 POLL_S = 30.0
 """How long the service may hold a question for a result that is not there yet."""
+SILENT_S = 90.0
+"""How long it may send nothing: longer than it holds any question."""
 SLOWEST_S = 8.0
 """Longest pause between two attempts, where the service names none."""
 BATCH_LETTERS = 4_000_000
 """Requests travel together up to this size, and alone above it."""
 REPEATED = (429, 502, 503, 504)
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 _Call = Generator[tuple[float, str, str, str | None], httpx.Response, T]
 """Yields what to send (seconds to wait before, method, path, content) and is sent the answer: one
 description of each call for both clients."""
-_EVALUATIONS = TypeAdapter(list[Evaluation])
+
+
+class _NoRoomError(Exception):
+    """The queue has no room for these requests together."""
 
 
 class _Calls:
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
-        """`timeout_s` bounds each call of a method, repetitions and waiting included."""
+        """`timeout_s` bounds each call of a method, repetitions and waiting included. Raises
+        UsageError for an address or a token that HTTP cannot use."""
+        try:
+            HttpUrl(url)
+        except ValidationError as error:
+            raise UsageError(
+                f"{url!r} is no address of a service: {error.errors()[0]['msg']}",
+                "give one such as http://127.0.0.1:8700",
+            ) from error
+        if token and not (token.isascii() and token.isprintable()):
+            raise UsageError("no header can hold this token", "give that of the service")
         self.timeout_s = timeout_s
         login = {"Authorization": f"Bearer {token}"} if token else {}
         self._options: dict[str, Any] = {
             "base_url": url,
             "headers": {"Content-Type": "application/json"} | login,
-            "timeout": httpx.Timeout(2 * POLL_S, connect=10, pool=None),
+            "timeout": httpx.Timeout(
+                min(SILENT_S, timeout_s), connect=min(10.0, timeout_s), pool=None
+            ),
             # Each that waits for a result holds a connection. Few are kept idle: httpcore looks
             # through all of them, for each of them that is idle, at each request.
             "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
         }
 
-    def _send(self, until: float, method: str, path: str, content: str | None = None) -> _Call[Any]:
-        """The JSON of the answer, asked for until `until` (time.monotonic)."""
+    def _send(
+        self,
+        until: float,
+        method: str,
+        path: str,
+        kind: type[M],
+        content: str | None = None,
+        many: bool = False,
+    ) -> _Call[M]:
+        """The answer, asked for until `until` (time.monotonic). Raises _NoRoomError where there is
+        no room for `many` requests."""
         wait_s, pause_s = 0.0, 0.25
         while True:
             answer = yield wait_s, method, path, content
             if answer.is_success:
-                return answer.json()
+                try:
+                    return kind.model_validate_json(answer.content)
+                except ValidationError as error:
+                    raise ServiceError(
+                        f"no answer of `concur serve` to {method} {path}: {_detail(answer)}",
+                        "is it the service, of this version, that has this address?",
+                    ) from error
             why = _detail(answer)
+            if many and answer.status_code == 429:
+                raise _NoRoomError
             if answer.status_code not in REPEATED:
                 fault = UsageError if answer.is_client_error else ServiceError
                 raise fault(f"the service refuses {method} {path}: {why}")
@@ -73,42 +109,52 @@ class _Calls:
     def _submit(
         self, requests: Sequence[EvaluationRequest], until: float
     ) -> _Call[list[Evaluation]]:
+        """Batches that find no room are halved, for one may be larger than the whole queue."""
         found: list[Evaluation] = []
-        for batch in _batches(requests):
-            content = f'{{"requests": [{", ".join(batch)}]}}'
-            answer = yield from self._send(until, "POST", "/v1/evaluate", content)
-            found += _EVALUATIONS.validate_python(answer["evaluations"])
+        waiting = list(_batches(requests))
+        while waiting:
+            batch = waiting.pop(0)
+            content, half = f'{{"requests": [{", ".join(batch)}]}}', len(batch) // 2
+            try:
+                answer = yield from self._send(
+                    until, "POST", "/v1/evaluate", Accepted, content, many=half > 0
+                )
+                found += answer.evaluations
+            except _NoRoomError:
+                waiting[:0] = batch[:half], batch[half:]
         return found
 
     def _result(self, identity: str, wait_s: float, until: float) -> _Call[Evaluation]:
         path = f"/v1/results/{quote(identity, safe='')}?wait_s={wait_s:g}"
-        return Evaluation.model_validate((yield from self._send(until, "GET", path)))
+        return (yield from self._send(until, "GET", path, Evaluation))
 
     def _evaluate(self, requests: Sequence[EvaluationRequest]) -> _Call[list[Evaluation]]:
         until = self._until()
         found = yield from self._submit(requests, until)
         for index, evaluation in enumerate(found):
             while not evaluation.state.final:
-                if time.monotonic() > until:
+                left_s = until - time.monotonic()
+                if left_s <= 0:
                     raise ServiceError(
                         f"evaluation {evaluation.id} is {evaluation.state} after"
                         f" {self.timeout_s:g} s",
                         "raise timeout_s, or give requests a deadline_s",
                     )
-                evaluation = yield from self._result(evaluation.id, POLL_S, until)
+                evaluation = yield from self._result(evaluation.id, min(POLL_S, left_s), until)
             found[index] = evaluation
         return found
 
     def _cancel(self, identity: str) -> _Call[Evaluation]:
         path = f"/v1/results/{quote(identity, safe='')}"
-        return Evaluation.model_validate((yield from self._send(self._until(), "DELETE", path)))
+        return (yield from self._send(self._until(), "DELETE", path, Evaluation))
 
     def _health(self) -> _Call[Json]:
         answer = yield 0.0, "GET", "/health", None
-        found: Json = answer.json()
-        if "status" not in found:
-            raise ServiceError(f"the service does not say how it is: {_detail(answer)}")
-        return found
+        with suppress(ValueError):
+            found: Json = answer.json()
+            if "status" in found:
+                return found
+        raise ServiceError(f"the service does not say how it is: {_detail(answer)}")
 
     def _until(self) -> float:
         return time.monotonic() + self.timeout_s

@@ -19,7 +19,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -36,7 +35,6 @@ LOOPBACK = ["127.0.0.1", "localhost", "[::1]"]
 def protect(app: FastAPI, token: str | None) -> None:
     """Put the guards before the routes of an application."""
     app.add_exception_handler(RequestValidationError, _refuse)
-    app.add_middleware(RequestBodyLimitMiddleware, max_body_size=BODY_BYTES)
     if not token:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK)
     app.add_middleware(_Guard, token=token)
@@ -86,7 +84,8 @@ async def _refuse(_: Request, error: Exception) -> JSONResponse:
 
 
 class _Guard:
-    """Asks for the token, drops bodies that arrive too slowly, and marks every answer as data."""
+    """Asks for the token, refuses bodies that are too large or arrive too slowly, and marks every
+    answer as data."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
         self._app, self._token = app, f"Bearer {token}".encode() if token else None
@@ -95,17 +94,20 @@ class _Guard:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         until = asyncio.get_running_loop().time() + SLOW_S
-        arriving = True
+        headers, arriving, size = dict(scope["headers"]), True, 0
 
-        async def timely() -> Message:
-            nonlocal arriving
+        async def bounded() -> Message:
+            nonlocal arriving, size
             if not arriving:
                 return await receive()
+            _require_small(int(headers.get(b"content-length", 0)))
             try:
                 async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError as error:
                 raise HTTPException(408, f"the body took more than {SLOW_S:g} s") from error
+            size += len(message.get("body", b""))
+            _require_small(size)
             arriving = bool(message.get("more_body"))
             return message
 
@@ -114,13 +116,18 @@ class _Guard:
                 message["headers"] = [*message["headers"], *SAFE]
             await send(message)
 
-        given = dict(scope["headers"]).get(b"authorization", b"")
+        given = headers.get(b"authorization", b"")
         if self._token and scope["path"] != "/health":
             if not hmac.compare_digest(given, self._token):
                 wants = {"WWW-Authenticate": "Bearer"}
                 detail = "give the service's token: Authorization: Bearer TOKEN"
                 return await JSONResponse({"detail": detail}, 401, wants)(scope, receive, marked)
-        await self._app(scope, timely, marked)
+        await self._app(scope, bounded, marked)
+
+
+def _require_small(size: int) -> None:
+    if size > BODY_BYTES:
+        raise HTTPException(413, f"a body may have {BODY_BYTES >> 20} MiB")
 
 
 class TimelyProtocol(H11Protocol):

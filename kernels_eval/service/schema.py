@@ -119,3 +119,9 @@ class Evaluation(Finite):
         if (self.error is not None) != (self.state is State.FAILED):
             raise ValueError("an evaluation has an error exactly where it has failed")
         return self
+
+
+class Accepted(Finite):
+    """The evaluations of a batch, in its order."""
+
+    evaluations: list[Evaluation]

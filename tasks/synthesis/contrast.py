@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 CONTRAST_VERSION = 1
 """Raised with every change of the wording or the selection."""
-COLUMNS = ("task_id", "code", "speedup")
+COLUMNS = pl.Schema({"task_id": pl.String, "code": pl.String, "speedup": pl.Float64})
 CONTRAST = """\
 {prompt}
 Here are earlier modules for this program, all of them right, with their speedup over the original:
@@ -58,10 +58,10 @@ def read_kernels(path: str) -> Mapping[str, list[Kernel]]:
     `COLUMNS`; rows without a code or a speedup above 0 are left out. Raises UsageError."""
     read = pl.read_parquet if Path(path).suffix == ".parquet" else pl.read_ndjson
     try:
-        rows = read(Path(path)).select(COLUMNS).cast({"speedup": pl.Float64})
+        rows = read(Path(path)).select(*COLUMNS).cast(COLUMNS)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UsageError(
-            f"synthesis.contrast.kernels: {path} cannot be read: {error}",
+            f"{path}, the earlier kernels, cannot be read: {error}",
             f"give a .parquet or .jsonl file with the columns {', '.join(COLUMNS)}",
         ) from error
     return grouped(
@@ -69,6 +69,15 @@ def read_kernels(path: str) -> Mapping[str, list[Kernel]]:
         for task_id, code, speedup in rows.unique(maintain_order=True).iter_rows()
         if code and speedup and 0 < speedup < math.inf
     )
+
+
+def contrast_prompts(prompts: Mapping[str, str], config: ContrastConfig) -> dict[str, str]:
+    """Prompts by task_id, each as `contrast_prompt` makes it. Raises UsageError."""
+    kernels = read_kernels(config.kernels)
+    return {
+        task_id: contrast_prompt(prompt, kernels.get(task_id, ()), config)
+        for task_id, prompt in prompts.items()
+    }
 
 
 def contrast_prompt(prompt: str, kernels: Sequence[Kernel], config: ContrastConfig) -> str:

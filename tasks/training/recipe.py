@@ -8,6 +8,7 @@ when it cannot. Every key is part of a run's fingerprint.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -165,7 +166,7 @@ class TrainingRecipe(Record):
         return self.model_copy(update=decided)
 
 
-class ReinforceRecipe(Record):
+class ReinforceRecipe(Record, allow_inf_nan=False):
     """How rewards change the adapter: GRPO (arXiv:2402.03300) on answers of the adapter itself."""
 
     reward: Recipe = Concur()
@@ -192,13 +193,21 @@ class ReinforceRecipe(Record):
     """vLLM servers that write the answers, such as http://127.0.0.1:8000/v1, started with
     --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True on the same file system; null: this
     process writes them"""
-    seed: NonNegativeInt = 0
-    """order of tasks, answers"""
+    contrast: str | None = Field(default=None, exclude_if=lambda kernels: kernels is None)
+    """a .parquet or .jsonl file of correct kernels (task_id, code, speedup), of which each prompt
+    shows two with their speedups (CUDA-L1, arXiv:2507.14111); null: prompts show none"""
+    seed: Annotated[int, Field(ge=0, lt=2**27)] = 0
+    """order of tasks, answers, earlier kernels that are shown"""
     checkpoint_every_steps: PositiveInt = 10
     """optimiser steps between checkpoints"""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ReinforceRecipe:
+        if not 0 < self.sampling.temperature < math.inf:
+            raise ValueError(
+                f"at a temperature of {self.sampling.temperature:g} nothing is drawn from the"
+                " policy: give sampling.temperature a number above 0, such as 1"
+            )
         if self.answers_per_step % self.batch_size:
             raise ValueError(
                 f"batch_size {self.batch_size} does not divide the {self.answers_per_step} answers"

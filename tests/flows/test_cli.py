@@ -9,7 +9,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from flows.cli.common import exit_statuses, rendered
+from flows.cli.common import OPTIONS, exit_statuses, rendered
 from flows.cli.main import main
 from flows.config import load_profile, profile_names
 from kernels_eval.errors import DeviceError, GpuLostError, SandboxError, ToolchainError, UsageError
@@ -94,6 +94,26 @@ def test_a_process_refuses_as_the_function_does(tmp_path):
 def test_no_arguments_and_wrong_arguments_say_how(command, said):
     done = CliRunner().invoke(main, command.split())
     assert done.exit_code == 2 and all(part in done.output for part in said)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "x"])
+def test_every_number_of_an_option_is_finite(number):
+    floats = [
+        (command, name)
+        for command, options in OPTIONS.items()
+        for name, told in options.items()
+        if isinstance(told, dict) and told.get("type") == "float"
+    ]
+    assert ("serve", "--drain-s") in floats
+    for command, name in floats:
+        done = CliRunner().invoke(main, [command, name, number])
+        assert done.exit_code == 2 and f"Invalid value for '{name}'" in done.output
+
+
+def test_a_port_that_is_none_is_refused():
+    for port in ("0", "65536"):
+        done = CliRunner().invoke(main, ["serve", "--port", port])
+        assert done.exit_code == 2 and "1<=x<=65535" in done.output
 
 
 def test_a_kernel_that_fails_is_a_verdict_and_exit_0(here):

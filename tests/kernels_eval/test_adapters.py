@@ -103,6 +103,19 @@ def test_a_row_without_one_task_is_refused_before_it_is_sent(service, row):
     assert not service.requests
 
 
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "fast"])
+def test_a_least_time_that_is_none_is_refused_before_it_is_sent(service, value):
+    with pytest.raises(UsageError, match="is no request: least_ms: "):
+        Scorer("concur").scores([{**ROW, "least_ms": value}], ["fast"])
+    assert not service.requests
+
+
+def test_columns_of_a_data_set_s_own_are_left_alone(service):
+    """Data sets have columns that a request has fields for, with another meaning."""
+    own = dict.fromkeys(("solution", "code", "response", "id", "prompt", "answer"), "its own")
+    assert Scorer("kevin").scores([ROW | own], ["fast"])[0].reward == pytest.approx(2.3)
+
+
 def test_what_the_service_refuses_is_an_error_and_no_reward(service):
     with pytest.raises(UsageError, match="unknown"):
         Scorer("kevin").scores([{"task_id": "unknown"}], ["fast"])
@@ -168,13 +181,14 @@ def test_trl_gets_one_reward_a_completion_and_none_for_a_fault(adapter, kind):
 # -- verl ------------------------------------------------------------------------------------------
 
 
-def verl_score(compute, word, **extra):
+def verl_score(compute, word, recipe="concur", **extra):
     return asyncio.run(
         compute(
             data_source="kernels",
             solution_str=word,
             ground_truth="level1/1",
             extra_info={"num_turns": 1, "rollout_reward_scores": {}, **extra},
+            recipe=recipe,
         )
     )
 
@@ -223,6 +237,19 @@ def verl_sample(index):
     return DataProto.from_dict(tensors=tensors, non_tensors=rows)
 
 
+RECIPE = {"name": "concur", "penalties": {"no_custom_kernel": 3.0}}
+
+
+def test_a_recipe_of_a_configuration_is_one_scorer(adapter):
+    """Trainers hand the mapping of their configuration over, for every sample."""
+    compute = adapter("verl", "verl").compute_score
+    assert [verl_score(compute, "cheat", recipe=RECIPE)["score"] for _ in range(2)] == [-3.0, -3.0]
+    env = adapter("skyrl", "skyrl_gym").KernelEnv
+    one, other = (env({"recipe": RECIPE}, ROW | {"reward_spec": None}) for _ in range(2))
+    assert one.step("cheat")["reward"] == -3.0
+    assert one.scorer is other.scorer and shared_scorer.cache_info().misses == 2
+
+
 # -- SkyRL -----------------------------------------------------------------------------------------
 
 
@@ -268,6 +295,11 @@ def test_openenv_keeps_sessions_apart(adapter):
     assert one.reset(seed=5).text == "task 2"
     assert one.reset().text.startswith("task")
     assert one.state.rewards == []
+
+
+def test_openenv_without_rows_is_refused(adapter):
+    with pytest.raises(UsageError, match="without rows"):
+        adapter("openenv", "openenv").KernelEnvironment([], Scorer("kevin"))
 
 
 @pytest.mark.parametrize("word", FAULTS)

@@ -179,6 +179,11 @@ def test_a_recipe_that_cannot_be_says_so(given, said):
     assert "kevin, dr_kernel" in refused.value.hint
 
 
+@pytest.mark.parametrize("name", RECIPES)
+def test_equal_recipes_are_one_key(name):
+    assert {RECIPES[name], recipe_of(RECIPES[name].model_dump())} == {RECIPES[name]}
+
+
 def test_a_broken_file_is_named(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("name: [")

@@ -13,11 +13,12 @@ import pytest
 
 from kernels_eval.errors import ServiceError, UsageError
 from kernels_eval.service import engine as engine_module
+from kernels_eval.service.app import LONGEST_WAIT_S
 from kernels_eval.service.client import BATCH_LETTERS, AsyncVerifierClient, VerifierClient
 from kernels_eval.service.engine import Engine
 from kernels_eval.service.schema import MOST_REQUESTS, State
 from tests.support.engines import echo
-from tests.support.services import listening, reach, request, service
+from tests.support.services import URL, listening, reach, request, service
 
 Answer = Callable[[httpx.Request], httpx.Response]
 
@@ -131,6 +132,60 @@ def test_health_is_asked_once(scripted):
     assert client.health() == {"status": "stopping"} and len(client.asked) == 1
     with pytest.raises(ServiceError, match="ReadError: cut"):
         scripted(broken).health()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>", "[1]", "{}", '{"evaluations": [{"id": "a"}]}', '{"id": "a"}']
+)
+def test_an_answer_that_is_none_of_the_service_is_a_fault_of_it(scripted, text):
+    client = scripted(lambda _: httpx.Response(200, content=text))
+    for call, given in (("evaluate", [request()]), ("result", ["a"]), ("cancel", ["a"])):
+        with pytest.raises(ServiceError, match="no answer of `concur serve`"):
+            getattr(client, call)(*given)
+    with pytest.raises(ServiceError, match="does not say how it is"):
+        client.health()
+
+
+@pytest.mark.parametrize("kind", [VerifierClient, AsyncVerifierClient])
+@pytest.mark.parametrize("url", ["127.0.0.1:8700", "", "ftp://x", "http://", "http://[::1", "x:y"])
+def test_an_address_that_is_none_is_refused_at_once(kind, url):
+    with pytest.raises(UsageError, match="no address of a service"):
+        kind(url)
+
+
+@pytest.mark.parametrize("token", ["\u00e4" * 16, "a\nb", "a\0"])
+def test_a_token_that_no_header_holds_is_refused_and_not_repeated(token):
+    with pytest.raises(UsageError, match="token") as refused:
+        VerifierClient("http://127.0.0.1", token)
+    assert token not in str(refused.value)
+
+
+def test_the_time_bounds_what_is_waited_for(scripted):
+    """Neither a question for a result nor a silent service is given more than is left."""
+    client = scripted(
+        accept, lambda asked: httpx.Response(200, json=evaluation("x")), timeout_s=0.2
+    )
+    with pytest.raises(ServiceError):
+        client.evaluate(request())
+    polls = [float(asked.url.params["wait_s"]) for asked in client.asked[1:]]
+    assert polls and max(polls) <= 0.2
+    assert all(each.extensions["timeout"]["read"] == 0.2 for each in client.asked)
+
+
+def test_the_longest_question_is_answered_before_it_is_given_up():
+    assert VerifierClient(URL)._options["timeout"].read > LONGEST_WAIT_S
+
+
+def test_a_batch_larger_than_the_queue_is_taken_over_in_parts(scripted):
+    def accept_three(asked):
+        taken.append(len(json.loads(asked.content)["requests"]))
+        return accept(asked) if taken[-1] <= 3 else status(429)(asked)
+
+    taken = []
+    client = scripted(*[accept_three] * 7, done)
+    found = client.evaluate_batch([request(number, id=f"n{number}") for number in range(10)])
+    assert taken == [10, 5, 2, 3, 5, 2, 3]
+    assert [each.id for each in found] == [f"n{number}" for number in range(10)]
 
 
 def test_an_id_never_leads_elsewhere(scripted):

@@ -115,6 +115,7 @@ def test_a_snapshot_is_that_of_the_kernels_it_was_asked_with(tmp_path, kernels):
         ('{"task_id": "t"}', "code"),
         ("{", "cannot be read"),
         ('{"task_id": "t", "code": "c", "speedup": "fast"}', "cannot be read"),
+        ('{"task_id": "t", "code": ["c"], "speedup": 2}', "cannot be read"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(tmp_path, text, said):

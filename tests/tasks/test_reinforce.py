@@ -1,5 +1,6 @@
 """Reinforcement learns what is rewarded, drops what has no reward, and resumes."""
 
+import math
 import shutil
 from concurrent.futures import CancelledError
 
@@ -107,6 +108,22 @@ def trained(base, adapter, out, world, **changes):
     assert not (directory / "ref").exists()
     assert [row["step"] for row in log] == list(range(1, recipe.steps + 1))
     return log
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        *[(key, math.inf) for key in ("learning_rate", "beta", "max_grad_norm")],
+        *[("temperature", value) for value in (0.0, math.inf, math.nan)],
+        *[("seed", value) for value in (-1, 2**27)],  # torch's generators take 64 bits
+        *[("samples_per_task", 1), ("batch_size", 3), ("steps", 0), ("steps", 1.5)],
+        ("reward", {"name": "kevin", "correct": math.nan}),
+    ],
+)
+def test_settings_that_cannot_be_learned_under_are_refused(key, value):
+    given = {"sampling": {key: value}} if key == "temperature" else {key: value}
+    with pytest.raises(ValueError, match=key):
+        ReinforceRecipe.model_validate(given)
 
 
 @pytest.mark.slow

@@ -41,6 +41,8 @@ class KernelEnvironment(Environment[KernelAction, KernelObservation, State]):
 
     def __init__(self, rows: Sequence[Row], scorer: Scorer, max_turns: int = 1) -> None:
         super().__init__()
+        if not rows:
+            raise UsageError("an environment without rows has nothing to ask", "give it some")
         self.rows, self.scorer, self.max_turns = rows, scorer, max_turns
         self._state, self._row = State(done=True), rows[0]
 

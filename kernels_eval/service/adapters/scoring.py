@@ -18,7 +18,7 @@ from functools import cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
-from pydantic import ValidationError
+from pydantic import Field, NonNegativeFloat, ValidationError
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Row, Status, Verdict
@@ -27,7 +27,14 @@ from kernels_eval.service.client import AsyncVerifierClient, VerifierClient
 from kernels_eval.service.schema import Evaluation, EvaluationRequest
 
 TASK = ("task_id", "task", "definition")
-FIELDS = frozenset(EvaluationRequest.model_fields) - {"code", "response", "id"}
+
+
+class _Request(EvaluationRequest):
+    least_ms: NonNegativeFloat | None = Field(default=None, exclude=True)
+    """see `reward`; not for the service"""
+
+
+FIELDS = frozenset(_Request.model_fields) - {"code", "response", "solution", "id"}
 
 
 class NoRewardError(EvalError):
@@ -77,7 +84,7 @@ class Scorer:
         """`recipe` is what `recipe_of` takes. `url` is by default that of CONCUR_SERVE_URL, and
         the token that of CONCUR_SERVE_TOKEN."""
         self.recipe = recipe_of(recipe)
-        url = url or os.environ.get("CONCUR_SERVE_URL", "http://127.0.0.1:8700")
+        url = url or os.environ.get("CONCUR_SERVE_URL") or "http://127.0.0.1:8700"
         self._address = url, os.environ.get("CONCUR_SERVE_TOKEN")
         self.client = VerifierClient(*self._address)
         self._by_loop: WeakKeyDictionary[object, AsyncVerifierClient] = WeakKeyDictionary()
@@ -93,8 +100,8 @@ class Scorer:
     def scores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
         """One score a response, in order. Raises UsageError where a row names no task or the
         service refuses it, ServiceError where the service stays away."""
-        found = self.client.evaluate_batch(list(map(_request, rows, responses)))
-        return list(map(self._score, rows, found))
+        requests = list(map(_request, rows, responses))
+        return list(map(self._score, requests, self.client.evaluate_batch(requests)))
 
     async def score(self, row: Row, response: object) -> Score:
         """The score of one response, awaited."""
@@ -103,11 +110,11 @@ class Scorer:
     async def ascores(self, rows: Sequence[Row], responses: Sequence[object]) -> list[Score]:
         """`scores`, awaited."""
         requests = list(map(_request, rows, responses))
-        return list(map(self._score, rows, await self.async_client.evaluate_batch(requests)))
+        return list(map(self._score, requests, await self.async_client.evaluate_batch(requests)))
 
-    def _score(self, row: Row, found: Evaluation) -> Score:
+    def _score(self, request: _Request, found: Evaluation) -> Score:
         verdict = found.verdict
-        earned = reward(verdict, self.recipe, least_ms=row.get("least_ms"))
+        earned = reward(verdict, self.recipe, least_ms=request.least_ms)
         problem = f"{verdict.task_id}: {verdict.detail}" if verdict else found.error or found.state
         return Score(verdict, earned, problem)
 
@@ -116,15 +123,17 @@ shared_scorer = cache(Scorer)
 """One scorer a process, recipe and address, for trainers that make an object a sample."""
 
 
-def _request(row: Row, response: object) -> EvaluationRequest:
+def _request(row: Row, response: object) -> _Request:
     given = {name: row[name] for name in FIELDS if row.get(name) is not None}
     if isinstance(given.get("task"), str):
         given["task"] = {"code": given["task"]}
     try:
-        return EvaluationRequest(**given, response=text_of(response))
+        return _Request(**given, response=text_of(response))
     except ValidationError as error:
+        fault = error.errors()[0]
+        field = ".".join(map(str, fault["loc"])) or "task"
         raise UsageError(
-            f"a row with {list(row)} is no request: {error.errors()[0]['msg']}",
+            f"a row with {list(row)} is no request: {field}: {fault['msg']}",
             f"give each row one of {', '.join(TASK)}",
         ) from error
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 from kernels_eval.records import Row
+from kernels_eval.rewards import recipe_of
 from kernels_eval.service.adapters.scoring import plain_feedback, row_of, shared_scorer
 
 
@@ -23,9 +24,9 @@ class KernelEnv(BaseTextEnv):
 
     def __init__(self, env_config: Row | None = None, extras: Row | None = None) -> None:
         super().__init__()
-        extras = extras or {}
-        self.scorer = shared_scorer(**dict(env_config or {}))
-        self.row = row_of(extras, extras.get("reward_spec", {}).get("ground_truth"))
+        extras, config = extras or {}, dict(env_config or {})
+        self.scorer = shared_scorer(recipe_of(config.pop("recipe", "concur")), **config)
+        self.row = row_of(extras, (extras.get("reward_spec") or {}).get("ground_truth"))
         self.max_turns = int(extras.get("max_turns", 1))
 
     def step(self, action: str) -> BaseTextEnvStepOutput:

@@ -141,7 +141,7 @@ STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 """A string behind one of these is a docstring."""
 NATIVE = re.compile(r"#include|__global__|(?:torch|at)::Tensor")
 HIDDEN = re.compile(
-    r'R"([^()\\\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|//(?:\\\n|[^\n])*|/\*.*?\*/'
+    r'R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|//(?:\\\n|[^\n])*|/\*.*?\*/'
     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'"
     r"|^[ \t]*#[ \t]*if[ \t]+0\b.*?^[ \t]*#[ \t]*(?:endif|el\w+)\b",
     re.DOTALL | re.MULTILINE,

@@ -224,10 +224,15 @@ def _launches(text: str) -> Iterator[Parameter]:
         given = _arguments(text, *launch.span(2)) if launch[2] else ()
         for name, (start, end) in zip(templates.get(launch[1], ()), given, strict=False):
             if name and (number := text[start:end]).isdigit() and TUNED.match(name[0]):
-                value, spans = int(number), [(start, end, "{}", 0)]
-                if BLOCKS.search(name[0]) and text[slice(*arguments[1])] == number:
-                    spans.append((*arguments[1], "{}", 0))
-                yield Parameter(name[0], value, _choices(name[0], value), tuple(spans))
+                yield _tuned(text, name[0], int(number), (start, end, "{}", 0))
+
+
+def _tuned(text: str, name: str, value: int, span: Span) -> Parameter:
+    """A constant or a template argument, with the numbers that mean the same."""
+    linked = [*_linked(text, value, span, None)] if value >= 32 else []
+    if BLOCKS.search(name):
+        linked += _literal_blocks(text, value)
+    return Parameter(name, value, _choices(name, value), (span, *linked))
 
 
 def _literal_blocks(text: str, value: int) -> Iterator[Span]:
@@ -315,11 +320,7 @@ def _constants(text: str) -> Iterator[Parameter]:
     for found in _declared(text):
         is_constant = found.re is DEFINED or CONSTANT.search(text[: found.start(1)])
         if is_constant and TUNED.match(found[1]) and (value := int(found[2])):
-            span = _span(found, 2)
-            linked = [*_linked(text, value, span, None)] if value >= 32 else []
-            if BLOCKS.search(found[1]):
-                linked += _literal_blocks(text, value)
-            yield Parameter(found[1], value, _choices(found[1], value), (span, *linked))
+            yield _tuned(text, found[1], value, _span(found, 2))
 
 
 def _pragmas(text: str) -> Iterator[Parameter]:

@@ -239,8 +239,7 @@ def _literal_blocks(text: str, value: int) -> Iterator[Span]:
     """The sizes of blocks that are this number where a kernel is launched."""
     for launch in LAUNCH.finditer(text):
         for place in [*_arguments(text, *launch.span(3))][1:2]:
-            if text[slice(*place)] == str(value):
-                yield *place, "{}", 0
+            yield from _numbers(text, place, value, (value,))
 
 
 def _block(text: str, grid: Place, block: Place) -> Iterator[Parameter]:
@@ -293,12 +292,9 @@ def _declared(text: str) -> Iterator[re.Match[str]]:
 def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Span]:
     """Where else the size of a block stands as a number: shared arrays of this extent, bounds of a
     launch, and in the grid of a launch whose block is this literal."""
-    for array in SHARED_ARRAY.finditer(text):
-        padded = (value, value + 1) if "][" in "".join(array[1].split()) else (value,)
-        yield from _numbers(text, array.span(1), value, padded)
-    for found in BOUNDS.finditer(text):
-        if found[1] == str(value):
-            yield _span(found)
+    for found in (*SHARED_ARRAY.finditer(text), *BOUNDS.finditer(text)):
+        padded = (value, value + 1) if "][" in "".join(found[1].split()) else (value,)
+        yield from _numbers(text, found.span(1), value, padded)
     if grid and re.fullmatch(r"\w+", name := text[slice(*grid)]):
         named = list(re.finditer(rf"\b{name}\s*(?:=|\()([^;]*);", text[: own[0]]))
         grid = named[-1].span(1) if named else None

@@ -158,7 +158,10 @@ def _table(sources: Sequence[str], target: Path, candidates: str | None, root: s
                 " several sets of verdicts to merge",
             )
         if rows.is_empty():
-            raise UsageError(f"{shown(place)} holds no result", "give a run that was evaluated")
+            why = "".join(f": {shown(text, 400)}" for text in list(left_out)[:1])
+            raise UsageError(
+                f"{shown(place)} holds no result{why}", "give a run that was evaluated"
+            )
         sets[source] = rows
     frame = merged(sets) if len(sources) > 1 else next(iter(sets.values()))
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ WORKLOAD_VERSION = 1
 """What a task's reference computes and moves."""
 PROFILE_VERSION = 1
 """Where a task's reference spends its time."""
-KERNEL_PROFILE_VERSION = 1
+KERNEL_PROFILE_VERSION = 2
 """What limits a correct kernel, and by which numbers."""
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""

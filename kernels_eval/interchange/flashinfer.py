@@ -126,9 +126,11 @@ class Definition(Finite):
 
     def sizes(self, workload: Workload) -> dict[str, int]:
         """The size of every axis that has one. Raises ValueError for an expression that gives
-        none."""
+        none, and for a workload with another size of a fixed one."""
         sizes = {name: axis.value for name, axis in self.axes.items() if axis.value is not None}
-        sizes |= workload.axes
+        for name, size in workload.axes.items():
+            if sizes.setdefault(name, size) != size:
+                raise ValueError(f"axis {name!r} is {sizes[name]}, and {size} in the workload")
         for name, axis in self.axes.items():
             if axis.expression:
                 sizes[name] = _evaluated(axis.expression, sizes)

@@ -3,9 +3,9 @@
 `Model` is the reference program's module, with its constructor, parameters and `state_dict`. A call
 runs the kernel where all is as it was verified: shapes, strides and dtypes of the inputs, values of
 those that are no tensors, parameters and buffers, the constructor's arguments, the device's
-architecture, and the files. Any other call runs PyTorch's own operators, as does one whose gradient
-is asked for, under autocast, or inside torch.func. `Model().fallback_reason(*inputs)` says why, in
-words; it is empty where the kernel runs.
+architecture, torch's default dtype, and the files. Any other call runs PyTorch's own operators, as
+does one whose gradient is asked for, under autocast, or inside torch.func.
+`Model().fallback_reason(*inputs)` says why, in words; it is empty where the kernel runs.
 
 `torch.ops.{id}.forward(tensors)` is the kernel as an operator: tensors of the inputs, then
 parameters and buffers, all in order; a list of outputs, contiguous. It has no gradient and refuses
@@ -30,6 +30,9 @@ from torch.utils import cpp_extension
 
 __all__ = ["Model", "certificate", "fallback_reason"]
 
+ALIGNMENT = 64
+"""Bytes: memory that torch gives to a tensor begins at a multiple, as that of the verified inputs
+did; a kernel may rely on it where it loads vectors."""
 HERE = Path(__file__).parent
 certificate: dict[str, Any] = json.loads((HERE / "certificate.json").read_text(encoding="utf-8"))
 _INPUTS: list[dict[str, Any]] = certificate["interface"]["inputs"]
@@ -138,15 +141,17 @@ def _difference(x: object, form: dict[str, Any], devices: tuple[torch.device, ..
     if type(x) not in (torch.Tensor, torch.nn.Parameter):
         return "is no plain tensor"
     assert isinstance(x, torch.Tensor)
-    if x.layout is not torch.strided or x.device not in devices:
+    if x.layout is not torch.strided or x.is_nested or x.device not in devices:
         return "is on a device, or of a layout, that was not verified"
     if str(x.dtype) != form["dtype"] or list(x.shape) != form["shape"]:
         return "has another shape or dtype than was verified"
     if list(x.stride()) != form["stride"]:
         return "has strides that were not verified"
-    if not torch.compiler.is_compiling() and (x.storage_offset() or x.is_neg() or x.is_conj()):
+    if torch.compiler.is_compiling():
+        return ""
+    if x.storage_offset() or x.is_neg() or x.is_conj():
         return "is a view of another tensor"
-    return ""
+    return "begins at an address that torch gives to none" if x.data_ptr() % ALIGNMENT else ""
 
 
 def _first_difference(
@@ -164,6 +169,8 @@ def _apart(tensors: list[torch.Tensor]) -> str:
         return "another number of tensors was verified"
     if len({x.device for x in tensors}) > 1:
         return "the tensors are on several devices"
+    if torch.get_default_dtype() is not torch.float32:
+        return "torch's default dtype is not the one that was verified"
     return ""
 
 
@@ -173,7 +180,7 @@ def _called(module: torch.nn.Module, tensors: list[torch.Tensor]) -> list[torch.
     left = iter(tensors)
     inputs = [next(left) if "dtype" in form else form["value"] for form in _INPUTS]
     state = {form["name"]: x for form, x in zip(_STATE, left, strict=True)}
-    with torch.no_grad():
+    with torch.no_grad(), torch.cuda.device_of(tensors[0]):
         run: Callable[..., Any] = torch.func.functional_call
         found = run(module, state, tuple(inputs)) if state else module(*inputs)
     held = {x.untyped_storage().data_ptr() for x in tensors}

@@ -8,6 +8,7 @@ rows have a status, and no reason.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 
@@ -49,13 +50,13 @@ def verdict_rows(results: Mapping[str, object], level: int) -> Iterator[dict[str
             if not problem.isdecimal() or not isinstance(entry, dict) or "compiled" not in entry:
                 raise ValueError(f"problem {problem[:40]!r} has no list of samples")
             sample, told = int(entry.get("sample_id", 0)), entry.get("metadata") or {}
-            own, reference = (entry.get(name) or 0 for name in ("runtime", "ref_runtime"))
-            status, timed = _status(entry, told), own > 0 and reference > 0
+            own, reference = (float(entry.get(name) or 0) for name in ("runtime", "ref_runtime"))
+            timed = 0 < own < math.inf and 0 < reference < math.inf  # neither -1 nor NaN
             yield {
                 "candidate_id": SAMPLE.format(level=level, problem=problem, sample=sample)[:-3],
                 "task_id": f"kernelbench/L{level}/{problem}",
                 "sample_index": sample,
-                "status": status.value,
+                "status": _status(entry, told).value,
                 "reason": told.get("concur_reason"),
                 "outputs_match": bool(entry.get("correctness")) or None,
                 "device": str(told.get("hardware") or ""),

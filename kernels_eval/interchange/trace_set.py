@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.interchange.definitions import file_name, written
 from kernels_eval.interchange.flashinfer import Definition, Solution, Suite, Workload
-from kernels_eval.interchange.traces import verdict_row
+from kernels_eval.interchange.traces import Evaluation, verdict_row
 from kernels_eval.records import Json, KernelTask, Record
 from kernels_eval.tables import table_beside
 
@@ -89,12 +89,14 @@ class TraceSet:
         held = row.get("workload") if "definition" in row else row
         workload = record_of(Workload, held, where)
         name = row.get("definition", near)
-        if name not in self.definitions:
+        if not isinstance(name, str) or name not in self.definitions:
             raise ValueError(f"{where} is of definition {str(name)[:80]!r}, which is not here")
         known = self.workloads.setdefault(name, {})
         identity = workload.uuid or f"{len(known)}"
-        known[identity] = workload
+        if known.setdefault(identity, workload) != workload:
+            raise ValueError(f"{where}: the uuid {identity!r} stands for another workload already")
         if row.get("evaluation"):
+            record_of(Evaluation, row["evaluation"], where)
             self.traces.append({**row, "uuid": identity})
 
     def add(
@@ -196,7 +198,7 @@ def record_of(kind: type[Kind], row: object, where: object) -> Kind:
         return kind.model_validate(row, extra="ignore")
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
+        place = ".".join(map(str, first["loc"])) or "all of it"
         raise ValueError(f"{where} is no {kind.__name__}: {place}: {first['msg']}") from error
 
 

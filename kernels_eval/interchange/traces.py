@@ -10,12 +10,45 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kernels_eval.interchange.flashinfer import Suite
+from pydantic import NonNegativeFloat, field_validator
+
+from kernels_eval.interchange.flashinfer import Finite, Suite
 from kernels_eval.records import Reason, Row, Status, Verdict
 from kernels_eval.tables import table_beside
 
 _STATUSES, _ONLY_OF_SOL, _TIMES = table_beside(__file__).values()
+_OURS = {theirs: ours for ours, theirs in reversed(_STATUSES.items())}
 _SAID = re.compile(r"(\w+) \((\w+)\)")
+
+
+class Performance(Finite):
+    """Times of a kernel that passed; 0 stands for none."""
+
+    latency_ms: NonNegativeFloat | None = None
+    reference_latency_ms: NonNegativeFloat | None = None
+    speedup_factor: NonNegativeFloat | None = None
+
+
+class Environment(Finite):
+    """Where a kernel ran."""
+
+    hardware: str | None = None
+
+
+class Evaluation(Finite):
+    """What is read of an Evaluation."""
+
+    status: str
+    log: str | None = None
+    environment: Environment | None = None
+    performance: Performance | None = None
+
+    @field_validator("status")
+    @classmethod
+    def _known(cls, status: str) -> str:
+        if status not in _OURS:
+            raise ValueError(f"{status[:40]!r} is no status of an evaluation")
+        return status
 
 
 def evaluation_of(
@@ -51,21 +84,20 @@ def evaluation_of(
 def verdict_row(evaluation: Row) -> dict[str, object]:
     """What an Evaluation says, as columns of a verdict: `status`, `reason` (null where another
     harness judged), `outputs_match`, `timing` (without intervals), `device`, `detail`. Raises
-    ValueError for a status that neither suite has."""
-    theirs, log = str(evaluation.get("status")), str(evaluation.get("log") or "")
-    key = {name: key for key, name in reversed(_STATUSES.items())}.get(theirs)
-    if key is None:
-        raise ValueError(f"{theirs[:40]!r} is no status of an evaluation")
+    ValueError for what is no Evaluation, such as a status that neither suite has."""
+    told = Evaluation.model_validate(evaluation, extra="ignore")
+    key, log = _OURS[told.status], told.log or ""
     reason = Reason(key) if key in set(Reason) else None
     if (said := _SAID.match(log)) and said[2] in set(Reason) and Reason(said[2]).status == said[1]:
         reason = Reason(said[2])
     status = reason.status if reason else Status(key)
-    performance = evaluation.get("performance") or {}
     return {
         "status": status.value,
         "reason": reason and reason.value,
         "outputs_match": status is Status.CORRECT or None,
-        "timing": {ours: performance.get(name) or None for ours, name in _TIMES.items()},
-        "device": (evaluation.get("environment") or {}).get("hardware") or "",
+        "timing": {
+            ours: getattr(told.performance, name, None) or None for ours, name in _TIMES.items()
+        },
+        "device": (told.environment and told.environment.hardware) or "",
         "detail": log.partition("\n")[0][:500],
     }

@@ -8,6 +8,7 @@ guarantee that removing the limit makes the kernel faster: another one may be ri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from enum import StrEnum
 
@@ -122,7 +123,7 @@ def numbers_of(profile: KernelProfile) -> dict[str, float]:
 def _of_kernel(kernel: KernelTime) -> dict[str, float | None]:
     """The numbers of its geometry and its code, and, in their place, those of the counters."""
     found = kernel.model_dump(include={"blocks_per_sm", "occupancy", "local_share"})
-    metrics = kernel.metrics
+    metrics = {name: value for name, value in kernel.metrics.items() if math.isfinite(value)}
     for name, (metric, whole) in _TABLE["shares"].items():
         if metric in metrics:
             found[name] = metrics[metric] / whole
@@ -131,6 +132,6 @@ def _of_kernel(kernel: KernelTime) -> dict[str, float | None]:
             found[name] = sum(metrics.get(part, 0.0) for part in parts) / metrics[whole]
     for name, parts in _TABLE["least"].items():
         found[name] = min((metrics[p] / 100 for p in parts if metrics.get(p)), default=None)
-    if {"sm_share", "memory_share"} <= found.keys():
-        found["compute_lead"] = found["sm_share"] - found["memory_share"]
+    if "sm_share" in found:  # where the memory's is not known, nothing says that it leads
+        found["compute_lead"] = found["sm_share"] - found.get("memory_share", 0.0)
     return found

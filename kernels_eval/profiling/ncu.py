@@ -4,6 +4,7 @@ is asked for (`ncu.toml`)."""
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -75,7 +76,9 @@ def unknown_metrics(said: str) -> set[str]:
 
 
 def _number(text: str | None) -> float | None:
+    """A metric's value; None for what is none, such as ncu's "nan" where nothing was counted."""
     try:
-        return float((text or "").replace(",", ""))
+        value = float((text or "").replace(",", ""))
     except ValueError:
         return None
+    return value if math.isfinite(value) else None

@@ -116,7 +116,16 @@ class Profiler(Preparer):
         if prepared.finding:
             raise NotProfiled(f"{prepared.finding.reason}: {prepared.finding.detail}")
         self.builder.cache.renew(prepared.libraries.values())
-        asked = self._request(task, candidate, prepared.libraries)
+        spec = ModelSpec(
+            entry_point=task.entry_point,
+            init_form=task.init_form,
+            device=self.device,
+            construct_on=self.device,
+            threads=self.config.threads,
+            seed=SEED,
+        )
+        asked: Message = {"spec": spec.model_dump(), "libraries": dict(prepared.libraries)}
+        asked["language"] = candidate.language.value
         with Child(self.server, "profiled", self.config.limits, processes=True) as child:
             asked |= _sources(child, task, candidate)
             seen = self._asked(child, "times", asked | {"budget_s": self.budget_s})
@@ -130,20 +139,6 @@ class Profiler(Preparer):
         except (KeyError, TypeError, ValueError) as error:
             raise NotProfiled("its process answered with no profile") from error
         return seen | {"kernels": kernels}
-
-    def _request(
-        self, task: KernelTask, candidate: Candidate, libraries: Mapping[str, str]
-    ) -> Message:
-        spec = ModelSpec(
-            entry_point=task.entry_point,
-            init_form=task.init_form,
-            device=self.device,
-            construct_on=self.device,
-            threads=self.config.threads,
-            seed=SEED,
-        )
-        about = {"libraries": dict(libraries), "language": candidate.language.value}
-        return {"spec": spec.model_dump(), **about}
 
     def _metrics(
         self, task: KernelTask, candidate: Candidate, asked: Message, kernels: list[str]

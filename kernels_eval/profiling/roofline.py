@@ -22,7 +22,8 @@ def peak_bytes_per_s(device_name: str | None) -> float | None:
 
 
 def _peaks(device_name: str | None) -> tuple[float | None, float | None]:
-    known = (peaks for part, peaks in PEAKS.items() if part in (device_name or ""))
+    words = set((device_name or "").replace("-", " ").split())
+    known = (peaks for part, peaks in PEAKS.items() if words.issuperset(part.split()))
     return next(known, (None, None))
 
 

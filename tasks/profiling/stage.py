@@ -18,7 +18,7 @@ from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, 
 from tasks.profiling.config import ProfileConfig
 from tasks.profiling.judge import Judge
 from tasks.progress import caution, report
-from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
+from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.tables import CORRECT, KERNEL_PROFILES, TASKS
 from tasks.versions import KERNEL_PROFILE_VERSION
 
@@ -37,18 +37,13 @@ class Line(Record):
     workloads: SnapshotRef
     references: SnapshotRef
 
-    @property
-    def fingerprints(self) -> list[str]:
-        return [ref.fingerprint for _, ref in self]
-
 
 def planned(
     line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    asked = [config.identity, language]
-    key = fingerprint(STAGE, asked, line.fingerprints, KERNEL_PROFILE_VERSION)
-    return Snapshot(line.verdicts.root, STAGE, key)
+    above = [ref for _, ref in line]
+    return Snapshot.planned(STAGE, [config.identity, language], above, KERNEL_PROFILE_VERSION)
 
 
 def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language) -> SnapshotRef:
@@ -79,9 +74,7 @@ def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Langu
     limits = snapshot.read(columns=["candidate_id", "limit"], unique="candidate_id")["limit"]
     counts = dict(sorted(limits.fill_null("not profiled").value_counts().iter_rows()))
     extra = {"limit_counts": counts}
-    return snapshot.publish(
-        config=config, upstream=line.fingerprints, rows=len(limits), extra=extra
-    ).ref
+    return snapshot.publish(config=config, rows=len(limits), extra=extra).ref
 
 
 def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, Json]:

@@ -10,7 +10,7 @@ from typing import Any
 from kernels_eval.records import Candidate, Json, Row
 from tasks.search.gain import Interval, again, result_of, summary_of
 from tasks.search.stage import Search, in_turn
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES
 from tasks.versions import SEARCH_VERSION
 
@@ -34,25 +34,24 @@ def confirmation(search: Search, *, sanitized: bool = False) -> SnapshotRef:
         if each.sanitized == sanitized
     )
     identity = {"sanitized": sanitized} if search.config.changes_machine_code else {}
-    return _filled(CONFIRMATION, search, rows, [search.snapshot.fingerprint], identity)
+    return _filled(CONFIRMATION, search, rows, [search.snapshot.ref], identity)
 
 
 def _filled(
     stage: str,
     search: Search,
     rows: Iterable[Row],
-    upstream: list[str],
+    above: list[SnapshotRef],
     identity: Json,
     extra: Any = None,
 ) -> SnapshotRef:
     """A finished snapshot of these rows; of one that was stopped, those that are missing."""
-    name = fingerprint(stage, identity, upstream, SEARCH_VERSION)
-    snapshot = Snapshot(search.snapshot.root, stage, name)
+    snapshot = Snapshot.planned(stage, identity, above, SEARCH_VERSION)
     if not snapshot.finished:
         there = snapshot.keys("candidate_id")
         snapshot.append((row for row in rows if row["candidate_id"] not in there), CANDIDATES)
         count = len(snapshot.keys("candidate_id"))
-        snapshot.publish(config=search.config, upstream=upstream, rows=count, extra=extra)
+        snapshot.publish(config=search.config, rows=count, extra=extra)
     return snapshot.ref
 
 
@@ -78,10 +77,9 @@ def improved(
     each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` are the
     snapshots of confirming verdicts; the manifest's `search` is `summary`."""
     every = map(in_turn, candidates.open().rows_by("candidate_id"))
-    upstream = [candidates.fingerprint, search.snapshot.fingerprint]
-    upstream += [each.fingerprint for each in fresh]
     rows = chain(every, _winners(search, summary["results"]))
-    return _filled(IMPROVED, search, rows, upstream, {}, {"search": summary})
+    above = [candidates, search.snapshot.ref, *fresh]
+    return _filled(IMPROVED, search, rows, above, {}, {"search": summary})
 
 
 def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from random import Random
 
 from kernels_eval.build.schedule import FLAG as SWAPS
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.records import Language
 from kernels_eval.tables import table_beside
 
@@ -59,7 +59,7 @@ def _with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | No
         calls = (node for node in ast.walk(parse_source(code)) if isinstance(node, ast.Call))
     except UNPARSABLE:
         return None
-    call = next((each for each in calls if _name(each.func) == "load_inline"), None)
+    call = next((each for each in calls if name_path(each.func)[-1:] == ["load_inline"]), None)
     if call is None or not call.keywords or any(each.arg is None for each in call.keywords):
         return None
     given = next((each.value for each in call.keywords if each.arg == keyword), None)
@@ -75,10 +75,6 @@ def _with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | No
     if given is not None:
         end, text = starts[(given.end_lineno or 0) - 1] + (given.end_col_offset or 0), repr(flags)
     return (data[:start] + text.encode() + data[end:]).decode(), said
-
-
-def _name(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _texts(node: ast.expr) -> list[str] | None:

@@ -23,7 +23,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, zip_longest
+from itertools import accumulate, chain, zip_longest
 from random import Random
 
 from kernels_eval.checks.syntax import UNPARSABLE
@@ -34,6 +34,10 @@ VALUES = {name: tuple(values) for name, values in TABLE["values"].items()}
 UNREADABLE = (*UNPARSABLE, tokenize.TokenError)
 MOST_THREADS = 1024
 """Of a block, by CUDA."""
+MOST_DECLARED = 1000
+"""Characters of one declaration that are looked at."""
+LEAST_TILE = 16
+"""A smaller extent of a shared array may mean anything."""
 LOOP_NAME = "loop unroll"
 MOST_LOOPS = 12
 """Loops without a pragma that are taken of one source, the first ones."""
@@ -64,24 +68,28 @@ def parameters_of(code: str, language: Language) -> list[Parameter]:
     except UNREADABLE:
         return []
     found = [*_launches(text), *_constants(text), *_pragmas(text), *_loops(text)]
-    kept: list[Parameter] = []
-    for each in found:
+    kept: dict[int, Parameter] = {}
+    owner: dict[Place, int] = {}
+    for index, each in enumerate(found):
         if set(each.values) - {each.value}:
-            shared = [other for other in kept if _places(other) & _places(each)]
-            spans = dict.fromkeys(span for one in (*shared, each) for span in one.spans)
-            joined = replace((*shared, each)[0], spans=tuple(spans))
-            kept = [other for other in kept if other not in shared] + [joined]
-    kept.sort(key=lambda each: each.spans[0][:2])
+            sharing = sorted({owner[span[:2]] for span in each.spans if span[:2] in owner})
+            joined = [*map(kept.pop, sharing), each]
+            spans = dict.fromkeys(span for one in joined for span in one.spans)
+            first = min((*sharing, index))
+            kept[first] = replace(joined[0], spans=tuple(spans))
+            owner |= {span[:2]: first for span in spans}
+    return _numbered(sorted(kept.values(), key=lambda each: each.spans[0][:2]))
+
+
+def _numbered(found: Iterable[Parameter]) -> list[Parameter]:
+    """Parameters whose names tell them apart."""
+    made = []
     names: Counter[str] = Counter()
-    for index, each in enumerate(kept):
+    for each in found:
         names[each.name] += 1
         number = f" #{names[each.name]}" if names[each.name] > 1 else ""
-        kept[index] = replace(each, name=each.name + number)
-    return kept
-
-
-def _places(parameter: Parameter) -> set[Place]:
-    return {span[:2] for span in parameter.spans}
+        made.append(replace(each, name=each.name + number))
+    return made
 
 
 def with_values(code: str, parameters: Sequence[Parameter], values: Mapping[str, int]) -> str:
@@ -130,7 +138,8 @@ def usage(code: str, language: Language) -> float:
     if not language.needs_gpu:
         return float(len("".join(text.split())))
     known = {found[1]: found[2] for found in _declared(text)}
-    arrays = (re.findall(r"\[\s*(\w+)", each) for each in SHARED_ARRAY.findall(text))
+    declared = (each.split(",") for each in SHARED_ARRAY.findall(text))
+    arrays = (re.findall(r"\[\s*(\w+)", each) for each in chain(*declared))
     sizes = ([known.get(word, word) for word in words] for words in arrays)
     return float(sum(math.prod(map(int, each)) for each in sizes if "".join(each).isdecimal()))
 
@@ -141,7 +150,7 @@ STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 """A string behind one of these is a docstring."""
 NATIVE = re.compile(r"#include|__global__|(?:torch|at)::Tensor")
 HIDDEN = re.compile(
-    r'R"([^()\\\s]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|//(?:\\\n|[^\n])*|/\*.*?\*/'
+    r'R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|//(?:\\\n|[^\n])*|/\*.*?\*/'
     r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'"
     r"|^[ \t]*#[ \t]*if[ \t]+0\b.*?^[ \t]*#[ \t]*(?:endif|el\w+)\b",
     re.DOTALL | re.MULTILINE,
@@ -172,7 +181,8 @@ LAUNCH = re.compile(r"(\w+)\s*(?:<([^<>;()]*)>)?\s*<<<(.*?)>>>", re.DOTALL)
 DIM3 = r"\bdim3\s+{}\s*(?:=\s*(?:dim3\s*)?)?[({{]([^;]*?)[)}}]\s*;"
 PRAGMA = re.compile(r"#[ \t]*pragma[ \t]+(?:GCC[ \t]+)?unroll\b[ \t]*\(?[ \t]*(\d+)?[ \t]*\)?")
 BOUNDS = re.compile(rf"__launch_bounds__\s*\(\s*([^,()]+?)\s*(?:,\s*{NUMBER}\s*)?\)")
-SHARED_ARRAY = re.compile(r"__shared__[^;\[\]]*\w((?:\s*\[[^\]]+\])+)")
+_EXTENTS = r"(?:\s*\[[^\]]+\])+"
+SHARED_ARRAY = re.compile(rf"__shared__[^;\[\]]*\w({_EXTENTS}(?:\s*,\s*\w+{_EXTENTS})*)")
 TEMPLATE = re.compile(r"template\s*<([^<>]*)>\s*__global__[^;{]*?\b(\w+)\s*\(")
 FOR = re.compile(r"(?<=[{};])(\s*)\bfor\s*\(")
 ON_GPU = re.compile(r"__(?:global|device)__[^;{}]*\{")
@@ -224,18 +234,22 @@ def _launches(text: str) -> Iterator[Parameter]:
         given = _arguments(text, *launch.span(2)) if launch[2] else ()
         for name, (start, end) in zip(templates.get(launch[1], ()), given, strict=False):
             if name and (number := text[start:end]).isdigit() and TUNED.match(name[0]):
-                value, spans = int(number), [(start, end, "{}", 0)]
-                if BLOCKS.search(name[0]) and text[slice(*arguments[1])] == number:
-                    spans.append((*arguments[1], "{}", 0))
-                yield Parameter(name[0], value, _choices(name[0], value), tuple(spans))
+                yield _tuned(text, name[0], int(number), (start, end, "{}", 0))
+
+
+def _tuned(text: str, name: str, value: int, span: Span) -> Parameter:
+    """A constant or a template argument, with the numbers that mean the same."""
+    linked = [*_linked(text, value, span, None)] if value >= 32 else []
+    if BLOCKS.search(name):
+        linked += _literal_blocks(text, value)
+    return Parameter(name, value, _choices(name, value), (span, *linked))
 
 
 def _literal_blocks(text: str, value: int) -> Iterator[Span]:
     """The sizes of blocks that are this number where a kernel is launched."""
     for launch in LAUNCH.finditer(text):
         for place in [*_arguments(text, *launch.span(3))][1:2]:
-            if text[slice(*place)] == str(value):
-                yield *place, "{}", 0
+            yield from _numbers(text, place, value, (value,))
 
 
 def _block(text: str, grid: Place, block: Place) -> Iterator[Parameter]:
@@ -288,12 +302,10 @@ def _declared(text: str) -> Iterator[re.Match[str]]:
 def _linked(text: str, value: int, own: Span, grid: Place | None) -> Iterator[Span]:
     """Where else the size of a block stands as a number: shared arrays of this extent, bounds of a
     launch, and in the grid of a launch whose block is this literal."""
-    for array in SHARED_ARRAY.finditer(text):
-        padded = (value, value + 1) if "][" in "".join(array[1].split()) else (value,)
-        yield from _numbers(text, array.span(1), value, padded)
-    for found in BOUNDS.finditer(text):
-        if found[1] == str(value):
-            yield _span(found)
+    arrays = SHARED_ARRAY.finditer(text) if value >= LEAST_TILE else ()
+    for found in (*arrays, *BOUNDS.finditer(text)):
+        padded = (value, value + 1) if "][" in "".join(found[1].split()) else (value,)
+        yield from _numbers(text, found.span(1), value, padded)
     if grid and re.fullmatch(r"\w+", name := text[slice(*grid)]):
         named = list(re.finditer(rf"\b{name}\s*(?:=|\()([^;]*);", text[: own[0]]))
         grid = named[-1].span(1) if named else None
@@ -313,13 +325,11 @@ def _numbers(text: str, place: Place, value: int, wanted: Sequence[int]) -> Iter
 
 def _constants(text: str) -> Iterator[Parameter]:
     for found in _declared(text):
-        is_constant = found.re is DEFINED or CONSTANT.search(text[: found.start(1)])
+        begin = found.start(1)
+        before = CONSTANT.search(text, max(0, begin - MOST_DECLARED), begin)
+        is_constant = found.re is DEFINED or before
         if is_constant and TUNED.match(found[1]) and (value := int(found[2])):
-            span = _span(found, 2)
-            linked = [*_linked(text, value, span, None)] if value >= 32 else []
-            if BLOCKS.search(found[1]):
-                linked += _literal_blocks(text, value)
-            yield Parameter(found[1], value, _choices(found[1], value), (span, *linked))
+            yield _tuned(text, found[1], value, _span(found, 2))
 
 
 def _pragmas(text: str) -> Iterator[Parameter]:

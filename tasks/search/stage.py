@@ -26,7 +26,7 @@ from tasks.search.config import OF_MODELS, SearchConfig
 from tasks.search.parameters import usage
 from tasks.search.population import START, Member, Plan, Population
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, SnapshotRef, fingerprint
+from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES, CORRECT, SEARCHED
 from tasks.versions import SEARCH_VERSION
 
@@ -66,12 +66,11 @@ class Search:
         writer: object = None,
     ) -> None:
         self.config, self.language = config, language
-        self.upstream = [ref.fingerprint for ref in (verdicts, candidates, tasks)]
         self._verdicts, self._candidates, self._tasks = verdicts, candidates, tasks
         asked = writer if OF_MODELS & set(config.operators) else None
         identity = [config.model_dump(mode="json"), language.value, conditions, asked]
-        name = fingerprint(STAGE, identity, self.upstream, SEARCH_VERSION)
-        self.snapshot = Snapshot(tasks.root, STAGE, name)
+        above = (verdicts, candidates, tasks)
+        self.snapshot = Snapshot.planned(STAGE, identity, above, SEARCH_VERSION)
         self.populations: dict[str, Population] = {}
 
     def begin(self, judge: Judge, write: Write | None) -> None:
@@ -189,7 +188,7 @@ class Search:
         """Finish the snapshot of proposals."""
         if not self.snapshot.finished:
             rows = len(self.snapshot.keys("candidate_id"))
-            self.snapshot.publish(config=self.config, upstream=self.upstream, rows=rows)
+            self.snapshot.publish(config=self.config, rows=rows)
         return self.snapshot.ref
 
 

@@ -2,6 +2,7 @@
 results: what becomes of them here, and of our records there."""
 
 import json
+import math
 import struct
 
 import pytest
@@ -239,6 +240,9 @@ def test_kernelbenchs_results_come_back():
     failed = {**broken, "metadata": {"runtime_error": "x"}}
     both = list(kernelbench.verdict_rows({"1": [broken, failed, {**broken, "compiled": False}]}, 1))
     assert [r["status"] for r in both] == ["incorrect", "runtime_error", "compile_error"]
+    endless = {**theirs, "runtime": math.inf, "ref_runtime": 1.0}
+    (row,) = kernelbench.verdict_rows({"1": [endless]}, 1)
+    assert set(row["timing"].values()) == {None}
     with pytest.raises(ValueError, match="no list of samples"):
         list(kernelbench.verdict_rows({"name": []} | {"1": ["x"]}, 1))
 
@@ -288,6 +292,35 @@ def test_a_folder_gives_tasks_candidates_and_verdicts(tmp_path, sol):
     assert [each.task_id for each in load(root)] == [task.task_id]
     table = CandidateTable(root)
     assert table.asked_tasks(Language.CPP) == {task.task_id: 1}
+
+
+BROKEN = [
+    ({"evaluation": "PASSED"}, "is no Evaluation"),
+    ({"evaluation": {"status": "EXPLODED"}}, "'EXPLODED' is no status"),
+    ({"evaluation": {"status": "PASSED", "environment": "H200"}}, "environment: Input"),
+    ({"evaluation": {"status": "PASSED", "performance": {"latency_ms": "x"}}}, "performance.lat"),
+    ({"evaluation": {"status": "PASSED", "performance": {"latency_ms": math.nan}}}, "finite"),
+    ({"definition": ["scaled"]}, "which is not here"),
+    ({"workload": None}, "is no Workload"),
+    ({"workload": {**WORKLOAD, "axes": {"M": 9}}}, "the uuid 'w1' stands for another"),
+]
+
+
+@pytest.mark.parametrize("changes, says", BROKEN)
+def test_a_broken_trace_is_left_out_with_its_line_and_why(tmp_path, changes, says):
+    path = trace_set(tmp_path) / "traces/e/scaled.jsonl"
+    good = json.loads(path.read_text().splitlines()[0])
+    path.write_text(json.dumps({**good, **changes}) + "\n" + json.dumps(good))
+    held = TraceSet(tmp_path)
+    assert len(list(held.verdicts())) == 1
+    assert [text for text in held.left_out if says in text and "scaled.jsonl line 1" in text]
+
+
+def test_a_workload_cannot_give_a_fixed_axis_another_size():
+    with pytest.raises(ValueError, match="axis 'N' is .*, and 7 in the workload"):
+        Definition.model_validate(DEFINITION).sizes(
+            Workload.model_validate({**WORKLOAD, "axes": {**WORKLOAD["axes"], "N": 7}})
+        )
 
 
 def test_a_folder_of_programs_is_no_trace_set(tmp_path):

@@ -111,6 +111,7 @@ LIKE = {
     "strides": X.t().contiguous().t(),
     "offset": torch.zeros(5, 8)[1:],
     "subclass": torch.Tensor._make_subclass(type("Mine", (torch.Tensor,), {}), X),
+    "address": torch.frombuffer(bytearray(132), dtype=torch.float32, offset=4).reshape(4, 8),
     "negative": torch.randn(4, 8, dtype=torch.complex64).conj().imag.contiguous()._neg_view(),
 }
 
@@ -131,6 +132,19 @@ def test_other_arguments_and_weights_run_the_reference(package, model):
     assert not by_kernel(package.Model(scale=2.0).requires_grad_(False), X)
     model.double()
     assert not by_kernel(model, X)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_no_shape_tells_runs_the_reference(package, model, monkeypatch):
+    assert "layout" in model.fallback_reason(torch.nested.nested_tensor([X, X]), 1.0)
+    monkeypatch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+    assert "default dtype" in model.fallback_reason(X, 1.0) and not by_kernel(model, X)
+
+
+def test_a_kernel_is_launched_on_the_device_of_its_tensors(model, monkeypatch):
+    entered, device_of = [], torch.cuda.device_of
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: entered.append(x) or device_of(x))
+    assert by_kernel(model, X) and entered[0] is X
 
 
 def test_keywords_and_wrong_calls_are_the_references(model):

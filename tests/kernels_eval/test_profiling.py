@@ -2,6 +2,7 @@
 and a candidate profiled end to end on the CPU. A stand-in takes ncu's place where there is no
 GPU."""
 
+import math
 import sys
 
 import pytest
@@ -66,6 +67,40 @@ def test_a_number_that_was_not_measured_accuses_nobody():
     missing = KernelProfile(candidate_id="c", task_id="t", device="d", problem="it crashed")
     with pytest.raises(ValueError, match="it crashed"):
         next(findings(missing))
+
+
+SM, MEMORY = f"sm__throughput{ELAPSED}", f"gpu__compute_memory_throughput{ELAPSED}"
+
+
+@pytest.mark.parametrize("nothing", [{}, {MEMORY: math.nan}, {MEMORY: math.inf}])
+def test_what_is_no_number_was_not_measured(nothing):
+    found = list(findings(profile(nothing | {SM: 90.0})))
+    assert found[0].limit is Limit.COMPUTE and found[-1].limit is Limit.LATENCY
+    assert all(map(math.isfinite, found[-1].numbers.values()))
+    assert next(findings(profile({SM: math.nan, MEMORY: 90.0}))).limit is Limit.MEMORY
+    least = [
+        f"smsp__sass_average_data_bytes_per_sector_mem_global_op_{x}.pct" for x in ("ld", "st")
+    ]
+    given = profile({least[0]: math.nan, least[1]: 20.0, MEMORY: 50.0})
+    assert next(findings(given)).cause is Cause.UNCOALESCED
+    page = f'"Kernel Name","{MEMORY}","{SM}"\n"own","nan","1,000.5"\n'
+    assert ncu.metrics_in(page) == {"own": {SM: 1000.5}}
+
+
+NAMED = [
+    ("NVIDIA H100 80GB HBM3", 3.35e12),
+    ("NVIDIA H100 PCIe", 2.0e12),
+    ("NVIDIA A100-SXM4-40GB", 1.56e12),
+    ("NVIDIA A100-SXM4-80GB", 2.04e12),
+    ("NVIDIA GH200 480GB", None),
+    ("NVIDIA RTX A1000", None),
+    ("", None),
+]
+
+
+@pytest.mark.parametrize("name, bytes_per_s", NAMED)
+def test_peaks_are_those_of_the_very_device(name, bytes_per_s):
+    assert roofline.peak_bytes_per_s(name) == bytes_per_s
 
 
 def test_the_most_decisive_finding_comes_first():

@@ -112,13 +112,13 @@ void f() { a<<<(n + 255) / 256, 256>>>(); b<<<(m + 255) / 256, 256>>>(); }"""
 
 
 def test_a_square_block_is_changed_with_its_tile_and_grid_and_stays_square():
-    source = """__global__ void t() { __shared__ float s[16][17]; }
+    source = """__global__ void t() { __shared__ float s[16][17], k[8][16]; }
 void f() { dim3 block(16, 16), d; dim3 b2(32, 8); dim3 grid((w + 15) / 16, (h + 15) / 16);
 dim3 block2(16, 16); t<<<grid, block2>>>(); u<<<dim3((w + 31) / 32, (h + 7) / 8), b2>>>(); }"""
     every = {each.name: each for each in parameters_of(module(source), CUDA)}
     assert list(every) == ["block", "block #2", "block #3"]
     after = put(source, block_number_3=32, block_number_2=4)
-    assert "s[32][33]" in after and "grid((w + 31) / 32, (h + 31) / 32)" in after
+    assert "s[32][33], k[8][32];" in after and "grid((w + 31) / 32, (h + 31) / 32)" in after
     assert "block2(32, 32)" in after and "b2(32, 4)" in after and "(h + 3) / 4" in after
     assert max(every["block #3"].values) == 32
 
@@ -190,9 +190,9 @@ def test_the_same_draw_changes_the_same():
 
 def test_shared_memory_is_counted_where_its_extents_are_known():
     source = """#define TILE 16
-__global__ void k() { __shared__ float a[TILE][TILE + 1]; __shared__ double b[8]; }
+__global__ void k() { __shared__ float a[TILE][TILE + 1]; __shared__ double b[8], e[2]; }
 __global__ void l() { __shared__ half c[n]; extern __shared__ float d[]; }"""
-    assert usage(module(source), CUDA) == 16 * 16 + 8
+    assert usage(module(source), CUDA) == 16 * 16 + 8 + 2
     assert usage(module("void f() {}"), CPP) < usage(module("void f() { int a; }"), CPP)
 
 

@@ -365,7 +365,7 @@ class VllmSampler(Sampler):
     def _serve(self, requests: Requests) -> Servers:
         """The servers, running, with room for these requests."""
         config, shape = self._config, sizing.read_shape(self._model)
-        shape = shape and shape.served(config.args)
+        shape = shape and shape.served(config.args, config.tensor_parallel)
         asked = [(sizing.size_of(each.prompt), each.sampling.max_tokens) for each in requests]
         longest, mean = sizing.prompt_tokens([size for size, _ in asked])
         most = max(tokens for _, tokens in asked)

@@ -282,6 +282,18 @@ def require_causal(model: nn.Module) -> None:
         )
 
 
+def require_rows_apart(model: nn.Module) -> None:
+    """Raise UsageError for a model that would attend across the rows of a packed line. Call it
+    before FSDP shards the model."""
+    base = _base_of(model)
+    if not attention.keeps_rows_apart(base, len(decoder_layers(base))):
+        raise UsageError(
+            f"{type(base).__name__} does not tell its attention where the rows of a packed line"
+            " begin: they would see one another",
+            "set training.packing to false",
+        )
+
+
 def shape_of(model: nn.Module) -> LayerShape:
     """Shape of a causal model from its configuration and its adapter."""
     config = _base_of(model).config

@@ -24,7 +24,13 @@ import psutil
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoConfig, PreTrainedTokenizerBase, PrinterCallback, TrainerState
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerState,
+)
 from transformers.trainer_utils import IntervalStrategy
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -57,7 +63,7 @@ from tasks.training.formatting import (
     tokens_of,
 )
 from tasks.training.recipe import FSDP2, TrainingRecipe
-from tasks.training.recomputation import LayerShape, choose_parallelism
+from tasks.training.recomputation import BYTES, LayerShape, choose_parallelism
 from tasks.training.result import HELD_OUT, LEARNED, TrainingResult, training_log
 
 CHECKED_ROWS = 8
@@ -165,10 +171,13 @@ def with_parallelism(
     if recipe.workers == 1:
         choice, why = "none", "one worker"
     elif torch.cuda.is_available():
-        config = AutoConfig.from_pretrained(str(base_model_dir)).get_text_config()
+        config = AutoConfig.from_pretrained(str(base_model_dir))
         total = torch.cuda.get_device_properties(0).total_memory
+        with torch.device("meta"):  # its parameters, without reading them
+            model = AutoModelForCausalLM.from_config(config)
         choice, why = choose_parallelism(
-            LayerShape.of(config, recipe.lora_rank),
+            LayerShape.of(config.get_text_config(), recipe.lora_rank),
+            weight_bytes=BYTES * model.num_parameters(),
             device_bytes=total,
             tokens=max_length * recipe.batch_size,
             margin_bytes=int(total * (1 - AccelerationOptions().memory_share)),

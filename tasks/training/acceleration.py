@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -32,7 +32,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.training import attention
 from tasks.training.dropout import CounterDropout, DropoutKeys
-from tasks.training.recipe import without_fp8
 from tasks.training.recomputation import (
     BYTES,
     LEVELS,
@@ -75,8 +74,6 @@ class AccelerationOptions(Record):
     attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = "auto"
     recompute: Literal["auto", "layer", "mlp", "keep"] = "auto"
     memory_share: float = Field(default=0.92, gt=0, le=1)
-
-    _fp8_is_gone = model_validator(mode="before")(without_fp8)
 
 
 @dataclass(eq=False)

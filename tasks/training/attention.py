@@ -246,11 +246,8 @@ def _varlen(
     # versions that we support
     # (tokens, heads, size)
     flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
-    length = query.shape[
-        2
-        # an upper bound of the longest row: the exact one would be another compiled code for every
-        # line
-    ]
+    # an upper bound of the longest row: the exact one would be another compiled code for every line
+    length = query.shape[2]
     output: Tensor = torch.ops.aten._flash_attention_forward(
         *flat, cu, cu, length, length, 0.0, True, False, scale=scaling
     )[0]
@@ -267,9 +264,9 @@ def _block_diagonal(
     position = torch.arange(query.shape[2], device=query.device)
     document = torch.bucketize(position, cu[1:], right=True)
     mask = (document[:, None] == document[None, :]) & (position[:, None] >= position[None, :])
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+    )
 
 
 def _no_mask(attention_mask: Tensor | None = None, **_: Any) -> None:

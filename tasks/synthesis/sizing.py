@@ -43,6 +43,9 @@ TEMPLATE_TOKENS = 256
 """What a chat template adds."""
 ROUND_TO = 256
 ACTIVATIONS_BYTES = 2 << 30
+WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
+"""Files of a model's weights. The first that there are count: some repositories have the same in
+several forms."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for --max-lora-rank."""
 
@@ -194,8 +197,8 @@ def read_shape(model: str) -> Shape | None:
         config = config.get("text_config") or config
         heads = config["num_attention_heads"]
         wide = "float32" in (config.get("dtype"), config.get("torch_dtype"))
-        # beside them some repositories have the same weights in another form
-        files = [*directory.glob("model*.safetensors")] or directory.glob("*.safetensors")
+        held = ([*directory.glob(pattern)] for pattern in WEIGHTS)
+        files = next(filter(None, held), [])
         return Shape(
             layers=config["num_hidden_layers"],
             kv_heads=config.get("num_key_value_heads") or heads,

@@ -80,7 +80,11 @@ def test_weights_count_as_they_are_served(tmp_path):
     """Once where a repository has them in two forms; in 16 bits; FP8 ones no second time."""
     twice = model(tmp_path / "twice", QWQ, 100)
     (tmp_path / "twice" / "consolidated.safetensors").write_bytes(b"0" * 100)
+    (tmp_path / "twice" / "pytorch_model.bin").write_bytes(b"0" * 70)
     assert read_shape(twice).weight_bytes == 100
+    (tmp_path / "twice" / "model.safetensors").unlink()
+    (tmp_path / "twice" / "consolidated.safetensors").unlink()
+    assert read_shape(twice).weight_bytes == 70
     assert read_shape(model(tmp_path / "wide", QWQ | {"dtype": "float32"}, 200)).weight_bytes == 100
     fp8 = read_shape(model(tmp_path / "fp8", QWQ | {"quantization_config": {}}, 50))
     assert fp8.served(FP8).weight_bytes == 50

@@ -49,7 +49,6 @@ from tasks.training.acceleration import (
     AccelerationOptions,
     accelerate_trainer,
     exchange_in_float32,
-    require_rows_apart,
 )
 from tasks.training.batching import busy_share, last_batch
 from tasks.training.evaluation import split_by_task, stopped
@@ -305,8 +304,6 @@ class LoraTrainer(SFTTrainer):
         step holds, and of planned steps the `busy_share` of the first epoch, counted."""
         recipe, lengths = self.recipe, [tokens_of(example) for example in self.examples]
         budget = max_length if recipe.packing else max(lengths) * recipe.batch_size
-        if recipe.packing:
-            require_rows_apart(cast(torch.nn.Module, self.model))
         if recipe.acceleration == "on":
             sharded = recipe.parallelism == "fsdp2"
             accelerate_trainer(

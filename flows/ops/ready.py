@@ -91,6 +91,7 @@ def serving_memory(config: SynthesisConfig) -> str:
         server.tensor_parallel,
         server.gpu_memory_utilization,
         "synthesis.server.tensor_parallel={}",
+        server.args,
     )
 
 
@@ -101,12 +102,13 @@ def training_memory(recipe: TrainingRecipe) -> str:
     return _fits(recipe.base_model, gpus, 1.0, fix)
 
 
-def _fits(model: str, gpus: int, utilization: float, key: str) -> str:
+def _fits(model: str, gpus: int, utilization: float, key: str, args: tuple[str, ...] = ()) -> str:
     if (gpu := sizing.read_gpu()) is None:
         return "unknown: no GPU"
     shape = sizing.read_shape(model) if model != SMALL else None
     if shape is None or not shape.weight_bytes:
         return f"unknown: {model} is not on this machine"
+    shape = shape.served(args)
 
     def left(held_by: int) -> int:
         return sizing.kv_cache_bytes(shape, gpu.memory_bytes, held_by, utilization) or 0

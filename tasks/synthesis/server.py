@@ -16,7 +16,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import math
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -280,8 +282,8 @@ class VllmSampler(Sampler):
     `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
     and `asked` is what is asked: `name` or one of them. `generator` is the name, and the adapter
     where one is asked. Logs go to `logs`. The tail is as for `OpenAISampler`. Raises UsageError
-    where vLLM or an adapter is missing, DeviceError where the GPUs are too few, EvalError where a
-    server does not start.
+    where vLLM or an adapter is missing, DeviceError where the GPUs are too few or too small,
+    EvalError where a server does not start.
     """
 
     def __init__(
@@ -365,7 +367,7 @@ class VllmSampler(Sampler):
     def _serve(self, requests: Requests) -> Servers:
         """The servers, running, with room for these requests."""
         config, shape = self._config, sizing.read_shape(self._model)
-        shape = shape and shape.served(config.args)
+        shape = shape and shape.served(config.args, config.tensor_parallel)
         asked = [(sizing.size_of(each.prompt), each.sampling.max_tokens) for each in requests]
         longest, mean = sizing.prompt_tokens([size for size, _ in asked])
         most = max(tokens for _, tokens in asked)
@@ -379,6 +381,7 @@ class VllmSampler(Sampler):
             if gpus:
                 share, gpu = config.gpu_memory_utilization, sizing.read_gpu()
                 held = gpu.memory_bytes if gpu else None
+                self._require_room(shape, gpu, gpus)
                 memory = sizing.kv_cache_bytes(shape, held, gpus, share)
             seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, mean, most)
             self._length, self._concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
@@ -395,6 +398,23 @@ class VllmSampler(Sampler):
                 self.servers = None  # nothing of it is left
                 raise
         return self.servers
+
+    def _require_room(self, shape: sizing.Shape | None, gpu: sizing.Gpu | None, gpus: int) -> None:
+        """Raise DeviceError for weights that surely do not fit: vLLM would say so after minutes."""
+        elsewhere = self._config.listen == "node"  # with other GPUs, perhaps
+        if elsewhere or not (shape and gpu):
+            return
+        if re.search("offload|pipeline", " ".join(self._config.args)):
+            return
+        share = self._config.gpu_memory_utilization * gpu.memory_bytes
+        if shape.weight_bytes > gpus * share:
+            enough = 1 << math.ceil(math.log2(shape.weight_bytes / share))
+            raise DeviceError(
+                f"{self._model} has {shape.weight_bytes / 1e9:.0f} GB of weights, and"
+                f" {gpus} x {gpu.name} give a replica {gpus * share / 1e9:.0f} GB",
+                f"--set synthesis.server.tensor_parallel={enough}, or serve fewer bytes with"
+                " synthesis.server.args: [--quantization, fp8]",
+            )
 
     def _plan(self) -> tuple[int, int]:
         """Replicas, and GPUs of each (0 where the cluster has none)."""

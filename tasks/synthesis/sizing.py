@@ -43,6 +43,9 @@ TEMPLATE_TOKENS = 256
 """What a chat template adds."""
 ROUND_TO = 256
 ACTIVATIONS_BYTES = 2 << 30
+WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
+"""Files of a model's weights. The first that there are count: some repositories have the same in
+several forms."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes for --max-lora-rank."""
 
@@ -55,6 +58,8 @@ class Shape(Record):
     head_dim: PositiveInt
     window: PositiveInt | None = None
     weight_bytes: NonNegativeInt = 0
+    quantized: bool = False
+    """the weights already are: FP8 makes them no smaller"""
     value_bytes: PositiveInt = 2
     """Of one key or value: 2, or 1 in an FP8 cache."""
 
@@ -62,12 +67,16 @@ class Shape(Record):
     def token_bytes(self) -> int:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.value_bytes
 
-    def served(self, args: Sequence[str]) -> Shape:
-        """The shape as `vllm serve` with these arguments holds it: FP8 weights and cache."""
-        words = " ".join(args).replace("=", " ")
-        weights = FP8_WEIGHTS if re.search(r"(--quantization|-q) fp8\b", words) else 1
-        cache = 1 if "--kv-cache-dtype fp8" in words else self.value_bytes
-        changed = {"weight_bytes": int(self.weight_bytes * weights), "value_bytes": cache}
+    def served(self, args: Sequence[str], gpus: int = 1) -> Shape:
+        """The shape as `vllm serve` with these arguments holds it on so many GPUs: FP8 weights and
+        cache, and a head for keys and values on each GPU, where there are fewer a copy."""
+        words = " ".join(args).replace("=", " ").replace("_", "-")
+        fp8 = re.search(r"(--quantization|-q) fp8( |$)", words) and not self.quantized
+        changed = {
+            "weight_bytes": int(self.weight_bytes * (FP8_WEIGHTS if fp8 else 1)),
+            "value_bytes": 1 if "--kv-cache-dtype fp8" in words else self.value_bytes,
+            "kv_heads": max(self.kv_heads, gpus),
+        }
         return self.model_copy(update=changed)
 
 
@@ -141,7 +150,7 @@ def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[
     ]
     answer = ANSWER_SHARE * max_tokens
     found = decoding(
-        (shape if shape and known else QWQ_32B).served(server.args),
+        (shape if shape and known else QWQ_32B).served(server.args, server.tensor_parallel),
         gpu or H200,
         server.tensor_parallel,
         server.gpu_memory_utilization,
@@ -178,22 +187,27 @@ def read_gpu() -> Gpu | None:
 
 def read_shape(model: str) -> Shape | None:
     """The shape of a model directory, or of a hub id that this machine's hub cache holds; None
-    where its config.json says too little."""
+    where its config.json says too little. vLLM serves weights of 32 bits in 16."""
     directory = model_directory(model)
     if directory is None:
         return None
     try:
         config: Json = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        quantized = "quantization_config" in config
         config = config.get("text_config") or config
         heads = config["num_attention_heads"]
+        wide = "float32" in (config.get("dtype"), config.get("torch_dtype"))
+        held = ([*directory.glob(pattern)] for pattern in WEIGHTS)
+        files = next(filter(None, held), [])
         return Shape(
             layers=config["num_hidden_layers"],
             kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads,
             window=config.get("max_position_embeddings"),
-            weight_bytes=sum(path.stat().st_size for path in directory.glob("*.safetensors")),
+            weight_bytes=sum(path.stat().st_size for path in files) // (2 if wide else 1),
+            quantized=quantized,
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return None
 
 

@@ -19,7 +19,7 @@ class Tail:
     `given_up` is how many were cancelled."""
 
     def __init__(self, count: int, share: float, wait_s: float | None) -> None:
-        self._most, self._wait_s = int(share * count), wait_s
+        self._most, self._wait_s = int(round(share * count, 6)), wait_s
         self._unsent = self._unanswered = count
         self._in_flight: set[CancelScope] = set()
         self._begun = False

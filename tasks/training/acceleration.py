@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -32,7 +32,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.training import attention
 from tasks.training.dropout import CounterDropout, DropoutKeys
-from tasks.training.recipe import without_fp8
 from tasks.training.recomputation import (
     BYTES,
     LEVELS,
@@ -75,8 +74,6 @@ class AccelerationOptions(Record):
     attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = "auto"
     recompute: Literal["auto", "layer", "mlp", "keep"] = "auto"
     memory_share: float = Field(default=0.92, gt=0, le=1)
-
-    _fp8_is_gone = model_validator(mode="before")(without_fp8)
 
 
 @dataclass(eq=False)
@@ -279,6 +276,18 @@ def require_causal(model: nn.Module) -> None:
             f"the attention of {type(base).__name__} asks for {', '.join(asked)}: accelerated"
             " attention is causal over the whole row and would train on other logits",
             "set training.acceleration to off and training.packing to false",
+        )
+
+
+def require_rows_apart(model: nn.Module) -> None:
+    """Raise UsageError for a model that would attend across the rows of a packed line. Call it
+    before FSDP shards the model."""
+    base = _base_of(model)
+    if not attention.keeps_rows_apart(base, len(decoder_layers(base))):
+        raise UsageError(
+            f"{type(base).__name__} does not tell its attention where the rows of a packed line"
+            " begin: they would see one another",
+            "set training.packing to false",
         )
 
 

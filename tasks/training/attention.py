@@ -6,7 +6,8 @@ cuDNN's, with grouped heads as they are or repeated. Under each name, a line of 
 model is called with `cu_documents`, see `tasks.training.packing`) attends within its rows alone, by
 flash attention's kernel for variable lengths on a GPU and a mask on a CPU. `fastest_attention`
 times the kernels on the device at the shape that will be trained. `beyond_causal` lists what a
-model asks of attention that no kernel here computes. Does not guarantee equal bits between kernels.
+model asks of attention that no kernel here computes; `keeps_rows_apart` says whether it hands
+`cu_documents` to its attention at all. Does not guarantee equal bits between kernels.
 """
 
 from __future__ import annotations
@@ -41,30 +42,51 @@ def beyond_causal(base: Any, layers: int) -> list[str]:
 
     Observed in a pass over two tokens. An argument counts unless it is known to change nothing.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import causal_mask_function
-
-    asked: dict[str, Any] = {}
-    calls = []
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **given: Any
-    ) -> tuple[Tensor, None]:
-        calls.append(module)
-        asked.update(_asked(module, *mask, **given))
-        return _attend(_sdpa, module, query, key, value, None)
 
     def mask(mask_function: object, local_size: int = 0, **_: Any) -> Tensor | None:
         if mask_function is causal_mask_function:
             return None
         return torch.full((1, 1, 2, 2), local_size)  # counts where a layer is given it
 
-    AttentionInterface.register(OBSERVED, attend)
-    AttentionMaskInterface.register(OBSERVED, mask)
-    _pass_through(base)
+    calls = _observed(base, mask)
+    asked = {
+        name: value for module, given in calls for name, value in _asked(module, **given).items()
+    }
     if len(calls) != layers:
         asked["attention of its own"] = layers - len(calls)
     return [name if value is True else f"{name} {value}" for name, value in asked.items()]
+
+
+def keeps_rows_apart(base: Any, layers: int) -> bool:
+    """Whether the attention of each of so many layers of a causal model is told where rows begin.
+    Some models do not hand on what they do not know."""
+    try:
+        calls = _observed(base, _no_mask, cu_documents=torch.tensor([0, 2], dtype=torch.int32))
+    except TypeError:  # it takes no such argument
+        return False
+    return sum("cu_documents" in given for _, given in calls) == layers
+
+
+def _observed(
+    base: Any, mask: Callable[..., Tensor | None], **more: Any
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Each call of attention in a pass over two tokens: the module, and what it gives beside query,
+    key and value. `mask` makes the masks; `more` are further arguments of the model."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    calls = []
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **given: Any
+    ) -> tuple[Tensor, None]:
+        calls.append((module, {"attention_mask": mask, **given}))
+        return _attend(_sdpa, module, query, key, value, None)
+
+    AttentionInterface.register(OBSERVED, attend)
+    AttentionMaskInterface.register(OBSERVED, mask)
+    _pass_through(base, calls, more)
+    return calls
 
 
 def _asked(
@@ -87,7 +109,7 @@ def _asked(
     return {name: value for name, value in asked.items() if value and name not in WITHOUT_EFFECT}
 
 
-def _pass_through(base: Any) -> None:
+def _pass_through(base: Any, calls: list[Any], more: dict[str, Any]) -> None:
     """Two tokens through a causal model under the name OBSERVED. Leaves no trace in its
     configuration and none in the random numbers.
 
@@ -100,16 +122,18 @@ def _pass_through(base: Any) -> None:
     shapes = {name: tensor.to("meta") for name, tensor in weights.items()}
     try:
         try:
-            _two_tokens(base.model, shapes)
+            _two_tokens(base.model, shapes, more)
         except (RuntimeError, NotImplementedError):  # it asks what a value is
-            _two_tokens(base.model, weights)
+            calls.clear()
+            _two_tokens(base.model, weights, more)
     finally:
         base.config._attn_implementation = before
 
 
-def _two_tokens(model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+def _two_tokens(model: torch.nn.Module, tensors: dict[str, Tensor], more: dict[str, Any]) -> None:
     device = next(iter(tensors.values())).device
-    given = {"input_ids": torch.ones(1, 2, dtype=torch.long, device=device), "use_cache": False}
+    ids = torch.ones(1, 2, dtype=torch.long, device=device)
+    given = {"input_ids": ids, "use_cache": False, **more}
     with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.func.functional_call(model, tensors, kwargs=given)
 
@@ -222,11 +246,8 @@ def _varlen(
     # versions that we support
     # (tokens, heads, size)
     flat = [tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value)]
-    length = query.shape[
-        2
-        # an upper bound of the longest row: the exact one would be another compiled code for every
-        # line
-    ]
+    # an upper bound of the longest row: the exact one would be another compiled code for every line
+    length = query.shape[2]
     output: Tensor = torch.ops.aten._flash_attention_forward(
         *flat, cu, cu, length, length, 0.0, True, False, scale=scaling
     )[0]
@@ -243,9 +264,9 @@ def _block_diagonal(
     position = torch.arange(query.shape[2], device=query.device)
     document = torch.bucketize(position, cu[1:], right=True)
     mask = (document[:, None] == document[None, :]) & (position[:, None] >= position[None, :])
-    groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True
+    )
 
 
 def _no_mask(attention_mask: Tensor | None = None, **_: Any) -> None:

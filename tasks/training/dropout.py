@@ -75,9 +75,6 @@ class CounterDropout(nn.Module):
             return x
         return torch.where(keep_mask(x.shape, self.key, self.rate), x * self.scale, 0)
 
-    def extra_repr(self) -> str:
-        return f"rate={self.rate}"
-
 
 class DropoutKeys:
     """Sets the keys of many CounterDropout modules from a run's seed and the number of the micro

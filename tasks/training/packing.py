@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from tasks.training.acceleration import require_rows_apart
 from tasks.training.batching import Plan, padded_length
 from tasks.training.formatting import IGNORED, Rows
 
@@ -30,8 +31,10 @@ def use_lines(
     batch, as `use_plans` does otherwise.
 
     Lines are padded to a multiple of `multiple` tokens but never above `token_budget`. Raises
-    ValueError as `use_plans` does, and for another batch size.
+    UsageError for a model that would attend across rows, ValueError as `use_plans` does, and for
+    another batch size.
     """
+    require_rows_apart(cast(torch.nn.Module, trainer.model))
     if trainer.args.per_device_train_batch_size != 1:
         raise ValueError(
             "lines are micro batches already: set the trainer's batch size to 1, the budget decides"

@@ -28,23 +28,28 @@ class LayerShape(Record):
     heads: PositiveInt
     key_value_heads: PositiveInt
     head_size: PositiveInt
-    vocabulary: PositiveInt
     lora_rank: NonNegativeInt
 
     @classmethod
     def of(cls, config: Any, lora_rank: int) -> LayerShape:
-        """That of a Llama-like causal model, from its configuration (transformers)."""
-        return cls(
-            layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            intermediate=config.intermediate_size,
-            heads=config.num_attention_heads,
-            key_value_heads=config.num_key_value_heads,
-            head_size=getattr(config, "head_dim", None)
-            or config.hidden_size // config.num_attention_heads,
-            vocabulary=config.vocab_size,
-            lora_rank=lora_rank,
-        )
+        """That of a Llama-like causal model, from its configuration (transformers). Raises
+        UsageError for another's, which does not say as much."""
+        try:
+            return cls(
+                layers=config.num_hidden_layers,
+                hidden=config.hidden_size,
+                intermediate=config.intermediate_size,
+                heads=config.num_attention_heads,
+                key_value_heads=config.num_key_value_heads,
+                head_size=getattr(config, "head_dim", None)
+                or config.hidden_size // config.num_attention_heads,
+                lora_rank=lora_rank,
+            )
+        except AttributeError as error:
+            raise UsageError(
+                f"the memory of this model cannot be planned: {error}",
+                "set training.acceleration to off, and training.parallelism to ddp or fsdp2",
+            ) from error
 
     @property
     def products(self) -> list[tuple[int, int]]:
@@ -53,12 +58,6 @@ class LayerShape(Record):
         within = [(self.hidden, self.attention), *[(self.hidden, key_value)] * 2]
         within += [(self.attention, self.hidden), *[(self.hidden, self.intermediate)] * 2]
         return [*within, (self.intermediate, self.hidden)]
-
-    @property
-    def weight_bytes(self) -> int:
-        """Of the whole model, with an embedding and a head of their own."""
-        layer = sum(wide * out for wide, out in self.products)
-        return BYTES * (self.layers * layer + 2 * self.vocabulary * self.hidden)
 
     @property
     def trained(self) -> int:
@@ -184,7 +183,7 @@ def plan_recomputation(
 
 
 def choose_parallelism(
-    shape: LayerShape, *, device_bytes: int, tokens: int, margin_bytes: int
+    shape: LayerShape, *, weight_bytes: int, device_bytes: int, tokens: int, margin_bytes: int
 ) -> tuple[Literal["ddp", "fsdp2"], str]:
     """How several accelerated workers hold a model, and why.
 
@@ -197,7 +196,7 @@ def choose_parallelism(
             shape,
             device_bytes=device_bytes,
             # DDP holds the gradients twice
-            weight_bytes=shape.weight_bytes + 4 * shape.trained,
+            weight_bytes=weight_bytes + 4 * shape.trained,
             trained=shape.trained,
             tokens=tokens,
             margin_bytes=margin_bytes,

@@ -24,7 +24,13 @@ import psutil
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoConfig, PreTrainedTokenizerBase, PrinterCallback, TrainerState
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerState,
+)
 from transformers.trainer_utils import IntervalStrategy
 from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
@@ -44,7 +50,7 @@ from tasks.training.acceleration import (
     accelerate_trainer,
     exchange_in_float32,
 )
-from tasks.training.batching import busy_share
+from tasks.training.batching import busy_share, last_batch
 from tasks.training.evaluation import split_by_task, stopped
 from tasks.training.faults import explain, require_projections
 from tasks.training.formatting import (
@@ -56,7 +62,7 @@ from tasks.training.formatting import (
     tokens_of,
 )
 from tasks.training.recipe import FSDP2, TrainingRecipe
-from tasks.training.recomputation import LayerShape, choose_parallelism
+from tasks.training.recomputation import BYTES, LayerShape, choose_parallelism
 from tasks.training.result import HELD_OUT, LEARNED, TrainingResult, training_log
 
 CHECKED_ROWS = 8
@@ -164,10 +170,13 @@ def with_parallelism(
     if recipe.workers == 1:
         choice, why = "none", "one worker"
     elif torch.cuda.is_available():
-        config = AutoConfig.from_pretrained(str(base_model_dir)).get_text_config()
+        config = AutoConfig.from_pretrained(str(base_model_dir))
         total = torch.cuda.get_device_properties(0).total_memory
+        with torch.device("meta"):  # its parameters, without reading them
+            model = AutoModelForCausalLM.from_config(config)
         choice, why = choose_parallelism(
-            LayerShape.of(config, recipe.lora_rank),
+            LayerShape.of(config.get_text_config(), recipe.lora_rank),
+            weight_bytes=BYTES * model.num_parameters(),
             device_bytes=total,
             tokens=max_length * recipe.batch_size,
             margin_bytes=int(total * (1 - AccelerationOptions().memory_share)),
@@ -256,6 +265,7 @@ class LoraTrainer(SFTTrainer):
         self.flops_per_token = sum(map(self.flops.row, lengths)) / sum(lengths)
         self.began_s: float | None = None  # None: with the next pass
         self.tokens_before = 0.0
+        self.tokens_seen = 0
         # a balanced step's loss is divided by what a mean step holds, not by what it holds itself
         self.tokens_per_step: float | None = None
         self.step_weight = 1.0
@@ -347,13 +357,24 @@ class LoraTrainer(SFTTrainer):
             "busy_share": busy_share(costs, recipe.workers * recipe.batch_size),
         }
 
-    def get_batch_samples(self, *args: Any, **kwargs: Any) -> tuple[list[Any], Any]:
+    def get_batch_samples(self, iterator: Any, count: int, device: Any) -> tuple[list[Any], Any]:
         untyped: Any = super()
-        batches, tokens = untyped.get_batch_samples(*args, **kwargs)
+        batches, tokens = untyped.get_batch_samples(map(self._once, iterator), count, device)
+        held = torch.tensor(sum(map(_tokens_in, batches)), device=device)
+        self.tokens_seen += int(self.accelerator.gather(held).sum())
         if self.tokens_per_step:
             self.step_weight = float(tokens) / self.tokens_per_step
             tokens = torch.full_like(tokens, self.tokens_per_step, dtype=torch.float32)
         return batches, tokens
+
+    def _once(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Take the loss from what a worker's last batch of an epoch repeats: accelerate fills the
+        last pass with the epoch's first rows."""
+        if self.accelerator.gradient_state.end_of_dataloader:
+            args, rows = self.args, len(cast("Rows", self.train_dataset))
+            split = args.per_device_train_batch_size, args.world_size, args.process_index
+            batch["labels"][last_batch(rows, *split) :] = IGNORED
+        return batch
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         state = TrainerState()
@@ -368,9 +389,8 @@ class LoraTrainer(SFTTrainer):
         measured = {row["step"] for row in log if row[HELD_OUT] is not None}
         at_end = float(state.epoch or 0).is_integer() and state.global_step not in measured
         self.args.eval_on_start = at_end and self.eval_dataset is not None
-        # TRL counts tokens from zero in each process
-        self.tokens_before = next((row["num_tokens"] for row in reversed(log) if row["loss"]), 0)
-        self._total_train_tokens = self.tokens_before
+        seen = next((row["num_tokens"] for row in reversed(log) if row["loss"]), 0)
+        self.tokens_before, self.tokens_seen = seen, int(seen)
         psutil.cpu_percent()  # the first call only begins the interval
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -387,11 +407,12 @@ class LoraTrainer(SFTTrainer):
         entry: dict[str, Any] = self.state.log_history[-1]
         if "loss" not in entry:  # an evaluation, or the summary at the end
             return
-        now, tokens = time.perf_counter(), entry["num_tokens"]
+        now, tokens = time.perf_counter(), float(self.tokens_seen)
         speed = (tokens - self.tokens_before) / (now - (self.began_s or 0.0))
         peak = roofline.peak_flops(telemetry.device_name())
         used = telemetry.mfu(speed * self.flops_per_token, peak, self.args.world_size)
-        entry |= {"tokens_per_s": speed, "mfu": used, **telemetry.readings()}
+        # TRL leaves out workers in an epoch's last step, and counts from zero in each process
+        entry |= {"num_tokens": tokens, "tokens_per_s": speed, "mfu": used, **telemetry.readings()}
         self.began_s, self.tokens_before = now, tokens
         if self.on_log and self.is_world_process_zero():
             self.on_log({name: entry[name] for name in LEARNED})
@@ -433,6 +454,13 @@ class LoraTrainer(SFTTrainer):
             folder = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
             checkpoints.mark(folder, self.identity)
         self.began_s = None
+
+
+def _tokens_in(batch: Mapping[str, torch.Tensor]) -> int:
+    """Of the rows with loss, prompts included; a packed line counts as it is computed."""
+    with_loss = (batch["labels"] != IGNORED).any(1, keepdim=True)
+    held = batch.get("attention_mask", torch.ones_like(batch["labels"]))
+    return int((held * with_loss).sum())
 
 
 def _lora_config(recipe: TrainingRecipe) -> LoraConfig:

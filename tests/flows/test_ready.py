@@ -130,6 +130,9 @@ def test_weights_that_do_not_fit_name_the_number_of_gpus_that_would(monkeypatch)
     with pytest.raises(UsageError, match="65 GB of weights") as caught:
         ready.serving_memory(SynthesisConfig(sampler="vllm", model="m"))
     assert caught.value.hint == "--set synthesis.server.tensor_parallel=2"
+    fp8 = {"args": ["--quantization", "fp8"]}
+    held = SynthesisConfig.model_validate({"sampler": "vllm", "model": "m", "server": fp8})
+    assert "36 GB of weights" in ready.serving_memory(held)
     model_of(monkeypatch, 650, 8)
     with pytest.raises(UsageError, match="smaller model"):
         ready.training_memory(TrainingRecipe(base_model="m"))

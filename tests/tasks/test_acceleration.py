@@ -2,13 +2,20 @@
 compiles once."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from kernels_eval.errors import UsageError
 from tasks.training import acceleration, attention
-from tasks.training.acceleration import AccelerationOptions, accelerate, decoder_layers, shape_of
+from tasks.training.acceleration import (
+    AccelerationOptions,
+    accelerate,
+    decoder_layers,
+    require_rows_apart,
+    shape_of,
+)
 from tasks.training.packing import pack
 from tests.support.cases import cases
 from tests.support.training import adapted_qwen
@@ -298,6 +305,41 @@ def test_layers_with_an_attention_of_their_own_are_refused(monkeypatch):
     )
     with pytest.raises(UsageError, match="attention of its own 3"):
         accelerated(adapted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "apart"),
+    [("Qwen2", True), ("Mixtral", True), ("StableLm", False), ("Nemotron", False)],
+)
+def test_models_that_do_not_hand_on_where_rows_begin_are_not_packed(kind, apart):
+    few = {"num_local_experts": 2, "num_experts_per_tok": 1} if kind == "Mixtral" else {}
+    adapted = adapted_qwen(kind=kind, **few).eval()
+    with nullcontext() if apart else pytest.raises(UsageError, match=f"{kind}ForCausalLM does not"):
+        require_rows_apart(adapted)
+    accelerated(adapted)
+    rows = [row(9, seed=1), row(7, seed=2)]
+    with torch.no_grad():
+        logits = [
+            adapted(
+                **{name: value for name, value in pack(each).items() if name != "labels"}
+            ).logits
+            for each in (rows, rows[:1], rows[1:])
+        ]
+    line, *alone = logits
+    assert torch.allclose(line, torch.cat(alone, dim=1), atol=1e-4) == apart
+
+
+def test_layers_are_counted_once_where_the_pass_needs_weights(monkeypatch):
+    """A model that asks for a value amid its layers is passed through again."""
+    adapted = model()
+    layer = type(adapted.get_base_model().model.layers[1].mlp)
+    forward = layer.forward
+
+    def asking(self, hidden_states):
+        return forward(self, hidden_states * float(hidden_states.abs().sum() >= 0))
+
+    monkeypatch.setattr(layer, "forward", asking)
+    accelerated(adapted)
 
 
 def test_a_model_without_decoder_layers_is_refused():

@@ -14,6 +14,7 @@ from tasks.training.batching import (
     balanced_lines,
     busy_share,
     effective_batch,
+    last_batch,
     padded_length,
     plan_epochs,
 )
@@ -145,6 +146,21 @@ def test_within_a_window_no_row_is_between_those_of_another_step(lengths):
     steps = sorted([lengths[row] for row in order[s : s + 8]] for s in range(0, len(order), 8))
     for shorter, longer in pairwise(steps):
         assert max(shorter) <= min(longer)
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 5))
+def test_without_what_it_repeats_the_last_pass_of_all_workers_has_each_row_once(
+    rows, size, workers
+):
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler
+
+    seen, batches = [], BatchSampler(range(rows), size, drop_last=False)
+    for worker in range(workers):
+        *earlier, last = BatchSamplerShard(batches, workers, worker) if workers > 1 else batches
+        seen += [row for batch in earlier for row in batch]
+        seen += last[: last_batch(rows, size, workers, worker)]
+    assert sorted(seen) == list(range(rows))
 
 
 def test_the_busy_share_by_hand():

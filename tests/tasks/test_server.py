@@ -23,6 +23,7 @@ from tasks.sources.config import TasksConfig
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import replica as replica_module
 from tasks.synthesis import server as server_module
+from tasks.synthesis import sizing
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec
 from tasks.synthesis.server import VllmSampler, options, serve_command
@@ -207,6 +208,15 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus, 
     assert served.served.startswith("vLLM servers: 2; each: GPUs 2, answers at once 4 (mean prompt")
     served.close()
     assert fake.alive() == []
+
+
+def test_weights_that_do_not_fit_are_said_before_anything_starts(four_gpus, fake, monkeypatch):
+    gpu = sizing.Gpu(name="card", memory_bytes=24 * 10**9, bytes_per_s=1e12)
+    monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
+    monkeypatch.setattr(sizing, "read_shape", lambda model: sizing.QWQ_32B)
+    with pytest.raises(DeviceError, match="66 GB of weights, and 2 x card give a replica") as told:
+        list(sampler(fake, tensor_parallel=2).sample(requests(1)))
+    assert "tensor_parallel=4" in told.value.hint and fake.starts == []
 
 
 @pytest.mark.parametrize("replicas, each", [(3, 2), (None, 8)])

@@ -70,8 +70,31 @@ def test_what_config_json_says_comes_first(tmp_path):
         shape := read_shape(model(tmp_path / "old", without))
     ).kv_heads == 40 and shape.window is None
     assert read_shape(model(tmp_path / "other", {"model_type": "mamba"})) is None
+    assert read_shape(model(tmp_path / "none", QWQ | {"num_attention_heads": 0})) is None
+    assert read_shape(model(tmp_path / "list", [QWQ])) is None
     assert read_shape("org/that-no-cache-holds") is None
     assert read_shape("not a hub id, and no directory") is None
+
+
+def test_weights_count_as_they_are_served(tmp_path):
+    """Once where a repository has them in two forms; in 16 bits; FP8 ones no second time."""
+    twice = model(tmp_path / "twice", QWQ, 100)
+    (tmp_path / "twice" / "consolidated.safetensors").write_bytes(b"0" * 100)
+    (tmp_path / "twice" / "pytorch_model.bin").write_bytes(b"0" * 70)
+    assert read_shape(twice).weight_bytes == 100
+    (tmp_path / "twice" / "model.safetensors").unlink()
+    (tmp_path / "twice" / "consolidated.safetensors").unlink()
+    assert read_shape(twice).weight_bytes == 70
+    assert read_shape(model(tmp_path / "wide", QWQ | {"dtype": "float32"}, 200)).weight_bytes == 100
+    fp8 = read_shape(model(tmp_path / "fp8", QWQ | {"quantization_config": {}}, 50))
+    assert fp8.served(FP8).weight_bytes == 50
+
+
+def test_each_gpu_of_a_replica_holds_a_head(tmp_path):
+    """vLLM copies them where there are fewer heads than GPUs."""
+    one = read_shape(model(tmp_path / "one", QWQ | {"num_key_value_heads": 1}, 100))
+    assert [one.served((), gpus).token_bytes for gpus in (1, 2, 4)] == [32768, 65536, 131072]
+    assert QWQ_32B.served((), 8) == QWQ_32B
 
 
 def test_the_small_model_has_a_shape(tmp_path):
@@ -181,6 +204,7 @@ def test_arguments_of_the_server_change_what_it_holds():
     assert QWQ_32B.served(("--kv-cache-dtype", "auto", "--quantization=awq")) == QWQ_32B
     assert QWQ_32B.served(FP8_CACHE).token_bytes * 2 == QWQ_32B.token_bytes
     assert QWQ_32B.served(("-q", "fp8")).weight_bytes < 0.6 * QWQ_32B.weight_bytes
+    assert QWQ_32B.served(("--kv_cache_dtype", "fp8_e4m3")).value_bytes == 1
 
 
 def test_an_estimate_says_what_it_is_computed_from_and_what_it_assumes(tmp_path, monkeypatch):

@@ -128,6 +128,11 @@ def test_a_share_of_few_requests_is_none():
         assert len(ask(server, count=49, concurrency=49, tail_wait_s=0.0)) == 49
 
 
+def test_a_share_is_not_rounded_down_for_what_binary_fractions_lack():
+    assert 0.29 * 100 < 29
+    assert Tail(100, 0.29, wait_s=None)._most == 29 and Tail(99, 0.29, wait_s=None)._most == 28
+
+
 def test_what_has_arrived_and_waits_for_the_caller_is_kept(monkeypatch):
     monkeypatch.setattr(client_module, "UNREAD", 1)
     held = Held(first)

@@ -3,10 +3,13 @@ acceleration and packed lines."""
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
+from transformers import GPTNeoXConfig, Qwen3MoeConfig
 
+from kernels_eval.errors import UsageError
 from tasks.training import acceleration
 from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.evaluation import EvaluationConfig
@@ -77,6 +80,35 @@ def test_several_workers_without_a_gpu_hold_the_model_each(base, monkeypatch):
     two = TrainingRecipe(parallelism="auto", workers=2)
     recipe, decided = with_parallelism(two, base, 4096)
     assert recipe.parallelism == "ddp" and decided == {"parallelism": "ddp: without a GPU"}
+
+
+@pytest.mark.parametrize(("experts", "chosen"), [(2, "ddp"), (512, "fsdp2")])
+def test_the_weights_of_all_experts_count(tmp_path, monkeypatch, experts, chosen):
+    """Of 512 experts, 0.5 GB, one GPU of this size holds none of the activations."""
+    config = Qwen3MoeConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=1024,
+        num_experts=experts,
+        num_hidden_layers=2,
+        vocab_size=100,
+    )
+    config.save_pretrained(tmp_path)
+    gpu = SimpleNamespace(total_memory=400 << 20)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    two = TrainingRecipe(parallelism="auto", workers=2)
+    recipe, decided = with_parallelism(two, tmp_path, 256)
+    assert recipe.parallelism == chosen and decided["parallelism"].startswith(chosen)
+
+
+def test_a_model_of_another_form_is_refused_by_auto(tmp_path, monkeypatch):
+    GPTNeoXConfig(num_hidden_layers=2, hidden_size=64, vocab_size=100).save_pretrained(tmp_path)
+    gpu = SimpleNamespace(total_memory=1 << 30)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    with pytest.raises(UsageError, match="cannot be planned: .*num_key_value_heads"):
+        with_parallelism(TrainingRecipe(parallelism="auto", workers=2), tmp_path, 256)
 
 
 def test_a_run_that_waits_for_no_epoch_without_progress_stops(base, tmp_path):

@@ -5,9 +5,10 @@ Guarantees, of every swap: both instructions are of a kind that may move (arithm
 and stores; nothing that branches, synchronises, or speaks to other threads), in one basic block of
 a kernel without jumps to addresses in registers; neither reads or writes what the other writes
 (registers, predicates, uniform ones, memory as a whole); each keeps its control bits; no
-instruction comes nearer to one that it depends on than the compiler itself put two of these kinds
-in the same library, by the stall counts, and else not within `WINDOW` cycles; no wait that the
-second relied on is lost.
+instruction comes nearer to one that it depends on than the compiler itself put two such operations
+in the same library (for a register, or a predicate), by the stall counts, and else not within
+`WINDOW` cycles; no wait that the second relied on is lost; and where an operation of variable
+latency sets no barrier, since one behind it that ends later does, it stays before that one.
 Does not guarantee that a swap gains anything, and nothing is known of the hardware beyond these
 rules: a library with swaps is verified as any other.
 
@@ -59,6 +60,10 @@ _MOVES = frozenset(
 )
 _LEAVES = frozenset("BRA JMP EXIT RET CALL BSYNC BREAK".split())
 _JUMPS = frozenset("BRX BRXU JMX JMXU".split())
+_IN_ORDER = frozenset(
+    """LDC LDG LDS LDL STG STS STL MUFU POPC FLO BREV I2F F2I F2F FCHK DADD DFMA DMUL""".split()
+)
+"""Operations of variable latency: some set no barrier, and rely on that of a later one."""
 _LOADS, _STORES = ("LDG", "LDS", "LDL"), ("STG", "STS", "STL")
 _ORDERED = re.compile(r"\.(STRONG|MMIO|CONSTANT\.STRONG|ACQUIRE|RELEASE|VOLATILE)\b")
 _WIDE = re.compile(r"\.(64|WIDE|HI|U64|S64|F64)\b|^D[A-Z]")
@@ -86,7 +91,13 @@ class Instruction:
     @property
     def sets(self) -> frozenset[int]:
         """Barriers that it sets; 7 is none."""
-        return frozenset({self.control >> 5 & 7, self.control >> 8 & 7} - {7})
+        return frozenset(self.barriers.values())
+
+    @property
+    def barriers(self) -> dict[str, int]:
+        """Those that say that its result is there, and that its operands were read."""
+        found = {"write": self.control >> 5 & 7, "read": self.control >> 8 & 7}
+        return {name: number for name, number in found.items() if number != 7}
 
     @property
     def waits(self) -> frozenset[int]:
@@ -133,8 +144,8 @@ class Instruction:
         by their names alone."""
         reads, writes = self._named
         found = {
-            "read": reads & other._named[1],
-            "write": writes & other._named[1],
+            **_by_kind("read", reads & other._named[1]),
+            **_by_kind("write", writes & other._named[1]),
             "barrier": self.waits & other.sets,
         }
         return [name for name, held in found.items() if held]
@@ -155,13 +166,20 @@ class Instruction:
         """Why this one must stay behind `other`: registers, memory or barriers."""
         stores = {self.name, other.name} & set(_STORES)
         found = {
-            "read": self.reads & other.writes,
-            "write": self.writes & other.writes,
+            **_by_kind("read", self.reads & other.writes),
+            **_by_kind("write", self.writes & other.writes),
             "overwrite": self.writes & other.reads,
+            "order": {self.name, other.name} <= _IN_ORDER
+            and self.barriers.keys() != other.barriers.keys(),
             "memory": stores and {self.name, other.name} <= {*_LOADS, *_STORES},
             "barrier": (self.sets | self.waits) & other.sets or self.sets & other.waits,
         }
         return [name for name, held in found.items() if held]
+
+
+def _by_kind(name: str, registers: Iterable[str]) -> dict[str, bool]:
+    """A tie by registers, by their kind: a predicate is there later than another result."""
+    return {f"{name} {kind}": True for kind in sorted({re.sub(r"\d", "", x) for x in registers})}
 
 
 @dataclass(frozen=True)
@@ -233,7 +251,7 @@ def _nearest(found: Iterable[Sequence[Instruction]]) -> Nearest:
         for index, earlier in enumerate(block):
             for later, cycles in _window(block[index:]):
                 for tie in later.surely(earlier):
-                    key = (earlier.name, later.name, tie)
+                    key = (earlier.operation, later.operation, tie)
                     nearest[key] = min(cycles, nearest.get(key, WINDOW))
     return nearest
 
@@ -262,7 +280,7 @@ def _may_swap(block: Sequence[Instruction], index: int, nearest: Nearest) -> boo
     turned = [*block[:index], second, first, *block[index + 2 :]]
     begins = (at for at in range(index + 2) if at != index)  # the second has gone the other way
     return all(
-        cycles >= nearest.get((turned[at].name, later.name, tie), WINDOW)
+        cycles >= nearest.get((turned[at].operation, later.operation, tie), WINDOW)
         for at in begins
         for later, cycles in _window(turned[at:])
         if later in (first, second) or at == index + 1
@@ -273,7 +291,7 @@ def _may_swap(block: Sequence[Instruction], index: int, nearest: Nearest) -> boo
 def _timed(ties: Iterable[str]) -> list[str]:
     """Those that need cycles between: registers are read when an instruction begins, and memory is
     accessed in order."""
-    return [tie for tie in ties if tie in ("read", "write", "barrier")]
+    return [tie for tie in ties if tie.split()[0] in ("read", "write", "barrier")]
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -254,6 +254,37 @@ def test_what_must_stay_never_moves(swaps):
         assert not (pair & {"STG", "STS"} and pair <= {"STG", "STS", "LDG", "LDS"}), swap
 
 
+def instruction(operation, operands, *, write=7, read=7):
+    """A word with these barriers, and a stall of one cycle."""
+    word = (1 | write << 5 | read << 8) << 105
+    return Instruction(0, "", operation, operands, word.to_bytes(16, "little"))
+
+
+def test_loads_without_a_barrier_stay_before_the_one_that_has_it():
+    """Loads end in order: only the last of several may set the barrier that is waited for."""
+    silent = instruction("LDS.128", "R12, [R3+0x40]")
+    last = instruction("LDS.128", "R20, [R6]", write=0)
+    assert last.ties(silent) and silent.ties(last)
+    own = instruction("LDS.128", "R24, [R9]", write=1)
+    assert not last.ties(own) and not silent.ties(instruction("FFMA", "R1, R2, R2, R2"))
+
+
+def test_kinds_of_results_are_there_at_times_of_their_own():
+    wide = instruction("IMAD.WIDE", "R4, R2, R3, RZ")
+    plain = instruction("IMAD", "R4, R2, R3, RZ")
+    sum_ = instruction("FADD", "R9, R4, R4")
+    assert schedule._nearest([[plain, sum_]]).keys() != schedule._nearest([[wide, sum_]]).keys()
+    carry = instruction("IADD3", "R4, P0, R2, R3, RZ")
+    uses = [
+        instruction("IADD3.X", "R6, R4, R7, RZ, !PT, !PT"),
+        instruction("SEL", "R6, R7, R8, P0"),
+    ]
+    assert [each.ties(carry) for each in uses] == [
+        ["read R"],
+        ["read P", "write P", "overwrite"],
+    ]
+
+
 def test_a_library_without_such_code_is_refused(library, tmp_path):
     other = compiled(tmp_path, arch=80)
     with pytest.raises(UsageError, match="holds no code for sm_90"):

@@ -4,9 +4,10 @@ search with the same budget, and what the winners are against torch.compile.
     python -m benchmarks.parameter_search --tasks kernelbench.parquet --responses
     qwq32b_candidates.parquet --out DIR
 
-One candidate a task, the first that was recorded as correct and has a parameter, `--limit` tasks in
-the order of the seed. Each is the start of an evolution and of a random search of `--evaluations`
-verdicts each. Equal code is verified once, and counts in the budget and the seconds of both.
+One candidate a task, the first that was recorded as correct, has a parameter and is correct by our
+own verdict, `--limit` tasks in the order of the seed. Each is the start of an evolution and of a
+random search of `--evaluations` verdicts each. Equal code is verified once, and counts in the
+budget and the seconds of both.
 Winners and starts are then measured `--rounds` times anew (`--compile`: beside torch.compile, too);
 where `--operators` names schedule, which changes machine code, with more inputs, and the winner
 once with compute-sanitizer. Proposals depend on the verdicts and the seed alone, and verdicts are
@@ -49,7 +50,7 @@ from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent.messages import Prepared
 from kernels_eval.parent.prepare import Preparer
-from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.records import Candidate, KernelTask, Language, Status, Verdict, stable_hash
 from tasks.search.config import SearchConfig
 from tasks.search.gain import Interval, again, again_id, mean_gain, pair_of, result_of, summary_of
 from tasks.search.parameters import LOOP_NAME, parameters_of, usage
@@ -67,11 +68,13 @@ LARGE = 2e9
 
 
 class Begin(NamedTuple):
-    """A candidate to begin with, and in how many ways its parameters can be set."""
+    """A candidate to begin with, in how many ways its parameters can be set, and those that are
+    tried where it is not correct."""
 
     task: KernelTask
     code: str
     settings: int = 0
+    others: tuple[str, ...] = ()
 
 
 class OutOfTime(Exception):
@@ -162,21 +165,33 @@ def bytes_of(task: KernelTask) -> int:
 
 def begins_of(arguments: argparse.Namespace) -> Iterator[Begin]:
     """The candidates to begin with, in the order of the seed: the first of each task that has a
-    parameter; one whose only parameters are loops where there is no other."""
+    parameter; those whose only parameters are loops where there is no other."""
     language = Language(arguments.language)
-    best: dict[str, tuple[bool, Begin]] = {}
+    found: dict[str, list[tuple[bool, Begin]]] = {}
     for task, text in recorded(arguments, language):
         code = parse_response(text).code
-        found = parameters_of(code, language) if code else []
-        sized = any(not each.name.startswith(LOOP_NAME) for each in found)
-        if code and found and (task.task_id not in best or (sized and not best[task.task_id][0])):
-            settings = math.prod(len(each.values) for each in found)
-            best[task.task_id] = (sized, Begin(task, code, settings))
+        parameters = parameters_of(code, language) if code else []
+        if code and parameters:
+            loops = all(each.name.startswith(LOOP_NAME) for each in parameters)
+            settings = math.prod(len(each.values) for each in parameters)
+            found.setdefault(task.task_id, []).append((loops, Begin(task, code, settings)))
     only = arguments.only and arguments.only.split(",")
-    names = [name for name in sorted(best) if not only or name in only]
-    names = [name for name in names if bytes_of(best[name][1].task) <= 1e9 * arguments.most_gb]
+    names = [name for name in sorted(found) if not only or name in only]
+    names = [name for name in names if bytes_of(found[name][0][1].task) <= 1e9 * arguments.most_gb]
     random.Random(arguments.seed).shuffle(names)
-    yield from [best[name][1] for name in names][: arguments.limit]
+    for name in names[: arguments.limit]:
+        first, *others = [begin for _, begin in sorted(found[name], key=lambda each: each[0])]
+        yield first._replace(others=tuple(each.code for each in others))
+
+
+def first_correct(begin: Begin, known: dict[str, dict[str, Any]]) -> Begin:
+    """With the first candidate of the task that is correct by a verdict of ours, or has none yet;
+    as it is where there is no such candidate."""
+    for code in (begin.code, *begin.others):
+        row = known.get(code_key(begin.task, code))
+        if row is None or row["status"] == Status.CORRECT:
+            return begin._replace(code=code)
+    return begin
 
 
 def recorded(arguments: argparse.Namespace, language: Language) -> Iterator[tuple[KernelTask, str]]:
@@ -354,15 +369,19 @@ class Work:
                 wait([future for *_, future in left[0].asked], 1, FIRST_COMPLETED)
 
     def needed(self, begin: Begin) -> Iterator[list[Asked]]:
-        """The verdicts that a task needs: both searches, generation by generation, then the fresh
-        measurements."""
+        """The verdicts that a task needs: its start, both searches, generation by generation, then
+        the fresh measurements."""
+        begin = first_correct(begin, self.known)
+        while (key := code_key(begin.task, begin.code)) not in self.known:
+            yield [Asked(key, begin.task, begin.code)]
+            begin = first_correct(begin, self.known)
         methods = self.arguments.methods.split(",")
         searches = [populations([begin], each, self.arguments)[0] for each in methods]
         generation, more = 0, True
         while more:
             more = any([proposed(each, generation) for each in searches]) or not generation
             yield [
-                Asked(code_key(each, member.code), each.task, member.code)
+                Asked(code_key(each.task, member.code), each.task, member.code)
                 for each in searches
                 for member in each.members.values()
             ]
@@ -462,9 +481,9 @@ def every_verdict(out: Path) -> dict[str, dict[str, Any]]:
 # -- populations -----------------------------------------------------------------------------------
 
 
-def code_key(population: Population, code: str) -> str:
+def code_key(task: KernelTask, code: str) -> str:
     """The id of a candidate: both searches measure equal code of a task once."""
-    return stable_hash([population.task.task_id, code])
+    return stable_hash([task.task_id, code])
 
 
 def config_of(method: str, arguments: argparse.Namespace) -> SearchConfig:
@@ -482,7 +501,7 @@ def populations(
     made = []
     for each in begins:
         population = Population(each.task, Language(arguments.language), config)
-        population.add(Member(code_key(population, each.code), each.code, 0, START))
+        population.add(Member(code_key(each.task, each.code), each.code, 0, START))
         made.append(population)
     return made
 
@@ -492,7 +511,7 @@ def proposed(population: Population, generation: int) -> bool:
     plans = list(population.plans(generation)) if generation else []
     for plan in plans:
         code, parents = plan.code or "", tuple(each.candidate_id for each in plan.parents)
-        name = code_key(population, code)
+        name = code_key(population.task, code)
         resource = usage(code, population.language)
         made = Member(name, code, plan.step, plan.operator, parents, plan.change, resource=resource)
         population.add(made)
@@ -502,7 +521,7 @@ def proposed(population: Population, generation: int) -> bool:
 def settle(population: Population, known: dict[str, dict[str, Any]]) -> None:
     """Note the verdicts of members that have none yet."""
     for member in list(population.members.values()):
-        row = known.get(code_key(population, member.code))
+        row = known.get(code_key(population.task, member.code))
         if row and not member.settled:
             speedup, lower = row["speedup"] or 0.0, row["speedup_lower"] or 0.0
             timed = replace(member, speedup=speedup, lower=lower, device_s=row["run_s"])
@@ -516,7 +535,8 @@ def report(arguments: argparse.Namespace) -> int:
     """Print the tables of the tasks that are finished, and write report.json; 3 where some are
     not."""
     known = every_verdict(Path(arguments.out))
-    begins, methods = list(begins_of(arguments)), arguments.methods.split(",")
+    begins = [first_correct(each, known) for each in begins_of(arguments)]
+    methods = arguments.methods.split(",")
     found = {name: replayed(populations(begins, name, arguments), known) for name in methods}
     done = [
         all(finished(each, known) for each in column)

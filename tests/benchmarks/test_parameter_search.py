@@ -17,6 +17,8 @@ from benchmarks.parameter_search import (
     Work,
     begins_of,
     bytes_of,
+    code_key,
+    first_correct,
     in_order,
     read_verdicts,
     report,
@@ -186,6 +188,18 @@ def test_large_tasks_go_to_the_first_process_of_a_gpu_and_long_searches_come_fir
     monkeypatch.setattr(benchmark, "bytes_of", lambda name: 3e9 if name.isupper() else 1e6)
     first, other = ([each.task for each in in_order(begins, large=large)] for large in (1, 0))
     assert (first, other) == (["B", "D", "c", "a"], ["c", "a"])
+
+
+def test_the_next_candidate_of_a_task_takes_the_place_of_one_that_is_not_correct():
+    task = KernelTask(task_id="t", name="t", code="x")
+    begin = Begin(task, "a", 0, ("b", "c"))
+    wrong, right = {"status": "incorrect"}, {"status": "correct"}
+    known = {}
+    for code, row, next_one in (("a", wrong, "b"), ("b", wrong, "c"), ("c", right, "c")):
+        assert first_correct(begin, known).code == code
+        known[code_key(task, code)] = row
+        assert first_correct(begin, known).code == next_one
+    assert first_correct(begin._replace(others=("b",)), known).code == "a"  # none is correct
 
 
 def test_two_processes_share_the_tasks_and_repeat_nothing(work, tmp_path):

@@ -24,6 +24,7 @@ VLLM = "docs/how-to/sample-with-vllm.md"
 EIGHT = "docs/how-to/eight-gpus.md"
 TRAIN = "docs/how-to/train.md"
 OPERATE = "docs/how-to/operate.md"
+SERVE = "docs/how-to/serve.md"
 DEMO = r"`make demo`: (\d+) min"
 TEST = r"`make test`: (\d+) min"
 DECODED = r"54 \| ([\d,]+) \|.*\n.* 84 \| ([\d,]+) \|.*\n.* 160 \| ([\d,]+) \|"
@@ -77,6 +78,12 @@ QUOTED = [
         r".* bf16 \| refresh \|.*\| ([^|]+) \|\n(?:.*\n){2}"
         r".* weights and cache \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
         r".* weights and cache \| refresh \|.*\| ([^|]+) \|\n",
+    ),
+    (
+        SERVE,
+        r"99 % accepted within (\d+) ms .*\n.* reaches ([\d.]+) % .*\nafter ([\d.]+) s",
+        r"99 % of requests are accepted within (\d+) ms(?:.*\n)+?\| both .* \*\*([\d.]+) %\*\*"
+        r"(?:.*\n)+?.*\bmedian ([\d.]+) s\*\*",
     ),
     (
         OPERATE,

@@ -292,6 +292,7 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     elif kind == "normal":
         _make_uneven(drawn, float(factor or 1))
     elif kind == "small":
+        _make_tame(drawn)
         drawn *= SMALL
     elif kind == "offset":
         drawn += min(OFFSET, 2**-7 / torch.finfo(value.dtype).eps)
@@ -311,7 +312,8 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
 def _make_uneven(drawn: Tensor, spread: float) -> None:
     """Give every other row an eighth of the spread, and make the last element along each longer
     dimension 0 or, in such a row, larger than all others: a maximum, behind a clamp too, is then
-    wrong if it leaves the last element out."""
+    wrong if it leaves the last element out. The second slice along the first and the last one
+    is negative: a maximum that starts at 0 is wrong there."""
     if drawn.dim() > 1:
         drawn[..., ::2, :] /= 8
     ends = torch.tensor([0, 1.5, -1.5], device=drawn.device) * spread
@@ -320,6 +322,20 @@ def _make_uneven(drawn: Tensor, spread: float) -> None:
             end = drawn.select(dim, -1)
             index = torch.arange(end.numel(), device=drawn.device)
             end.copy_(ends[index % len(ends)].view(end.shape))
+    for dim in (0, -1) if drawn.dim() > 1 else ():
+        if drawn.shape[dim] > 3:
+            negative = drawn.select(dim, 1)
+            negative.abs_().neg_().sub_(spread)
+
+
+def _make_tame(drawn: Tensor) -> None:
+    """Make the second half of a batch negative, where a maximum that starts at 0 is wrong, and the
+    first slice along each longer dimension 0, where what is added to a norm decides."""
+    if drawn.dim():
+        drawn[drawn.shape[0] // 2 :].abs_().neg_()
+    for dim in range(drawn.dim() if drawn.dim() > 1 else 0):
+        if drawn.shape[dim] > 3:
+            drawn.select(dim, 0).zero_()
 
 
 def _make_distinct(value: Tensor) -> None:
@@ -397,13 +413,18 @@ def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
         _refill(tensor, [seed, "statistics", shape, nth // 2], uniform=True)
 
 
-def _refill(tensor: Tensor, identity: list[object], *, uniform: bool = False) -> None:
-    """Refill from a hash of this: vectors uniform in [0.5, 1.5], higher ranks normal with standard
-    deviation 1 / sqrt(fan-in), so outputs keep their scale."""
+def _refill(
+    tensor: Tensor, identity: list[object], *, uniform: bool = False, signed: bool = False
+) -> None:
+    """Refill from a hash of this: vectors uniform in [0.5, 1.5] (`signed`: every other element
+    negative), higher ranks normal with standard deviation 1 / sqrt(fan-in), so outputs keep their
+    scale."""
     shape, device = squeezed(tensor), tensor.device
     generator = torch.Generator(device).manual_seed(int(stable_hash(identity)[:15], 16))
     if uniform or len(shape) < 2:
         drawn = torch.rand(shape, generator=generator, device=device) + 0.5
+        if signed and shape:
+            drawn[1::2].neg_()
     else:
         drawn = torch.randn(shape, generator=generator, device=device)
         drawn /= max(1, math.prod(shape[1:])) ** 0.5
@@ -421,7 +442,8 @@ def randomise_weights(
     not matter, nor dimensions of size 1.
 
     A model that has parameters of all of these `names` is filled in their order first. `only`
-    chooses parameters by their position.
+    chooses parameters by their position. Vectors have elements of either sign where the seed is
+    odd.
     """
     seen: dict[tuple[int, ...], int] = {}
     own = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
@@ -431,7 +453,7 @@ def randomise_weights(
         shape = tuple(squeezed(parameter))
         if only is None or index in only:
             nth = seen[shape] = seen.get(shape, -1) + 1
-            _refill(parameter, [seed, shape, nth])
+            _refill(parameter, [seed, shape, nth], signed=seed % 2 == 1)
 
 
 def transpose_weights(model: nn.Module) -> None:

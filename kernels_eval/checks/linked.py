@@ -31,7 +31,7 @@ LIBRARY = re.compile(
     r"|syevd?|heevd?|dotu|dotc)"
     r"(?:_batch(?:_strided)?|_(?:un)?pack|_compute)?(?:_64)?_?"
     r"|gemm_(?:bf16bf16f32|f16f16f32|[su]8[su]8s32)\w*"
-    r"|(?:cblas|LAPACKE|mkl|dnnl|nnp|pytorch_qnnp|xnn|bli|armpl|fftwf?)_\w+)"
+    r"|(?:cblas|LAPACKE|mklg?|dnnl|nnp|pytorch_qnnp|xnn|bli|armpl|fftwf?)_\w+)"
     r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|DftiC|vm[sd]|v[sd])[A-Z]\w*"
     r"|(?:vm?[sd][a-z0-9]+|VM?[SD][A-Z0-9]+)(?:_64)?_"
 )
@@ -40,6 +40,8 @@ The names of C++ functions are mangled and begin with _Z."""
 SHIM = re.compile(r"aoti_torch_(?:cpu|cuda)?_(\w+?)(?:_out)?")
 """Operators of torch in C, for code that inductor writes: they pass the dispatcher by."""
 FOREIGN_NAMESPACES = ("dnnl", "oneapi", "fbgemm")
+TENSOR_EXPRESSIONS = "nnc_"
+"""How operators of torch begin that code of torch::jit::tensorexpr calls."""
 DEVICES = (
     "cpu",
     "cuda",
@@ -50,7 +52,8 @@ DEVICES = (
     "compositeimplicitautograd",
 )
 NO_OPERATOR = re.compile(
-    r"(?:get|set|is|has|can|check|warp|current|device|detail|philox)_?|.*[A-Z]"
+    r"(?!structured_|NestedTensor_|lapack)(?:(?:get|set|is|has|can|check|warp|current|device|detail"
+    r"|philox)_?|.*[A-Z])"
 )
 """What at::cuda and at::native hold besides operators."""
 UNTRACED = "at::enableRecordFunction"
@@ -111,9 +114,12 @@ def _named(symbol: str, untraced: bool) -> Iterator[str]:
         operator = parts[2]
         if operator not in NO_COMPUTE and (untraced or parts[3].startswith("redispatch")):
             yield f"aten.{operator}"
-    elif parts[0] == "at" and len(parts) == 3 and parts[1] in DEVICES:
+    elif parts[0] == "at" and len(parts) >= 3 and parts[1] in DEVICES:
+        # a function, or one of a structured kernel or of a namespace such as cpublas
         if parts[2] not in NO_COMPUTE and not NO_OPERATOR.match(parts[2]):
             yield symbol
+    elif parts[:3] == ["torch", "jit", "tensorexpr"] and parts[-1].startswith(TENSOR_EXPRESSIONS):
+        yield symbol
 
 
 def _demangled(symbol: str) -> str:

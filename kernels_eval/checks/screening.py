@@ -40,7 +40,7 @@ HARMLESS_PARTS = {"multiprocessing": {"cpu_count"}, "gc": {"collect"}}
 """What honest code uses of forbidden modules. A module of which nothing else is used may be
 imported."""
 FLAGGED_MODULES = frozenset(
-    "threading inspect sys os time importlib concurrent tempfile shutil pathlib".split()
+    "threading inspect sys os time importlib concurrent tempfile shutil pathlib numpy".split()
 )
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl

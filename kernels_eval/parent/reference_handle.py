@@ -14,6 +14,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 from pydantic import ValidationError
 
@@ -172,7 +173,9 @@ class ReferenceProcess:
         outputs = self.trials[0].outputs
         self.output_bytes = sum(-(-x.bytes // ALIGNMENT) * ALIGNMENT for x in outputs)
         for trial in self._affordable(self._varied()):
-            if trial.name in ("in_place", "other_weights"):
+            if trial.weights_seed is not None:
+                known[trial.name] = self._expect_weights(trial)
+            elif trial.name == "in_place":
                 known[trial.name] = self._expect_own(trial)
             elif seen := self._expect_varied(trial):
                 known[trial.name] = seen
@@ -199,7 +202,7 @@ class ReferenceProcess:
         trials.append(Trial("in_place", in_place=True))
         if self.loaded.parameters or self.loaded.statistics:
             seed = self.trials[0].seed
-            trials.append(Trial("other_weights", seed, weights_seed=secrets.randbits(31)))
+            trials.append(Trial("other_weights", seed, weights_seed=secrets.randbits(30) * 2))
         return trials
 
     def _affordable(self, wanted: list[Trial]) -> list[Trial]:
@@ -228,6 +231,12 @@ class ReferenceProcess:
             raise _degenerate("the reference's output on its own inputs holds no finite number")
         self.trials.append(trial)
         return seen
+
+    def _expect_weights(self, trial: Trial) -> Expectation:
+        """Expected values under other weights: with vectors of either sign (odd seeds), or with
+        positive ones alone where those do not suit the task (a square root of one, say)."""
+        signed = replace(trial, weights_seed=secrets.randbits(30) * 2 + 1)
+        return self._expect_if_suitable(signed) or self._expect_own(trial)
 
     def _expect_varied(self, trial: Trial) -> Expectation | None:
         """Add a trial in the first of its forms that suits the task."""
@@ -369,7 +378,7 @@ class ReferenceProcess:
         """Do these parameters of the reference (none: its running statistics) change its output?"""
         key = tuple(positions)
         if key not in self._matters:
-            asked = {"seed": self.trials[0].seed, "weights_seed": secrets.randbits(31)}
+            asked = {"seed": self.trials[0].seed, "weights_seed": secrets.randbits(30) * 2}
             self._matters[key] = self.ask("weights_matter", only=positions, **asked)["matter"]
         return self._matters[key]
 

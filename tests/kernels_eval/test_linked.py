@@ -22,12 +22,17 @@ extern "C" {{ void sgemm_(); void cublasSgemm_v2(); void vsExp();
   void own_sgemm(const char* = nullptr) {{}}
   void* dlsym(void*, const char*); }}
 namespace fbgemm {{ void cblas_gemm_compute(); }}
+namespace torch::jit::tensorexpr {{ void nnc_aten_mm(int); }}
 namespace c10 {{ struct Dispatcher {{ static void findSchemaOrThrow(const char*); }}; }}
 namespace at {{
 void enableRecordFunction(bool);
 namespace cpu {{ void mm(); void empty(); }}
-namespace native {{ void softmax(int); void getThing(); }}
-namespace cuda {{ void getCurrentCUDAStream(); namespace blas {{ void gemm(float); }} }}
+namespace native {{ void softmax(int); void getThing();
+struct structured_mm_out_cpu {{ static void impl(); }};
+struct DispatchStubImpl {{ static void choose(); }};
+namespace cpublas {{ void brgemm(int); }} }}
+namespace cuda {{ void getCurrentCUDAStream(); namespace blas {{ void gemm(float); }}
+namespace detail {{ void generator(); }} }}
 namespace _ops {{
 struct mm {{ static void call(int); static void redispatch(int, int); }};
 struct empty_like {{ static void redispatch(int); }};

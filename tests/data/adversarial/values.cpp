@@ -228,3 +228,56 @@ torch::Tensor softmin_variance(torch::Tensor x, int64_t step) {
   }
   return out;
 }
+
+// The largest element of each row and `start`.
+torch::Tensor maximum(torch::Tensor x, double start) {
+  auto in = x.contiguous();
+  const int64_t n = in.size(-1), rows = in.numel() / n;
+  auto out = torch::empty({rows}, in.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    float top = (float)start;
+    for (int64_t j = 0; j < n; ++j) top = std::max(top, in.data_ptr<float>()[i * n + j]);
+    out.data_ptr<float>()[i] = top;
+  }
+  return out;
+}
+torch::Tensor log_sum_exp_from(torch::Tensor x, double start) {
+  auto in = x.contiguous(), out = maximum(in, start);
+  const int64_t n = in.size(-1), rows = in.numel() / n;
+  for (int64_t i = 0; i < rows; ++i) {
+    float top = out.data_ptr<float>()[i], sum = 0.0f;
+    for (int64_t j = 0; j < n; ++j) sum += std::exp(in.data_ptr<float>()[i * n + j] - top);
+    out.data_ptr<float>()[i] = top + std::log(sum);
+  }
+  return out;
+}
+torch::Tensor unit_rows(torch::Tensor x, double least) {
+  auto in = x.contiguous(), out = torch::empty_like(in);
+  const int64_t n = in.size(-1), rows = in.numel() / n;
+  for (int64_t i = 0; i < rows; ++i) {
+    double sum = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      const double v = in.data_ptr<float>()[i * n + j];
+      sum += v * v;
+    }
+    const double length = std::max(std::sqrt(sum), least);
+    for (int64_t j = 0; j < n; ++j)
+      out.data_ptr<float>()[i * n + j] = (float)(in.data_ptr<float>()[i * n + j] / length);
+  }
+  return out;
+}
+// The largest gained element of each row; `late`: the gain of the largest, which is another one
+// where the gain is negative.
+torch::Tensor gained_maximum(torch::Tensor x, torch::Tensor gain, bool late) {
+  auto in = x.contiguous();
+  const int64_t n = in.size(-1), channels = gain.numel(), rows = in.numel() / n;
+  auto out = torch::empty({in.size(0), channels}, in.options());
+  for (int64_t i = 0; i < rows; ++i) {
+    const float g = gain.data_ptr<float>()[i % channels];
+    float top = -INFINITY;
+    for (int64_t j = 0; j < n; ++j)
+      top = std::max(top, in.data_ptr<float>()[i * n + j] * (late ? 1.0f : g));
+    out.data_ptr<float>()[i] = late ? top * g : top;
+  }
+  return out;
+}

@@ -292,8 +292,9 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     elif kind == "normal":
         _make_uneven(drawn, float(factor or 1))
     elif kind == "small":
-        _make_tame(drawn)
         drawn *= SMALL
+        if shape:  # a maximum that starts at 0 is wrong here, too
+            drawn[shape[0] // 2 :].abs_().neg_()
     elif kind == "offset":
         drawn += min(OFFSET, 2**-7 / torch.finfo(value.dtype).eps)
     elif kind in ("impulse", "non_finite"):
@@ -326,16 +327,6 @@ def _make_uneven(drawn: Tensor, spread: float) -> None:
         if drawn.shape[dim] > 3:
             negative = drawn.select(dim, 1)
             negative.abs_().neg_().sub_(spread)
-
-
-def _make_tame(drawn: Tensor) -> None:
-    """Make the second half of a batch negative, where a maximum that starts at 0 is wrong, and the
-    first slice along each longer dimension 0, where what is added to a norm decides."""
-    if drawn.dim():
-        drawn[drawn.shape[0] // 2 :].abs_().neg_()
-    for dim in range(drawn.dim() if drawn.dim() > 1 else 0):
-        if drawn.shape[dim] > 3:
-            drawn.select(dim, 0).zero_()
 
 
 def _make_distinct(value: Tensor) -> None:

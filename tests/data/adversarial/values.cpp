@@ -251,21 +251,6 @@ torch::Tensor log_sum_exp_from(torch::Tensor x, double start) {
   }
   return out;
 }
-torch::Tensor unit_rows(torch::Tensor x, double least) {
-  auto in = x.contiguous(), out = torch::empty_like(in);
-  const int64_t n = in.size(-1), rows = in.numel() / n;
-  for (int64_t i = 0; i < rows; ++i) {
-    double sum = 0;
-    for (int64_t j = 0; j < n; ++j) {
-      const double v = in.data_ptr<float>()[i * n + j];
-      sum += v * v;
-    }
-    const double length = std::max(std::sqrt(sum), least);
-    for (int64_t j = 0; j < n; ++j)
-      out.data_ptr<float>()[i * n + j] = (float)(in.data_ptr<float>()[i * n + j] / length);
-  }
-  return out;
-}
 // The largest gained element of each row; `late`: the gain of the largest, which is another one
 // where the gain is negative.
 torch::Tensor gained_maximum(torch::Tensor x, torch::Tensor gain, bool late) {

@@ -177,7 +177,24 @@ LOG_RATIO = kernel_task(
     ),
     "log_ratio",
 )
+WITH_NONE = kernel_task(
+    task_source("return x * 2.0 + 1.0, {'weights': None}"), "an_output_that_is_none"
+)
+SCALED = kernel_task(
+    task_source(
+        "return x * self.weight + self.bias",
+        init="self.weight = nn.Parameter(torch.randn(64))\n"
+        "self.bias = nn.Parameter(torch.randn(64))",
+    ),
+    "scaled",
+)
+KEEPS_FIRST = """
+if not hasattr(self, "kept"):
+    self.kept = self.weight.detach().clone()
+return ext.times_row(x, self.kept) + self.bias
+"""
 FORMS = {
+    "none_among_the_outputs": (WITH_NONE, module("return ext.affine(x), dict(weights=None)")),
     "files_in_tmp_that_it_removes": (
         AFFINE,
         module(
@@ -306,6 +323,26 @@ def test_a_task_with_outputs_of_no_fixed_shape_is_quarantined(verify):
     verdict = verify(task, module("return ext.affine(x)", extension=EXTENSION))
     assert_reason(verdict, "degenerate_task")
     assert "depend on the values of its inputs" in verdict.detail
+
+
+@pytest.mark.parametrize("forward", ["ext.affine(x)", "ext.affine(x), {}", "None"])
+def test_none_is_part_of_the_structure(verify, forward):
+    assert_reason(verify(WITH_NONE, module(f"return {forward}")), "wrong_shape")
+
+
+def test_a_task_without_outputs_is_an_error(verify):
+    task = kernel_task(task_source("x.add_(1)"), "no_outputs")
+    verdict = verify(task, module("return ext.affine(x)"))
+    assert_reason(verdict, "reference_failed")
+    assert "returns nothing, not tensors" in verdict.detail
+
+
+def test_a_part_of_the_weights_that_is_kept_is_named(verify):
+    init = "self.weight = nn.Parameter(torch.randn(64))\n"
+    init += "self.bias = nn.Parameter(torch.randn(64))"
+    verdict = verify(SCALED, module(KEEPS_FIRST, init=init))
+    assert_reason(verdict, "wrong_output")
+    assert verdict.detail.startswith("right with the weights of the earlier calls")
 
 
 def test_square_weights_kept_apart_from_their_parameter_are_stale(verify):

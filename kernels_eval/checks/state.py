@@ -40,6 +40,7 @@ _ORIGINAL = {
     for home, (owner, names) in _WATCHED.items()
     for name in names.split()
 }
+_PRIMS = {name.rpartition("/")[0] for name in torch.library._impls if name.startswith("prims/")}
 _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 
@@ -83,9 +84,10 @@ def patched() -> list[str]:
 
 def _replaced_operators() -> int:
     """Implementations of torch's own operators that Python has registered, without those for
-    tensors that hold no values, which torch registers itself when it is used."""
-    names = (name for name in torch.library._impls if not name.endswith("/Meta"))
-    return sum(name.startswith(("aten/", "prims/", "prim/")) for name in names)
+    tensors that hold no values, which torch registers itself when it is used, and those of the
+    operators that torch.compile adds to its primitives."""
+    names = (name.rpartition("/") for name in torch.library._impls if not name.endswith("/Meta"))
+    return sum(name.startswith(("aten/", "prim/")) or name in _PRIMS for name, *_ in names)
 
 
 def _is(now: object, original: object) -> bool:

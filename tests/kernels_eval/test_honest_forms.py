@@ -7,10 +7,12 @@ from kernels_eval.checks.inputs import _make_distinct
 from tests.support.kernels import (
     AFFINE,
     OWN_TMP,
+    QUICK,
     assert_reason,
     kernel_task,
     module,
     task_source,
+    verifying,
 )
 
 HEADER = """\
@@ -323,6 +325,28 @@ def test_a_task_with_outputs_of_no_fixed_shape_is_quarantined(verify):
     verdict = verify(task, module("return ext.affine(x)", extension=EXTENSION))
     assert_reason(verdict, "degenerate_task")
     assert "depend on the values of its inputs" in verdict.detail
+
+
+COMPILED = "@torch.compile\ndef half(y):\n    return y * 0.5 + 0.5"
+REGISTERS = """
+libraries = [torch.library.Library(name, "IMPL", "CPU") for name in ("aten", "prims")]
+libraries[{index}].impl("{name}", lambda x, *a: x.clone())
+"""
+
+
+def test_a_step_under_torch_compile_is_correct():
+    limits = QUICK.limits.model_copy(update={"run_s": 180})
+    with verifying(QUICK.model_copy(update={"limits": limits})) as verify:
+        code = module("return half(ext.affine(x) * 2 - 1)", after=COMPILED)
+        assert_reason(verify(AFFINE, code), "ok")
+
+
+@pytest.mark.parametrize("index, name", [(0, "expm1"), (1, "cos")])
+def test_replacing_an_operator_of_torch_is_tampering(verify, index, name):
+    registers = REGISTERS.format(index=index, name=name)
+    verdict = verify(AFFINE, module("return ext.affine(x)", after=registers))
+    assert_reason(verdict, "harness_tampering")
+    assert verdict.detail.startswith("changes operators")
 
 
 @pytest.mark.parametrize("forward", ["ext.affine(x)", "ext.affine(x), {}", "None"])

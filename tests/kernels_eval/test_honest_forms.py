@@ -197,6 +197,14 @@ return ext.times_row(x, self.kept) + self.bias
 """
 FORMS = {
     "none_among_the_outputs": (WITH_NONE, module("return ext.affine(x), dict(weights=None)")),
+    "vmap_around_a_kernel": (
+        AFFINE,
+        module("return torch.vmap(lambda row: row * 0.5 + 0.5)(ext.affine(x * 2))"),
+    ),
+    "default_device_of_the_task": (
+        AFFINE,
+        module("return ext.affine(x)", before="torch.set_default_device('cpu')"),
+    ),
     "files_in_tmp_that_it_removes": (
         AFFINE,
         module(
@@ -292,6 +300,12 @@ def test_rounding_explains_no_more_than_rounding(verify, form):
     assert ("integers or truth values" in verdict.detail) == (task is THOUSANDTHS)
 
 
+def test_a_mode_that_is_left_on_is_tampering(verify):
+    verdict = verify(AFFINE, module("return ext.affine(x)", before=LEFT_ON))
+    assert_reason(verdict, "harness_tampering")
+    assert verdict.detail.startswith("changes modes")
+
+
 def test_a_failed_build_without_another_is_what_counts(verify):
     code = module("return x * 2 + 1", extension="None", after=SECOND_TRY.partition("if ext")[0])
     verdict = verify(AFFINE, code)
@@ -327,7 +341,13 @@ def test_a_task_with_outputs_of_no_fixed_shape_is_quarantined(verify):
     assert "depend on the values of its inputs" in verdict.detail
 
 
-COMPILED = "@torch.compile\ndef half(y):\n    return y * 0.5 + 0.5"
+LEFT_ON = """
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+Mode().__enter__()
+"""
+COMPILED = "from torch import compile\n@compile\ndef half(y):\n    return y * 0.5 + 0.5"
 REGISTERS = """
 libraries = [torch.library.Library(name, "IMPL", "CPU") for name in ("aten", "prims")]
 libraries[{index}].impl("{name}", lambda x, *a: x.clone())

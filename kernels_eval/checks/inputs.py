@@ -456,7 +456,10 @@ def transpose_weights(model: nn.Module) -> None:
 
 
 def flatten_outputs(output: Any) -> tuple[list[Any], str]:
-    """Leaves of a nested output in order, and a text that tells its structure."""
+    """Leaves of a nested output in order, and a text that tells its structure. None (no attention
+    weights, say) is part of the structure."""
+    if output is None:
+        return [], "None"
     if isinstance(output, dict):
         items = [(f"{key}:", output[key]) for key in sorted(output, key=str)]
         form = "{{{}}}"

@@ -57,8 +57,9 @@ IMPORTS = ("__import__", "import_module", "importlib.import_module")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
 HONEST_SETTINGS = tuple(
-    """torch.backends. torch._dynamo.config. torch._inductor.config.
-    torch.utils.cpp_extension.CUDA_HOME sys.dont_write_bytecode""".split()
+    """torch.backends. torch._dynamo.config. torch._inductor.config. torch._functorch.config.
+    torch.utils.cpp_extension.CUDA_HOME torch.utils.cpp_extension.COMMON_NVCC_FLAGS
+    sys.dont_write_bytecode sys.stdout sys.stderr""".split()
 )
 
 
@@ -85,7 +86,7 @@ def screen(code: str) -> Screening:
         detail = f"line {line}: {said}" if line else said
         return Screening(Reason.SYNTAX_ERROR, detail)
     nodes = list(_imported(tree))
-    reader = _Reader(_harmless(nodes))
+    reader = _Reader(_harmless(nodes), PATCHED_ROOTS - _own_names(nodes))
     for node in nodes:
         reader.read(node)
     if not reader.has_model:
@@ -95,9 +96,10 @@ def screen(code: str) -> Screening:
 
 
 class _Reader:
-    def __init__(self, harmless: set[str]) -> None:
-        """`harmless` are forbidden modules that do no harm here."""
-        self.harmless = harmless
+    def __init__(self, harmless: set[str], roots: set[str]) -> None:
+        """`harmless` are forbidden modules that do no harm here, `roots` are names of modules that
+        nobody may patch."""
+        self.harmless, self.roots = harmless, roots
         self.found: list[tuple[int, Reason, str]] = []
         self.flags: set[str] = set()
         self.has_model = False
@@ -168,7 +170,7 @@ class _Reader:
         elif name in REMOVALS and node.args and _is_not_its_own(node.args[0]):
             what = f"calls {name} for a file that it has not made; only its own may be removed"
             self._reject(Reason.FORBIDDEN_CALL, node, what)
-        elif name == "setattr" and node.args and _patched(_dotted(node.args[0])):
+        elif name == "setattr" and node.args and self._patched(_dotted(node.args[0])):
             what = f"sets an attribute of {_dotted(node.args[0])}"
             self._reject(Reason.HARNESS_TAMPERING, node, what)
         elif name in ("exec", "eval", "__import__", "open", "compile"):
@@ -178,10 +180,13 @@ class _Reader:
         for node in ast.walk(target):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 name = _dotted(node)
-                if _patched(name) and not name.startswith(HONEST_SETTINGS):
+                if self._patched(name) and not name.startswith(HONEST_SETTINGS):
                     self._reject(Reason.HARNESS_TAMPERING, node, f"assigns to {name}")
                 elif node.attr == "__class__":
                     self.flags.add("assigns:__class__")
+
+    def _patched(self, name: str) -> bool:
+        return name.split(".")[0] in self.roots
 
 
 def _harmless(nodes: list[ast.AST]) -> set[str]:
@@ -199,6 +204,25 @@ def _harmless(nodes: list[ast.AST]) -> set[str]:
                 harmless[names[name]] += 1
     alone = len(names) == len(bound)  # no name stands for two modules
     return {name for name, count in harmless.items() if alone and count == named[name]}
+
+
+def _own_names(nodes: list[ast.AST]) -> set[str]:
+    """Names that the source binds itself, as arguments or by calls of its own classes, and never to
+    a module."""
+    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    own: set[str] = set()
+    modules: set[str] = set()
+    for node in nodes:
+        match node:
+            case ast.arg(arg=name):
+                own.add(name)
+            case ast.Assign(value=ast.Call(func=ast.Name(id=made))) if made in classes:
+                own.update(each.id for each in node.targets if isinstance(each, ast.Name))
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                modules.update((each.asname or each.name).split(".")[0] for each in names)
+            case ast.Constant(value=str(name)):  # of `__import__`, `sys.modules`, say
+                modules.add(name)
+    return set() if "*" in modules else own - modules
 
 
 def _imported(tree: ast.Module) -> Iterator[ast.AST]:
@@ -236,10 +260,6 @@ def _is_not_its_own(path: ast.expr) -> bool:
 
 def _dotted(node: ast.AST) -> str:
     return ".".join(name_path(node))
-
-
-def _patched(name: str) -> bool:
-    return bool(name) and name.split(".")[0] in PATCHED_ROOTS
 
 
 # Functions of libc that end, leave, watch or talk to the outside of a process. As a call of a free
@@ -283,6 +303,8 @@ COMMENT_OR_LITERAL = re.compile(
 CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
 BODY = re.compile(r"[^;{}()]*\)\s*(?:(?:const|noexcept)\s*)*(?:->[\w\s:<>,*&]{1,80})?\{")
 LAMBDA = re.compile(r"\bauto\b[\s&]*+(\w++)\s*+=\s*+\[")
+TYPE = re.compile(r"\b(?:struct|class|using|typename)\s++(\w++)")
+VARIABLE = re.compile(r"(?:\b(\w++)[\s&*]++|>[\s&*]*+)(?:\(\s*+\*\s*+)?(\w++)\s*+[,;={)]")
 MOST_FLAGS = 64
 NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
 INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
@@ -309,7 +331,7 @@ def screen_native(text: str) -> Screening:
     flags |= {f"library:{match[0][:80]}" for match in LIBRARIES.finditer(code)}
     found = Screening(flags=tuple(sorted(flags)[:MOST_FLAGS]))
     own = {match[1] for match in calls if _is_defined(code, match)}
-    own.update(LAMBDA.findall(code))
+    own.update(LAMBDA.findall(code), TYPE.findall(code), _variables(code))
     for match in calls:
         name = match[1]
         if name in forbidden and name not in own and not _is_declared(code, match.start()):
@@ -326,6 +348,13 @@ def _is_defined(code: str, match: re.Match[str]) -> bool:
     kind = before.rstrip(" \t\r\n*&")
     typed = kind != before and (kind[-1:].isalnum() or kind[-1:] in ("_", ">"))
     return typed and BODY.match(code, match.end()) is not None
+
+
+def _variables(code: str) -> Iterator[str]:
+    """Names behind a type: variables, and arguments, pointers to functions among them."""
+    for match in VARIABLE.finditer(code):
+        if match[1] not in NO_TYPES:
+            yield match[2]
 
 
 def _is_declared(code: str, position: int) -> bool:

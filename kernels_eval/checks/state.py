@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 
 import torch
+from torch.utils._device import DeviceContext
 
 _WATCHED: Mapping[str, tuple[object, str]] = {
     "time": (
@@ -40,6 +41,7 @@ _ORIGINAL = {
     for home, (owner, names) in _WATCHED.items()
     for name in names.split()
 }
+_PRIMS = {name.rpartition("/")[0] for name in torch.library._impls if name.startswith("prims/")}
 _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 
@@ -58,7 +60,7 @@ def snapshot(device: str) -> dict[str, str]:
         "environment": str(sorted(os.environ.items())),
         "python_threads": str(threading.active_count()),
         "patched": ", ".join(patched()),
-        "modes": f"{torch._C._len_torch_dispatch_stack()} {torch._C._len_torch_function_stack()}",
+        "modes": f"{torch._C._len_torch_dispatch_stack()} {_function_modes()}",
         "operators": str(_replaced_operators()),
     }
     if device.startswith("cuda"):
@@ -81,11 +83,19 @@ def patched() -> list[str]:
     return names
 
 
+def _function_modes() -> int:
+    """Function modes that are entered, without torch's own for a default device."""
+    stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return sum(type(mode) is not DeviceContext for mode in stack)
+
+
 def _replaced_operators() -> int:
-    """Implementations of torch's own operators that Python has registered, without those for
-    tensors that hold no values, which torch registers itself when it is used."""
-    names = (name for name in torch.library._impls if not name.endswith("/Meta"))
-    return sum(name.startswith(("aten/", "prims/", "prim/")) for name in names)
+    """Implementations of torch's own operators that Python has registered. Without what torch
+    registers itself when it is used: for tensors that hold no values, for vmap, and of operators
+    that torch.compile adds to its primitives."""
+    own = ("/Meta", "/FuncTorchBatched")
+    names = (name.rpartition("/") for name in torch.library._impls if not name.endswith(own))
+    return sum(name.startswith(("aten/", "prim/")) or name in _PRIMS for name, *_ in names)
 
 
 def _is(now: object, original: object) -> bool:

@@ -187,6 +187,8 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
         )
     elif wrong and found.systematic:
         why = "another formula (an approximation?): the error is a function of the output; "
+    elif wrong and trial.weights_seed is not None:
+        why = "right with the weights of the earlier calls (some are kept since then?); "
     else:
         why = ""
     return Stop(outcome, why + _errors(trial, found))

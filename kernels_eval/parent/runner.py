@@ -7,6 +7,7 @@ process serves one candidate. What is done with them is `kernels_eval.evaluator`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,11 @@ from kernels_eval.parent.prepare import Workplace
 from kernels_eval.parent.reference_handle import ReferenceProcess
 from kernels_eval.records import Candidate, KernelTask, Timing
 
+COMPILES = re.compile(
+    r"torch\.(?:compile|_dynamo)\b|^[ \t]*from torch import [^\n]*\bcompile\b|\.compile\(\)",
+    re.MULTILINE,
+)
+"""Sources that may use torch.compile, which starts compilers."""
 SLOWER = 1.2
 """A reference median that differs by this factor from the first one of this process is flagged."""
 
@@ -53,8 +59,8 @@ class Runner(Workplace):
         self, candidate: Candidate, reference: ReferenceProcess, draft: VerdictDraft
     ) -> Iterator[CandidateProcess]:
         """The process of one candidate; the next one's is started meanwhile."""
-        # with torch.compile, too: a child of the warm pool may not start compilers
-        if candidate.language.jit or "torch.compile" in (candidate.code or ""):
+        # a child of the warm pool may not start compilers
+        if candidate.language.jit or COMPILES.search(candidate.code or ""):
             child = Child(self.server, "candidate", self.config.limits, processes=True)
         else:
             child = self.warm_pool.take(self.server, "candidate")

@@ -53,9 +53,9 @@ def device_memory(size: int) -> DeviceMemory | None:
 
 
 def require_tensors(leaves: list[Any]) -> None:
-    """Raise TypeError unless a task's outputs are tensors."""
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        kinds = [type(leaf).__name__ for leaf in leaves]
+    """Raise TypeError unless a task's outputs are tensors, and there are any."""
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        kinds = [type(leaf).__name__ for leaf in leaves] or "nothing"
         raise TypeError(f"the reference returns {kinds}, not tensors")
 
 

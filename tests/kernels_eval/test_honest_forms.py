@@ -7,10 +7,12 @@ from kernels_eval.checks.inputs import _make_distinct
 from tests.support.kernels import (
     AFFINE,
     OWN_TMP,
+    QUICK,
     assert_reason,
     kernel_task,
     module,
     task_source,
+    verifying,
 )
 
 HEADER = """\
@@ -177,7 +179,32 @@ LOG_RATIO = kernel_task(
     ),
     "log_ratio",
 )
+WITH_NONE = kernel_task(
+    task_source("return x * 2.0 + 1.0, {'weights': None}"), "an_output_that_is_none"
+)
+SCALED = kernel_task(
+    task_source(
+        "return x * self.weight + self.bias",
+        init="self.weight = nn.Parameter(torch.randn(64))\n"
+        "self.bias = nn.Parameter(torch.randn(64))",
+    ),
+    "scaled",
+)
+KEEPS_FIRST = """
+if not hasattr(self, "kept"):
+    self.kept = self.weight.detach().clone()
+return ext.times_row(x, self.kept) + self.bias
+"""
 FORMS = {
+    "none_among_the_outputs": (WITH_NONE, module("return ext.affine(x), dict(weights=None)")),
+    "vmap_around_a_kernel": (
+        AFFINE,
+        module("return torch.vmap(lambda row: row * 0.5 + 0.5)(ext.affine(x * 2))"),
+    ),
+    "default_device_of_the_task": (
+        AFFINE,
+        module("return ext.affine(x)", before="torch.set_default_device('cpu')"),
+    ),
     "files_in_tmp_that_it_removes": (
         AFFINE,
         module(
@@ -273,6 +300,12 @@ def test_rounding_explains_no_more_than_rounding(verify, form):
     assert ("integers or truth values" in verdict.detail) == (task is THOUSANDTHS)
 
 
+def test_a_mode_that_is_left_on_is_tampering(verify):
+    verdict = verify(AFFINE, module("return ext.affine(x)", before=LEFT_ON))
+    assert_reason(verdict, "harness_tampering")
+    assert verdict.detail.startswith("changes modes")
+
+
 def test_a_failed_build_without_another_is_what_counts(verify):
     code = module("return x * 2 + 1", extension="None", after=SECOND_TRY.partition("if ext")[0])
     verdict = verify(AFFINE, code)
@@ -306,6 +339,54 @@ def test_a_task_with_outputs_of_no_fixed_shape_is_quarantined(verify):
     verdict = verify(task, module("return ext.affine(x)", extension=EXTENSION))
     assert_reason(verdict, "degenerate_task")
     assert "depend on the values of its inputs" in verdict.detail
+
+
+LEFT_ON = """
+class Mode(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+Mode().__enter__()
+"""
+COMPILED = "from torch import compile\n@compile\ndef half(y):\n    return y * 0.5 + 0.5"
+REGISTERS = """
+libraries = [torch.library.Library(name, "IMPL", "CPU") for name in ("aten", "prims")]
+libraries[{index}].impl("{name}", lambda x, *a: x.clone())
+"""
+
+
+def test_a_step_under_torch_compile_is_correct():
+    limits = QUICK.limits.model_copy(update={"run_s": 180})
+    with verifying(QUICK.model_copy(update={"limits": limits})) as verify:
+        code = module("return half(ext.affine(x) * 2 - 1)", after=COMPILED)
+        assert_reason(verify(AFFINE, code), "ok")
+
+
+@pytest.mark.parametrize("index, name", [(0, "expm1"), (1, "cos")])
+def test_replacing_an_operator_of_torch_is_tampering(verify, index, name):
+    registers = REGISTERS.format(index=index, name=name)
+    verdict = verify(AFFINE, module("return ext.affine(x)", after=registers))
+    assert_reason(verdict, "harness_tampering")
+    assert verdict.detail.startswith("changes operators")
+
+
+@pytest.mark.parametrize("forward", ["ext.affine(x)", "ext.affine(x), {}", "None"])
+def test_none_is_part_of_the_structure(verify, forward):
+    assert_reason(verify(WITH_NONE, module(f"return {forward}")), "wrong_shape")
+
+
+def test_a_task_without_outputs_is_an_error(verify):
+    task = kernel_task(task_source("x.add_(1)"), "no_outputs")
+    verdict = verify(task, module("return ext.affine(x)"))
+    assert_reason(verdict, "reference_failed")
+    assert "returns nothing, not tensors" in verdict.detail
+
+
+def test_a_part_of_the_weights_that_is_kept_is_named(verify):
+    init = "self.weight = nn.Parameter(torch.randn(64))\n"
+    init += "self.bias = nn.Parameter(torch.randn(64))"
+    verdict = verify(SCALED, module(KEEPS_FIRST, init=init))
+    assert_reason(verdict, "wrong_output")
+    assert verdict.detail.startswith("right with the weights of the earlier calls")
 
 
 def test_square_weights_kept_apart_from_their_parameter_are_stale(verify):

@@ -185,8 +185,8 @@ def begins_of(arguments: argparse.Namespace) -> Iterator[Begin]:
 
 
 def first_correct(begin: Begin, known: dict[str, dict[str, Any]]) -> Begin:
-    """With the first candidate of the task that is correct by a verdict of ours, or has none yet;
-    as it is where there is no such candidate."""
+    """With the task's first candidate that the verifier calls correct or has not seen yet; as it is
+    where there is none."""
     for code in (begin.code, *begin.others):
         row = known.get(code_key(begin.task, code))
         if row is None or row["status"] == Status.CORRECT:

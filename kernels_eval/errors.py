@@ -6,10 +6,22 @@ Every error has a `hint`: one line that says how to fix it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
 
 def cause_of(error: BaseException) -> str:
     """The first line of what an error says, the name of its class where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def first_problem(error: ValidationError) -> tuple[str, str]:
+    """The key with dots between its parts, empty for the whole, and the message of what a
+    validation found first."""
+    first = error.errors()[0]
+    return ".".join(map(str, first["loc"])), first["msg"]
 
 
 class EvalError(Exception):

@@ -29,7 +29,7 @@ from pydantic import (
     model_validator,
 )
 
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import UsageError, first_problem
 from kernels_eval.records import REASONS, Reason, Record, Status, Verdict
 
 Parts = dict[str, float]
@@ -296,9 +296,9 @@ def _first(error: Exception) -> str:
     """What an error says first: of a validation, the field as well."""
     if not isinstance(error, ValidationError):
         return str(error)
-    fault = error.errors()[0]
-    field = ".".join(map(str, fault["loc"][1:]))
-    return f"{field}: {fault['msg']}" if field else fault["msg"]
+    key, said = first_problem(error)
+    field = key.partition(".")[2]  # behind the recipe's name
+    return f"{field}: {said}" if field else said
 
 
 def reward_parts(

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from kernels_eval.errors import UsageError
+from kernels_eval.errors import UsageError, first_problem
 from kernels_eval.interchange.definitions import file_name, written
 from kernels_eval.interchange.flashinfer import Definition, Solution, Suite, Workload
 from kernels_eval.interchange.traces import Evaluation, verdict_row
@@ -197,9 +197,9 @@ def record_of(kind: type[Kind], row: object, where: object) -> Kind:
     try:
         return kind.model_validate(row, extra="ignore")
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "all of it"
-        raise ValueError(f"{where} is no {kind.__name__}: {place}: {first['msg']}") from error
+        place, said = first_problem(error)
+        what = f"{where} is no {kind.__name__}: {place or 'all of it'}: {said}"
+        raise ValueError(what) from error
 
 
 def _once(known: dict[str, Kind], found: Kind, where: Path) -> None:

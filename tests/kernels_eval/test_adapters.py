@@ -15,9 +15,11 @@ from types import SimpleNamespace
 import pytest
 
 from kernels_eval.errors import UsageError
+from kernels_eval.rewards import recipe_of
 from kernels_eval.service.adapters.scoring import (
     NoRewardError,
     Scorer,
+    cacheable,
     plain_feedback,
     shared_scorer,
     text_of,
@@ -496,3 +498,12 @@ def test_real_kernels_earn_rewards_of_the_real_service(tmp_path):
         end(process)
     assert right > 0.3
     assert (wrong, cheat, no_task) == (0.0, 0.0, None)
+
+
+def test_a_recipe_of_a_configuration_is_a_key_and_a_file_is_not_read_for_each_sample(tmp_path):
+    """Trainers ask for the scorer of a configuration once a sample."""
+    mapping = {"name": "kevin", "correct": 0.5}
+    assert hash(cacheable(mapping)) == hash(cacheable(mapping))
+    assert cacheable(mapping) == cacheable(mapping) == recipe_of(mapping)
+    file = str(tmp_path / "recipe.yaml")  # there is none to read
+    assert cacheable(file) == file

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field, NonNegativeFloat, ValidationError
 
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import EvalError, UsageError, first_problem
 from kernels_eval.records import Row, Status, Verdict
 from kernels_eval.rewards import RewardRecipe, recipe_of, reward
 from kernels_eval.service.client import AsyncVerifierClient, VerifierClient
@@ -123,6 +123,12 @@ shared_scorer = cache(Scorer)
 """One scorer a process, recipe and address, for trainers that make an object a sample."""
 
 
+def cacheable(recipe: str | Mapping[str, object]) -> str | RewardRecipe:
+    """A recipe of a trainer's configuration as `shared_scorer` takes it: a mapping has no hash. A
+    file is left to the scorer, which reads it once."""
+    return recipe if isinstance(recipe, str) else recipe_of(recipe)
+
+
 def _request(row: Row, response: object) -> _Request:
     given = {name: row[name] for name in FIELDS if row.get(name) is not None}
     if isinstance(given.get("task"), str):
@@ -130,10 +136,9 @@ def _request(row: Row, response: object) -> _Request:
     try:
         return _Request(**given, response=text_of(response))
     except ValidationError as error:
-        fault = error.errors()[0]
-        field = ".".join(map(str, fault["loc"])) or "task"
+        field, said = first_problem(error)
         raise UsageError(
-            f"a row with {list(row)} is no request: {field}: {fault['msg']}",
+            f"a row with {list(row)} is no request: {field or 'task'}: {said}",
             f"give each row one of {', '.join(TASK)}",
         ) from error
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 from kernels_eval.records import Row
-from kernels_eval.rewards import recipe_of
-from kernels_eval.service.adapters.scoring import plain_feedback, row_of, shared_scorer
+from kernels_eval.service.adapters.scoring import cacheable, plain_feedback, row_of, shared_scorer
 
 
 class KernelEnv(BaseTextEnv):
@@ -25,7 +24,7 @@ class KernelEnv(BaseTextEnv):
     def __init__(self, env_config: Row | None = None, extras: Row | None = None) -> None:
         super().__init__()
         extras, config = extras or {}, dict(env_config or {})
-        self.scorer = shared_scorer(recipe_of(config.pop("recipe", "concur")), **config)
+        self.scorer = shared_scorer(cacheable(config.pop("recipe", "concur")), **config)
         self.row = row_of(extras, (extras.get("reward_spec") or {}).get("ground_truth"))
         self.max_turns = int(extras.get("max_turns", 1))
 

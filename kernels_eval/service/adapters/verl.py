@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kernels_eval.rewards import recipe_of
-from kernels_eval.service.adapters.scoring import row_of, shared_scorer
+from kernels_eval.service.adapters.scoring import cacheable, row_of, shared_scorer
 
 
 async def compute_score(
@@ -30,5 +29,5 @@ async def compute_score(
 ) -> dict[str, float]:
     """The `score` of one response, and numbers that verl logs beside it."""
     row = row_of(extra_info or {}, ground_truth)
-    score = await shared_scorer(recipe_of(recipe), url).score(row, solution_str)
+    score = await shared_scorer(cacheable(recipe), url).score(row, solution_str)
     return {"score": score.earned(), "acc": score.facts["correct"], **score.facts}

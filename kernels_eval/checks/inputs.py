@@ -55,8 +55,8 @@ Arguments = tuple[list[Any], Json]
 """What a constructor is called with."""
 MOST_DISTINCT = 1 << 24
 """Elements of a tensor that are made distinct, which sorts them."""
-LARGEST_BITS, SUBNORMAL_BITS = 0x7FFFFFFF, 0x7FFFFF
-"""Of a float32 without its sign, and of the largest subnormal one."""
+DISTINCT = 2.0**-16
+"""How far apart they are moved, as a share of their size: some 100 units in the last place."""
 SMALL = 2.0**-9
 """The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
 normalisations add to it."""
@@ -290,7 +290,7 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     if kind == "sparse":
         drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
     elif kind == "normal":
-        _make_uneven(drawn, float(factor or 1))
+        _make_uneven(drawn, float(factor or 1), generator)
     elif kind == "small":
         drawn *= SMALL
         if shape:  # a maximum that starts at 0 is wrong here, too
@@ -310,11 +310,12 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     return drawn
 
 
-def _make_uneven(drawn: Tensor, spread: float) -> None:
+def _make_uneven(drawn: Tensor, spread: float, generator: torch.Generator) -> None:
     """Give every other row an eighth of the spread, and make the last element along each longer
     dimension 0 or, in such a row, larger than all others: a maximum, behind a clamp too, is then
     wrong if it leaves the last element out. The second slice along the first and the last one
-    is negative: a maximum that starts at 0 is wrong there."""
+    is negative: a maximum that starts at 0 is wrong there. Few elements are equal: a task may
+    return where they are."""
     if drawn.dim() > 1:
         drawn[..., ::2, :] /= 8
     ends = torch.tensor([0, 1.5, -1.5], device=drawn.device) * spread
@@ -322,7 +323,8 @@ def _make_uneven(drawn: Tensor, spread: float) -> None:
         if drawn.shape[dim] >= 8:
             end = drawn.select(dim, -1)
             index = torch.arange(end.numel(), device=drawn.device)
-            end.copy_(ends[index % len(ends)].view(end.shape))
+            sizes = 1 + torch.rand(end.numel(), generator=generator, device=drawn.device) / 4
+            end.copy_((ends[index % len(ends)] * sizes).view(end.shape))
     for dim in (0, -1) if drawn.dim() > 1 else ():
         if drawn.shape[dim] > 3:
             negative = drawn.select(dim, 1)
@@ -330,20 +332,17 @@ def _make_uneven(drawn: Tensor, spread: float) -> None:
 
 
 def _make_distinct(value: Tensor) -> None:
-    """Move equal elements of a float32 tensor apart, by as few units in the last place as that
-    takes. None becomes subnormal, which some kernels take for zero."""
-    if value.dtype != torch.float32 or value.numel() > MOST_DISTINCT:
+    """Move equal elements of a float32 tensor apart, so far that what a task computes of them is
+    not equal but for rounding (softmax before topk)."""
+    if value.dtype != torch.float32 or not 1 < value.numel() <= MOST_DISTINCT:
         return
-    bits = value.reshape(-1).view(torch.int32).long()
-    sizes = ((bits & LARGEST_BITS) - SUBNORMAL_BITS).clamp(min=0)
-    keys, order = torch.where(bits < 0, -sizes, sizes).sort(stable=True)
-    places = torch.arange(len(keys), device=keys.device)
-    # integers that are all different and rising are those whose distances to 0, 1, 2 never fall
-    keys = (keys - places).cummax(0).values + places
-    sizes = torch.where(keys == 0, 0, keys.abs() + SUBNORMAL_BITS).int().view(torch.float32)
-    if bool(sizes.isfinite().all()):
-        moved_apart = torch.empty_like(sizes).scatter_(0, order, sizes * keys.sign())
-        value.copy_(moved_apart.view_as(value))
+    rising, order = value.reshape(-1).sort(stable=True)
+    places = torch.arange(len(order), device=value.device)
+    nth = places - (places * (rising.diff(prepend=rising[:1]) != 0)).cummax(0).values
+    moves = nth * min(DISTINCT, 1 / (8 + 8 * float(nth.max())))
+    scale = rising[rising != 0].abs().nanmedian().nan_to_num(1)
+    rising = torch.where(rising != 0, rising * (1 - moves), scale * moves)
+    value.copy_(torch.empty_like(rising).scatter_(0, order, rising).view_as(value))
 
 
 def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:

@@ -65,7 +65,8 @@ def unlike(a: Tensor, y: Tensor) -> Tensor:
     wide = torch.promote_types(computable(a).dtype, torch.float32)
     a, y = a.to(wide), y.to(wide)
     scale = _unmarked_rms(y.reshape(-1), finite=False)
-    return ~(((a - y).abs() <= step * y.abs() + step * scale) | alike)  # without overflow
+    near = (a - y).abs() <= step * y.abs() + step * scale  # without overflow
+    return ~(near & torch.isfinite(y) | alike)
 
 
 def computable(x: Tensor) -> Tensor:

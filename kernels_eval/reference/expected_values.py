@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +49,7 @@ from kernels_eval.checks.trials import (
 )
 from kernels_eval.child.shared_memory import Memory, calls, padded, read, unpack
 from kernels_eval.isolation.channel import Channel, Message
+from kernels_eval.reference.equal_elements import ANY_ORDER, ChosenAs
 from kernels_eval.reference.long_sums import LongSums
 from kernels_eval.reference.task_runner import (
     TaskRunner,
@@ -72,11 +72,9 @@ MOST_OPERATORS = 256
 OWN_FLOATS = ("reference_rms", "reference_max")
 OWN = (*OWN_FLOATS, "sequential_rms")
 """Errors of the reference itself, which gates allow for."""
-ANY_ORDER = re.compile(r"\b(topk|sort|argsort|msort|median|nanmedian|kthvalue|mode)$")
-"""Operators that return any one of the indices of equal elements."""
 FEW, FEW_SHARE = 4, 1e-3
 """Elements, and the share of all, that may be off because they hang on a step."""
-MOVES, STEP_UNITS = 12, 4
+MOVES, STEP_UNITS = 24, 4
 """How often operators round otherwise, by how many units, in a look for what is beside a step."""
 DRAWS, DRAW_UNITS = 4, 2
 """The same in a look for how far apart outputs are; gates allow for a multiple of that."""
@@ -143,7 +141,7 @@ class Reference(TaskRunner):
         again = self.inputs(seed)
         operators = reference_operators(lambda: self.forward(again))
         whole = any(not x.is_floating_point() and x.dtype != torch.bool for x in leaves)
-        if whole and any(ANY_ORDER.search(name) for name in operators):
+        if whole and any(name.rpartition(".")[2] in ANY_ORDER for name in operators):
             self.plan = self.plan.model_copy(update={"distinct": True})
         self.model = self.build()
         parameters = parameters_of(self.model)
@@ -536,37 +534,41 @@ class Reference(TaskRunner):
 
     def _beside_steps(self, actual: list[Tensor], known: Known) -> list[Tensor]:
         """These outputs, with the expected element where one is off and the reference gives the
-        same: in float64, or where its operators round otherwise. Only where few are off, or not
-        many more than of the reference's own."""
-        exact = [y.to(x.dtype) for x, y in zip(known.expected, known.oracle, strict=True)]
-        off = list(map(unlike, actual, known.expected))
-        for mask, x, y in zip(off, known.expected, exact, strict=True):
-            own = int(unlike(x, y).sum())
-            if int(mask.sum()) > max(FEW, FEW_SHARE * mask.numel(), 8 * own):
-                return actual
-        left = [mask & unlike(x, y) for mask, x, y in zip(off, actual, exact, strict=True)]
-        begun = self.work_stamp()
-        trial = known.trial
+        same: in float64, where it chooses so from equal elements, or where its operators round
+        otherwise. Only where few are off, or not many more than of the reference's own."""
+        near = [y.to(x.dtype) for x, y in zip(known.expected, known.oracle, strict=True)]
+        off = left = list(map(unlike, actual, known.expected))
+        few, trial, begun = False, known.trial, self.work_stamp()
         with self._model_for(trial):
             inputs = self.inputs(trial.seed, trial.distribution, trial.shape)
-            for move in range(MOVES):
+            for move in range(MOVES + 2):
+                few = few or all(map(_few, off, map(unlike, known.expected, near)))
+                left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
                 if not any(map(torch.any, left)) or self.work_s(begun) > ORACLE_MAX_S:
                     break
+                if move > 1 and not few:
+                    return actual
                 with suppress(*REFUSALS):
-                    near = self._moved_outputs(inputs, move, STEP_UNITS)
-                    left = [
-                        mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)
-                    ]
+                    near = self._moved_outputs(inputs, move, STEP_UNITS if move else 0, actual)
         return [
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)
         ]
 
-    def _moved_outputs(self, inputs: list[Any], seed: int, units: int) -> list[Tensor]:
-        """What other code of the same formula could give."""
+    def _moved_outputs(
+        self, inputs: list[Any], seed: int, units: int, like: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """What other code of the same formula could give, which rounds otherwise by some units and
+        takes of equal elements those that these outputs name."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        with LongSums(generator, units):
+        with ChosenAs(like), LongSums(generator, units) if units else nullcontext():
             return self.outputs(_copied(inputs))
+
+
+def _few(off: Tensor, own: Tensor) -> bool:
+    """Are so few elements off that they may hang on a step? `own`: where the reference itself is,
+    if it rounds otherwise."""
+    return int(off.sum()) <= max(FEW, FEW_SHARE * off.numel(), 8 * int(own.sum()))
 
 
 def _form(x: Tensor) -> OutputForm:

@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from kernels_eval.checks.measurement import least_mark
 from kernels_eval.checks.operators import Named
 from kernels_eval.reference.operator_costs import NORMALISATIONS, Values, operator_name
 
@@ -39,6 +40,9 @@ LOSSES = {"mse_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "soft_margin_loss
 LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entropy_with_logits": 4}
 """Operators that sum a loss over elements, and which argument says how."""
 UNREDUCED = 0
+ADDING = NORMALISATIONS | PRODUCTS.keys() | SUMS | SQUARES | EXPONENTIALS | LOSSES.keys()
+ADDING |= set("convolution _cdist_forward _euclidean_dist".split())
+"""Operators whose terms may cancel: other code is then off by a share of these, not of the sum."""
 
 
 class LongSums(TorchDispatchMode):
@@ -46,7 +50,8 @@ class LongSums(TorchDispatchMode):
     RMS error of adding up the terms of one operator's outputs in order.
 
     With a generator, each result is moved by as much as that, or by so many units in its last
-    place, up or down by chance: what comes out is what other code of the same formula could give.
+    place (RMS), evenly spread so that two moves seldom cancel, and so are the terms of sums by
+    these units: what comes out is what other code of the same formula could give.
     """
 
     def __init__(self, moving: torch.Generator | None = None, units: int = 0) -> None:
@@ -56,16 +61,18 @@ class LongSums(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
-        error = 0.0
+        error, name = 0.0, operator_name(function)
         with suppress(RuntimeError, IndexError, TypeError, ValueError):
-            terms = _terms(operator_name(function), args)
+            terms = _terms(name, args)
             if terms is not None and terms.shape[-1] >= LONG and terms.is_floating_point():
                 error = sequential_error(terms[:, :MOST_TERMS])
                 self.error = max(self.error, error)
-        result = function(*args, **(kwargs or {}))
         # views, and what is written in place, are moved where they are made
         if self.moving is None or any(each.alias_info for each in function._schema.returns):
-            return result
+            return function(*args, **(kwargs or {}))
+        if name in ADDING:
+            args = tree_map_only(Tensor, partial(self._moved, error=0.0), args)
+        result = function(*args, **(kwargs or {}))
         return tree_map_only(Tensor, partial(self._moved, error=error), result)
 
     def _moved(self, x: Tensor, error: float) -> Tensor:
@@ -75,9 +82,11 @@ class LongSums(TorchDispatchMode):
         eps = torch.finfo(x.dtype).eps
         if bool(((x == x.round()) & (x.abs() < 1 / eps)).all()):
             return x  # whole numbers are exact
-        share = max(self.units * eps, error)
-        up = torch.rand(x.shape, generator=self.moving, device=x.device).round()
-        return x * (1 + share * (2 * up - 1)).to(x.dtype)
+        most = math.sqrt(3) * max(self.units * eps, error)
+        wide = torch.promote_types(x.dtype, torch.float32)
+        drawn = torch.rand(x.shape, generator=self.moving, device=x.device, dtype=wide)
+        moved = x * (1 + most * (2 * drawn - 1)).to(x.dtype)
+        return torch.where(x.abs() < least_mark(x.reshape(-1)), moved, x)
 
 
 def sequential_error(terms: Tensor) -> float:

@@ -106,3 +106,122 @@ def test_a_task_that_asserts_something_of_its_inputs_is_asked_for_more(tmp_path,
     assert made.do_expect("declared", 1, "declared", None, "declared", False, None).oracle == oracle
     assert made.do_ignored_inputs(1) == {"ignored": []}
     assert made.do_used_bytes(1) == {"bytes": 48 * 64 * 4}
+
+
+LOG2E = 1.4426950408889634
+
+
+def in_order(terms):
+    return terms.cumsum(1)[:, -1:]
+
+
+def softmax(x):
+    powers = torch.exp2((x - x.amax(1, keepdim=True)) * LOG2E)
+    return powers * (1 / in_order(powers))
+
+
+def normalised(x):
+    rest = x - in_order(x) / x.shape[1]
+    return rest * (in_order(rest * rest) / x.shape[1] + 1e-5).rsqrt()
+
+
+def product(x):
+    terms = x.t()[:, :, None] * x.t()[:, None]
+    return terms.cumsum(0)[-1]
+
+
+def sorted_stably(x, count=64):
+    values, places = x.sort(dim=1, descending=True, stable=True)
+    return values[:, :count], places[:, :count]
+
+
+def routed(x):
+    weights, places = sorted_stably(softmax(x.float()), 4)
+    return weights / in_order(weights), places
+
+
+STEPS = {
+    "truncation": (
+        "return (torch.softmax(x, 1) * 1e5).long()",
+        lambda x: (softmax(x) * 1e5).long(),
+    ),
+    "floor": (
+        "return (nn.functional.layer_norm(x, (64,)) * 100).floor().int()",
+        lambda x: (normalised(x) * 100).floor().int(),
+    ),
+    "int8": (
+        "return (x / x.abs().amax(1, True) * 127).round().to(torch.int8)",
+        lambda x: (x * (127 / x.abs().amax(1, True))).round().to(torch.int8),
+    ),
+    "sign_of_a_product": ("return x @ x.t() > 0", lambda x: product(x) > 0),
+    "largest": ("return torch.softmax(x, 1).argmax(1)", lambda x: softmax(x).argmax(1)),
+    "remainder": ("return x.sum(1) % 1", lambda x: in_order(x)[:, 0] % 1),
+    "topk": ("return torch.softmax(x, 1).topk(8)", lambda x: sorted_stably(softmax(x), 8)),
+    "sort": ("return x.sort(descending=True)", sorted_stably),
+    "router": (
+        "w, i = torch.softmax(x.float(), 1).topk(4)\nreturn w / w.sum(1, keepdim=True), i",
+        routed,
+    ),
+}
+
+
+def judged(made, seed, distribution, forward):
+    """What a kernel's outputs are on these inputs; None where they are not tried."""
+    seen = made.do_expect("trial", seed, distribution, None, "declared", False, None)
+    if not (seen.finite and seen.deterministic):
+        return None
+    outputs = forward(made.inputs(seed, distribution, "declared")[0])
+    found = made._measured("trial", list(outputs) if isinstance(outputs, tuple) else [outputs])
+    return judge(found, "fp32", CorrectnessConfig())
+
+
+@pytest.mark.parametrize(
+    "name, dtype",
+    [(name, "float32") for name in STEPS] + [(name, "bfloat16") for name in ("sort", "router")],
+)
+def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dtype):
+    """Softmax by exp2, sums in order, a sort that is stable: all of them honest."""
+    source, forward = STEPS[name]
+    made = serving(tmp_path, task_source(source, inputs=f"[torch.randn(64, 64).to(torch.{dtype})]"))
+    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    for seed, distribution in itertools.product(
+        range(100 if name == "truncation" else 12),
+        ("declared", "normal", "mixed", "impulse", "normal_x10", "sparse", "small"),
+    ):
+        reason = judged(made, seed, distribution, forward)
+        assert reason in (None, Reason.OK), (seed, distribution)
+
+
+def twice(x):
+    values, places = sorted_stably(x)
+    return values, torch.where(values == values[:, :1], places[:, :1], places)
+
+
+def next_to(x):
+    values, places = sorted_stably(x)
+    return values, places.roll(1, 1)
+
+
+@pytest.mark.parametrize(
+    "source, forward",
+    [
+        ("return x.sort(descending=True)", twice),
+        ("return x.sort(descending=True)", next_to),
+        ("return x.sort(descending=True)", lambda x: (sorted_stably(x)[0], next_to(x)[1] + 64)),
+        (
+            "return x.sort(descending=True, stable=True)",
+            lambda x: tuple(x.flip(1).sort(descending=True)),
+        ),
+        (
+            "return torch.softmax(x, 1).topk(8)",
+            lambda x: sorted_stably(softmax(x.half().float()), 8),
+        ),
+        ("return x @ x.t() > 0", lambda x: product(x.bfloat16().float()) > 0),
+        ("return x @ x.t() > 0", lambda x: product(x) > -0.01),
+    ],
+)
+def test_what_no_rounding_explains_is_wrong(tmp_path, source, forward):
+    inputs = "[torch.randn(64, 64).bfloat16()]" if "sort" in source else "[torch.randn(64, 64)]"
+    made = serving(tmp_path, task_source(source, inputs=inputs))
+    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    assert judged(made, 7, "sparse" if "sort" in source else "mixed", forward) is not Reason.OK

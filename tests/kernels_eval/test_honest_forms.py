@@ -401,14 +401,14 @@ def test_a_largest_element_that_is_left_out_is_wrong(verify):
     assert_reason(verify(LARGEST, module(forward, extension=EXTENSION)), "wrong_output")
 
 
-def test_equal_elements_are_moved_apart_in_their_order():
+def test_equal_elements_are_moved_so_far_apart_that_a_softmax_tells_them_apart():
     x = torch.randn(64, 64)
     x[3], x[5], x[9] = 0.0, 1.5, -1.5
     before = x.clone()
     _make_distinct(x)
     assert x.unique().numel() == x.numel()
-    assert torch.equal(x.flatten().argsort(), before.flatten().argsort(stable=True))
-    assert (x - before).abs().max() < 1e-4
+    assert (x - before).abs().max() < 1e-2 and x.abs().max() == before.abs().max()
+    assert all(torch.softmax(row, 0).unique().numel() == 64 for row in x[[3, 5, 9]])
     assert (x[x != 0].abs() >= torch.finfo(torch.float32).tiny).all()
 
 

@@ -4,10 +4,11 @@ search with the same budget, and what the winners are against torch.compile.
     python -m benchmarks.parameter_search --tasks kernelbench.parquet --responses
     qwq32b_candidates.parquet --out DIR
 
-One candidate a task, the first that was recorded as correct, has a parameter and is correct by our
-own verdict, `--limit` tasks in the order of the seed. Each is the start of an evolution and of a
-random search of `--evaluations` verdicts each. Equal code is verified once, and counts in the
-budget and the seconds of both.
+`--per-task` candidates a task, the first that were recorded as correct, have a parameter and are
+correct by our own verdict, `--limit` tasks in the order of the seed. Each is the start of an
+evolution and of a random search of `--evaluations` verdicts each. Equal code is verified once, and
+counts in the budget and the seconds of both. Means over candidates weigh each task once, and their
+intervals are those of the tasks' means, for candidates of one task are alike.
 Winners and starts are then measured `--rounds` times anew (`--compile`: beside torch.compile, too);
 where `--operators` names schedule, which changes machine code, with more inputs, and the winner
 once with compute-sanitizer. Proposals depend on the verdicts and the seed alone, and verdicts are
@@ -88,7 +89,8 @@ def main() -> int:
     parser.add_argument("--tasks", help="KernelBench tasks, Parquet")
     parser.add_argument("--responses", help="recorded responses, Parquet")
     parser.add_argument("--language", default="cuda", choices=["cuda", "cpp"])
-    parser.add_argument("--limit", type=int, default=48, help="candidates, one a task")
+    parser.add_argument("--limit", type=int, default=48, help="tasks")
+    parser.add_argument("--per-task", type=int, default=1, help="candidates of each task")
     parser.add_argument("--evaluations", type=int, default=32, help="of each search and task")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--only", help="task ids between commas")
@@ -164,24 +166,29 @@ def bytes_of(task: KernelTask) -> int:
 
 
 def begins_of(arguments: argparse.Namespace) -> Iterator[Begin]:
-    """The candidates to begin with, in the order of the seed: the first of each task that has a
-    parameter; those whose only parameters are loops where there is no other."""
-    language = Language(arguments.language)
-    found: dict[str, list[tuple[bool, Begin]]] = {}
+    """The candidates to begin with, in the order of the seed: the first of each task that have a
+    parameter; those whose only parameters are loops where there are no others."""
+    language, wanted = Language(arguments.language), arguments.per_task
+    found: dict[str, dict[str, tuple[bool, Begin]]] = {}
     for task, text in recorded(arguments, language):
         code = parse_response(text).code
         parameters = parameters_of(code, language) if code else []
         if code and parameters:
             loops = all(each.name.startswith(LOOP_NAME) for each in parameters)
             settings = math.prod(len(each.values) for each in parameters)
-            found.setdefault(task.task_id, []).append((loops, Begin(task, code, settings)))
+            found.setdefault(task.task_id, {})[code] = (loops, Begin(task, code, settings))
+    begins = {
+        name: [begin for _, begin in sorted(each.values(), key=lambda pair: pair[0])]
+        for name, each in found.items()
+    }
     only = arguments.only and arguments.only.split(",")
-    names = [name for name in sorted(found) if not only or name in only]
-    names = [name for name in names if bytes_of(found[name][0][1].task) <= 1e9 * arguments.most_gb]
+    names = [name for name in sorted(begins) if not only or name in only]
+    names = [name for name in names if bytes_of(begins[name][0].task) <= 1e9 * arguments.most_gb]
     random.Random(arguments.seed).shuffle(names)
     for name in names[: arguments.limit]:
-        first, *others = [begin for _, begin in sorted(found[name], key=lambda each: each[0])]
-        yield first._replace(others=tuple(each.code for each in others))
+        for place, first in enumerate(begins[name][:wanted]):
+            others = begins[name][wanted:][place::wanted]
+            yield first._replace(others=tuple(each.code for each in others))
 
 
 def first_correct(begin: Begin, known: dict[str, dict[str, Any]]) -> Begin:
@@ -553,8 +560,11 @@ def report(arguments: argparse.Namespace) -> int:
         judged = [each for each, whole in zip(members, done, strict=True) if whole and each.start]
         results = [result_of(each, fresh) for each in judged]
         told[name] = summary_of(results, judged) | {"compiled": compiled(judged, known)}
+        told[name]["gain"] = mean_of([(each["task_id"], each["gain"]) for each in results])
+        used = [(each["task_id"], each["gain"] if each["improved"] else 1.0) for each in results]
+        told[name]["used_gain"] = mean_of(used)
     if set(methods) == set(METHODS):
-        told["against_random"] = compared(told)._asdict()
+        told["against_random"] = compared(told)
     (Path(arguments.out) / "report.json").write_text(json.dumps(told, indent=1))
     print("\n".join(lines_of(told, methods)))
     return 0 if all(done) else UNFINISHED
@@ -579,24 +589,39 @@ def finished(population: Population, known: dict[str, dict[str, Any]]) -> bool:
     )
 
 
-def compared(told: dict[str, Any]) -> Interval:
-    """Gain of evolution / gain of random search, over the tasks where both are confirmed."""
-    gains = [{row["task_id"]: row["gain"] for row in told[name]["results"]} for name in METHODS]
-    both = [key for key, gain in gains[0].items() if gain and gains[1].get(key)]
-    return mean_gain([gains[0][key] / gains[1][key] for key in both])
+def mean_of(gains: list[tuple[str, float | None]]) -> dict[str, float]:
+    """The geometric mean over tasks of the geometric means of their candidates' gains; those that
+    are None are left out."""
+    by_task: dict[str, list[float]] = {}
+    for task_id, gain in gains:
+        if gain:
+            by_task.setdefault(task_id, []).append(gain)
+    return mean_gain(list(map(geometric_mean, by_task.values())))._asdict()
+
+
+def compared(told: dict[str, Any]) -> dict[str, float]:
+    """Gain of evolution / gain of random search, over the candidates where both are confirmed."""
+    first, second = (told[name]["results"] for name in METHODS)
+    return mean_of(
+        [
+            (one["task_id"], one["gain"] and other["gain"] and one["gain"] / other["gain"])
+            for one, other in zip(first, second, strict=True)
+        ]
+    )
 
 
 def compiled(members: list[Population], known: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Speed of the winners against their task under torch.compile, in the windows of the fresh
     measurements; the geometric mean of a winner's rounds."""
-    speedups = []
+    speedups = list[tuple[str, float | None]]()
     for each in members:
         pair, rounds = pair_of(each), range(each.config.rounds)
         rows = [known[again_id(pair[1].candidate_id, n)] for n in rounds] if pair else []
         if rows and all(row["compiled"] for row in rows):
-            speedups.append(geometric_mean(row["compiled"] for row in rows))
-    faster = sum(speedup > 1 for speedup in speedups)
-    return {"winners": len(speedups), "faster": faster, **mean_gain(speedups)._asdict()}
+            mean = geometric_mean(row["compiled"] for row in rows)
+            speedups.append((each.task.task_id, mean))
+    faster = sum(speedup > 1 for _, speedup in speedups if speedup)
+    return {"winners": len(speedups), "faster": faster, **mean_of(speedups)}
 
 
 def lines_of(told: dict[str, Any], methods: list[str]) -> Iterator[str]:
@@ -608,10 +633,12 @@ def lines_of(told: dict[str, Any], methods: list[str]) -> Iterator[str]:
     def against(one: dict[str, Any]) -> str:
         return f"{form(one)}, {one['faster']} of {one['winners']} faster" if one["winners"] else ""
 
-    yield f"Device: {', '.join(told['device'])}; {told['finished']} of {told['begun']} tasks done\n"
+    done = f"{told['finished']} of {told['begun']} candidates done"
+    yield f"Device: {', '.join(told['device'])}; {done}\n"
     yield "| | " + " | ".join(methods) + " |\n| --- |" + " ---: |" * len(methods)
     rows: dict[str, Callable[[dict[str, Any]], object]] = {
-        "tasks whose start is correct": lambda one: one["tasks"],
+        "candidates whose start is correct": lambda one: one["tasks"],
+        "their tasks": lambda one: len({each["task_id"] for each in one["results"]}),
         "confirmed gain, geometric mean (95 %)": lambda one: form(one["gain"]),
         "the same, winners that are not confirmed as 1": lambda one: form(one["used_gain"]),
         "improved with 95 % confidence": lambda one: one["improved"],

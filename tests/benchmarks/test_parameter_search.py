@@ -30,7 +30,7 @@ from tests.support.searched import verdict
 ARGUMENTS = {
     **{"language": "cpp", "limit": 2, "evaluations": 6, "max_s": 0.1, "seed": 0},
     **{"builders": 1, "compile": False, "operators": "parameters", "methods": "evolution,random"},
-    **{"only": None, "rounds": 3, "part": 0, "gpus": 1, "lanes": 1, "most_gb": 16.0},
+    **{"only": None, "rounds": 3, "part": 0, "gpus": 1, "lanes": 1, "most_gb": 16.0, "per_task": 1},
 }
 
 
@@ -141,7 +141,7 @@ def test_tables_hold_only_finished_tasks_and_another_process_goes_on(work, tmp_p
         rest.run(begins)
     assert len(asked[:8] + asked[9:]) == len(set(asked[:8] + asked[9:]))
     assert report(Namespace(**ARGUMENTS, out=str(tmp_path))) == 0
-    assert "2 of 2 tasks done" in capsys.readouterr().out
+    assert "2 of 2 candidates done" in capsys.readouterr().out
 
 
 def test_verdicts_that_take_minutes_come_last(work, monkeypatch):
@@ -200,6 +200,22 @@ def test_the_next_candidate_of_a_task_takes_the_place_of_one_that_is_not_correct
         known[code_key(task, code)] = row
         assert first_correct(begin, known).code == next_one
     assert first_correct(begin._replace(others=("b",)), known).code == "a"  # none is correct
+
+
+def test_more_candidates_a_task_share_those_that_take_their_places_and_weigh_as_one_task(
+    monkeypatch,
+):
+    task = KernelTask(task_id="a", name="a", code="x = 1")
+    texts = ["1", "2", "2", "3", "4", "5"]
+    monkeypatch.setattr(benchmark, "recorded", lambda *_: [(task, text) for text in texts])
+    monkeypatch.setattr(benchmark, "parse_response", lambda text: Namespace(code=text))
+    monkeypatch.setattr(
+        benchmark, "parameters_of", lambda *_: [Namespace(name="BLOCK", values=(1, 2))]
+    )
+    begins = begins_of(Namespace(**ARGUMENTS | {"per_task": 2}))
+    assert [(each.code, each.others) for each in begins] == [("1", ("3", "5")), ("2", ("4",))]
+    mean = benchmark.mean_of([("a", 4.0), ("a", 1.0), ("b", 2.0), ("b", None), ("c", 2.0)])
+    assert mean == pytest.approx({"value": 2.0, "lower": 2.0, "upper": 2.0})
 
 
 def test_two_processes_share_the_tasks_and_repeat_nothing(work, tmp_path):

@@ -109,7 +109,8 @@ class _Reader:
         match node:
             case ast.Import(names=names):
                 for alias in names:
-                    self._module(alias.name, node)
+                    if alias.name not in self.harmless:
+                        self._module(alias.name, node)
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 self._import_from(module, names, node)
             case ast.Attribute():
@@ -136,7 +137,7 @@ class _Reader:
         root = name.split(".")[0]
         if root == "kernels_eval":
             self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
-        elif {name, root} & FORBIDDEN_MODULES and name not in self.harmless:
+        elif {name, root} & FORBIDDEN_MODULES:
             self._reject(Reason.FORBIDDEN_CALL, node, f"imports {name}")
         elif root in FLAGGED_MODULES:
             self.flags.add(f"imports:{root}")

@@ -56,8 +56,14 @@ NO_OPERATOR = re.compile(
     r"|philox)_?|.*[A-Z])"
 )
 """What at::cuda and at::native hold besides operators."""
-UNTRACED = "at::enableRecordFunction"
-"""A library that uses this keeps calls of the dispatcher from being recorded."""
+UNTRACED = (
+    *("at::enableRecordFunction", "at::get_record_function_tls_", "at::set_record_function_tls_"),
+    *("at::clearCallbacks", "at::clearGlobalCallbacks", "at::clearThreadLocalCallbacks"),
+    *("at::removeCallback", "at::disableCallback"),
+    *("torch::profiler::impl::disableExecutionTraceObserver",),
+    *("torch::profiler::impl::removeExecutionTraceObserver",),
+)
+"""A library that uses one of these can keep calls of the dispatcher from being recorded."""
 RESOLVES_NAMES = (
     *("dlopen", "dlsym", "dlvsym", "dlmopen", "dlinfo", "dl_iterate_phdr", "_dl_find_object"),
     *("_r_debug", "at::DynamicLibrary"),
@@ -92,11 +98,12 @@ def library_work(paths: Iterable[str]) -> tuple[set[str], set[str]]:
         except (OSError, Unreadable):
             flags.add("symbols_unreadable")
             continue
-        work.update(chain.from_iterable(_named(name, UNTRACED in symbols) for name in symbols))
+        untraced = not symbols.isdisjoint(UNTRACED)
+        work.update(chain.from_iterable(_named(name, untraced) for name in symbols))
         if symbols.intersection(FINDS_OPERATORS):
             named = {match[1].decode() for match in OPERATOR_NAME.finditer(data)}
             work.update(f"aten.{name}" for name in named - NO_COMPUTE)
-        hiding = (UNTRACED, *RESOLVES_NAMES, *FINDS_OPERATORS)
+        hiding = (*UNTRACED, *RESOLVES_NAMES, *FINDS_OPERATORS)
         flags.update(f"links:{name}" for name in hiding if name in symbols)
     return work, flags
 

@@ -135,15 +135,17 @@ def _recorded(nodes: list[Answer]) -> Iterator[None]:
 
 
 def _outermost(nodes: list[Answer]) -> set[str]:
-    """The compute operators among recorded calls that no other of them called."""
+    """The compute operators among recorded calls that no other of them called. A mere label, which
+    has no schema, hides nothing."""
     above = {node["id"]: node["ctrl_deps"] for node in nodes}
     computing = {node["id"]: node["name"] for node in nodes if _computes(node)}
+    hiding = {node["id"] for node in nodes if any(map(_is_schema, node["attrs"]))}
     inner = set()
     for node in computing:
         at, path = above[node], {node}
         while at in above and at not in path:  # a forged trace may go in circles
             path.add(at)
-            if at in computing:
+            if at in computing and at in hiding:
                 inner.add(node)
                 break
             at = above[at]

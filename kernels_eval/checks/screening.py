@@ -53,6 +53,8 @@ LEADING_OUT = frozenset(
     "tb_frame gi_frame cr_frame ag_frame __closure__ cell_contents __globals__".split()
 )
 """Attributes of tracebacks, generators and functions that lead to the verifier's own code."""
+UNRECORDED = frozenset("redispatch _op_dk _get_operation_overload _enable_record_function".split())
+"""Attributes by which an operator of torch is called without a record of it."""
 IMPORTS = ("__import__", "import_module", "importlib.import_module")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
@@ -155,7 +157,7 @@ class _Reader:
         through = path.startswith("torch.") or "ctypeslib" in path.split(".")
         if through and node.attr in REACHED_MODULES:
             self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
-        elif node.attr in LEADING_OUT:
+        elif node.attr in LEADING_OUT | UNRECORDED:
             self._reject(Reason.FORBIDDEN_CALL, node, f"reads {node.attr}")
 
     def _call(self, node: ast.Call) -> None:
@@ -164,7 +166,7 @@ class _Reader:
             case [ast.Constant(value=str(imported)), *_] if name in IMPORTS:
                 self._module(imported, node)
             case [_, ast.Constant(value=str(read)), *_] if name == "getattr":
-                if read in LEADING_OUT:
+                if read in LEADING_OUT | UNRECORDED:
                     self._reject(Reason.FORBIDDEN_CALL, node, f"reads {read}")
         if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
             self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
@@ -308,6 +310,8 @@ TYPE = re.compile(r"\b(?:struct|class|using|typename)\s++(\w++)")
 VARIABLE = re.compile(r"(?:\b(\w++)[\s&*]++|>[\s&*]*+)(?:\(\s*+\*\s*+)?(\w++)\s*+[,;={)]")
 MOST_FLAGS = 64
 NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
+OWN_OF_TORCH = re.compile(r"\bTORCH_LIBRARY\w*\s*\(\s*(?:aten|prims?)\b")
+"""Registers operators among torch's own, or other code for one of these."""
 INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
 
 
@@ -339,6 +343,10 @@ def screen_native(text: str) -> Screening:
             line = text.count("\n", 0, match.start()) + 1
             detail = f"native source, line {line}: calls {name}"
             return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
+    if tampering := OWN_OF_TORCH.search(code):
+        line = text.count("\n", 0, tampering.start()) + 1
+        detail = f"native source, line {line}: registers operators in a namespace of torch"
+        return replace(found, reason=Reason.HARNESS_TAMPERING, detail=detail)
     return found
 
 

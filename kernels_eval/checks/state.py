@@ -41,6 +41,8 @@ _ORIGINAL = {
     for home, (owner, names) in _WATCHED.items()
     for name in names.split()
 }
+OWN_OF_TORCH = ("aten.", "prim.", "prims.")
+"""How names of torch's own operators begin."""
 _PRIMS = {name.rpartition("/")[0] for name in torch.library._impls if name.startswith("prims/")}
 _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize

@@ -336,7 +336,9 @@ class CandidateRole(ModelRunner):
 
     def do_state(self) -> Message:
         """Settings that are no longer what they were before the candidate was loaded."""
-        return {"changed": state.changes(self.state, state.snapshot(self.device))}
+        changed = state.changes(self.state, state.snapshot(self.device))
+        added = {name for name in self.tracer.own_operators if name.startswith(state.OWN_OF_TORCH)}
+        return {"changed": changed | ({"operators": ", ".join(sorted(added))} if added else {})}
 
     def do_operators(self, inputs: Handed, again: bool = False) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far.

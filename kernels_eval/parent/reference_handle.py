@@ -193,10 +193,14 @@ class ReferenceProcess:
         self.oracle = min(seen.oracle for seen in known.values())  # float32 where any of them is
 
     def _varied(self) -> list[Trial]:
-        """Other distributions, reused storage, and the inputs of "declared" under other weights: an
-        answer that ignores the new weights is then recognised."""
+        """Other distributions, reused storage, and the inputs of "declared" with a few elements
+        changed, and under other weights: an answer that is kept for what looks like them, or that
+        ignores the new weights, is then recognised."""
         names = self.config.correctness.distributions if self.loaded.plan.varies else ()
         trials = [Trial(name, distribution=name) for name in names if name != DECLARED]
+        for trial in trials:
+            if trial.name == "impulse":
+                trial.seed = self.trials[0].seed
         if "large" in names:
             trials.append(Trial("small", distribution="small"))
         trials.append(Trial("in_place", in_place=True))

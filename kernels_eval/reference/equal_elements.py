@@ -23,10 +23,11 @@ ANY_ORDER = frozenset("topk sort argsort msort median nanmedian kthvalue mode".s
 
 class ChosenAs(TorchDispatchMode):
     """Operators that are called under it choose as these outputs of a candidate do, those that are
-    integers and as many."""
+    integers and as many. `free` says whether one that may choose was called."""
 
-    def __init__(self, outputs: Sequence[Tensor]) -> None:
+    def __init__(self, outputs: Sequence[Tensor] = ()) -> None:
         TorchDispatchMode.__init__(self)
+        self.free = False
         self.outputs = [x for x in outputs if x.dtype in (torch.int32, torch.int64)]
 
     def __torch_dispatch__(
@@ -36,6 +37,7 @@ class ChosenAs(TorchDispatchMode):
         result = function(*args, **kwargs)
         if operator_name(function) not in ANY_ORDER or kwargs.get("stable"):
             return result
+        self.free = True
         with suppress(RuntimeError, IndexError, TypeError, ValueError):
             values, own = result
             names = (argument.name for argument in function._schema.arguments)

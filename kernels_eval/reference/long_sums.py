@@ -50,8 +50,9 @@ class LongSums(TorchDispatchMode):
     RMS error of adding up the terms of one operator's outputs in order.
 
     With a generator, each result is moved by as much as that, or by so many units in its last
-    place (RMS), evenly spread so that two moves seldom cancel, and so are the terms of sums by
-    these units: what comes out is what other code of the same formula could give.
+    place (RMS; half as many in a 16-bit type), evenly spread so that two moves seldom cancel, and
+    so are the terms of sums by these units: what comes out is what other code of the same formula
+    could give.
     """
 
     def __init__(self, moving: torch.Generator | None = None, units: int = 0) -> None:
@@ -82,7 +83,9 @@ class LongSums(TorchDispatchMode):
         eps = torch.finfo(x.dtype).eps
         if bool(((x == x.round()) & (x.abs() < 1 / eps)).all()):
             return x  # whole numbers are exact
-        most = math.sqrt(3) * max(self.units * eps, error)
+        # kernels of a smaller type compute in fp32: more would hide the rounding to FP8
+        units = self.units if x.element_size() > 2 else self.units / 2
+        most = math.sqrt(3) * max(units * eps, error)
         wide = torch.promote_types(x.dtype, torch.float32)
         drawn = torch.rand(x.shape, generator=self.moving, device=x.device, dtype=wide)
         moved = x * (1 + most * (2 * drawn - 1)).to(x.dtype)

@@ -225,3 +225,37 @@ def test_what_no_rounding_explains_is_wrong(tmp_path, source, forward):
     made = serving(tmp_path, task_source(source, inputs=inputs))
     made.do_expect("declared", 1, "declared", None, "declared", False, None)
     assert judged(made, 7, "sparse" if "sort" in source else "mixed", forward) is not Reason.OK
+
+
+@pytest.mark.parametrize("distribution", ["normal", "mixed"])
+def test_a_sort_that_is_asked_to_be_stable_is_seen_with_equal_elements(tmp_path, distribution):
+    made = serving(
+        tmp_path, task_source("return x.sort(stable=True)", inputs="[torch.randn(64, 64)]")
+    )
+    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+
+    def last_first(x):
+        values, places = x.flip(1).sort(stable=True)
+        return values, 63 - places
+
+    assert judged(made, 7, distribution, lambda x: x.sort(stable=True)) is Reason.OK
+    assert judged(made, 7, distribution, last_first) is not Reason.OK
+
+
+def test_the_largest_product_of_what_was_rounded_to_fp8_is_wrong_in_bf16(tmp_path):
+    inputs = "[torch.randn(256, 64).bfloat16()]"
+    made = serving(tmp_path, task_source("return (x @ x[:128].t()).argmax(1)", inputs=inputs))
+    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+
+    def largest(x):
+        return (x @ x[:128].t()).bfloat16().argmax(1)
+
+    exact, rounded = (
+        [
+            judged(made, seed, name, lambda x, dtype=dtype: largest(x.to(dtype).float()))
+            for seed in range(3)
+            for name in ("declared", "normal", "mixed")
+        ]
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn)
+    )
+    assert set(exact) == {Reason.OK} and set(rounded) != {Reason.OK}

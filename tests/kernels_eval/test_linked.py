@@ -26,6 +26,7 @@ namespace torch::jit::tensorexpr {{ void nnc_aten_mm(int); }}
 namespace c10 {{ struct Dispatcher {{ static void findSchemaOrThrow(const char*); }}; }}
 namespace at {{
 void enableRecordFunction(bool);
+void clearCallbacks();
 namespace cpu {{ void mm(); void empty(); }}
 namespace native {{ void softmax(int); void getThing();
 struct structured_mm_out_cpu {{ static void impl(); }};

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.checks.screening import screen_native
+from kernels_eval.checks.state import snapshot
+from kernels_eval.child.candidate import CandidateRole
+from kernels_eval.child.kernel_tracer import KernelTracer
 
 SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").read_text())["native"]
 
@@ -25,6 +28,25 @@ def test_what_no_kernel_needs_is_rejected_with_its_line(name, source):
         if name in text and "#include" not in text
     )
     assert found.detail == f"native source, line {line}: calls {name}"
+
+
+@pytest.mark.parametrize(
+    "name", ["TORCH_LIBRARY_IMPL(aten, CPU, m)", "TORCH_LIBRARY_FRAGMENT( aten, m)"]
+)
+def test_operators_are_not_registered_among_those_of_torch(name):
+    found = screen_native(f"{name} {{}}")
+    assert found.reason == "harness_tampering" and found.detail.startswith("native source, line 1")
+    assert screen_native(f"// {name}\nTORCH_LIBRARY(aten_like, m) {{}}").reason is None
+
+
+def test_an_operator_that_was_registered_among_those_of_torch_behind_a_macro_is_seen():
+    role = CandidateRole(None)
+    role.tracer = KernelTracer(False)
+    role.state = snapshot("cpu")
+    role.tracer.own_operators = {"own.product"}
+    assert role.do_state() == {"changed": {}}
+    role.tracer.own_operators.add("aten.product")
+    assert role.do_state() == {"changed": {"operators": "aten.product"}}
 
 
 @pytest.mark.parametrize("source", SOURCES["honest"])

@@ -74,8 +74,11 @@ OWN = (*OWN_FLOATS, "sequential_rms")
 """Errors of the reference itself, which gates allow for."""
 FEW, FEW_SHARE = 4, 1e-3
 """Elements, and the share of all, that may be off because they hang on a step."""
-MOVES, STEP_UNITS = 24, 4
-"""How often operators round otherwise, by how many units, in a look for what is beside a step."""
+MOVES, STEP_UNITS = 36, (4, 4, 1)
+"""How often operators round otherwise, by how many units in turn, in a look for what is beside a
+step: several steps that one value takes seldom agree where it is moved far."""
+UNMOVED = 2
+"""Before that, runs that take the first and the last of equal elements."""
 DRAWS, DRAW_UNITS = 4, 2
 """The same in a look for how far apart outputs are; gates allow for a multiple of that."""
 FEW_OUTPUTS = 64
@@ -141,7 +144,8 @@ class Reference(TaskRunner):
         again = self.inputs(seed)
         operators = reference_operators(lambda: self.forward(again))
         whole = any(not x.is_floating_point() and x.dtype != torch.bool for x in leaves)
-        if whole and any(name.rpartition(".")[2] in ANY_ORDER for name in operators):
+        chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
+        if chooses and (whole or self._choice_matters(seed)):
             self.plan = self.plan.model_copy(update={"distinct": True})
         self.model = self.build()
         parameters = parameters_of(self.model)
@@ -166,6 +170,14 @@ class Reference(TaskRunner):
             peak_bytes_per_s=peak_bandwidth(gpu),
             cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
         )
+
+    def _choice_matters(self, seed: int) -> bool:
+        """Do the outputs depend on which of equal elements the model chooses?"""
+        found = []
+        for last in (False, True):
+            with suppress(*REFUSALS), ChosenAs(last=last):
+                found.append(self.outputs(self.inputs(seed, "small_integers")))
+        return len(found) == 2 and not all_close(found[0], found[1], 1e-3)
 
     # -- expected values ---------------------------------------------------------------------------
 
@@ -541,15 +553,21 @@ class Reference(TaskRunner):
         few, trial, begun = False, known.trial, self.work_stamp()
         with self._model_for(trial):
             inputs = self.inputs(trial.seed, trial.distribution, trial.shape)
-            for move in range(MOVES + 2):
+            for move in range(-UNMOVED, MOVES + 1):
                 few = few or all(map(_few, off, map(unlike, known.expected, near)))
                 left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
                 if not any(map(torch.any, left)) or self.work_s(begun) > ORACLE_MAX_S:
                     break
-                if move > 1 and not few:
+                if move >= DRAWS and not few:
                     return actual
+                units = STEP_UNITS[move % 3] if move >= 0 else 0
                 with suppress(*REFUSALS):
-                    near = self._moved_outputs(inputs, move, STEP_UNITS if move else 0, actual)
+                    near = self._moved_outputs(inputs, move, units, actual)
+        if trial.hard:  # they look for no rounding: an integer that it moves is no finding
+            left = [
+                mask & (least_step(x) > 0 or int(mask.sum()) > FEW_SHARE * mask.numel())
+                for mask, x in zip(left, actual, strict=True)
+            ]
         return [
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)
@@ -561,8 +579,9 @@ class Reference(TaskRunner):
         """What other code of the same formula could give, which rounds otherwise by some units and
         takes of equal elements those that these outputs name."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        with ChosenAs(like), LongSums(generator, units) if units else nullcontext():
-            return self.outputs(_copied(inputs))
+        copied, choosing = _copied(inputs), ChosenAs(like, last=seed == -1)  # as they are
+        with choosing, LongSums(generator, units) if units else nullcontext():
+            return self.outputs(copied)
 
 
 def _few(off: Tensor, own: Tensor) -> bool:

@@ -217,7 +217,7 @@ def _shrunk(
 ) -> list[tuple[int, int, int]]:
     """Draw smaller sizes for (argument, dimension, place from the last, size). The last dimensions
     leave this tail, the others one of 1: so does what lies flat in memory."""
-    keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 3]
+    keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 4]
     ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
     drawn = {
         key: drawn_size(key[0], tail if key in ends else 1, random)

@@ -23,12 +23,12 @@ ANY_ORDER = frozenset("topk sort argsort msort median nanmedian kthvalue mode".s
 
 class ChosenAs(TorchDispatchMode):
     """Operators that are called under it choose as these outputs of a candidate do, those that are
-    integers and as many. `free` says whether one that may choose was called."""
+    integers and as many; else the first of equal elements, or with `last` the last."""
 
-    def __init__(self, outputs: Sequence[Tensor] = ()) -> None:
+    def __init__(self, outputs: Sequence[Tensor] = (), *, last: bool = False) -> None:
         TorchDispatchMode.__init__(self)
-        self.free = False
         self.outputs = [x for x in outputs if x.dtype in (torch.int32, torch.int64)]
+        self.last = last
 
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
@@ -37,16 +37,29 @@ class ChosenAs(TorchDispatchMode):
         result = function(*args, **kwargs)
         if operator_name(function) not in ANY_ORDER or kwargs.get("stable"):
             return result
-        self.free = True
         with suppress(RuntimeError, IndexError, TypeError, ValueError):
             values, own = result
             names = (argument.name for argument in function._schema.arguments)
             dim = (dict(zip(names, args, strict=False)) | kwargs).get("dim", -1)
+            own = chosen(args[0], dim, values, own, in_order(args[0], dim, values, last=self.last))
             for places in self.outputs:
                 if places.numel() == own.numel():
                     own = chosen(args[0], dim, values, own, places.reshape(own.shape).long())
             return values, own
         return result
+
+
+def in_order(x: Tensor, dim: int, values: Tensor, *, last: bool) -> Tensor:
+    """Places along `dim` of x that hold these values, of equal ones the first or the last."""
+    kept = values.dim() == x.dim()
+    wanted = (values if kept else values.unsqueeze(dim)).movedim(dim, -1).contiguous()
+    rising, order = (x.flip(dim) if last else x).movedim(dim, -1).contiguous().sort(stable=True)
+    at = torch.arange(wanted.shape[-1], device=x.device)
+    differs = torch.nn.functional.pad(wanted[..., 1:] != wanted[..., :-1], (1, 0))
+    at = at - (at * differs).cummax(-1).values + torch.searchsorted(rising, wanted)
+    places = order.gather(-1, at.clamp(max=x.shape[dim] - 1)).movedim(-1, dim)
+    places = x.shape[dim] - 1 - places if last else places
+    return places if kept else places.squeeze(dim)
 
 
 def chosen(x: Tensor, dim: int, values: Tensor, own: Tensor, places: Tensor) -> Tensor:

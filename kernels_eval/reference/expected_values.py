@@ -74,8 +74,13 @@ OWN = (*OWN_FLOATS, "sequential_rms")
 """Errors of the reference itself, which gates allow for."""
 FEW, FEW_SHARE = 4, 1e-3
 """Elements, and the share of all, that may be off because they hang on a step."""
-MOVES, STEP_UNITS = 24, 4
-"""How often operators round otherwise, by how many units, in a look for what is beside a step."""
+MOVES, STEP_UNITS = 36, (4, 4, 1)
+"""How often operators round otherwise, by how many units in turn, in a look for what is beside a
+step: several steps that one value takes seldom agree where it is moved far."""
+MOST_OFF = 0.25
+"""Where more of the numbers of an output are off, it is not asked whether they hang on steps."""
+UNMOVED = 2
+"""Before that, runs that take the first and the last of equal elements."""
 DRAWS, DRAW_UNITS = 4, 2
 """The same in a look for how far apart outputs are; gates allow for a multiple of that."""
 FEW_OUTPUTS = 64
@@ -140,9 +145,8 @@ class Reference(TaskRunner):
         require_tensors(leaves)
         again = self.inputs(seed)
         operators = reference_operators(lambda: self.forward(again))
-        whole = any(not x.is_floating_point() and x.dtype != torch.bool for x in leaves)
         chooses = any(name.rpartition(".")[2] in ANY_ORDER for name in operators)
-        if whole and chooses and self._may_choose(seed):
+        if chooses and self._choice_matters(seed):
             self.plan = self.plan.model_copy(update={"distinct": True})
         self.model = self.build()
         parameters = parameters_of(self.model)
@@ -168,14 +172,14 @@ class Reference(TaskRunner):
             cache_bytes=gpu.L2_cache_size if gpu else 64 << 20,
         )
 
-    def _may_choose(self, seed: int) -> bool:
-        """May one of the task's operators return any one of equal elements? None may where each is
-        asked for a stable sort: its order of equal elements is then to be seen."""
-        chooser = ChosenAs()
-        with suppress(*REFUSALS), chooser:
-            self.outputs(self.inputs(seed))
-            return chooser.free
-        return True
+    def _choice_matters(self, seed: int) -> bool:
+        """Do the outputs depend on which of equal elements the model's operators choose, as far as
+        can be told? They do not where each is asked for a stable sort."""
+        found = []
+        for last in (False, True):
+            with suppress(*REFUSALS), ChosenAs(last=last):
+                found.append(self.outputs(self.inputs(seed, "small_integers")))
+        return len(found) < 2 or not all_close(found[0], found[1], 1e-3)
 
     # -- expected values ---------------------------------------------------------------------------
 
@@ -529,7 +533,11 @@ class Reference(TaskRunner):
 
     def _compared(self, actual: list[Tensor], known: Known) -> Comparison:
         """Errors of outputs. Where a few elements hang on a step (floor, round, argmax), what the
-        reference gives beside it is right, too."""
+        reference gives beside it is right, too. On hard inputs, most of an output's integers may do
+        so: numbers alone are judged there."""
+        if known.trial.hard:
+            pairs = zip(actual, known.expected, strict=True)
+            actual = [x if least_step(x) else y for x, y in pairs]
         found = list(map(measure, actual, known.oracle, known.expected))
         off = any(error.max > least_step(x) for error, x in zip(found, actual, strict=True))
         if off and max(x.numel() for x in actual) <= ENOUGH_ELEMENTS:
@@ -548,18 +556,22 @@ class Reference(TaskRunner):
         otherwise. Only where few are off, or not many more than of the reference's own."""
         near = [y.to(x.dtype) for x, y in zip(known.expected, known.oracle, strict=True)]
         off = left = list(map(unlike, actual, known.expected))
+        numbers = [mask for mask, x in zip(off, actual, strict=True) if least_step(x)]
+        if any(int(mask.sum()) > MOST_OFF * mask.numel() for mask in numbers):
+            return actual
         few, trial, begun = False, known.trial, self.work_stamp()
         with self._model_for(trial):
             inputs = self.inputs(trial.seed, trial.distribution, trial.shape)
-            for move in range(MOVES + 2):
+            for move in range(-UNMOVED, MOVES + 1):
                 few = few or all(map(_few, off, map(unlike, known.expected, near)))
                 left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
                 if not any(map(torch.any, left)) or self.work_s(begun) > ORACLE_MAX_S:
                     break
-                if move > 1 and not few:
+                if move >= DRAWS and not few:
                     return actual
+                units = STEP_UNITS[move % 3] if move >= 0 else 0
                 with suppress(*REFUSALS):
-                    near = self._moved_outputs(inputs, move, STEP_UNITS if move else 0, actual)
+                    near = self._moved_outputs(inputs, move, units, actual)
         return [
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)
@@ -571,8 +583,9 @@ class Reference(TaskRunner):
         """What other code of the same formula could give, which rounds otherwise by some units and
         takes of equal elements those that these outputs name."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        with ChosenAs(like), LongSums(generator, units) if units else nullcontext():
-            return self.outputs(_copied(inputs))
+        copied, choosing = _copied(inputs), ChosenAs(like, last=seed == -1)  # as they are
+        with choosing, LongSums(generator, units) if units else nullcontext():
+            return self.outputs(copied)
 
 
 def _few(off: Tensor, own: Tensor) -> bool:

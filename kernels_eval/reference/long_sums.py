@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_map_only
 
 from kernels_eval.checks.measurement import least_mark
 from kernels_eval.checks.operators import Named
-from kernels_eval.reference.operator_costs import NORMALISATIONS, Values, operator_name
+from kernels_eval.reference.operator_costs import MOVES, NORMALISATIONS, Values, operator_name
 
 LONG, MOST_TERMS = 128, 1 << 24
 """Shorter sums err by less than any gate; of longer ones so many terms are added."""
@@ -41,6 +41,12 @@ LOSSES |= {"binary_cross_entropy": 3, "nll_loss_forward": 3, "binary_cross_entro
 """Operators that sum a loss over elements, and which argument says how."""
 UNREDUCED = 0
 ADDING = NORMALISATIONS | PRODUCTS.keys() | SUMS | SQUARES | EXPONENTIALS | LOSSES.keys()
+EXACT = (MOVES - {"_to_copy"}) | set(
+    """amax amin max min aminmax maximum minimum fmax fmin cummax cummin topk sort msort median
+    nanmedian kthvalue mode clamp clamp_min clamp_max relu abs neg max_pool2d_with_indices
+    max_pool3d_with_indices adaptive_max_pool2d""".split()
+)
+"""Operators that round nothing: what other code chooses of the same values is the same."""
 ADDING |= set("convolution _cdist_forward _euclidean_dist".split())
 """Operators whose terms may cancel: other code is then off by a share of these, not of the sum."""
 
@@ -68,8 +74,9 @@ class LongSums(TorchDispatchMode):
             if terms is not None and terms.shape[-1] >= LONG and terms.is_floating_point():
                 error = sequential_error(terms[:, :MOST_TERMS])
                 self.error = max(self.error, error)
-        # views, and what is written in place, are moved where they are made
-        if self.moving is None or any(each.alias_info for each in function._schema.returns):
+        # views, and what is written in place or only chosen, are moved where they are made
+        made = name not in EXACT and not any(x.alias_info for x in function._schema.returns)
+        if self.moving is None or not made:
             return function(*args, **(kwargs or {}))
         if name in ADDING:
             args = tree_map_only(Tensor, partial(self._moved, error=0.0), args)

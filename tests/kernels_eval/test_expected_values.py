@@ -140,7 +140,38 @@ def routed(x):
     return weights / in_order(weights), places
 
 
+def nucleus(x, share=0.9):
+    powers, places = sorted_stably(softmax(x.float()))
+    kept = torch.zeros(x.shape).scatter(1, places, (powers.cumsum(1) - powers <= share).float())
+    return softmax(x.float().masked_fill(kept == 0, -torch.inf))
+
+
+def gated(x, count=8):
+    values, places = sorted_stably(x, count)
+    return torch.zeros_like(x).scatter(1, places, softmax(values.float()).to(x.dtype))
+
+
+def asymmetric(x):
+    low, high = x.amin(1, True), x.amax(1, True)
+    inverse = 1 / ((high - low) * (1 / 255)).clamp(min=1e-8)
+    zero = (-low * inverse).round()
+    return ((x * inverse).round() + zero).clamp(0, 255).to(torch.uint8), zero.int()
+
+
+NUCLEUS = """\
+p, i = torch.softmax(x.float(), 1).sort(1, descending=True)
+left = torch.zeros_like(p, dtype=torch.bool).scatter(1, i, p.cumsum(1) - p > 0.9)
+return torch.softmax(x.float().masked_fill(left, -torch.inf), 1)"""
+GATED = "v, i = x.topk(8)\nreturn torch.zeros_like(x).scatter(1, i, torch.softmax(v, 1))"
+ASYMMETRIC = """\
+low, high = x.amin(1, True), x.amax(1, True)
+scale = ((high - low) / 255).clamp(min=1e-8)
+zero = (-low / scale).round()
+return ((x / scale).round() + zero).clamp(0, 255).to(torch.uint8), zero.int()"""
 STEPS = {
+    "nucleus": (NUCLEUS, nucleus),
+    "gated": (GATED, gated),
+    "asymmetric": (ASYMMETRIC, asymmetric),
     "truncation": (
         "return (torch.softmax(x, 1) * 1e5).long()",
         lambda x: (softmax(x) * 1e5).long(),
@@ -167,17 +198,19 @@ STEPS = {
 
 def judged(made, seed, distribution, forward):
     """What a kernel's outputs are on these inputs; None where they are not tried."""
-    seen = made.do_expect("trial", seed, distribution, None, "declared", False, None)
+    name = "trial" if distribution == "declared" else distribution
+    seen = made.do_expect(name, seed, distribution, None, "declared", False, None)
     if not (seen.finite and seen.deterministic):
         return None
     outputs = forward(made.inputs(seed, distribution, "declared")[0])
-    found = made._measured("trial", list(outputs) if isinstance(outputs, tuple) else [outputs])
+    found = made._measured(name, list(outputs) if isinstance(outputs, tuple) else [outputs])
     return judge(found, "fp32", CorrectnessConfig())
 
 
 @pytest.mark.parametrize(
     "name, dtype",
-    [(name, "float32") for name in STEPS] + [(name, "bfloat16") for name in ("sort", "router")],
+    [(name, "float32") for name in STEPS]
+    + [(name, "bfloat16") for name in ("sort", "router", "gated")],
 )
 def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dtype):
     """Softmax by exp2, sums in order, a sort that is stable: all of them honest."""
@@ -190,6 +223,21 @@ def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dt
     ):
         reason = judged(made, seed, distribution, forward)
         assert reason in (None, Reason.OK), (seed, distribution)
+
+
+def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
+    made = serving(tmp_path, task_source(STEPS["topk"][0], inputs="[torch.randn(64, 64)]"))
+    for name, distribution in (("declared", "declared"), ("large", "normal_x100")):
+        made.do_expect(name, 1, distribution, None, "declared", False, None)
+    x = made.inputs(1, "normal_x100", "declared")[0]
+
+    def reason(powers):
+        values, places = sorted_stably(powers / powers.sum(1, keepdim=True), 8)
+        found = made._measured("large", [values, places.roll(1, 1)])
+        return judge(found, "fp32", CorrectnessConfig())
+
+    assert reason((x - x.amax(1, keepdim=True)).exp()) is Reason.OK
+    assert reason(x.exp()) is Reason.NON_FINITE
 
 
 def twice(x):
@@ -216,6 +264,9 @@ def next_to(x):
             "return torch.softmax(x, 1).topk(8)",
             lambda x: sorted_stably(softmax(x.half().float()), 8),
         ),
+        (NUCLEUS, lambda x: nucleus(x, 0.91)),
+        (GATED, lambda x: gated(x, 7)),
+        (GATED, lambda x: gated(x.bfloat16().float())),
         ("return x @ x.t() > 0", lambda x: product(x.bfloat16().float()) > 0),
         ("return x @ x.t() > 0", lambda x: product(x) > -0.01),
     ],

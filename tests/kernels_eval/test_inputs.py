@@ -63,6 +63,11 @@ def test_a_square_has_no_batch_of_one_since_it_would_broadcast():
     assert "each_2" not in smaller_shapes([[8, 3, 64, 64]])
 
 
+def test_the_four_numbers_of_a_box_stay():
+    variants = smaller_shapes([[64, 4], [64]])
+    assert {variant[0][1] for variant in variants.values()} == {0}
+
+
 @given(st.integers(4, 10**9), st.sampled_from(sorted(TAILS.values())), st.randoms())
 def test_a_drawn_size_leaves_its_tail_in_blocks_of_all_sizes(size, tail, random):
     drawn = drawn_size(size, tail, random)

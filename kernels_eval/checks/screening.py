@@ -310,8 +310,11 @@ TYPE = re.compile(r"\b(?:struct|class|using|typename)\s++(\w++)")
 VARIABLE = re.compile(r"(?:\b(\w++)[\s&*]++|>[\s&*]*+)(?:\(\s*+\*\s*+)?(\w++)\s*+[,;={)]")
 MOST_FLAGS = 64
 NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
-OWN_OF_TORCH = re.compile(r"\bTORCH_LIBRARY\w*\s*\(\s*(?:aten|prims?)\b")
-"""Registers operators among torch's own, or other code for one of these."""
+OWN_OF_TORCH = re.compile(
+    r"(?:\bTORCH_LIBRARY\w*\s*\(|#\s*define[\s\\]+\w+)[\s\\]*+(?:aten|prims?)\b"
+)
+"""Registers operators among torch's own, or other code for one of these, or hides that behind a
+macro."""
 INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
 
 

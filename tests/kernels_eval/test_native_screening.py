@@ -31,7 +31,13 @@ def test_what_no_kernel_needs_is_rejected_with_its_line(name, source):
 
 
 @pytest.mark.parametrize(
-    "name", ["TORCH_LIBRARY_IMPL(aten, CPU, m)", "TORCH_LIBRARY_FRAGMENT( aten, m)"]
+    "name",
+    [
+        "TORCH_LIBRARY_IMPL(aten, CPU, m)",
+        "TORCH_LIBRARY_FRAGMENT( aten, m)",
+        "#define OWN aten\nTORCH_LIBRARY_IMPL(OWN, CPU, m)",
+        "# define OWN \\\n  prims\nTORCH_LIBRARY(OWN, m)",
+    ],
 )
 def test_operators_are_not_registered_among_those_of_torch(name):
     found = screen_native(f"{name} {{}}")

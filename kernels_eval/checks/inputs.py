@@ -290,7 +290,7 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     if kind == "sparse":
         drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
     elif kind == "normal":
-        _make_uneven(drawn, float(factor or 1), generator)
+        _make_uneven(drawn, float(factor or 1))
     elif kind == "small":
         drawn *= SMALL
         if shape:  # a maximum that starts at 0 is wrong here, too
@@ -310,12 +310,11 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     return drawn
 
 
-def _make_uneven(drawn: Tensor, spread: float, generator: torch.Generator) -> None:
+def _make_uneven(drawn: Tensor, spread: float) -> None:
     """Give every other row an eighth of the spread, and make the last element along each longer
     dimension 0 or, in such a row, larger than all others: a maximum, behind a clamp too, is then
     wrong if it leaves the last element out. The second slice along the first and the last one
-    is negative: a maximum that starts at 0 is wrong there. Few elements are equal: a task may
-    return where they are."""
+    is negative: a maximum that starts at 0 is wrong there."""
     if drawn.dim() > 1:
         drawn[..., ::2, :] /= 8
     ends = torch.tensor([0, 1.5, -1.5], device=drawn.device) * spread
@@ -323,8 +322,7 @@ def _make_uneven(drawn: Tensor, spread: float, generator: torch.Generator) -> No
         if drawn.shape[dim] >= 8:
             end = drawn.select(dim, -1)
             index = torch.arange(end.numel(), device=drawn.device)
-            sizes = 1 + torch.rand(end.numel(), generator=generator, device=drawn.device) / 4
-            end.copy_((ends[index % len(ends)] * sizes).view(end.shape))
+            end.copy_(ends[index % len(ends)].view(end.shape))
     for dim in (0, -1) if drawn.dim() > 1 else ():
         if drawn.shape[dim] > 3:
             negative = drawn.select(dim, 1)

@@ -204,7 +204,9 @@ def judged(made, seed, distribution, forward):
         return None
     outputs = forward(made.inputs(seed, distribution, "declared")[0])
     found = made._measured(name, list(outputs) if isinstance(outputs, tuple) else [outputs])
-    return judge(found, "fp32", CorrectnessConfig())
+    outputs = (str(x.dtype).removeprefix("torch.") for x in made.known[name].expected)
+    precision = next(filter(None, map(PRECISION_OF.get, outputs)), "fp32")
+    return judge(found, precision, CorrectnessConfig())
 
 
 @pytest.mark.parametrize(

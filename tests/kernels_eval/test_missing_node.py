@@ -85,7 +85,8 @@ def test_the_stage_hands_the_caution_on():
         cautions = ["1 of 2 workers have had no device"]
 
     work = Verification.__new__(Verification)
-    work._pool, work._logged, work._stream = Short(), 0, iter(())
+    work._pool, work._logged, work._stream = Short(), 0, (each for each in ())
+    work._keys = {}
     work.reached = work.planned = work.total = 0
     work.config = type("Config", (), {"chunk_size": 1})()
     with gathering() as cautions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -310,7 +310,8 @@ class Reference(TaskRunner):
         found, begun = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.work_stamp()
         for move in range(DRAWS):
             with suppress(*REFUSALS):
-                moved = self._moved_outputs(inputs, move, DRAW_UNITS)
+                with ChosenAs():
+                    moved = self._moved_outputs(inputs, move, DRAW_UNITS)
                 found += [measure(reference[i], reference[i], moved[i]) for i in floats]
             if self.work_s(begun) > ORACLE_MAX_S:
                 break
@@ -575,22 +576,19 @@ class Reference(TaskRunner):
                     break
                 if move >= DRAWS and not few:
                     return actual
-                units = STEP_UNITS[move % 3] if move >= 0 else 0
-                with suppress(*REFUSALS):
-                    near = self._moved_outputs(inputs, move, units, actual)
+                units = STEP_UNITS[move % len(STEP_UNITS)] if move >= 0 else 0
+                with suppress(*REFUSALS), ChosenAs(actual, last=move == -1):
+                    near = self._moved_outputs(inputs, move, units)
         return [
             torch.where(mask & ~wrong, x, a)
             for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)
         ]
 
-    def _moved_outputs(
-        self, inputs: list[Any], seed: int, units: int, like: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
-        """What other code of the same formula could give, which rounds otherwise by some units and
-        takes of equal elements those that these outputs name."""
+    def _moved_outputs(self, inputs: list[Any], seed: int, units: int) -> list[Tensor]:
+        """What other code of the same formula could give, which rounds otherwise by some units."""
         generator = torch.Generator(self.device).manual_seed(seed)
-        copied, choosing = _copied(inputs), ChosenAs(like, last=seed == -1)  # as they are
-        with choosing, LongSums(generator, units) if units else nullcontext():
+        copied = _copied(inputs)  # not moved themselves
+        with LongSums(generator, units) if units else nullcontext():
             return self.outputs(copied)
 
 

@@ -455,10 +455,11 @@ def row_of(verdict: Verdict) -> dict[str, Any]:
     """What is kept of a verdict."""
     timing = verdict.timing
     compiled = timing and timing.compiled
-    kept = ("speedup", "speedup_lower", "speedup_upper")
+    kept = ("speedup", "speedup_lower", "speedup_upper", "candidate_ms", "clock_bound_ms")
     return {
         "status": verdict.status.value,
         "reason": verdict.reason.value,
+        "detail": verdict.detail,
         "run_s": verdict.run_s,
         "phases": verdict.phases.model_dump(exclude_defaults=True) if verdict.phases else None,
         "device": verdict.device,

@@ -28,7 +28,7 @@ itself measured."""
 Bound = Callable[[float, float], tuple[float, float]]
 """Given what a call of the candidate and one of the reference seem to take, in nanoseconds,
 measures what one of the candidate takes, by a clock that it cannot reach and on inputs it has not
-seen: the least that noise leaves of it, and the best estimate."""
+seen: the least that noise leaves of it, 0 where that cannot be told, and the best estimate."""
 
 NOTHING = 0.1
 """Below this share of the best estimate, no noise explains what is reported."""
@@ -259,7 +259,7 @@ def _plausible_bound(
         least, bound = min(least, found[0]), min(bound, found[1])
         if call_ns >= config.clock_bound_share * bound:
             return bound, call_ns
-    if call_ns < max(config.accused_share * least, NOTHING * bound):
+    if least > 0 and call_ns < max(config.accused_share * least, NOTHING * bound):
         raise ImplausibleTime(
             f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {least / 1e6:.4f}"
             " ms pass"

@@ -40,6 +40,9 @@ WALL_SHARE = 10
 ENDED = ("Z", "X")
 ASLEEP = ("S", *ENDED)
 """States of a thread (proc(5)) in which it asks for nothing."""
+FLAGS, EXITING = 6, 0x4
+"""Place of a thread's flags behind its name in its file in /proc, and the one of a thread that ends
+(PF_EXITING, Linux's include/linux/sched.h)."""
 NO_MARKS: Mapping[str, str] = {}
 
 
@@ -122,14 +125,15 @@ def has_ended(pid: int) -> bool:
 
 def headless(pid: int) -> bool:
     """Whether the first thread of a process has ended while others go on: it then looks like a
-    zombie, and the kernel tells nothing of its memory."""
+    zombie, and the kernel tells nothing of its memory. Not where they end, too, which takes long
+    where a driver gives a GPU's memory back."""
     threads = Path(f"/proc/{pid}/task")
     return _has_state(threads / f"{pid}/stat", ENDED) and not _all_have(threads, ENDED)
 
 
 def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
-    """Whether all threads of a process are in one of these states, or it is gone: it may end at any
-    moment in between."""
+    """Whether all threads of a process are in one of these states or end, or it is gone: it may end
+    at any moment in between."""
     try:
         return all(_has_state(each / "stat", states) for each in threads.iterdir())
     except OSError:
@@ -137,12 +141,13 @@ def _all_have(threads: Path, states: tuple[str, ...]) -> bool:
 
 
 def _has_state(stat: Path, states: tuple[str, ...]) -> bool:
-    """Whether a thread is in one of these states, by its file in /proc; so is one that is gone."""
+    """Whether a thread is in one of these states or ends, by its file in /proc; so is one that is
+    gone."""
     try:
         said = stat.read_text("latin-1").rpartition(")")[2].split()
     except OSError:
         return True
-    return not said or said[0] in states
+    return not said or said[0] in states or bool(int(said[FLAGS]) & EXITING)
 
 
 def environment_variable(pid: int, name: str) -> str | None:

@@ -51,6 +51,8 @@ MEMORY_SHARE = 0.6
 START_S, ANSWER_S = 180.0, 30.0
 """How long the fork server may take to start, and for an answer."""
 RESTARTED = "it is started again with the next candidate"
+HEADLESS_S = 1.0
+"""For so long the threads of a killed process may still be in a driver when its first has ended."""
 HEADLESS = "the first thread of the process has ended while others go on"
 CHATTER = re.compile(
     r"^(?:(?=[^\n]*Warning: )(?=[^\n]*\bNVML\b)[^\n]*+\n[ \t]+\S[^\n]*"
@@ -94,7 +96,7 @@ class Child:
         self.server, self._limits, self.role = server, limits, role
         most = min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine.machine_memory_bytes())
         self._memory_bytes = int(most)
-        self._scratch_checked = 0.0
+        self._scratch_checked, self._whole_at = 0.0, time.monotonic()
         self.scratch = server.scratch_for(role)
         ours, theirs = socket.socketpair()
         self.channel = Channel(ours)
@@ -201,7 +203,10 @@ class Child:
         where it has ended."""
         if process_tree.has_ended(pid):  # its orphans can keep the channel open
             raise self._post_mortem("only descendants were left")
-        if any(map(process_tree.headless, process_tree.descendants(pid))):
+        now = time.monotonic()
+        if not any(map(process_tree.headless, process_tree.descendants(pid))):
+            self._whole_at = now
+        elif now > self._whole_at + HEADLESS_S:
             raise self._fail(Reason.EXITED_EARLY, HEADLESS)
         limits, used, limit = self._limits, process_tree.usage(pid), self._memory_bytes
         # Resident memory counts what forked children share; reading the exact share is slow.
@@ -212,7 +217,6 @@ class Child:
             count, most = getattr(used, what) - 1, getattr(limits, what)  # one is the keeper's
             if count > most:
                 raise self._fail(Reason.CRASHED, f"killed: {count} {what}, the limit is {most}")
-        now = time.monotonic()
         watched = "scratch_watch" in self.server.isolation
         if watched and now > self._scratch_checked + SCRATCH_POLL_S:
             size, files = machine.disk_usage(self.scratch / "work", SCRATCH_FILES)

@@ -45,6 +45,9 @@ CREDIBLE_REPEATS = 2
 BOUND_S = 0.06
 OVERHEAD_SHARE = 0.95
 """The most of a round that can be taken for the cost of the round itself."""
+TELLING_SHARE = 0.2
+"""A round of which less is left without that cost tells nothing that could accuse: on a busy
+machine it may cost a candidate a quarter more than the reference."""
 AGAIN = 1
 """How often a measurement that the machine disturbed is repeated."""
 COMPARED = 4
@@ -196,7 +199,8 @@ class PairedClock:
 
     def _bound(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
         """Nanoseconds that a call of the candidate takes on inputs that it has never seen, by
-        clocks it cannot reach: the least that noise leaves of it, and the best estimate.
+        clocks it cannot reach: the least that noise leaves of it, 0 where that cannot be told, and
+        the best estimate.
 
         In each round the candidate gets inputs after the clock has started, and the clock stops
         when all outputs lie in memory of the reference process, which has done the same before:
@@ -231,6 +235,8 @@ class PairedClock:
                 total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
                 for overhead in (doubt, min(overheads))
             )
+            if best < TELLING_SHARE * total:
+                least = 0.0
             credible = call_ns >= self.config.clock_bound_share * best
             if credible and len(totals) >= CREDIBLE_REPEATS:
                 break

@@ -231,10 +231,23 @@ def accelerate_trainer(
 def exchange_in_float32(trainer: Trainer) -> None:
     """Let FSDP2 sum gradients in float32 and leave the loss as it is; accelerate's default rounds
     both to bfloat16. Call it before training begins."""
+    from transformers import TrainerCallback
+
     plugin = trainer.accelerator.state.fsdp_plugin
     if policy := plugin.mixed_precision_policy:
         changed = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
         plugin.mixed_precision_policy = changed
+
+    class HeadOnce(TrainerCallback):
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            # TRL's loss calls the head past FSDP2's hooks, and torch expects of each module, before
+            # it sums gradients of several passes in another type, that it was gathered once
+            head = cast("CausalModel", trainer.model).get_output_embeddings()
+            if isinstance(head, FSDPModule):
+                head.unshard()
+                head.reshard()
+
+    trainer.add_callback(HeadOnce())
 
 
 class CausalModel(Protocol):
@@ -246,6 +259,8 @@ class CausalModel(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def enable_input_require_grads(self) -> object: ...
+
+    def get_output_embeddings(self) -> nn.Module | None: ...
 
 
 def _base_of(model: nn.Module) -> CausalModel:

@@ -127,8 +127,7 @@ def test_the_next_candidates_of_the_task_share_the_compiled_reference(bench):
     again = compiled_of(bench(before="# another candidate"))
     triton = compiled_of(bench(TRITON, language=Language.TRITON))
     assert again.compile_s < 0.1 and triton.compile_s < 0.1
-    assert again.reference_ms == pytest.approx(first.reference_ms, rel=0.2)
-    assert triton.reference_ms == pytest.approx(first.reference_ms, rel=0.2)
+    assert first.graphs == again.graphs == triton.graphs
 
 
 def test_a_candidate_that_poisons_triton_and_inductor_poisons_its_own(bench):

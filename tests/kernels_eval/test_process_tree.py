@@ -111,3 +111,13 @@ def test_a_process_whose_first_thread_has_ended_goes_on():
         assert process.pid in descendants(os.getpid())
         process.kill()
     assert process_tree.has_ended(process.pid) and not process_tree.headless(process.pid)
+
+
+@pytest.mark.parametrize(
+    "state, flags, ended", [("R", 0x40, False), ("D", 0x44, True), ("Z", 0x40, True)]
+)
+def test_a_thread_that_gives_its_memory_back_has_ended(tmp_path, state, flags, ended):
+    """As one does in a GPU's driver for a second, when the first thread is a zombie already."""
+    stat = tmp_path / "stat"
+    stat.write_text(f"7 (a) b) {state} 1 7 7 0 -1 {flags} 0 0")
+    assert process_tree._has_state(stat, process_tree.ENDED) is ended

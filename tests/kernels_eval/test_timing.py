@@ -106,6 +106,11 @@ def test_a_bound_that_is_high_once_is_forgiven():
     assert found.candidate_ms >= 0.8 * found.clock_bound_ms
 
 
+def test_a_bound_that_nothing_can_be_told_from_counts_and_accuses_nobody():
+    found = measure(honest(20_000), honest(20_000), QUICK, bound=lambda *_: (0.0, 900_000))
+    assert found.candidate_ms == pytest.approx(0.9)
+
+
 def test_a_liar_on_a_machine_that_gets_busy_wins_nothing():
     """Ten times as slow while it is asked again, a tenth of what passed looks like what a call
     needs: then that is what counts."""

@@ -34,7 +34,7 @@ ONE = TrainingRecipe(
 TWO = ONE.model_copy(update={"workers": 2, "parallelism": "fsdp2", "gradient_checkpointing": True})
 
 
-def _member(rank, port, recipe, base, out, killed_at, told, gathered=0):
+def _member(rank, port, recipe, base, out, killed_at, told, gathered=0, mixed=False):
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -49,10 +49,20 @@ def _member(rank, port, recipe, base, out, killed_at, told, gathered=0):
     import torch
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
+    from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.tensor import DTensor
 
-    from tasks.training import acceleration
+    from tasks.training import acceleration, trainer
 
+    if mixed:  # as accelerate does with bf16 on GPUs
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        exchange = acceleration.exchange_in_float32
+
+        def exchange_mixed(made):
+            made.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
+            exchange(made)
+
+        acceleration.exchange_in_float32 = trainer.exchange_in_float32 = exchange_mixed
     plan = acceleration._plan
     acceleration._plan = lambda *given: plan(*given).model_copy(update={"gathered": gathered})
     torch.distributed.init_process_group("gloo")
@@ -90,7 +100,7 @@ def _member(rank, port, recipe, base, out, killed_at, told, gathered=0):
     torch.distributed.destroy_process_group()
 
 
-def by_two(recipe, base, out, told, killed_at=-1, gathered=0):
+def by_two(recipe, base, out, told, killed_at=-1, gathered=0, mixed=False):
     told.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -98,7 +108,7 @@ def by_two(recipe, base, out, told, killed_at=-1, gathered=0):
     context = multiprocessing.get_context("spawn")
     members = [
         context.Process(
-            target=_member, args=(rank, port, recipe, base, out, killed_at, told, gathered)
+            target=_member, args=(rank, port, recipe, base, out, killed_at, told, gathered, mixed)
         )
         for rank in range(2)
     ]
@@ -176,3 +186,17 @@ def test_accelerated_they_take_the_same_steps_and_go_on_exactly(tmp_path, packin
     resumed, _ = by_two(dropout, base, tmp_path / "killed", tmp_path / "told-again")
     assert resumed["result"]["resumed_from_step"] == 2
     assert resumed["result"]["history"] == whole["result"]["history"], "with the same masks"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acceleration", ["off", "on"])
+def test_with_weights_in_bfloat16_several_passes_make_a_step(tmp_path, acceleration):
+    """TRL's loss calls the head past FSDP2, which then has never gathered it."""
+    base = tiny_model(tmp_path / "small")
+    recipe = TWO.model_copy(update={"acceleration": acceleration})
+    alone = train(ROWS, ONE, base, tmp_path / "alone")
+    mixed, _ = by_two(recipe, base, tmp_path / "mixed", tmp_path / "told", gathered=2, mixed=True)
+    losses = [
+        [entry["loss"] for entry in each] for each in (mixed["result"]["history"], alone.history)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2) and losses[0] != losses[1]

@@ -43,7 +43,6 @@ _ORIGINAL = {
 }
 OWN_OF_TORCH = ("aten.", "prim.", "prims.")
 """How names of torch's own operators begin."""
-_PRIMS = {name.rpartition("/")[0] for name in torch.library._impls if name.startswith("prims/")}
 _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Module.__call__)
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 
@@ -92,12 +91,38 @@ def _function_modes() -> int:
 
 
 def _replaced_operators() -> int:
-    """Implementations of torch's own operators that Python has registered. Without what torch
-    registers itself when it is used: for tensors that hold no values, for vmap, and of operators
-    that torch.compile adds to its primitives."""
-    own = ("/Meta", "/FuncTorchBatched")
-    names = (name.rpartition("/") for name in torch.library._impls if not name.endswith(own))
-    return sum(name.startswith(("aten/", "prim/")) or name in _PRIMS for name, *_ in names)
+    """How many of torch's own operators, and tables with its fallbacks, are no longer implemented
+    as when this module was imported. Without what torch registers itself when it is used: for
+    tensors that hold no values, for vmap, and operators that torch.compile adds to its
+    primitives."""
+    now = _registrations()
+    changed = (name for name, text in now.items() if text != _REGISTERED.get(name))
+    return sum(_own_lines(now[name]) != _own_lines(_REGISTERED.get(name, "")) for name in changed)
+
+
+def _registrations() -> dict[str, str]:
+    """What implements each operator, by dispatch keys, and the fallbacks of all keys."""
+    names = torch._C._dispatch_get_all_op_names()
+    found = {
+        name: str(torch._C._dispatch_dump(name))
+        for name in names
+        if name.startswith(("aten::", "prim::")) or name.partition(".")[0] in _PRIMS
+    }
+    return found | {f"{name}, all": str(torch._C._dispatch_dump_table(name)) for name in FALLBACKS}
+
+
+def _own_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith(("Meta", "FuncTorchBatched"))]
+
+
+_PRIMS = frozenset(
+    name.partition(".")[0]
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("prims::")
+)
+FALLBACKS = ("aten::nonzero", "aten::is_leaf")
+"""Operators whose tables show fallbacks: of backends, and of everything else."""
+_REGISTERED = _registrations()
 
 
 def _is(now: object, original: object) -> bool:

@@ -26,12 +26,12 @@ NO_COMPUTE = frozenset(
 DYNAMIC_SYMBOLS = 11  # SHT_DYNSYM
 UNDEFINED = 0  # SHN_UNDEF
 LIBRARY = re.compile(
-    r"(?i:(?:[sdcz]|[sd]s)(?:gemm|gemv|ger|symm|symv|syrk|syr2k|trsm|trsv|trmm|trmv|dot|axpy|scal"
+    r"(?i:(?:scipy_)?(?:[sdcz]|[sd]s)(?:gemm|gemv|ger|symm|symv|syrk|syr2k|trsm|trsv|trmm|trmv|dot|axpy|scal"
     r"|nrm2|asum|gemmt|gels[dsy]?|gesv|getr[fis]|potr[fis]|(?:sy|he)tr[fis]|geqrf|geev|gesdd|gesvd"
     r"|syevd?|heevd?|dotu|dotc)"
-    r"(?:_batch(?:_strided)?|_(?:un)?pack|_compute)?(?:_64)?_?"
+    r"(?:_batch(?:_strided)?|_(?:un)?pack|_compute)?(?:_?64)?_?"
     r"|gemm_(?:bf16bf16f32|f16f16f32|[su]8[su]8s32)\w*"
-    r"|(?:cblas|LAPACKE|mklg?|dnnl|nnp|pytorch_qnnp|xnn|bli|armpl|fftwf?)_\w+)"
+    r"|(?:(?:scipy_)?(?:cblas|LAPACKE)|mklg?|dnnl|nnp|pytorch_qnnp|xnn|bli|armpl|fftwf?)_\w+)"
     r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|DftiC|vm[sd]|v[sd])[A-Z]\w*"
     r"|(?:vm?[sd][a-z0-9]+|VM?[SD][A-Z0-9]+)(?:_64)?_"
 )
@@ -40,6 +40,8 @@ The names of C++ functions are mangled and begin with _Z."""
 SHIM = re.compile(r"aoti_torch_(?:cpu|cuda)?_(\w+?)(?:_out)?")
 """Operators of torch in C, for code that inductor writes: they pass the dispatcher by."""
 FOREIGN_NAMESPACES = ("dnnl", "oneapi", "fbgemm")
+STUB = re.compile(r"NS0_\d+(\w+?)(?:_DECLARE_DISPATCH_type)?EE\d")
+"""The operator of a table of kernels, at the end of the arguments of its template."""
 TENSOR_EXPRESSIONS = "nnc_"
 """How operators of torch begin that code of torch::jit::tensorexpr calls."""
 DEVICES = (
@@ -59,11 +61,15 @@ NO_OPERATOR = re.compile(
 UNTRACED = (
     *("at::enableRecordFunction", "at::get_record_function_tls_", "at::set_record_function_tls_"),
     *("at::clearCallbacks", "at::clearGlobalCallbacks", "at::clearThreadLocalCallbacks"),
-    *("at::removeCallback", "at::disableCallback"),
+    *("at::removeCallback", "at::disableCallback", "at::ThreadLocalState::setThreadLocalState"),
+    *("c10::Dispatcher::registerImpl", "c10::Dispatcher::registerFallback"),
+    *("torch::Library::_fallback", "at::hasCallbacks", "at::hasGlobalCallbacks"),
+    *("at::hasThreadLocalCallbacks", "at::getStepCallbacks", "at::getStepCallbacksUnlessEmpty"),
     *("torch::profiler::impl::disableExecutionTraceObserver",),
     *("torch::profiler::impl::removeExecutionTraceObserver",),
 )
-"""A library that uses one of these can keep calls of the dispatcher from being recorded."""
+"""A library that uses one of these can keep calls of the dispatcher from being recorded, make them
+inside of other calls, or tell when they are recorded."""
 RESOLVES_NAMES = (
     *("dlopen", "dlsym", "dlvsym", "dlmopen", "dlinfo", "dl_iterate_phdr", "_dl_find_object"),
     *("_r_debug", "at::DynamicLibrary"),
@@ -132,7 +138,7 @@ def _named(symbol: str, untraced: bool) -> Iterator[str]:
 def _demangled(symbol: str) -> str:
     """The qualified name of a C++ function without its arguments (Itanium C++ ABI, 5.1.2); other
     names as they are."""
-    match = re.match(r"_ZN?(?:[rVK]*)(?=\d)", symbol)
+    match = re.match(r"_ZN?(?:[rVKRO]*)(?=\d)", symbol)
     if match is None:
         return symbol
     names, rest = [], symbol[match.end() :]
@@ -142,6 +148,8 @@ def _demangled(symbol: str) -> str:
         rest = rest[digits.end() + length :]
     if names[:2] == ["at", "DynamicLibrary"]:
         names = names[:2]
+    if names == ["at", "native", "DispatchStub"] and (stub := STUB.search(rest)):
+        names[2] = stub[1]
     return "::".join(names)
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -85,36 +86,61 @@ def traced_operators(run: Callable[[], object]) -> set[str]:
     threads, what runs below a guard, what another operator's kernel calls, and tensors that are
     given to NumPy. It takes most of a millisecond a call."""
     nodes: list[Answer] = []
-    with _recorded(nodes), _exports() as left:
+    _unrecorded.clear()
+    with _recorded(nodes):
         run()
-    return _outermost(nodes) | _foreign(nodes) | left
+    unrecorded = {name for name in _unrecorded if name.removeprefix("aten.") not in NO_COMPUTE}
+    return _outermost(nodes) | _foreign(nodes) | unrecorded - {""}
 
 
-@contextmanager
-def _exports() -> Iterator[set[str]]:
-    """Meanwhile, note by which methods tensors leave torch: what NumPy makes of them is no
-    operator."""
-    seen: set[str] = set()
+_unrecorded: set[str] = set()
+"""What Python has called past the record of the dispatcher, since it was emptied."""
 
-    def noting(name: str) -> Function:
-        original = getattr(torch.Tensor, name)
 
-        def method(*args: object, **kwargs: object) -> object:
-            seen.add(f"Tensor.{name}")
-            return original(*args, **kwargs)
+def watch_unrecorded() -> None:
+    """From now on, note which operators Python calls past the record, by their kernels or by a
+    dispatch key, and by which methods tensors leave torch: what NumPy makes of them is no operator.
+    Once in a process, and for good: a candidate would see that something is watched now."""
+    api: Any = torch._C
 
-        return method
+    def noting(name: str, function: Function) -> Function:
+        def noted(*args: object, **kwargs: object) -> object:
+            _unrecorded.add(name)
+            return function(*args, **kwargs)
 
-    own = {name: vars(torch.Tensor).get(name) for name in EXPORTS}
-    for name in EXPORTS:
-        setattr(torch.Tensor, name, noting(name))
-    try:
-        yield seen
-    finally:
-        for name, method in own.items():
-            delattr(torch.Tensor, name)
-            if method:
-                setattr(torch.Tensor, name, method)
+        return noted
+
+    def operator(name: str) -> str:
+        return name.partition(".")[0].replace("::", ".")
+
+    def watch(kind: Any, method: str, name_of: Callable[[Any], str]) -> None:
+        original = getattr(kind, method)
+
+        def watched(self: Any, *args: object, **kwargs: object) -> object:
+            _unrecorded.add(name_of(self))
+            return original(self, *args, **kwargs)
+
+        setattr(kind, method, watched)
+
+    for method in EXPORTS:
+        watch(torch.Tensor, method, f"Tensor.{method}".format)
+    # of whole numbers, sizes: no work
+    watch(torch.Tensor, "tolist", lambda x: "Tensor.tolist" if x.is_floating_point() else "")
+    handle, kernel = api._DispatchOperatorHandle, api._SafeKernelFunction
+    watch(handle, "redispatch_boxed", lambda each: operator(each.schema().name))
+    watch(kernel, "call_boxed", lambda each: operator(each.op_handle.schema().name))
+    get_overload, own = api._get_operation_overload, "_op_dk"
+
+    def overload(name: str, overload_name: str) -> object:
+        found = get_overload(name, overload_name)
+        return found and (found[0], noting(operator(name), found[1]), *found[2:])
+
+    api._get_operation_overload = overload
+    watched = property(
+        lambda self: noting(operator(self._name), vars(self)[own]),
+        lambda self, function: vars(self).__setitem__(own, function),
+    )
+    setattr(OpOverload, own, watched)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from kernels_eval.checks.inputs import (
     squeezed,
 )
 from kernels_eval.checks.measurement import all_close, same, same_all
-from kernels_eval.checks.operators import compute_operators, traced_operators
+from kernels_eval.checks.operators import compute_operators, traced_operators, watch_unrecorded
 from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept, open_library
 from kernels_eval.child.kernel_tracer import KernelTracer, Launches, registered_operators
@@ -102,6 +102,7 @@ class CandidateRole(ModelRunner):
         if kernels:
             self.unpack_kernels()
         self.language.watch(self.tracer)
+        watch_unrecorded()
         self.module = load_candidate(path)
         if not hasattr(self.module, "ModelNew"):
             return {"error": Reason.MISSING_MODEL_NEW, "detail": "the module defines no ModelNew"}

@@ -18,7 +18,7 @@ CASES = cases("linked")
 
 SOURCE = """
 extern "C" {{ void sgemm_(); void cublasSgemm_v2(); void vsExp();
-  void SGEMM(); void VSEXP_(); void aoti_torch_cpu_mm_out(); void aoti_torch_cpu_zeros();
+  void SGEMM(); void scipy_cblas_sgemm64_(); void VSEXP_(); void aoti_torch_cpu_mm_out(); void aoti_torch_cpu_zeros();
   void own_sgemm(const char* = nullptr) {{}}
   void* dlsym(void*, const char*); }}
 namespace fbgemm {{ void cblas_gemm_compute(); }}
@@ -26,6 +26,8 @@ namespace torch::jit::tensorexpr {{ void nnc_aten_mm(int); }}
 namespace c10 {{ struct Dispatcher {{ static void findSchemaOrThrow(const char*); }}; }}
 namespace at {{
 void enableRecordFunction(bool);
+bool hasGlobalCallbacks();
+struct ThreadLocalState {{ static void setThreadLocalState(const ThreadLocalState&); }};
 void clearCallbacks();
 namespace cpu {{ void mm(); void empty(); }}
 namespace native {{ void softmax(int); void getThing();
@@ -102,5 +104,9 @@ def test_a_file_that_is_cut_off_is_unreadable(tmp_path, length):
 def test_names_are_read_without_their_arguments():
     assert _demangled("_ZN2at4_ops2mm4callERKNS_6TensorES4_") == "at::_ops::mm::call"
     assert _demangled("_ZNK2at6native3sumEv") == "at::native::sum"
+    assert _demangled("_ZNR5torch7Library9_fallbackEONS_E") == "torch::Library::_fallback"
+    argument = "44softmax_lastdim_kernel_DECLARE_DISPATCH_type"
+    table = f"_ZN2at6native12DispatchStubIPFvRKNS_6TensorES4_ENS0_{argument}EE4AVX2E"
+    assert _demangled(table) == "at::native::softmax_lastdim_kernel"
     assert _demangled("sgemm_") == "sgemm_"
     assert _demangled("_ZN9999") == ""

@@ -41,6 +41,7 @@ from kernels_eval.child.model_runner import (
     now_ns,
     poison_allocations,
 )
+from kernels_eval.child.refusals import refuse
 from kernels_eval.child.shared_memory import Handed, Memory, Where, copied, write
 from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.languages import Language
@@ -72,6 +73,7 @@ class CandidateRole(ModelRunner):
         self.launches: Launches | None = None
         self._backward_calls = 0
         self._traceable = False
+        self.refused: list[str] = []
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -103,6 +105,7 @@ class CandidateRole(ModelRunner):
             self.unpack_kernels()
         self.language.watch(self.tracer)
         watch_unrecorded()
+        self.refused = refuse(os.path.basename(path))
         self.module = load_candidate(path)
         if not hasattr(self.module, "ModelNew"):
             return {"error": Reason.MISSING_MODEL_NEW, "detail": "the module defines no ModelNew"}
@@ -339,7 +342,8 @@ class CandidateRole(ModelRunner):
         """Settings that are no longer what they were before the candidate was loaded."""
         changed = state.changes(self.state, state.snapshot(self.device))
         added = {name for name in self.tracer.own_operators if name.startswith(state.OWN_OF_TORCH)}
-        return {"changed": changed | ({"operators": ", ".join(sorted(added))} if added else {})}
+        changed |= {"operators": ", ".join(sorted(added))} if added else {}
+        return {"changed": changed | ({"refused": self.refused[0]} if self.refused else {})}
 
     def do_operators(self, inputs: Handed, again: bool = False) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far.

@@ -25,6 +25,7 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks.inputs import construct, declared, load_candidate, load_module
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.candidate import CandidateRole
+from kernels_eval.child.refusals import Refused
 from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
 from kernels_eval.languages import Language
 from kernels_eval.records import Reason, Record
@@ -170,7 +171,7 @@ def classify(error: BaseException) -> tuple[Reason, BaseException]:
         return Reason.CUDA_ERROR, error
     if isinstance(error, ImportError) and "undefined symbol" in text:
         return Reason.UNDEFINED_SYMBOL, error
-    if isinstance(error, BuildFailed):
+    if isinstance(error, BuildFailed | Refused):
         return Reason(error.reason), error
     if isinstance(error, ModuleNotFoundError):
         return Reason.NO_MODULE, error

@@ -208,6 +208,7 @@ REASON_OF_CHANGE: Mapping[str, Reason] = {
     ),
     "modes": Reason.HARNESS_TAMPERING,
     "operators": Reason.HARNESS_TAMPERING,
+    "refused": Reason.FORBIDDEN_CALL,
 }
 """The reason that a change of each setting stands for. Other settings are only flagged: honest code
 writes them."""
@@ -225,6 +226,7 @@ FIX_OF_CHANGE: Mapping[str, str] = {
     "deterministic": "leave torch.use_deterministic_algorithms alone",
     "modes": "leave every mode of torch that is entered",
     "operators": "register operators in a namespace of your own",
+    "refused": "leave frames, trace functions, the garbage collector and ctypes alone",
 }
 """What a candidate should do instead."""
 

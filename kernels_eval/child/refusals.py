@@ -21,6 +21,8 @@ FRAMES = frozenset("tb_frame gi_frame cr_frame ag_frame".split())
 """Attributes of tracebacks and generators."""
 GO_BETWEENS = ("inspect", "threading", "ctypes")
 """Modules that ask for their caller."""
+WALKS = ("walk_tb", "walk_stack")
+"""Generators of `traceback` that give frames to their caller."""
 
 
 class Refused(RuntimeError):
@@ -45,7 +47,9 @@ def refuse(path: str) -> list[str]:
         if event == "sys._getframe" and getattr(args[0], "f_code", None) is own:
             return  # it is this hook that asks
         frame = sys._getframe(0)
-        while (above := frame.f_back) and above.f_globals.get("__name__") in GO_BETWEENS:
+        while (above := frame.f_back) and (
+            above.f_globals.get("__name__") in GO_BETWEENS or above.f_code.co_name in WALKS
+        ):
             frame = above
         if above is None or above.f_code.co_filename in files:
             asked.append(what)

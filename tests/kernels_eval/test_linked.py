@@ -18,7 +18,8 @@ CASES = cases("linked")
 
 SOURCE = """
 extern "C" {{ void sgemm_(); void cublasSgemm_v2(); void vsExp();
-  void SGEMM(); void scipy_cblas_sgemm64_(); void VSEXP_(); void aoti_torch_cpu_mm_out(); void aoti_torch_cpu_zeros();
+  void SGEMM(); void scipy_cblas_sgemm64_(); void VSEXP_();
+  void aoti_torch_cpu_mm_out(); void aoti_torch_cpu_zeros();
   void own_sgemm(const char* = nullptr) {{}}
   void* dlsym(void*, const char*); }}
 namespace fbgemm {{ void cblas_gemm_compute(); }}

@@ -81,8 +81,16 @@ class LongSums(TorchDispatchMode):
             return function(*args, **(kwargs or {}))
         if name in ADDING:
             args = tree_map_only(Tensor, partial(self._moved, error=0.0), args)
+        if name == "histc":
+            args = self._across_bins(*args)
         result = function(*args, **(kwargs or {}))
         return tree_map_only(Tensor, partial(self._moved, error=error), result)
+
+    def _across_bins(self, x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Values:
+        """Arguments of a histogram, whose values are moved as their distance from its lowest end
+        is: other code rounds that, and counts a value beside the end of a bin in the next one."""
+        start = x.amin() if low == high else low
+        return self._moved(x - start, error=0.0) + start, bins, low, high
 
     def _moved(self, x: Tensor, error: float) -> Tensor:
         assert self.moving

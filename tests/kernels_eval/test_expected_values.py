@@ -295,6 +295,25 @@ def test_a_sort_that_is_asked_to_be_stable_is_seen_with_equal_elements(tmp_path,
     assert judged(made, 7, distribution, last_first) is not Reason.OK
 
 
+def counts(x, low=0.0):
+    places = ((x - low) / 0.01).long().clamp(max=99)
+    return places[(x >= low) & (x <= 1)].bincount(minlength=100).float()
+
+
+def test_a_histogram_may_count_what_is_beside_the_end_of_a_bin_in_either(tmp_path):
+    task = task_source("return torch.histc(x, 100, 0, 1)", inputs="[torch.rand(64, 1024)]")
+    made = serving(tmp_path, task)
+    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    for seed, distribution in itertools.product((2, 6), ("declared", "mixed", "impulse")):
+        assert judged(made, seed, distribution, counts) is Reason.OK, (seed, distribution)
+    for wrong in (
+        lambda x: counts(x, 1e-4),
+        lambda x: counts(x[1:]),
+        lambda x: counts(x.half().float()),
+    ):
+        assert judged(made, 6, "declared", wrong) is not Reason.OK
+
+
 def test_the_largest_product_of_what_was_rounded_to_fp8_is_wrong_in_bf16(tmp_path):
     inputs = "[torch.randn(256, 64).bfloat16()]"
     made = serving(tmp_path, task_source("return (x @ x[:128].t()).argmax(1)", inputs=inputs))

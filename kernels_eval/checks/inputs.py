@@ -276,6 +276,11 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     return drawn.to(value.dtype)
 
 
+IMPULSE = (20, 36)
+"""Least and largest value of a large element. Above 36.7, 1 - sigmoid(x) is 0 in float64, too, and
+a kernel that is exact there, as from logits, would differ from the reference in any precision."""
+
+
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     """A tensor of one distribution. Those that are as declared take `value` but for a few elements:
     `impulse` (two and one in 2,048 are large, 1,024 at most, so few that a look at 64 misses them)
@@ -302,7 +307,7 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
         odd = [math.nan, math.inf, -math.inf]
         if kind == "impulse":
             count = 2 + min(size // 2048, 1022)
-            odd = [random.uniform(20, 60) * (-1) ** index for index in range(count)]
+            odd = [random.uniform(*IMPULSE) * (-1) ** index for index in range(count)]
         places = random.sample(range(size), min(len(odd), size))
         if kind == "impulse" and size - 1 not in places and random.random() < 0.5:
             places[-1] = size - 1

@@ -95,7 +95,7 @@ class CandidateRole(ModelRunner):
         self.prepare_device(self.spec.device, self.spec.threads)
         (self._arguments,) = self.unpacked(arguments)
         self.outputs = self.memory(**outputs)
-        self.state = state.snapshot(self.device)
+        self.state = state.snapshot(self.device, loaded=False)
         self.tracer = KernelTracer(self.on_gpu)
         self.tracer.follows_graphs = self.gradients is not None
         self.libraries = libraries

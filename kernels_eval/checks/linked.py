@@ -26,7 +26,8 @@ NO_COMPUTE = frozenset(
 DYNAMIC_SYMBOLS = 11  # SHT_DYNSYM
 UNDEFINED = 0  # SHN_UNDEF
 LIBRARY = re.compile(
-    r"(?i:(?:scipy_)?(?:[sdcz]|[sd]s)(?:gemm|gemv|ger|symm|symv|syrk|syr2k|trsm|trsv|trmm|trmv|dot|axpy|scal"
+    r"(?i:(?:scipy_)?(?:[sdcz]|[sd]s)"
+    r"(?:gemm|gemv|ger|symm|symv|syrk|syr2k|trsm|trsv|trmm|trmv|dot|axpy|scal"
     r"|nrm2|asum|gemmt|gels[dsy]?|gesv|getr[fis]|potr[fis]|(?:sy|he)tr[fis]|geqrf|geev|gesdd|gesvd"
     r"|syevd?|heevd?|dotu|dotc)"
     r"(?:_batch(?:_strided)?|_(?:un)?pack|_compute)?(?:_?64)?_?"

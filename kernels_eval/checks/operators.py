@@ -103,10 +103,10 @@ def watch_unrecorded() -> None:
     Once in a process, and for good: a candidate would see that something is watched now."""
     api: Any = torch._C
 
-    def noting(name: str, function: Function) -> Function:
-        def noted(*args: object, **kwargs: object) -> object:
-            _unrecorded.add(name)
-            return function(*args, **kwargs)
+    def noting(function: Any, name_of: Callable[[Any], str]) -> Function:
+        def noted(first: Any, /, *args: object, **kwargs: object) -> object:
+            _unrecorded.add(name_of(first))
+            return function(first, *args, **kwargs)
 
         return noted
 
@@ -114,13 +114,7 @@ def watch_unrecorded() -> None:
         return name.partition(".")[0].replace("::", ".")
 
     def watch(kind: Any, method: str, name_of: Callable[[Any], str]) -> None:
-        original = getattr(kind, method)
-
-        def watched(self: Any, *args: object, **kwargs: object) -> object:
-            _unrecorded.add(name_of(self))
-            return original(self, *args, **kwargs)
-
-        setattr(kind, method, watched)
+        setattr(kind, method, noting(getattr(kind, method), name_of))
 
     for method in EXPORTS:
         watch(torch.Tensor, method, f"Tensor.{method}".format)
@@ -133,11 +127,11 @@ def watch_unrecorded() -> None:
 
     def overload(name: str, overload_name: str) -> object:
         found = get_overload(name, overload_name)
-        return found and (found[0], noting(operator(name), found[1]), *found[2:])
+        return found and (found[0], noting(found[1], lambda _: operator(name)), *found[2:])
 
     api._get_operation_overload = overload
     watched = property(
-        lambda self: noting(operator(self._name), vars(self)[own]),
+        lambda self: noting(vars(self)[own], lambda _: operator(self._name)),
         lambda self, function: vars(self).__setitem__(own, function),
     )
     setattr(OpOverload, own, watched)

@@ -47,9 +47,9 @@ _ORIGINAL_BASES = (torch.Tensor.__mro__, torch.nn.Module.__mro__, torch.nn.Modul
 CUDA_LIMIT_PERSISTING_L2 = 6  # cudaLimitPersistingL2CacheSize
 
 
-def snapshot(device: str, *, loaded: bool = True) -> dict[str, str]:
-    """Name and value of every watched setting now. Before a candidate is `loaded` nobody has
-    replaced an operator, and looking takes 50 ms."""
+def snapshot(device: str) -> dict[str, str]:
+    """Name and value of every watched setting now, but for `replaced_operators`, which takes
+    50 ms."""
     now = {
         "default_dtype": str(torch.get_default_dtype()),
         "default_device": str(torch.get_default_device()),
@@ -63,7 +63,6 @@ def snapshot(device: str, *, loaded: bool = True) -> dict[str, str]:
         "python_threads": str(threading.active_count()),
         "patched": ", ".join(patched()),
         "modes": f"{torch._C._len_torch_dispatch_stack()} {_function_modes()}",
-        "operators": str(_replaced_operators() if loaded else 0),
     }
     if device.startswith("cuda"):
         now["current_device"] = str(torch.cuda.current_device())
@@ -91,7 +90,7 @@ def _function_modes() -> int:
     return sum(type(mode) is not DeviceContext for mode in stack)
 
 
-def _replaced_operators() -> int:
+def replaced_operators() -> int:
     """How many of torch's own operators, and tables with its fallbacks, are no longer implemented
     as when this module was imported. Without what torch registers itself when it is used: for
     tensors that hold no values, for vmap, and operators that torch.compile adds to its

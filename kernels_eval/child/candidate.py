@@ -95,7 +95,7 @@ class CandidateRole(ModelRunner):
         self.prepare_device(self.spec.device, self.spec.threads)
         (self._arguments,) = self.unpacked(arguments)
         self.outputs = self.memory(**outputs)
-        self.state = state.snapshot(self.device, loaded=False)
+        self.state = state.snapshot(self.device)
         self.tracer = KernelTracer(self.on_gpu)
         self.tracer.follows_graphs = self.gradients is not None
         self.libraries = libraries
@@ -342,8 +342,13 @@ class CandidateRole(ModelRunner):
         """Settings that are no longer what they were before the candidate was loaded."""
         changed = state.changes(self.state, state.snapshot(self.device))
         added = {name for name in self.tracer.own_operators if name.startswith(state.OWN_OF_TORCH)}
-        changed |= {"operators": ", ".join(sorted(added))} if added else {}
-        return {"changed": changed | ({"refused": self.refused[0]} if self.refused else {})}
+        if replaced := state.replaced_operators():
+            changed["operators"] = f"{replaced} of torch's own are replaced"
+        if added:
+            changed["operators"] = ", ".join(sorted(added))
+        if self.refused:
+            changed["refused"] = self.refused[0]
+        return {"changed": changed}
 
     def do_operators(self, inputs: Handed, again: bool = False) -> Message:
         """The aten compute operators of one forward call, and the custom kernels seen so far.

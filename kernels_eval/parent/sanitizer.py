@@ -31,11 +31,15 @@ SUMMARY = re.compile(
     r"^=+ (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: .*\((\d+) error)", re.MULTILINE
 )
 FIRST_ERROR = re.compile(r"^=+ ((?:Error: |Invalid |Uninitialized |Barrier error).*)", re.MULTILINE)
+UNINITIALISED = re.compile(r"^=+ Uninitialized .*\n=+ +at (.*)$", re.MULTILINE)
+"""What initcheck prints of a read, and where it was."""
 ENVIRONMENT = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # else what lies beyond a tensor is torch's own block
     "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",  # a child has no other sockets
 }
 MOST_KERNELS = 8
+PRINTED, PRINTED_READS = 3, 400
+"""Errors that a tool prints. Of initcheck's each is looked at: they fit into what is kept."""
 
 
 def installed() -> str:
@@ -82,7 +86,7 @@ def sanitize(
             }
             try:
                 said = str(child.request("run", timeout=config.sanitizer_s, **run).get("said"))
-                errors = errors_in(said)
+                errors = errors_in(said, tool, draft.custom_kernels)
             except ChildFailure as failure:
                 said, errors = f"{failure.detail}\n{child.log_tail(LOG_BYTES)}", None
         if errors != 0:
@@ -95,17 +99,34 @@ def sanitize(
             raise Stop(reason, f"{tool} counts {errors} errors: {what}", said)
 
 
-def errors_in(said: str) -> int | None:
-    """How many errors a tool counted. None where it did not finish, or counted none of a program
-    that did not."""
+def errors_in(said: str, tool: str, kernels: tuple[str, ...]) -> int | None:
+    """How many errors a tool counted, of initcheck those of the candidate's own kernels. None where
+    it did not finish, or counted none of a program that did not, or printed none of these kernels
+    and not all."""
     counts = [int(errors or races) for errors, races in SUMMARY.findall(said)]
-    return max(counts) if counts and (any(counts) or DONE in said) else None
+    if not counts or not (any(counts) or DONE in said):
+        return None
+    if tool != "initcheck" or not max(counts):
+        return max(counts)
+    reads = UNINITIALISED.findall(said)
+    names = [re.compile(rf"\b{re.escape(name)}\b") for name in _plain_names(kernels)]
+    own = sum(any(name.search(place) for name in names) for place in reads)
+    return own if own or len(reads) == max(counts) else None
 
 
 def _options(tool: str, kernels: tuple[str, ...]) -> list[str]:
-    """Only the candidate's own kernels are looked at: torch's are not its fault, and take long."""
-    options = ["--tool", tool, "--target-processes", "application-only", "--print-limit", "3"]
+    """Only the candidate's own kernels are looked at: torch's are not its fault, and take long. But
+    initcheck must see who else writes: to it, what a kernel wrote that it did not look at was never
+    written."""
+    options = ["--tool", tool, "--target-processes", "application-only"]
+    if tool == "initcheck":
+        return [*options, "--print-limit", str(PRINTED_READS), "--show-backtrace", "no"]
+    options += ["--print-limit", str(PRINTED)]
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
-    for name in filter(None, map(plain_name, kernels[:MOST_KERNELS])):
+    for name in _plain_names(kernels[:MOST_KERNELS]):
         options += ["--kernel-name", f"kernel_substring={name}"]
     return options
+
+
+def _plain_names(kernels: tuple[str, ...]) -> list[str]:
+    return list(filter(None, map(plain_name, kernels)))

@@ -117,7 +117,7 @@ def test_a_chain_of_operators_is_faster_compiled_and_a_fused_kernel_is_worth_les
     compiled, timing = compiled_of(verdict), verdict.timing
     assert compiled.unavailable_reason == "" and compiled.graphs == 1
     assert compiled.reference_ms < 0.6 * timing.reference_ms, "inductor fuses five operators"
-    assert timing.speedup > 1.5 and compiled.speedup < 0.7 * timing.speedup
+    assert timing.speedup > 1.1 and compiled.speedup < 0.7 * timing.speedup
     assert compiled.speedup_lower <= compiled.speedup <= compiled.speedup_upper
     assert verdict.phases.timing_s < 20, "compiling is no part of the window"
 

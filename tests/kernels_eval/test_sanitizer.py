@@ -60,7 +60,38 @@ NEVER_STARTED = """========= COMPUTE-SANITIZER
     ],
 )
 def test_errors_in_recorded_outputs(said, errors):
-    assert sanitizer.errors_in(said) == errors
+    assert sanitizer.errors_in(said, "memcheck", ("affine_kernel",)) == errors
+
+
+def reads(*places, count=None):
+    """What initcheck prints of uninitialised reads there."""
+    said = "".join(
+        f"========= Uninitialized __global__ memory read of size 4 bytes\n"
+        f"=========     at {place}\n=========     by thread (0,0,0) in block (0,0,0)\n"
+        for place in places
+    )
+    return f"{said}{sanitizer.DONE}\n========= ERROR SUMMARY: {count or len(places)} errors\n"
+
+
+@pytest.mark.parametrize(
+    "said, errors",
+    [
+        (CLEAN, 0),
+        (reads("rows_kernel(const float *, float *, int)+0x90"), 1),
+        (reads("0x90 in cuda.cu:12:rows_kernel(const float *)"), 1),
+        (reads("void at::native::vectorized_kernel<4>(int)+0x30"), 0),
+        (reads("void at::native::rows_kernel_impl(int)+0x30"), 0),
+        (reads("void at::native::fill(int)+0x30", "rows_kernel(int)+0x90", count=9000), 1),
+        (reads("void at::native::fill(int)+0x30", count=9000), None),
+    ],
+)
+def test_of_initcheck_only_reads_of_the_candidates_kernels_count(said, errors):
+    names = ("void (anonymous namespace)::tile<float, 4>(float*)", "rows_kernel(float const*)")
+    assert sanitizer.errors_in(said, "initcheck", names) == errors
+
+
+def test_initcheck_sees_what_every_kernel_writes():
+    assert "--kernel-name" not in sanitizer._options("initcheck", ("rows_kernel",))
 
 
 def test_off_changes_no_hash():

@@ -6,12 +6,13 @@ interval, by the budget `timing.max_s`.
     python -m benchmarks.timing_budget --language cpp   # bundled kernels, without a GPU
 
 One response of every task, then a second of every task, until the limit; those without code count
-in no figure. Each is built once and then judged under every budget, one process after the other on
-one device, a budget at a time, so that drift of the machine falls on a budget and not between
-candidates. Verdicts are written to --out as they come; after `--budget-s` seconds the tables hold
-what is there, of candidates that were judged under all budgets. Half a width is that of the 95 %
-interval of log(speedup); `decided` are correct ones whose interval lies on one side of 1. `moved`
-is by how much log(speedup) differs from that under the largest budget, median over candidates.
+in no figure. Each is built once and then judged under every budget, on one device, ten candidates
+at a time under one budget after the other, the order of the budgets turned for the next ten: drift
+of the machine falls on all budgets alike. Verdicts are written to --out as they come; after
+`--budget-s` seconds the tables hold what is there, of candidates that were judged under all
+budgets. Half a width is that of the 95 % interval of log(speedup); `decided` are correct ones whose
+interval lies on one side of 1. `moved` is by how much log(speedup) differs from that under the
+largest budget, median over candidates.
 Needs torch, numpy, pydantic, psutil, polars and nvcc; no Ray, no Prefect.
 """
 
@@ -25,8 +26,10 @@ import statistics
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +42,7 @@ from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stabl
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
 
+TOGETHER = 10
 PHASES = ("reference_s", "load_s", "correctness_s", "attribution_s", "timing_s")
 
 
@@ -68,7 +72,7 @@ def main() -> int:
     language, rows = Language(arguments.language), []
     candidates = list(chosen(arguments, language))
     built = build(candidates, budgets[0], arguments.builders)
-    for row in (row for budget in budgets for row in judged(built, budget, language)):
+    for row in judged(built, budgets, language):
         rows.append(row)
         if arguments.out:
             with arguments.out.open("a", encoding="utf-8") as file:
@@ -144,14 +148,21 @@ def build(
             each.close()
 
 
-def judged(built: list[Built], budget: float, language: Language) -> Iterator[dict[str, Any]]:
-    """A row for each verdict under a budget."""
-    evaluator = Evaluator(language, protocol(budget))
-    try:
-        for task, candidate, prepared in built:
-            yield row_of(evaluator.run(task, candidate, prepared), budget)
-    finally:
-        evaluator.close()
+def judged(
+    built: list[Built], budgets: list[float], language: Language
+) -> Iterator[dict[str, Any]]:
+    """A row for each verdict under each budget."""
+    with ExitStack() as stack:
+        turns = deque(
+            (budget, stack.enter_context(Evaluator(language, protocol(budget))))
+            for budget in budgets
+        )
+        for start in range(0, len(built), TOGETHER):
+            for budget, evaluator in turns:
+                for task, candidate, prepared in built[start : start + TOGETHER]:
+                    yield row_of(evaluator.run(task, candidate, prepared), budget)
+                evaluator.runner.drop_reference()  # the others need its memory
+            turns.rotate()
 
 
 def row_of(verdict: Verdict, budget: float) -> dict[str, Any]:

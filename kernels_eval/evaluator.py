@@ -139,6 +139,7 @@ class Evaluator:
             self.runner.warm_pool.settle()  # nothing starts or ends while it is timed
             clock = PairedClock(process, compiled)
             timing = clock.passes(clock.measure())
+            reference.end_timing()
             if clock.idle_samples:
                 what = f"no custom kernel ran in {clock.idle_samples} timed samples"
                 raise Stop(Reason.NO_CUSTOM_KERNEL, what)

@@ -211,6 +211,7 @@ class CandidateRole(ModelRunner):
 
     def _receive(self, inputs: Handed) -> None:
         """Copy sets of inputs out of the memory that comes with this message."""
+        self.timed_inputs = []  # timing is over, or has not begun
         received = self.unpacked(inputs)
         self.sets = list(map(copied, received))
         self.synchronise()  # the memory may go

@@ -35,6 +35,10 @@ DRAW_S = 0.3  # time for drawing the sets of one process
 UNSEEN_S = 0.06  # and those of one round of the bound
 # most calls of a round of the bound: a delay once in a round must weigh little on each of them
 UNSEEN = 512
+UNSEEN_BYTES = 4 << 30
+"""Memory of a GPU for the inputs and outputs of a round. Calls of 60 us, three a round, counted up
+to five times what they took: a round costs a candidate up to a millisecond more than the
+reference."""
 BOUND_NS = 1e7
 # but more than a ring of eight buffers holds, where that does not take long: on a busy machine, too
 REVEALING, REVEALING_NS = 10, 1e8
@@ -170,6 +174,8 @@ class PairedClock:
         inputs, descriptor = self.reference.draw(seeds[:count])
         self.process.tell("timing_inputs", (descriptor,), inputs=inputs)
         self.sets = count
+        if self.on_gpu:
+            room = max(room, UNSEEN_BYTES // max(1, self.reference.task_bytes))
         self.unseen = int(max(self.fewest, min(UNSEEN, room, UNSEEN_S / one_set_s)))
         if not large:
             self.unseen = max(self.sets, self.unseen)

@@ -459,6 +459,12 @@ class ReferenceProcess:
             self._descriptors[use] = self.child.channel.descriptors.pop()
         return told | {"on_device": on_device, "size": size}, self._descriptors[use]
 
+    def end_timing(self) -> None:
+        """Give back the memory that only timing needs: what comes next may need it."""
+        for whose in ("own", "unseen"):
+            self._release(whose)
+        self.ask("end_timing")
+
     def _release(self, use: str) -> None:
         if (descriptor := self._descriptors.pop(use, None)) is not None:
             os.close(descriptor)

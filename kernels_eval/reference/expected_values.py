@@ -67,6 +67,7 @@ DOUBTFUL = 5e-6
 """Relative RMS error from which an unseen answer is compared with a float64 oracle, too: sums near
 zero may be off by so much in either."""
 PROBES = 8
+AT_ONCE = 8
 ENOUGH_ELEMENTS = 1 << 26
 MOST_OPERATORS = 256
 OWN_FLOATS = ("reference_rms", "reference_max")
@@ -421,6 +422,13 @@ class Reference(TaskRunner):
     def do_new_candidate(self) -> None:
         self.digests = {}
 
+    def do_end_timing(self) -> None:
+        """Give back the memory that only timing needs."""
+        self.timed_inputs, self.drawn = [], None
+        for whose in ("own", "unseen"):
+            self.outputs_of.pop(whose, None)
+        self.give_back_memory()
+
     def do_compare(self, trial: str) -> Comparison:
         """Measure the bytes that the candidate has written against this trial, and against every
         earlier one."""
@@ -475,6 +483,7 @@ class Reference(TaskRunner):
         chosen = sorted({*positions, *self._farthest(len(seeds), len(positions))})
         # under a drawn distribution a task may give infinities now and then: no judge of others
         chosen = [x for x in chosen if distributions[x] == DECLARED or self._is_finite(x)]
+        assert self.drawn, "do_draw comes first"
         how, memory = self.drawn
         sets = unpack(memory=memory, **how)
         found = []
@@ -517,8 +526,10 @@ class Reference(TaskRunner):
                 calls(self.outputs_of[whose], x, count, offset=offset, step=step)
                 for whose in ("unseen", "own")
             )
-            if x.numel():
-                worst = worst.maximum(row_differences(actual, own).to(self.device))
+            if x.numel():  # a few at a time: what it takes to compare them is as large as they are
+                pairs = zip(actual.split(AT_ONCE), own.split(AT_ONCE), strict=True)
+                found = torch.cat([row_differences(*pair) for pair in pairs])
+                worst = worst.maximum(found.to(self.device))
             offset += padded(x.nbytes)
         return worst.topk(wanted).indices.tolist()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -77,7 +77,7 @@ class TaskRunner(ModelRunner):
         super().__init__(channel)
         self.plan: InputPlan | None = None
         self._outputs: dict[str, list[Tensor]] = {}
-        self.drawn: tuple[Packs, Memory]
+        self.drawn: tuple[Packs, Memory] | None = None
         """The last inputs that were given away."""
 
     def do_load(self, path: str, spec: Message) -> Any:
@@ -146,22 +146,25 @@ class TaskRunner(ModelRunner):
     ) -> Message:
         """Put the inputs of these seeds into new shared memory, a set for each."""
         pairs = zip(seeds, distributions, strict=True)
-        drawn = [self.inputs(seed, name, shape) for seed, name in pairs]
-        return self._handed_over(drawn, on_device, size)
+        drawn = (self.inputs(seed, name, shape) for seed, name in pairs)
+        return self._handed_over(drawn, len(seeds), on_device, size)
 
     def do_arguments(self, seed: int, on_device: bool, size: int) -> Message:
         """Put what the constructor is called with under this seed into new shared memory."""
-        return self._handed_over([self.arguments(self.spec.under(seed))], on_device, size)
+        return self._handed_over([self.arguments(self.spec.under(seed))], 1, on_device, size)
 
     def packed_bytes(self, value: object) -> int:
         """Bytes of shared memory that a value takes."""
         return pack(value, None, self.module).bytes
 
-    def _handed_over(self, values: list[Any], on_device: bool, size: int) -> Message:
+    def _handed_over(
+        self, values: Iterable[Any], count: int, on_device: bool, size: int
+    ) -> Message:
+        self.drawn = None  # its memory first
         memory = device_memory(size) if on_device else self.memory(on_device=False)
         if memory is None:
             return {"shared": False}
-        stride = size // max(1, len(values)) // ALIGNMENT * ALIGNMENT
+        stride = size // max(1, count) // ALIGNMENT * ALIGNMENT
         packed = [
             pack(value, memory, self.module, index * stride) for index, value in enumerate(values)
         ]
@@ -171,7 +174,7 @@ class TaskRunner(ModelRunner):
         self.synchronise()
         texts = [each.text for each in packed]
         texts = texts[:1] if len(set(texts)) == 1 else texts
-        how: Packs = {"packed": texts, "count": len(values), "stride": stride}
+        how: Packs = {"packed": texts, "count": count, "stride": stride}
         self.drawn = how, memory
         found: Message = {**how, "shared": True}
         if isinstance(memory, DeviceMemory):

@@ -54,14 +54,27 @@ QUOTED = [
         r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?"
         r"\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
     ),
-    (
-        SPEED,
-        r"one GPU \| ([\d,]+) \|.*\n.*`ddp` \| ([\d,]+) \|.*\n.*gathered \| ([\d,]+) \|.*\n"
-        r"\| TRL with FSDP2 \| ([\d,]+) \|",
-        r"`ours` \| 1 \| [\d,]+ \| ([\d,]+).*\n.*\(DDP\) \| 2 \| [\d,]+ \| ([\d,]+) .*\n"
-        r".*fsdp2` \| 2 \| [\d,]+ \| ([\d,]+) .*\n.*\| 2 \| [\d,]+ \| ([\d,]+) \|",
+    *(
+        (
+            SPEED,
+            rf"\| {said} \| ([\d,]+) \| ([\d.]+) % \| ([\d,]+) \| ([\d.]+) % \|\n",
+            r"(?:.*\n)+?".join(
+                rf"\| `{name}` \| 2 \| {length} \| ([\d,]+) \| [\d,]+ \| \**([\d.]+) %"
+                for length in ("8,192", "16,384")
+            ),
+        )
+        for said, name in {
+            "`fsdp2`": "ours_fsdp2",
+            "TRL with FSDP2": "trl_fsdp2",
+            "TRL with FSDP2 and Liger": "liger_fsdp2",
+        }.items()
     ),
-    (TRAIN, r"it is ([\d.]+) times as fast as TRL", r"`ours_fsdp2` \| 2 .* 92.9 % \| ([\d.]+) \|"),
+    (
+        TRAIN,
+        r"it is ([\d.]+) and ([\d.]+) times as fast as TRL",
+        r"`trl_fsdp2` \| 2 \| 8,192 .*\*\*([\d.]+)\*\*(?:.*\n)+?"
+        r"\| `trl_fsdp2` \| 2 \| 16,384 [^%]*% \| ([\d.]+) \|",
+    ),
     (VLLM, r"([\d,]+) tokens/s through concur, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
     (VLLM, r"room for ([\d,]+) tokens of keys", r"cache holds ([\d,]+)\s+tokens"),
     (

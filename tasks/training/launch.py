@@ -183,14 +183,15 @@ def _alone(job: Job, gpu: bool, news: Any) -> None:
 
 def _fit(job: Job, gpu: bool, news: Any) -> None:
     import ray
-    from ray.train.torch import TorchConfig
-    from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 
     # it also takes what is printed into a file, which `datasets` hashes
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
     # Ray Train's own notes: checkpoints are ours and lie beside it
     scratch = job.out_dir / "ray_train"
-    try:
+    try:  # from its first import on: who waits for news would wait for ever
+        from ray.train.torch import TorchConfig
+        from ray.train.v2.api.config import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+
         trainer = _trainer_class()(
             _worker,
             train_loop_config={"job": ray.put(job), "news": news},

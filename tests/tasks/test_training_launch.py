@@ -2,7 +2,9 @@
 
 import os
 import signal
+import sys
 import time
+from queue import SimpleQueue
 
 import psutil
 import pytest
@@ -163,3 +165,11 @@ def test_a_process_that_is_alone_does_not_train_for_two(base, tmp_path):
         UsageError, match="trains with 2 workers, and 1 were started .*train_on_ray"
     ):
         train(ROWS, TWO, base, tmp_path)
+
+
+def test_an_installation_without_ray_train_says_so_and_does_not_hang(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray.train.torch", None)
+    news = SimpleQueue()
+    launch._fit(launch.Job([], TrainingRecipe(), "base", tmp_path), False, news)
+    kind, why = news.get_nowait()
+    assert kind == "end" and "ray.train" in why

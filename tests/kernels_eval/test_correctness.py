@@ -19,6 +19,7 @@ from kernels_eval.checks.inputs import (
 )
 from kernels_eval.checks.measurement import close, least_mark, measure, row_differences, unlike
 from kernels_eval.config import CorrectnessConfig
+from kernels_eval.reference import long_sums
 from kernels_eval.reference.long_sums import LongSums
 
 CONFIG = CorrectnessConfig()
@@ -486,6 +487,19 @@ def seen_by_modes(a, b):
     with LongSums() as sums:
         torch.mm(a, b)
     return sums.error
+
+
+@pytest.mark.parametrize("length", [1, 6, 7, 8, 100])
+@pytest.mark.parametrize("scale", [1.0, 3e38])
+def test_parts_are_added_up_as_the_whole_is(length, scale, monkeypatch):
+    monkeypatch.setattr(long_sums, "PART", 7)
+    row = np.random.default_rng(length).uniform(-1, 1, length).astype(np.float32)
+    row *= np.float32(scale)
+    with np.errstate(over="ignore", invalid="ignore"):
+        exact = np.cumsum(row, dtype=np.float64)
+        off = np.abs(np.cumsum(row, dtype=np.float32) - exact).max()
+        found = long_sums._added_in_order(row)
+    np.testing.assert_equal(found, (off, exact[-1]))
 
 
 @pytest.mark.parametrize("length", [1 << 9, 1 << 14, 1 << 17])

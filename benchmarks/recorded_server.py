@@ -22,7 +22,6 @@ import argparse
 import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +33,7 @@ from typing import Any
 import polars as pl
 
 from kernels_eval.records import stable_hash
+from tasks.synthesis.replica import free_port
 
 CHARACTERS_A_TOKEN = 3.6
 """Of QwQ-32B's answers about KernelBench; no tokenizer was at hand to count them."""
@@ -79,9 +79,7 @@ def main(arguments: list[str]) -> int:
     recorded, command = Recorded(asked.tasks, asked.responses, asked.claims), asked.command
     host, port = (command.index(name) + 1 for name in ("--host", "--port"))
     address = command[host], int(command[port])
-    with socket.socket() as free:
-        free.bind((address[0], 0))
-        behind = address[0], free.getsockname()[1]
+    behind = address[0], free_port(address[0])
     command[port] = str(behind[1])
     server = subprocess.Popen(command)
     signal.signal(signal.SIGTERM, lambda *_: server.terminate())

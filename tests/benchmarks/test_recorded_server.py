@@ -4,15 +4,15 @@ import json
 import signal
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import polars as pl
 import pytest
 
 from benchmarks.recorded_server import with_text
 from tasks.synthesis.replica import free_port
+from tests.support.waiting import until
 
 CODE = "class Model:\n    pass\n"
 TEXTS = ["a" * 36, "b" * 360]
@@ -53,15 +53,15 @@ def server(tmp_path):
     command += [str(tmp_path / "inner.py"), "model", "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(command) as process:
         address = f"http://127.0.0.1:{port}"
-        while process.poll() is None:
-            try:
-                ask(f"{address}/health")
-                break
-            except (urllib.error.URLError, OSError):  # not up, or what is behind it is not
-                time.sleep(0.05)
+        until(lambda: answers(f"{address}/health"), "an answer of the server behind")
         yield address
         process.terminate()
         assert process.wait(20) == 256 - signal.SIGTERM, "it ends as what is behind it ended"
+
+
+def answers(url):
+    with suppress(OSError):  # it is not up, or what is behind it is not
+        return ask(url)
 
 
 def ask(url, body=None):

@@ -255,9 +255,10 @@ class CandidateRole(ModelRunner):
         }
         if not report["plain"] or report["devices"] != devices:
             return report
-        saved = _copies(leaves)  # on their own device: outputs can be gigabytes
-        self.previous, self.last_inputs = (leaves, saved), drawn
+        self.previous = [], []  # memory first: outputs can be gigabytes, and stay on their device
         del before, output
+        saved = _copies(leaves)
+        self.previous, self.last_inputs = (leaves, saved), drawn
         large = sum(x.nbytes for x in saved) > LARGE_BYTES
         started = now_ns()
         for number in range(0 if report["mutated"] else min(reruns, 1) if large else reruns):
@@ -329,11 +330,14 @@ class CandidateRole(ModelRunner):
 
     # -- timing ------------------------------------------------------------------------------------
 
+    def do_end_comparisons(self) -> None:
+        """Give back the memory that only comparisons need."""
+        self.previous, self.last_inputs, self.sets = ([], []), [], []
+        self.give_back_memory()
+
     def do_timing_inputs(self, inputs: Handed) -> None:
         """Sets of inputs that samples rotate over."""
-        # the comparisons are over: their memory is needed
-        self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
-        self.give_back_memory()
+        self.timed_inputs = []
         received = self.unpacked(inputs)  # on a GPU, where memory is dear, they stay where they are
         self.timed_inputs = received if self.on_gpu else list(map(copied, received))
 

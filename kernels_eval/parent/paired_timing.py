@@ -98,6 +98,7 @@ class PairedClock:
     def measure(self) -> Timing:
         """The timing. Raises Stop where the candidate reports less time than passes, computes in
         the reference's turn, or gives wrong answers as soon as it is timed."""
+        self.process.tell("end_comparisons")
         try:
             timing = self._measured(self._draw())
             for _ in range(AGAIN):  # in case the machine is quieter now
@@ -221,8 +222,9 @@ class PairedClock:
         reported = max(call_ns, 1.0)
         fewest = max(self.fewest, int(min(REVEALING, self.unseen, REVEALING_NS / reported)))
         wanted = min(self.unseen, max(fewest, BOUND_NS / reported))
+        most_calls = max(fewest, round(1.3 * wanted))  # and no more room: outputs can be gigabytes
         for whose in ("own", "unseen"):
-            self.reference.share(whose, math.ceil(1.3 * wanted + 1) * self.reference.output_bytes)
+            self.reference.share(whose, most_calls * self.reference.output_bytes)
         overheads: list[float] = []
         totals: list[float] = []
         spent = 0.0

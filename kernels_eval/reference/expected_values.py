@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
@@ -69,6 +70,9 @@ zero may be off by so much in either."""
 PROBES = 8
 AT_ONCE = 8
 ENOUGH_ELEMENTS = 1 << 26
+HELD_SHARE = 8
+"""Expected values without an oracle hold one part in so many of a GPU's memory: the candidate needs
+the rest, several times its inputs and outputs. More are computed again when they are asked for."""
 MOST_OPERATORS = 256
 OWN_FLOATS = ("reference_rms", "reference_max")
 OWN = (*OWN_FLOATS, "sequential_rms")
@@ -95,8 +99,9 @@ REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, A
 
 
 class Known(NamedTuple):
-    """The expected outputs of a trial, those of the oracle, what errors of its own the reference
-    has, and what inputs and weights all of it is for."""
+    """The expected outputs of a trial, those of the oracle (both empty where memory does not hold
+    them), what errors of its own the reference has, and what inputs and weights all of it is
+    for."""
 
     expected: list[Tensor]
     oracle: list[Tensor]
@@ -111,6 +116,7 @@ class Reference(TaskRunner):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.known: dict[str, Known] = {}
+        self.held_max_bytes = math.inf
         self.samples = True
         self.digests: dict[str, str] = {}
         self.outputs_of: dict[str, Memory] = {}
@@ -154,6 +160,7 @@ class Reference(TaskRunner):
         self.synchronise()
         dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
         gpu = torch.cuda.get_device_properties(0) if self.on_gpu else None
+        self.held_max_bytes = gpu.total_memory // HELD_SHARE if gpu else math.inf
         return LoadedTask(
             plan=self.plan,
             structure=structure,
@@ -223,12 +230,14 @@ class Reference(TaskRunner):
             exact = self._oracle(inputs, reference)
             own_error = self._own_error(inputs, reference, sampled=exact is None and self.samples)
         self.synchronise()
-        equals = [other for other, one in self.known.items() if same_all(reference, one.expected)]
-        self.known[name] = Known(reference, exact or reference, own_error, trial)
         del again, inputs
+        equals = [other for other in self.known if same_all(reference, self._expected(other))]
+        known = Known(reference, exact or reference, own_error, trial)
+        held = exact or name == DECLARED or self._fits(reference)
+        self.known[name] = known if held else known._replace(expected=[], oracle=[])
         self.give_back_memory()
         floats = [torch.isfinite(computable(x)) for x in reference if x.is_floating_point()]
-        constants = self._constants(name)
+        constants = self._constants(known)
         if name == DECLARED:
             self.own_error = constants[0]
         return Expectation(
@@ -263,15 +272,32 @@ class Reference(TaskRunner):
     def outputs(self, inputs: list[Any]) -> list[Tensor]:
         return flatten_outputs(self.forward(inputs))[0]
 
+    def _fits(self, outputs: list[Tensor]) -> bool:
+        """Is there room for these, too, among what has no oracle?"""
+        alone = [one.expected for one in self.known.values() if one.oracle is one.expected]
+        return sum(x.nbytes for each in [*alone, outputs] for x in each) <= self.held_max_bytes
+
+    def _kept(self, name: str) -> Known:
+        """What is known of a trial; outputs that memory does not hold are computed again."""
+        known = self.known[name]
+        if known.expected:
+            return known
+        trial = known.trial
+        with self._model_for(trial):
+            expected = self.outputs(self.inputs(trial.seed, trial.distribution, trial.shape))
+        return known._replace(expected=expected, oracle=expected)
+
+    def _expected(self, name: str) -> list[Tensor]:
+        return self._kept(name).expected
+
     def do_forget(self, trial: str) -> None:
         self.known.pop(trial, None)
 
-    def _constants(self, trial: str) -> list[Comparison]:
+    def _constants(self, known: Known) -> list[Comparison]:
         """How answers that ignore the inputs would compare (see Expectation), seen on the first
         elements of large ones."""
-        known = self.known[trial]
         answers = [list(map(torch.zeros_like, known.expected))]
-        own = self.known[DECLARED].expected
+        own = self.like
         if [x.shape for x in own] == [x.shape for x in known.expected]:
             answers += [own, list(map(_mean, own))]
         oracle, first = (list(map(_start, x)) for x in (known.oracle, known.expected))
@@ -419,6 +445,12 @@ class Reference(TaskRunner):
 
     # -- comparing ---------------------------------------------------------------------------------
 
+    def do_draw(self, *arguments: Any, **asked: Any) -> Message:
+        answer = super().do_draw(*arguments, **asked)
+        if "own" not in self.outputs_of:  # else it is needed at once, while time is taken
+            self.give_back_memory()
+        return answer
+
     def do_new_candidate(self) -> None:
         self.digests = {}
 
@@ -432,16 +464,18 @@ class Reference(TaskRunner):
     def do_compare(self, trial: str) -> Comparison:
         """Measure the bytes that the candidate has written against this trial, and against every
         earlier one."""
-        actual = read(self.outputs_of["candidate"], self.known[trial].expected)
+        known = self._kept(trial)
+        actual = read(self.outputs_of["candidate"], known.expected)
         digest = _digest(actual)
-        found = self._measured(trial, actual)
+        found = self._compared(actual, known)
+        del known
         equals_trial = [
             name
-            for name, kept in self.known.items()
+            for name in self.known
             if found.rms > 1e-4
             and name != trial
             and name in self.digests  # one that this candidate has been asked
-            and all_close(actual, kept.expected, 1e-4)
+            and all_close(actual, self._expected(name), 1e-4)
         ]
         equals_answer = [
             name
@@ -458,15 +492,15 @@ class Reference(TaskRunner):
     def _alike(self, one: str, other: str) -> bool:
         """Is the right answer to both the same? It is where a task's inputs are written out, and
         not drawn."""
-        known = self.known
-        both = one in known and other in known
-        return both and same_all(known[one].expected, known[other].expected)
+        both = one in self.known and other in self.known
+        return both and same_all(self._expected(one), self._expected(other))
 
     def do_measure(self, trial: str) -> Comparison:
         """Measure the bytes in the memory that comes with this message against this trial: those of
         the compiled reference, of which nothing is remembered."""
-        wanted = self.known[trial].expected
-        found = self._measured(trial, read(self.memory(on_device=False), wanted))
+        known = self._kept(trial)
+        found = self._compared(read(self.memory(on_device=False), known.expected), known)
+        del known
         self.give_back_memory()
         return found
 
@@ -545,9 +579,6 @@ class Reference(TaskRunner):
     def _step(self) -> int:
         """Bytes from one set of outputs to the next."""
         return sum(padded(x.nbytes) for x in self.like)
-
-    def _measured(self, trial: str, actual: list[Tensor]) -> Comparison:
-        return self._compared(actual, self.known[trial])
 
     def _compared(self, actual: list[Tensor], known: Known) -> Comparison:
         """Errors of outputs. Where a few elements hang on a step (floor, round, argmax), what the

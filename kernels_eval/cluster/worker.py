@@ -83,7 +83,12 @@ class KernelWorker:
         self._health: DeviceHealth | None = None
         if check or device.startswith("cuda"):
             self._health = DeviceHealth(
-                lambda: runner.server, device, config.limits, runner.close, check or check_health
+                lambda: runner.server,
+                device,
+                config.limits,
+                runner.drop_reference,
+                runner.close,
+                check or check_health,
             )
 
     def several(self, calls: list[Call]) -> tuple[list[Verdict], float]:

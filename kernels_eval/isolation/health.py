@@ -24,10 +24,11 @@ from kernels_eval.records import Reason, Record
 
 SIZE = 256
 CHECK_S = 60.0
-MEMORY_RETURN_S = 20.0
+SOON_S, MEMORY_RETURN_S = 2.0, 20.0
+"""How long memory is waited for: as it is, and where nothing of this worker holds any."""
 ENOUGH_MEMORY = 0.9
-"""Share of the memory that was free at the start that must be free again; the reference of the
-current task may hold the rest."""
+"""Share of the memory that was free at the start that must be free again; the rest is that of the
+processes that wait for the next candidate."""
 PAUSE_S = 0.05
 
 
@@ -59,11 +60,14 @@ def do_check(device: str, wanted_bytes: int, patience_s: float) -> HealthReport:
 
 
 def check_health(
-    server: ForkServer, device: str, limits: LimitsConfig, wanted_bytes: int = 0
+    server: ForkServer,
+    device: str,
+    limits: LimitsConfig,
+    wanted_bytes: int = 0,
+    patience_s: float = 0.0,
 ) -> HealthReport:
-    """Run one check in a new child of `server`, which waits for so much free memory. Raises
-    ChildFailure where the child does not answer."""
-    patience_s = MEMORY_RETURN_S if wanted_bytes else 0.0
+    """Run one check in a new child of `server`, which waits for so much free memory, `patience_s`
+    at most. Raises ChildFailure where the child does not answer."""
     asked = {"device": device, "wanted_bytes": wanted_bytes, "patience_s": patience_s}
     with Child(server, "health", limits) as child:
         answer = child.request("check", timeout=CHECK_S + patience_s, **asked)
@@ -76,13 +80,14 @@ def check_health(
 
 @dataclass
 class DeviceHealth:
-    """Whether one worker's device still works. `server` gives its fork server; `release` makes it
-    give up the memory it holds itself."""
+    """Whether one worker's device still works. `server` gives its fork server; `free_memory` makes
+    it give up the memory that its reference holds, `restart` all its processes."""
 
     server: Callable[[], ForkServer]
     device: str
     limits: LimitsConfig
-    release: Callable[[], None]
+    free_memory: Callable[[], None]
+    restart: Callable[[], None]
     check: Callable[..., HealthReport] = check_health
     _free_at_start: int | None = None
 
@@ -99,20 +104,22 @@ class DeviceHealth:
 
     def _check_twice(self, wanted_bytes: int) -> HealthReport:
         faults: list[str] = []
-        for _ in range(2):
+        for patience_s in (SOON_S, MEMORY_RETURN_S):
+            asked = self.server(), self.device, self.limits, wanted_bytes, patience_s
             try:
-                found = self.check(self.server(), self.device, self.limits, wanted_bytes)
+                found = self.check(*asked)
             except (SandboxError, ChildFailure) as error:
                 faults.append(str(error))
             else:
                 free, wanted = found.free_bytes >> 20, wanted_bytes >> 20
-                if not found.right:
-                    faults.append("a matrix product was wrong")
-                elif found.free_bytes >= wanted_bytes:
+                if found.right and found.free_bytes >= wanted_bytes:
                     return found
-                else:
+                if found.right:
                     faults.append(f"memory did not come back ({free} MB free of {wanted} MB)")
-            self.release()
+                    self.free_memory()
+                    continue
+                faults.append("a matrix product was wrong")
+            self.restart()
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         which = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
         raise GpuLostError(

@@ -25,7 +25,14 @@ import pytest
 from kernels_eval.checks.screening import Screening
 from kernels_eval.errors import GpuLostError
 from kernels_eval.isolation import landlock, layers, seccomp
-from kernels_eval.isolation.health import DeviceHealth, HealthReport, check_health, do_check
+from kernels_eval.isolation.health import (
+    MEMORY_RETURN_S,
+    SOON_S,
+    DeviceHealth,
+    HealthReport,
+    check_health,
+    do_check,
+)
 from kernels_eval.isolation.sandbox import ChildFailure
 from kernels_eval.parent import prepare as preparation
 from kernels_eval.records import Reason
@@ -693,14 +700,21 @@ def health(*seen):
     what was released."""
     left, asked, released = list(seen), [], []
 
-    def check(server, device, limits, wanted_bytes):
-        asked.append(wanted_bytes)
+    def check(server, device, limits, wanted_bytes, patience_s):
+        asked.append((wanted_bytes, patience_s))
         if isinstance(left[0], Exception):
             raise left.pop(0)
         return left.pop(0)
 
     return (
-        DeviceHealth(lambda: None, "cuda:0", LIMITS, lambda: released.append("all"), check),
+        DeviceHealth(
+            lambda: None,
+            "cuda:0",
+            LIMITS,
+            lambda: released.append("memory"),
+            lambda: released.append("all"),
+            check,
+        ),
         asked,
         released,
     )
@@ -715,11 +729,13 @@ SILENT = ChildFailure(Reason.RUN, "no answer")
 
 
 def test_one_failed_check_is_forgiven_and_memory_is_waited_for():
-    for first in (SHORT, WRONG, SILENT):
+    # long only where this worker holds none of it: what its reference holds does not come back
+    for first, freed in ((SHORT, "memory"), (WRONG, "all"), (SILENT, "all")):
         one, asked, released = health(GOOD, first, GOOD)
         one.remember()
         one.confirm()
-        assert asked == [0, 900, 900] and released == ["all"]
+        assert asked == [(0, SOON_S), (900, SOON_S), (900, MEMORY_RETURN_S)]
+        assert released == [freed]
     started = time.monotonic()
     assert do_check("cpu", 1 << 60, 0.2).right and time.monotonic() - started > 0.2
 
@@ -736,7 +752,7 @@ def test_two_failed_checks_mean_that_the_gpu_is_lost(seen, said):
 
 
 def test_a_check_whose_process_dies_has_failed(verify):
-    lost = DeviceHealth(lambda: verify.runner.server, "cuda:7", LIMITS, lambda: None)
+    lost = DeviceHealth(lambda: verify.runner.server, "cuda:7", LIMITS, lambda: None, lambda: None)
     with pytest.raises(GpuLostError):
         lost.remember()
     assert verify("return ext.honest(x)").reason == "ok"

@@ -40,18 +40,38 @@ def visible_gpus() -> list[str]:
 
 def _query_gpus(fields: str) -> list[str]:
     """One line per GPU, the fields separated by commas. Empty where there is none."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
-        return []
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     program = shutil.which("nvidia-smi")
-    if program is None:
+    if program is None or (chosen is not None and chosen.strip() in ("", "-1")):
         return []
-    query = [program, f"--query-gpu={fields}", "--format=csv,noheader"]
+    query = [program, f"--query-gpu=index,uuid,{fields}", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return [line.strip() for line in lines if line.strip()]
+    return _chosen([line.split(", ", 2) for line in lines if line.strip()], chosen)
+
+
+def _chosen(gpus: list[list[str]], chosen: str | None) -> list[str]:
+    """What is said of the GPUs that CUDA_VISIBLE_DEVICES names, which nvidia-smi does not heed: by
+    index or by the beginning of a UUID, up to the first that is not there, as CUDA has it. A MIG
+    instance counts as a GPU of the first one's kind."""
+    if chosen is None:
+        return [said for _, _, said in gpus]
+    found: list[str] = []
+    for name in map(str.strip, chosen.split(",")):
+        fits = [said for index, uuid, said in gpus if name == index or _begins(uuid, name)]
+        if not fits and name.startswith("MIG-"):
+            fits = [said for _, _, said in gpus]
+        if not fits:
+            break
+        found.append(fits[0])
+    return found
+
+
+def _begins(uuid: str, name: str) -> bool:
+    return name.startswith("GPU-") and uuid.startswith(name)
 
 
 def conditions(language: Language) -> Conditions:

@@ -19,9 +19,11 @@ from tests.support.pools import Quick, many
 pytestmark = pytest.mark.slow
 SMI = """#!/bin/sh
 case "$*" in
-*compute_cap*) echo "NVIDIA {name}, {capability}" ;;
-*) echo "NVIDIA {name}, 580.1" ;;
+*compute_cap*) said="NVIDIA {name}, {capability}" ;;
+*) said="NVIDIA {name}, 580.1" ;;
 esac
+echo "0, GPU-0a, $said"
+echo "1, GPU-1b, $said"
 """
 
 

@@ -54,7 +54,12 @@ START = (
     " from tasks.synthesis.supervisor import main; main()"
 )
 START_LINE = re.compile(r"^--- \d{4}-.*\n", re.MULTILINE)
-TAIL_BYTES, TAIL_LINES = 16_384, 30
+TAIL_BYTES, TAIL_LINES = 1 << 17, 30
+ENGINE_FAULT = re.compile(
+    r"^\((?!APIServer)\w+[^)\n]*\) ERROR [^\]\n]*\] (?:\w+\.)*\w*(?:Error|Exception)\b.*",
+    re.MULTILINE,
+)
+"""An exception of one of vLLM's other processes. Its server, which ends later, names no cause."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +110,15 @@ class Supervised:
         self._say(HURRY if at_once else STOP)
 
     def tail(self) -> str:
-        """The last lines of what this server has written, empty where it has written nothing."""
+        """The last lines of what this server has written, and before them what its engine died of;
+        empty where it has written nothing."""
         with suppress(OSError):
             if self.log:
                 text = Path(self.log).read_bytes()[-TAIL_BYTES:].decode("utf-8", "replace")
-                return "\n".join(START_LINE.split(text)[-1].splitlines()[-TAIL_LINES:])
+                text = START_LINE.split(text)[-1]
+                lines, faults = text.splitlines()[-TAIL_LINES:], ENGINE_FAULT.findall(text)
+                earlier = [fault for fault in faults[-1:] if fault not in lines]
+                return "\n".join(earlier + lines)
         return ""
 
     def _say(self, words: bytes) -> None:

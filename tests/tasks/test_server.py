@@ -408,6 +408,22 @@ def test_a_server_that_answers_no_more_is_started_again(fake, monkeypatch):
     replica.stop()
 
 
+def test_what_the_engine_died_of_is_quoted(tmp_path):
+    """The server's own last words are that its engine failed, and 'see above'."""
+    said = "(EngineCore pid=7) ERROR 11-26 15:07:09 [core.py:1210] "
+    cause = f"{said}ValueError: No valid attention backend found"
+    server = [f"(APIServer pid=5)   File {number}" for number in range(40)]
+    last = "(APIServer pid=5) RuntimeError: Engine core initialization failed."
+    log = tmp_path / "replica-0.log"
+    log.write_text("\n".join([f"{said}Traceback", cause, *server, last, ""]))
+    supervised = object.__new__(Supervised)
+    supervised.log = str(log)
+    assert supervised.tail().splitlines()[0] == cause
+    assert supervised.tail().splitlines()[-1] == last
+    log.write_text(f"{cause}\n{last}\n")
+    assert supervised.tail() == f"{cause}\n{last}"
+
+
 def test_pauses_grow_and_restarts_are_bounded(fake, monkeypatch):
     replica = Replica(spec(fake, restarts=2, restart_pause_s=0.2), 0)
     pauses = []

@@ -90,6 +90,7 @@ class Runner(Workplace):
                 self.device,
                 construct_on,
             )
+            self.warm_pool.replenish(server)  # while this one computes
             self.warm_pool.wait_closed()
         held.open()
         return held

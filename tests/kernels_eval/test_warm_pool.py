@@ -53,10 +53,8 @@ def test_verdicts_are_those_of_processes_that_are_started_when_they_are_needed(v
     for _ in range(2):
         for reason, (task, code) in CODES.items():
             assert verify(task, code) == reason
-    candidates = [there for role, there in taken if role == "candidate"]
-    assert not candidates[0] and all(candidates[1:]), (
-        "the first had to be started; every other one was there"
-    )
+    # started while the first reference computed
+    assert all(there for role, there in taken if role == "candidate")
     assert [there for role, there in taken if role == "reference"].count(False) == 1
 
 

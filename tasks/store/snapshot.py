@@ -446,7 +446,8 @@ class Snapshot:
         if self.finished:
             raise UsageError(
                 f"snapshot {self.path} is finished",
-                "a finished snapshot never changes: change the configuration instead",
+                "another run of this configuration has finished it meanwhile: run the same again,"
+                " and it is used as it is",
             )
 
 

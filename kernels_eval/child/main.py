@@ -31,7 +31,7 @@ from kernels_eval.languages import Language
 from kernels_eval.records import Reason, Record
 
 OTHER_ROLES = {
-    "reference": "reference.expected_values:Reference",
+    "reference": "reference.answers:Reference",
     "compiled": "reference.task_runner:CompiledRole",
     "workload": "reference.workload",
     "profile": "reference.operator_times",

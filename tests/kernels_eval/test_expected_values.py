@@ -11,7 +11,8 @@ from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.records import Reason
 from kernels_eval.reference import task_runner
-from kernels_eval.reference.expected_values import ORACLE_MAX_S, Reference
+from kernels_eval.reference.answers import Reference
+from kernels_eval.reference.expected_values import ORACLE_MAX_S
 from tests.support.kernels import task_source
 
 SLOW_S = 2 * ORACLE_MAX_S

@@ -1,0 +1,276 @@
+"""The trusted role: holds expected values and compares what a candidate returned.
+
+Lives in a process of its own, which no candidate code ever enters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_eval.checks.correctness import merge
+from kernels_eval.checks.measurement import (
+    all_close,
+    computable,
+    least_step,
+    measure,
+    row_differences,
+    same,
+    same_all,
+    unlike,
+)
+from kernels_eval.checks.trials import (
+    DECLARED,
+    EARLIER,
+    LATER,
+    Comparison,
+    Trial,
+    UnseenComparison,
+)
+from kernels_eval.child.shared_memory import Memory, calls, padded, read, unpack
+from kernels_eval.isolation.channel import Channel, Message
+from kernels_eval.reference.equal_elements import ChosenAs
+from kernels_eval.reference.expected_values import (
+    DRAWS,
+    ENOUGH_ELEMENTS,
+    ORACLE_MAX_S,
+    OWN_FLOATS,
+    REFUSALS,
+    ExpectedValues,
+    Known,
+)
+from kernels_eval.reference.task_runner import device_memory
+
+DIGEST_BYTES = 1 << 20
+"""Enough to tell whether two answers are one: hashing is the processor's work."""
+DOUBTFUL = 5e-6
+"""Relative RMS error from which an unseen answer is compared with a float64 oracle, too: sums near
+zero may be off by so much in either."""
+AT_ONCE = 8
+OWN = (*OWN_FLOATS, "sequential_rms")
+"""Errors of the reference itself, which gates allow for."""
+FEW, FEW_SHARE = 4, 1e-3
+"""Elements, and the share of all, that may be off because they hang on a step."""
+MOVES, STEP_UNITS = 36, (4, 4, 1)
+"""How often operators round otherwise, by how many units in turn, in a look for what is beside a
+step: several steps that one value takes seldom agree where it is moved far."""
+MOST_OFF = 0.25
+"""Where more of the numbers of an output are off, it is not asked whether they hang on steps."""
+UNMOVED = 2
+"""Before that, runs that take the first and the last of equal elements."""
+RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
+"""What is said of outputs exactly as they are."""
+
+
+class Reference(ExpectedValues):
+    """Serves one task: then `do_compare` for each answer of a candidate."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self.digests: dict[str, str] = {}
+        self.outputs_of: dict[str, Memory] = {}
+
+    def do_share(self, whose: str, on_device: bool, size: int) -> Message:
+        """Have memory for outputs: what comes with this message, or device memory, whose descriptor
+        the answer carries where the driver can share it."""
+        self.outputs_of.pop(whose, None)  # its memory first
+        if not on_device:
+            self.outputs_of[whose] = self.memory(on_device=False)
+            return {"shared": True}
+        if (memory := device_memory(size)) is None:
+            return {"shared": False}
+        self.outputs_of[whose] = memory
+        return {"shared": True, "_descriptors": [memory.descriptor]}
+
+    def do_draw(self, *arguments: Any, **asked: Any) -> Message:
+        answer = super().do_draw(*arguments, **asked)
+        if "own" not in self.outputs_of:  # else it is needed at once, while time is taken
+            self.give_back_memory()
+        return answer
+
+    def do_new_candidate(self) -> None:
+        self.digests = {}
+
+    def do_end_timing(self) -> None:
+        """Give back the memory that only timing needs."""
+        self.timed_inputs, self.drawn = [], None
+        for whose in ("own", "unseen"):
+            self.outputs_of.pop(whose, None)
+        self.give_back_memory()
+
+    def do_compare(self, trial: str) -> Comparison:
+        """Measure the bytes that the candidate has written against this trial, and against every
+        earlier one."""
+        known = self._kept(trial)
+        actual = read(self.outputs_of["candidate"], known.expected)
+        digest = _digest(actual)
+        found = self._compared(actual, known)
+        del known
+        equals_trial = [
+            name
+            for name in self.known
+            if found.rms > 1e-4
+            and name != trial
+            and name in self.digests  # one that this candidate has been asked
+            and all_close(actual, self._expected(name), 1e-4)
+        ]
+        equals_answer = [
+            name
+            for name, other in self.digests.items()
+            if other == digest and name != trial and not self._alike(name, trial)
+        ]
+        self.digests[trial] = digest
+        del actual
+        self.give_back_memory()
+        return found.model_copy(
+            update={"equals_trial": equals_trial, "equals_answer": equals_answer}
+        )
+
+    def _alike(self, one: str, other: str) -> bool:
+        """Is the right answer to both the same? It is where a task's inputs are written out, and
+        not drawn."""
+        both = one in self.known and other in self.known
+        return both and same_all(self._expected(one), self._expected(other))
+
+    def do_measure(self, trial: str) -> Comparison:
+        """Measure the bytes in the memory that comes with this message against this trial: those of
+        the compiled reference, of which nothing is remembered."""
+        known = self._kept(trial)
+        found = self._compared(read(self.memory(on_device=False), known.expected), known)
+        del known
+        self.give_back_memory()
+        return found
+
+    def do_compare_unseen(
+        self, positions: list[int], seeds: list[int], distributions: list[str]
+    ) -> UnseenComparison:
+        """Measure the candidate's outputs of `do_run_unseen` against this process's own for the
+        same inputs, whose seeds and distributions come along: those at these positions, and those
+        that are farthest off.
+
+        `equals_trial` says whether a wrong one is the answer of a later or an earlier call,
+        `mutates_inputs` whether the candidate has changed its inputs.
+        """
+        chosen = sorted({*positions, *self._farthest(len(seeds), len(positions))})
+        # under a drawn distribution a task may give infinities now and then: no judge of others
+        chosen = [x for x in chosen if distributions[x] == DECLARED or self._is_finite(x)]
+        assert self.drawn, "do_draw comes first"
+        how, memory = self.drawn
+        sets = unpack(memory=memory, **how)
+        found = []
+        for index in chosen:
+            inputs = self.inputs(seeds[index], distributions[index])
+            mutates = not all(map(same, sets[index], inputs))
+            trial = Trial(DECLARED, seeds[index], distributions[index])
+            error = self._unseen_error(index, inputs, trial, len(seeds))
+            found.append(error.model_copy(update={"mutates_inputs": mutates}))
+        del sets, inputs
+        self.give_back_memory()
+        return UnseenComparison(positions=chosen, found=found)
+
+    def _unseen_error(self, index: int, inputs: list[Any], trial: Trial, count: int) -> Comparison:
+        actual, own = self._unseen("unseen", index), self._unseen("own", index)
+        error = merge(list(map(measure, actual, own, own)))
+        if error.rms > DOUBTFUL:
+            exact = self._oracle(inputs, own)
+            costs = self._own_error(inputs, own, sampled=exact is None)
+            error = self._compared(actual, Known(own, exact or own, costs, trial))
+        others = (other for other in range(count) if error.rms > 1e-4 and other != index)
+        equal = [x for x in others if all_close(actual, self._unseen("own", x), 1e-4)]
+        names = {LATER if other > index else EARLIER for other in equal}
+        known = {name: max(getattr(error, name), getattr(self.own_error, name)) for name in OWN}
+        return error.model_copy(update={**known, "equals_trial": sorted(names)})
+
+    def _is_finite(self, index: int) -> bool:
+        """Is this process's own output finite?"""
+        return all(bool(torch.isfinite(computable(x)).all()) for x in self._unseen("own", index))
+
+    def _farthest(self, count: int, wanted: int) -> list[int]:
+        """Positions of the outputs that differ most from this process's own: by the largest
+        difference, as a share of the largest value."""
+        if count <= wanted:
+            return []
+        step, offset = self._step, 0
+        worst = torch.zeros(count, device=self.device)
+        for x in self.like:
+            actual, own = (
+                calls(self.outputs_of[whose], x, count, offset=offset, step=step)
+                for whose in ("unseen", "own")
+            )
+            if x.numel():  # a few at a time: what it takes to compare them is as large as they are
+                pairs = zip(actual.split(AT_ONCE), own.split(AT_ONCE), strict=True)
+                found = torch.cat([row_differences(*pair) for pair in pairs])
+                worst = worst.maximum(found.to(self.device))
+            offset += padded(x.nbytes)
+        return worst.topk(wanted).indices.tolist()
+
+    def _unseen(self, whose: str, index: int) -> list[Tensor]:
+        return read(self.outputs_of[whose], self.like, index * self._step)
+
+    @property
+    def _step(self) -> int:
+        """Bytes from one set of outputs to the next."""
+        return sum(padded(x.nbytes) for x in self.like)
+
+    def _compared(self, actual: list[Tensor], known: Known) -> Comparison:
+        """Errors of outputs. Where a few elements hang on a step (floor, round, argmax), what the
+        reference gives beside it is right, too. On hard inputs, most of an output's integers may do
+        so: numbers alone are judged there."""
+        if known.trial.hard:
+            pairs = zip(actual, known.expected, strict=True)
+            actual = [x if least_step(x) else y for x, y in pairs]
+        found = list(map(measure, actual, known.oracle, known.expected))
+        off = any(error.max > least_step(x) for error, x in zip(found, actual, strict=True))
+        if off and max(x.numel() for x in actual) <= ENOUGH_ELEMENTS:
+            accepted = self._beside_steps(actual, known)
+            again = map(measure, accepted, known.oracle, known.expected)
+            found = [
+                new.model_copy(update={name: getattr(old, name) for name in RECORDED})
+                for old, new in zip(found, again, strict=True)
+            ]
+        worst = max(range(len(found)), key=lambda index: found[index].rms, default=0)
+        return merge([known.error, *found]).model_copy(update={"worst": worst})
+
+    def _beside_steps(self, actual: list[Tensor], known: Known) -> list[Tensor]:
+        """These outputs, with the expected element where one is off and the reference gives the
+        same: in float64, where it chooses so from equal elements, or where its operators round
+        otherwise. Only where few are off, or not many more than of the reference's own."""
+        near = [y.to(x.dtype) for x, y in zip(known.expected, known.oracle, strict=True)]
+        off = left = list(map(unlike, actual, known.expected))
+        numbers = [mask for mask, x in zip(off, actual, strict=True) if least_step(x)]
+        if any(int(mask.sum()) > MOST_OFF * mask.numel() for mask in numbers):
+            return actual
+        few, trial, begun = False, known.trial, self.work_stamp()
+        with self._model_for(trial):
+            inputs = self.inputs(trial.seed, trial.distribution, trial.shape)
+            for move in range(-UNMOVED, MOVES + 1):
+                few = few or all(map(_few, off, map(unlike, known.expected, near)))
+                left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
+                if not any(map(torch.any, left)) or self.work_s(begun) > ORACLE_MAX_S:
+                    break
+                if move >= DRAWS and not few:
+                    return actual
+                units = STEP_UNITS[move % len(STEP_UNITS)] if move >= 0 else 0
+                with suppress(*REFUSALS), ChosenAs(actual, last=move == -1):
+                    near = self._moved_outputs(inputs, move, units)
+        return [
+            torch.where(mask & ~wrong, x, a)
+            for mask, wrong, x, a in zip(off, left, known.expected, actual, strict=True)
+        ]
+
+
+def _few(off: Tensor, own: Tensor) -> bool:
+    """Are so few elements off that they may hang on a step? `own`: where the reference itself is,
+    if it rounds otherwise."""
+    return int(off.sum()) <= max(FEW, FEW_SHARE * off.numel(), 8 * int(own.sum()))
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in tensors:
+        digest.update(tensor.flatten().view(torch.uint8)[:DIGEST_BYTES].cpu().numpy().tobytes())
+    return digest.hexdigest()

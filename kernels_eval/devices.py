@@ -50,7 +50,8 @@ def _query_gpus(fields: str) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     lines = done.stdout.splitlines() if done.returncode == 0 else []
-    return _chosen([line.split(", ", 2) for line in lines if line.strip()], chosen)
+    gpus = [line.strip().split(", ", 2) for line in lines]
+    return _chosen([each for each in gpus if len(each) == 3], chosen)
 
 
 def _chosen(gpus: list[list[str]], chosen: str | None) -> list[str]:

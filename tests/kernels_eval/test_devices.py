@@ -9,6 +9,7 @@ import pytest
 from kernels_eval.devices import gpu_arch, visible_gpus
 
 SMI = """#!/bin/sh
+echo
 echo "0, GPU-0a1b, NVIDIA H100, 9.0"
 echo "1, GPU-1c2d, NVIDIA H100, 9.0"
 echo "2, GPU-2e3f, NVIDIA A100, 8.0"

@@ -156,7 +156,8 @@ def make_inputs(
     if plan is None:
         return values
     for index, dim, size in plan.shapes.get(shape, ()):
-        values[index] = values[index].narrow(dim, 0, size).contiguous()
+        part = values[index].narrow(dim, 0, size)
+        values[index] = torch.empty_like(part).copy_(part)  # dense, in the order of its strides
     if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         values = [
             _redraw(value, note, seed + index, distribution)
@@ -273,7 +274,7 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
         drawn = drawn.masked_fill(value == 0, 0)
     if note.symmetric and drawn.shape[-1] == drawn.shape[-2]:
         drawn = (drawn + drawn.mT) / 2
-    return drawn.to(value.dtype)
+    return torch.empty_like(value).copy_(drawn)  # a kernel may rely on the declared strides
 
 
 IMPULSE = (20, 36)
@@ -303,7 +304,7 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     elif kind == "offset":
         drawn += min(OFFSET, 2**-7 / torch.finfo(value.dtype).eps)
     elif kind in ("impulse", "non_finite"):
-        drawn, random = value.float().clone(), Random(generator.initial_seed())
+        drawn, random = _flat_copy(value), Random(generator.initial_seed())
         odd = [math.nan, math.inf, -math.inf]
         if kind == "impulse":
             count = 2 + min(size // 2048, 1022)
@@ -351,7 +352,7 @@ def _make_distinct(value: Tensor) -> None:
 def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
     """The declared tensor with 16 blocks of other distributions, some of which alternate with it
     from element to element: no few elements tell what the others are like."""
-    random, drawn = Random(generator.initial_seed()), value.float().clone()
+    random, drawn = Random(generator.initial_seed()), _flat_copy(value)
     flat = drawn.view(-1)
     cuts = sorted(random.randrange(len(flat)) for _ in range(16))
     for start, end in pairwise([0, *cuts, len(flat)]):
@@ -360,6 +361,11 @@ def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
         if kind != DECLARED and len(part):
             part.copy_(_drawn(part, generator, kind))
     return drawn
+
+
+def _flat_copy(value: Tensor) -> Tensor:
+    """Its elements as float32, one after the other, whatever its strides."""
+    return value.float().clone(memory_format=torch.contiguous_format)
 
 
 def _permuted(value: Tensor, seed: int) -> Tensor:

@@ -33,7 +33,7 @@ LIBRARY = re.compile(
     r"(?:_batch(?:_strided)?|_(?:un)?pack|_compute)?(?:_?64)?_?"
     r"|gemm_(?:bf16bf16f32|f16f16f32|[su]8[su]8s32)\w*"
     r"|(?:(?:scipy_)?(?:cblas|LAPACKE)|mklg?|dnnl|nnp|pytorch_qnnp|xnn|bli|armpl|fftwf?)_\w+)"
-    r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|DftiC|vm[sd]|v[sd])[A-Z]\w*"
+    r"|(?:cublas|cudnn|cusparse|cusolver|cufft|curand|cutensor|nccl|npp|Dfti|vm[sd]|v[sd])[A-Z]\w*"
     r"|(?:vm?[sd][a-z0-9]+|VM?[SD][A-Z0-9]+)(?:_64)?_"
 )
 """Functions of BLAS, LAPACK, MKL, oneDNN and of NVIDIA's libraries, whole names, in C or Fortran.
@@ -55,8 +55,8 @@ DEVICES = (
     "compositeimplicitautograd",
 )
 NO_OPERATOR = re.compile(
-    r"(?!structured_|NestedTensor_|lapack)(?:(?:get|set|is|has|can|check|warp|current|device|detail"
-    r"|philox)_?|.*[A-Z])"
+    r"(?!structured_|NestedTensor_|lapack|hash_|is(?:in|posinf|neginf|close|finite|inf|nan|real))"
+    r"(?:(?:get|set|is|has|can|check|warp|current|device|detail|philox)_?|.*[A-Z])"
 )
 """What at::cuda and at::native hold besides operators."""
 UNTRACED = (
@@ -66,8 +66,10 @@ UNTRACED = (
     *("c10::Dispatcher::registerImpl", "c10::Dispatcher::registerFallback"),
     *("torch::Library::_fallback", "at::hasCallbacks", "at::hasGlobalCallbacks"),
     *("at::hasThreadLocalCallbacks", "at::getStepCallbacks", "at::getStepCallbacksUnlessEmpty"),
+    *("at::RecordFunction", "at::addGlobalCallback", "at::addThreadLocalCallback"),
     *("torch::profiler::impl::disableExecutionTraceObserver",),
     *("torch::profiler::impl::removeExecutionTraceObserver",),
+    *("torch::profiler::impl::addExecutionTraceObserver",),
 )
 """A library that uses one of these can keep calls of the dispatcher from being recorded, make them
 inside of other calls, or tell when they are recorded."""

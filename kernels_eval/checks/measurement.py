@@ -250,7 +250,7 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def same(a: object, b: object) -> bool:
-    """Bit for bit the same value; NaN equals NaN."""
+    """Bit for bit the same value, in lists, tuples and dictionaries, too; NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
@@ -259,7 +259,13 @@ def same(a: object, b: object) -> bool:
         if a.device == b.device and torch.equal(a, b):
             return True
         return bool(((a == b) | ((a != a) & (b != b))).all())
-    return type(a) is type(b) and (not isinstance(a, int | float | str | bool) or a == b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return list(a) == list(b) and all(map(same, a.values(), b.values()))
+    return not isinstance(a, int | float | str | bool) or a == b
 
 
 def same_all(one: list[Tensor], other: list[Tensor]) -> bool:

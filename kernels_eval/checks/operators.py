@@ -9,6 +9,7 @@ launches. Does not guarantee that a share holds for other shapes.
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import tempfile
 import time
@@ -43,6 +44,12 @@ NOT_NAMED = frozenset(
 INTERNAL = ("aten::", "prim::", "profiler::")
 EXPORTS = ("numpy", "__dlpack__")
 """Methods by which a tensor leaves torch; `__array__` calls the first."""
+EXCHANGES = ((torch, "from_numpy"), (torch, "frombuffer"), (torch._C, "_to_dlpack"))
+"""Functions by which tensors and the arrays of others are made of one another."""
+BEGIN, END = "concur begin", "concur end"
+UNTRACED = "untraced"
+"""Stands among the operators of a call whose record is missing or torn."""
+NAME = re.compile(rb'"name":\s*"(\w+::\w+)"')
 
 
 class _Operators(TorchDispatchMode):
@@ -86,11 +93,12 @@ def traced_operators(run: Callable[[], object]) -> set[str]:
     threads, what runs below a guard, what another operator's kernel calls, and tensors that are
     given to NumPy. It takes most of a millisecond a call."""
     nodes: list[Answer] = []
+    torn = set[str]()
     _unrecorded.clear()
-    with _recorded(nodes):
+    with _recorded(nodes, torn):
         run()
     unrecorded = {name for name in _unrecorded if name.removeprefix("aten.") not in NO_COMPUTE}
-    return _outermost(nodes) | _foreign(nodes) | unrecorded - {""}
+    return _outermost(nodes) | _foreign(nodes) | torn | unrecorded - {""}
 
 
 _unrecorded: set[str] = set()
@@ -104,9 +112,9 @@ def watch_unrecorded() -> None:
     api: Any = torch._C
 
     def noting(function: Any, name_of: Callable[[Any], str]) -> Function:
-        def noted(first: Any, /, *args: object, **kwargs: object) -> object:
-            _unrecorded.add(name_of(first))
-            return function(first, *args, **kwargs)
+        def noted(*args: Any, **kwargs: object) -> object:
+            _unrecorded.add(name_of(args[0] if args else None))
+            return function(*args, **kwargs)
 
         return noted
 
@@ -120,6 +128,8 @@ def watch_unrecorded() -> None:
         watch(torch.Tensor, method, f"Tensor.{method}".format)
     # of whole numbers, sizes: no work
     watch(torch.Tensor, "tolist", lambda x: "Tensor.tolist" if x.is_floating_point() else "")
+    for module, function in EXCHANGES:
+        setattr(module, function, noting(getattr(module, function), f"torch.{function}".format))
     handle, kernel = api._DispatchOperatorHandle, api._SafeKernelFunction
     watch(handle, "redispatch_boxed", lambda each: operator(each.schema().name))
     watch(kernel, "call_boxed", lambda each: operator(each.op_handle.schema().name))
@@ -138,20 +148,43 @@ def watch_unrecorded() -> None:
 
 
 @contextmanager
-def _recorded(nodes: list[Answer]) -> Iterator[None]:
+def _recorded(nodes: list[Answer], torn: set[str]) -> Iterator[None]:
     """Meanwhile, record what the dispatcher calls in any thread, by PyTorch's execution trace.
-    Adds it to `nodes` in the end; nothing where that fails."""
+    Adds it to `nodes` in the end. Of a record that is missing, does not begin and end as this
+    function makes it, or cannot be read (a label's name may break it), adds UNTRACED and whatever
+    is named in it to `torn`."""
+    written = b""
     with tempfile.TemporaryDirectory() as folder:
         trace, tracing = Path(folder) / "trace.json", torch._C._profiler
         tracing._add_execution_trace_observer(str(trace))
         tracing._enable_execution_trace_observer()
         try:
+            _mark(BEGIN)
             yield
+            _mark(END)
         finally:
             tracing._disable_execution_trace_observer()
             tracing._remove_execution_trace_observer()
-        with suppress(OSError, ValueError):  # none, or cut off
-            nodes += json.loads(trace.read_bytes())["nodes"]
+        with suppress(OSError):
+            written = trace.read_bytes()
+    with suppress(ValueError, LookupError, TypeError):
+        nodes += json.loads(written)["nodes"]
+    if not {BEGIN, END} <= {node["name"] for node in nodes}:
+        names = (name.decode().replace("::", ".") for name in NAME.findall(written))
+        torn |= {UNTRACED, *(name for name in names if _is_named(name))}
+
+
+def _mark(name: str) -> None:
+    with torch.profiler.record_function(name):
+        pass
+
+
+def _is_named(name: str) -> bool:
+    """Is this a compute operator, as far as its name tells?"""
+    namespace, _, operator = name.partition(".")
+    if f"{namespace}::" in INTERNAL[1:]:
+        return False
+    return namespace != "aten" or operator not in NO_COMPUTE
 
 
 def _outermost(nodes: list[Answer]) -> set[str]:

@@ -53,8 +53,12 @@ LEADING_OUT = frozenset(
     "tb_frame gi_frame cr_frame ag_frame __closure__ cell_contents __globals__".split()
 )
 """Attributes of tracebacks, generators and functions that lead to the verifier's own code."""
-UNRECORDED = frozenset("redispatch _op_dk _get_operation_overload _enable_record_function".split())
-"""Attributes by which an operator of torch is called without a record of it."""
+UNRECORDED = frozenset(
+    """redispatch _op_dk _get_operation_overload _enable_record_function
+    _add_execution_trace_observer _remove_execution_trace_observer
+    _enable_execution_trace_observer _disable_execution_trace_observer""".split()
+)
+"""Names by which an operator of torch is called without a record of it."""
 IMPORTS = ("__import__", "import_module", "importlib.import_module")
 PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
 # Settings of torch that honest code writes by assignment.
@@ -120,6 +124,8 @@ class _Reader:
             case ast.Subscript(slice=ast.Constant(value=str(name))):
                 if _dotted(node.value) == "sys.modules":
                     self._module(name, node)
+            case ast.Constant(value=str(name)) if name in UNRECORDED:
+                self._reject(Reason.FORBIDDEN_CALL, node, f"names {name}")
             case ast.Call():
                 self._call(node)
             case ast.Assign(targets=targets):
@@ -149,7 +155,8 @@ class _Reader:
             self._module(module, node)
         for alias in names:
             reached = module.startswith("torch") and alias.name in REACHED_MODULES
-            if reached or f"{module}.{alias.name}" in FORBIDDEN_CALLS:
+            hidden = alias.name in LEADING_OUT | UNRECORDED
+            if reached or hidden or f"{module}.{alias.name}" in FORBIDDEN_CALLS:
                 self._reject(Reason.FORBIDDEN_CALL, node, f"imports {module}.{alias.name}")
 
     def _attribute(self, node: ast.Attribute) -> None:

@@ -17,6 +17,7 @@ from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks import state
@@ -31,7 +32,12 @@ from kernels_eval.checks.inputs import (
     squeezed,
 )
 from kernels_eval.checks.measurement import all_close, same, same_all
-from kernels_eval.checks.operators import compute_operators, traced_operators, watch_unrecorded
+from kernels_eval.checks.operators import (
+    UNTRACED,
+    compute_operators,
+    traced_operators,
+    watch_unrecorded,
+)
 from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.child.build_interception import BuildFailed, intercept, open_library
 from kernels_eval.child.kernel_tracer import KernelTracer, Launches, registered_operators
@@ -243,7 +249,7 @@ class CandidateRole(ModelRunner):
         drawn, self.sets = self.sets[0], []
         if in_place:
             self._reuse_storage(drawn)
-        before = [x.clone() if isinstance(x, Tensor) else x for x in drawn]
+        before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, drawn)
         counted = self.worked
         output, outstanding = self._poisoned(drawn, output_bytes, evaluate)
         leaves, structure = flatten_outputs(output)
@@ -277,17 +283,15 @@ class CandidateRole(ModelRunner):
 
     def _reuse_storage(self, inputs: list[object]) -> None:
         """Write these inputs over the storage of the last call's, where they have its form."""
-        held = {x.untyped_storage().data_ptr() for x in self.last_inputs if isinstance(x, Tensor)}
+        last = tree_leaves(self.last_inputs)
+        held = {x.untyped_storage().data_ptr() for x in last if isinstance(x, Tensor)}
         if any(leaf.untyped_storage().data_ptr() in held for leaf in self.previous[0]):
             # the previous output lives in the inputs (as an in-place reference's does): it is meant
             # to change
             self.previous = [], []
         if len(self.last_inputs) != len(inputs):
             return
-        for index, (old, new) in enumerate(zip(self.last_inputs, inputs, strict=True)):
-            if isinstance(old, Tensor) and isinstance(new, Tensor):
-                if (old.shape, old.dtype) == (new.shape, new.dtype):
-                    inputs[index] = old.copy_(new)
+        inputs[:] = map(_over, self.last_inputs, inputs)
 
     def _poisoned(
         self, inputs: list[object], output_bytes: int, evaluate: bool
@@ -367,6 +371,8 @@ class CandidateRole(ModelRunner):
         if self._traceable:
             drawn = self.fresh()
             operators |= traced_operators(lambda: self.forward(drawn))
+        else:
+            operators.add(UNTRACED)
         operators -= self.tracer.own_operators
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
@@ -459,6 +465,15 @@ class CandidateRole(ModelRunner):
         if self.launches is None or self.tracer.overwrote:
             return True
         return unchanged(self.launches.nulled()) is True
+
+
+def _over(old: Any, new: Any) -> Any:
+    """The new value, in the storage of the old one where it has its form."""
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return old.copy_(new) if (old.shape, old.dtype) == (new.shape, new.dtype) else new
+    if type(old) is type(new) is list and len(old) == len(new):
+        return list(map(_over, old, new))
+    return new
 
 
 def _copies(leaves: list[Tensor]) -> list[Tensor]:

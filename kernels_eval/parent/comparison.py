@@ -188,7 +188,10 @@ def explained(trial: Trial, outcome: Reason, found: Comparison, process: Candida
     elif wrong and found.systematic:
         why = "another formula (an approximation?): the error is a function of the output; "
     elif wrong and trial.weights_seed is not None:
-        why = "right with the weights of the earlier calls (some are kept since then?); "
+        why = (
+            "right with the weights of the earlier calls (are some kept since then, or in another"
+            " order than the reference's parameters of their shape?); "
+        )
     else:
         why = ""
     return Stop(outcome, why + _errors(trial, found))
@@ -262,7 +265,8 @@ def _other_weights(trial: Trial, process: CandidateProcess) -> Trial:
         raise Stop(
             Reason.STALE_WEIGHTS,
             f"keeps what the reference has of shape {wanted[:4]}, which changes its output, in no"
-            " nn.Parameter (for running statistics: or buffer) that could be given new values",
+            " nn.Parameter (for running statistics: or buffer) that could be given new values"
+            " (one that was added to another at construction is kept in none)",
         )
     # packed, perhaps: other weights are then made by constructing both anew
     process.draft.flags.append("weights_not_mappable")

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from kernels_eval.checks.correctness import merge
 from kernels_eval.checks.inputs import (
@@ -127,7 +128,7 @@ class ExpectedValues(TaskRunner):
             device_name=gpu.name if gpu else "cpu",
             precision=self.spec.precision,
             gradients=self.gradients,
-            input_bytes=sum(x.nbytes for x in inputs if isinstance(x, Tensor)),
+            input_bytes=sum(x.nbytes for x in tree_leaves(inputs) if isinstance(x, Tensor)),
             packed_bytes=self.packed_bytes(inputs),
             argument_bytes=self.packed_bytes(self.arguments(self.spec)),
             peak_bytes_per_s=peak_bandwidth(gpu),
@@ -313,7 +314,8 @@ class ExpectedValues(TaskRunner):
     def _oracle(self, inputs: list[Any], reference: list[Tensor]) -> list[Tensor] | None:
         """The outputs in float64. None where they take too much memory or work, or `_in_float64`
         has none."""
-        size = sum(x.numel() * 8 for x in [*reference, *inputs] if isinstance(x, Tensor))
+        leaves = [*reference, *tree_leaves(inputs)]
+        size = sum(x.numel() * 8 for x in leaves if isinstance(x, Tensor))
         if 4 * size > self.oracle_max_bytes:
             return None
         begun = self.work_stamp()
@@ -416,12 +418,14 @@ def _form(x: Tensor) -> OutputForm:
 
 def _copied(inputs: list[Any], dtype: torch.dtype | None = None) -> list[Any]:
     """Copies of the tensors, for a model may change its inputs; floating ones in this dtype."""
-    return [
-        x.to(dtype if dtype and x.is_floating_point() else x.dtype, copy=True)
-        if isinstance(x, Tensor)
-        else x
-        for x in inputs
-    ]
+
+    def copy_of(x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        return x.to(dtype if dtype and x.is_floating_point() else x.dtype, copy=True)
+
+    copies: list[Any] = tree_map(copy_of, inputs)
+    return copies
 
 
 def _representable(oracle: Tensor, reference: Tensor) -> Tensor:

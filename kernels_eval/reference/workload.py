@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernels_eval.checks.inputs import (
     construct,
@@ -257,7 +258,7 @@ def _interface(module: ModuleType, spec: ModelSpec) -> Interface:
         state=[_form(name, x) for name, x in state],
         outputs=[_form(f"output{number}", leaf) for number, leaf in enumerate(leaves)],
         structure=structure,
-        mutates=any(x._version for x in inputs if isinstance(x, Tensor)),
+        mutates=any(x._version for x in tree_leaves(inputs) if isinstance(x, Tensor)),
     )
 
 

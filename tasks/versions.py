@@ -22,7 +22,7 @@ PARSER_VERSION = 2
 CANDIDATE_TABLE_VERSION = 3
 """How a table of candidates from elsewhere is read."""
 DECONTAMINATION_VERSION = 3
-WORKLOAD_VERSION = 1
+WORKLOAD_VERSION = 2
 """What a task's reference computes and moves."""
 PROFILE_VERSION = 1
 """Where a task's reference spends its time."""

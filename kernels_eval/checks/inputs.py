@@ -157,7 +157,7 @@ def make_inputs(
         return values
     for index, dim, size in plan.shapes.get(shape, ()):
         part = values[index].narrow(dim, 0, size)
-        values[index] = torch.empty_like(part).copy_(part)  # dense, in the order of its strides
+        values[index] = _laid_out(part, part)  # dense, in the order of its strides
     if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
         values = [
             _redraw(value, note, seed + index, distribution)
@@ -274,7 +274,7 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
         drawn = drawn.masked_fill(value == 0, 0)
     if note.symmetric and drawn.shape[-1] == drawn.shape[-2]:
         drawn = (drawn + drawn.mT) / 2
-    return torch.empty_like(value).copy_(drawn)  # a kernel may rely on the declared strides
+    return _laid_out(drawn.to(value.dtype), value)  # a kernel may rely on the declared strides
 
 
 IMPULSE = (20, 36)
@@ -361,6 +361,11 @@ def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
         if kind != DECLARED and len(part):
             part.copy_(_drawn(part, generator, kind))
     return drawn
+
+
+def _laid_out(drawn: Tensor, value: Tensor) -> Tensor:
+    """Contiguous where `value` is: of gigabytes, no copy is made that is not needed."""
+    return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
 
 
 def _flat_copy(value: Tensor) -> Tensor:

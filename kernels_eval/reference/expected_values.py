@@ -59,7 +59,8 @@ the rest, several times its inputs and outputs. More are computed again when the
 MOST_OPERATORS = 256
 OWN_FLOATS = ("reference_rms", "reference_max")
 DRAWS, DRAW_UNITS = 4, 2
-"""The same in a look for how far apart outputs are; gates allow for a multiple of that."""
+"""How often operators round otherwise, by how many units, in a look for how far apart outputs are;
+gates allow for a multiple of that."""
 FEW_OUTPUTS = 64
 """Fewer floating elements tell too little of what rounding costs."""
 MOST_SCATTER = 0.03

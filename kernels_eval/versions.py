@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 """Raise this number in the commit that can change any verdict: its status, its reason, what is
 compared, how it is timed, or a threshold. Candidates are then verified anew. Leave it for edits of
 docstrings, messages, logging, structure or speed, which change no verdict."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -117,6 +118,7 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
     """`measure` of flat tensors, in float64 (or complex128). `finite`: there is no NaN and no
     infinity, and sums stay on the device, which is waited for once."""
     wide = torch.complex128 if a.is_complex() else torch.float64
+    alone = r is y
     sums = torch.zeros(4, dtype=torch.float64, device=y.device)
     energy, worst = sums[0].clone(), sums[:2].clone()
     cross = torch.zeros((), dtype=wide, device=y.device)
@@ -126,7 +128,7 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
     for span in _spans(y.numel()):
         part = y[span] if finite else y[span][_usable(y[span], a[span], r[span])]
         part = part if mark == math.inf else part[part.abs() < mark]
-        energy += part.to(wide).abs().square().sum()
+        energy += _energy(part.to(wide))
         count += part.numel()
     # a kernel may flush to zero what is below `least`, and squares below 1e-300 have no sum
     floor = min(1e-30, max(least / FORMULA_RMS, 1e-140))
@@ -135,8 +137,8 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
     rounding = 8 * torch.finfo(a.dtype).eps * min(1.0, float(scale))
     for span in _spans(y.numel()):
         yy, aa = y[span].to(wide), a[span].to(wide)
-        rr = yy if r is y else r[span].to(wide)
-        loose &= torch.stack([_near(aa, rr, limit, finite) for limit in KERNELBENCH])
+        rr = yy if alone else r[span].to(wide)
+        loose &= _near(aa, rr, finite)
         if not finite:
             masks = masks and _same_masks(aa, rr)
             reference_is_finite = reference_is_finite and bool(torch.isfinite(rr).all())
@@ -144,16 +146,18 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
             yy, aa, rr = yy[usable], aa[usable], rr[usable]
         if not yy.numel():
             continue
-        error, own, bound = aa - yy, rr - yy, yy.abs() + scale
-        unmarked = [error, own]
-        if mark < math.inf:
-            unmarked = [each.masked_fill(yy.abs() >= mark, 0) for each in unmarked]
-        cross += (unmarked[0] * yy.conj()).sum()
-        error, own = error.abs(), own.abs()
-        half = (yy.abs() / 2).clamp(min=rounding).masked_fill(yy.abs() < least, torch.inf)
-        wrong = [(each > half).sum() for each in (error, own)]
-        worst = torch.maximum(worst, torch.stack([(error / bound).amax(), (own / bound).amax()]))
-        sums += torch.stack([*(each.abs().square().sum() for each in unmarked), *wrong])
+        size = yy.abs()
+        marked = size >= mark if mark < math.inf else None
+        bound = size + scale
+        half = (size / 2).clamp_(min=rounding).masked_fill_(size < least, torch.inf)
+        for index, error in enumerate([aa - yy] if alone else [aa - yy, rr - yy]):
+            off = error.abs()
+            sums[2 + index] += (off > half).sum()
+            worst[index] = torch.maximum(worst[index], (off / bound).amax())
+            unmarked = error if marked is None else error.masked_fill(marked, 0)
+            sums[index] += _energy(unmarked)
+            if not index:
+                cross += torch.vdot(yy, unmarked)
     (energy_off, own_off, *wrong_counts), (largest, own_largest) = sums.tolist(), worst.tolist()
     most = sys.float_info.max  # JSON has no infinity
     return Comparison(
@@ -161,7 +165,7 @@ def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
         reference_rms=(own_off / max(count, 1)) ** 0.5 / float(scale),
         max=min(largest, most),
         reference_max=own_largest,
-        wrong_share=0.0 if r is y else wrong_counts[0] / max(count, 1),
+        wrong_share=0.0 if alone else wrong_counts[0] / max(count, 1),
         reference_wrong_share=wrong_counts[1] / max(count, 1),
         masks_match=masks,
         finite=reference_is_finite,
@@ -193,7 +197,7 @@ def _unmarked_rms(y: Tensor, *, finite: bool) -> float:
     for span in _spans(y.numel()):
         part = y[span].abs()
         part = part if finite and mark == math.inf else part[part < mark]
-        energy += float(part.double().square().sum())
+        energy += float(_energy(part.double()))
         count += part.numel()
     return (energy / count) ** 0.5 if count else 0.0
 
@@ -216,11 +220,18 @@ def _usable(*tensors: Tensor) -> Tensor:
     return torch.stack([torch.isfinite(tensor) for tensor in tensors]).all(0)
 
 
-def _near(a: Tensor, r: Tensor, limit: float, finite: bool) -> Tensor:
-    """allclose(atol=limit, rtol=limit), NaN equal to NaN."""
-    if finite:
-        return ((a - r).abs() <= limit + limit * r.abs()).all()
-    return torch.isclose(a, r, atol=limit, rtol=limit, equal_nan=True).all()
+def _energy(x: Tensor) -> Tensor:
+    """The sum of squares, without a temporary as large as x."""
+    return torch.vdot(x, x).real
+
+
+def _near(a: Tensor, r: Tensor, finite: bool) -> Tensor:
+    """allclose(atol=limit, rtol=limit) for each of KernelBench's limits, NaN equal to NaN."""
+    if not finite:
+        near = [torch.isclose(a, r, atol=x, rtol=x, equal_nan=True).all() for x in KERNELBENCH]
+        return torch.stack(near)
+    largest = ((a - r).abs_() / (r.abs() + 1)).amax() if a.numel() else a.new_zeros(())
+    return torch.stack([largest <= limit for limit in KERNELBENCH])
 
 
 def _same_masks(a: Tensor, r: Tensor) -> bool:
@@ -268,7 +279,7 @@ def same(a: object, b: object) -> bool:
     return not isinstance(a, int | float | str | bool) or a == b
 
 
-def same_all(one: list[Tensor], other: list[Tensor]) -> bool:
+def same_all(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """The same tensors, bit for bit."""
     return len(one) == len(other) and all(map(same, one, other))
 

@@ -278,7 +278,6 @@ class CandidateRole(ModelRunner):
             saved = _copies([x for x in again if isinstance(x, Tensor)])
         write(self.outputs, [saved])
         self.synchronise()
-        self.give_back_memory()
         return report
 
     def _reuse_storage(self, inputs: list[object]) -> None:
@@ -334,10 +333,14 @@ class CandidateRole(ModelRunner):
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_end_comparisons(self) -> None:
-        """Give back the memory that only comparisons need."""
-        self.previous, self.last_inputs, self.sets = ([], []), [], []
-        self.give_back_memory()
+    def do_forget(self) -> None:
+        """Let go of earlier calls and of the inputs of samples: what comes next may need the
+        memory."""
+        self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
+
+    def end_command(self, command: str) -> None:
+        self.sets = []  # they serve one command
+        super().end_command(command)
 
     def do_timing_inputs(self, inputs: Handed) -> None:
         """Sets of inputs that samples rotate over."""

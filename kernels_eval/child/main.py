@@ -25,6 +25,7 @@ from kernels_eval.build.spec import ExtensionSpec
 from kernels_eval.checks.inputs import construct, declared, load_candidate, load_module
 from kernels_eval.child.build_interception import BuildFailed, intercept
 from kernels_eval.child.candidate import CandidateRole
+from kernels_eval.child.model_runner import ModelRunner
 from kernels_eval.child.refusals import Refused
 from kernels_eval.isolation.channel import Channel, ChannelClosed, Message
 from kernels_eval.languages import Language
@@ -51,11 +52,15 @@ def serve(role: str, channel: Channel) -> None:
             message = channel.receive_record()
         except ChannelClosed:
             return
-        handler = getattr(session, f"do_{message.pop('command')}")
+        command = message.pop("command")
+        handler = getattr(session, f"do_{command}")
         try:
             answer = handler(**message) or {}
         except Exception as error:
             answer = report(error)
+        if isinstance(session, ModelRunner):
+            with suppress(RuntimeError):  # a broken device: the next command says so
+                session.end_command(command)
         if isinstance(answer, Record):
             answer = answer.model_dump(mode="json")
         descriptors = tuple(answer.pop("_descriptors", ()))

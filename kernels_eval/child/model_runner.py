@@ -44,6 +44,9 @@ HOARD_BYTES = 1 << 30
 # of a large device's memory one in so many parts: asking the driver again for each call takes
 # longer than the call
 HOARD_SHARE = 32
+TIMED_COMMANDS = ("sample", "run_unseen")
+"""After these a process keeps its memory: the next one would have to get it again while time is
+taken."""
 MOST_FORMS = 4
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
 
@@ -130,15 +133,16 @@ class ModelRunner:
         """The same, moved to the device."""
         return moved(self.construct(seed), self.device)
 
-    def give_back_memory(self) -> None:
-        """Return cached device memory to the driver: reference and candidate share one GPU, and
-        neither sees the other's cache."""
-        if not self.on_gpu:
+    def end_command(self, command: str) -> None:
+        """What follows each command, when nothing of it is referred to any more: cached device
+        memory goes back to the driver, for reference and candidate share one GPU, and neither sees
+        the other's cache."""
+        if not self.on_gpu or command in TIMED_COMMANDS:
             return
         if not self._hoard_bytes:
             total = torch.cuda.get_device_properties(0).total_memory
             self._hoard_bytes = max(HOARD_BYTES, total // HOARD_SHARE)
-        if torch.cuda.memory_reserved() > self._hoard_bytes:
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > self._hoard_bytes:
             torch.cuda.empty_cache()
 
     def synchronise(self) -> None:

@@ -98,7 +98,7 @@ class PairedClock:
     def measure(self) -> Timing:
         """The timing. Raises Stop where the candidate reports less time than passes, computes in
         the reference's turn, or gives wrong answers as soon as it is timed."""
-        self.process.tell("end_comparisons")
+        self.process.tell("forget")
         try:
             timing = self._measured(self._draw())
             for _ in range(AGAIN):  # in case the machine is quieter now
@@ -172,17 +172,23 @@ class PairedClock:
         count = int(max(least, min(most, room, DRAW_S / one_set_s)))
         if count > least:
             self.reference.ask("timing_inputs", seeds=seeds[:count])
-        inputs, descriptor = self.reference.draw(seeds[:count])
-        self.process.tell("timing_inputs", (descriptor,), inputs=inputs)
-        self.sets = count
+        self.seeds, self.sets = seeds[:count], count
+        self._give_inputs()
         if self.on_gpu:
             room = max(room, UNSEEN_BYTES // max(1, self.reference.task_bytes))
         self.unseen = int(max(self.fewest, min(UNSEEN, room, UNSEEN_S / one_set_s)))
         if not large:
             self.unseen = max(self.sets, self.unseen)
-        return seeds[:count]
+        return self.seeds
+
+    def _give_inputs(self) -> None:
+        inputs, descriptor = self.reference.draw(self.seeds)
+        self.process.tell("timing_inputs", (descriptor,), inputs=inputs)
+        self.given = True
 
     def _candidate_sample(self, calls: int) -> int:
+        if not self.given:
+            self._give_inputs()
         sample = self.process.ask("sample", SampleReport, calls=calls)
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
@@ -215,8 +221,10 @@ class PairedClock:
         """
         if used := self.reference_used:  # by the same clock as the rounds, where others compute
             reference_ns = min(reference_ns, statistics.median(used[max(used)]))
-        # The reference's samples are taken, and large inputs need the room.
+        # Samples are taken, and large inputs need the room.
         self.reference.ask("timing_inputs", seeds=[])
+        self.process.tell("forget")
+        self.given = False
         if self.compiled:
             self.compiled.release_inputs()
         reported = max(call_ns, 1.0)

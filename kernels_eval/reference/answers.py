@@ -86,11 +86,11 @@ class Reference(ExpectedValues):
         self.outputs_of[whose] = memory
         return {"shared": True, "_descriptors": [memory.descriptor]}
 
-    def do_draw(self, *arguments: Any, **asked: Any) -> Message:
-        answer = super().do_draw(*arguments, **asked)
-        if "own" not in self.outputs_of:  # else it is needed at once, while time is taken
-            self.give_back_memory()
-        return answer
+    def end_command(self, command: str) -> None:
+        rounds, alone = "own" in self.outputs_of, not self.outputs_of
+        # in a round, what follows is timed, and before the first candidate nobody else needs memory
+        if not (command == "draw" and rounds or command == "expect" and alone):
+            super().end_command(command)
 
     def do_new_candidate(self) -> None:
         self.digests = {}
@@ -100,7 +100,6 @@ class Reference(ExpectedValues):
         self.timed_inputs, self.drawn = [], None
         for whose in ("own", "unseen"):
             self.outputs_of.pop(whose, None)
-        self.give_back_memory()
 
     def do_compare(self, trial: str) -> Comparison:
         """Measure the bytes that the candidate has written against this trial, and against every
@@ -124,8 +123,6 @@ class Reference(ExpectedValues):
             if other == digest and name != trial and not self._alike(name, trial)
         ]
         self.digests[trial] = digest
-        del actual
-        self.give_back_memory()
         return found.model_copy(
             update={"equals_trial": equals_trial, "equals_answer": equals_answer}
         )
@@ -140,10 +137,7 @@ class Reference(ExpectedValues):
         """Measure the bytes in the memory that comes with this message against this trial: those of
         the compiled reference, of which nothing is remembered."""
         known = self._kept(trial)
-        found = self._compared(read(self.memory(on_device=False), known.expected), known)
-        del known
-        self.give_back_memory()
-        return found
+        return self._compared(read(self.memory(on_device=False), known.expected), known)
 
     def do_compare_unseen(
         self, positions: list[int], seeds: list[int], distributions: list[str]
@@ -168,8 +162,6 @@ class Reference(ExpectedValues):
             trial = Trial(DECLARED, seeds[index], distributions[index])
             error = self._unseen_error(index, inputs, trial, len(seeds))
             found.append(error.model_copy(update={"mutates_inputs": mutates}))
-        del sets, inputs
-        self.give_back_memory()
         return UnseenComparison(positions=chosen, found=found)
 
     def _unseen_error(self, index: int, inputs: list[Any], trial: Trial, count: int) -> Comparison:

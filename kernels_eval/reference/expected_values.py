@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -53,6 +53,9 @@ ORACLE_MAX_S = 5.0
 SAMPLE_ROWS = 4
 PROBES = 8
 ENOUGH_ELEMENTS = 1 << 26
+FIRST_ELEMENTS, SPREAD_ELEMENTS = 1 << 22, 1 << 12
+"""Of a large tensor, how many tell what an answer that ignores the inputs would be worth, and
+whether two tensors may be the same."""
 HELD_SHARE = 8
 """Expected values without an oracle hold one part in so many of a GPU's memory: the candidate needs
 the rest, several times its inputs and outputs. More are computed again when they are asked for."""
@@ -78,6 +81,8 @@ class Known(NamedTuple):
     oracle: list[Tensor]
     error: Comparison
     trial: Trial
+    few: Sequence[Tensor] = ()
+    """Spread elements of the expected outputs: where these differ, all do."""
 
 
 class ExpectedValues(TaskRunner):
@@ -175,23 +180,26 @@ class ExpectedValues(TaskRunner):
             construct_seed=construct_seed,
         )
         with self._model_for(trial):
-            reference = self.outputs(self.inputs(seed, distribution, shape))
             inputs = self.inputs(seed, distribution, shape)
+            reference = self.outputs(_copied(inputs))
             # a reference that draws random numbers must not draw the same ones again
             torch.manual_seed(seed + 1)
-            again = self.outputs(inputs)
+            again = self.outputs(_copied(inputs))
             bit_identical = same_all(reference, again)
             deterministic = bit_identical or all_close(reference, again, 1e-3)
-            inputs = self.inputs(seed, distribution, shape)
             exact = self._oracle(inputs, reference)
             own_error = self._own_error(inputs, reference, sampled=exact is None and self.samples)
         self.synchronise()
         del again, inputs
-        equals = [other for other in self.known if same_all(reference, self._expected(other))]
-        known = Known(reference, exact or reference, own_error, trial)
+        few = list(map(_few_of, reference))
+        known = Known(reference, exact or reference, own_error, trial, few)
+        equals = [
+            name
+            for name, other in self.known.items()
+            if same_all(known.few, other.few) and same_all(reference, self._expected(name))
+        ]
         held = exact or name == DECLARED or self._fits(reference)
         self.known[name] = known if held else known._replace(expected=[], oracle=[])
-        self.give_back_memory()
         floats = [torch.isfinite(computable(x)) for x in reference if x.is_floating_point()]
         constants = self._constants(known)
         if name == DECLARED:
@@ -252,15 +260,11 @@ class ExpectedValues(TaskRunner):
     def _constants(self, known: Known) -> list[Comparison]:
         """How answers that ignore the inputs would compare (see Expectation), seen on the first
         elements of large ones."""
-        answers = [list(map(torch.zeros_like, known.expected))]
-        own = self.like
-        if [x.shape for x in own] == [x.shape for x in known.expected]:
-            answers += [own, list(map(_mean, own))]
         oracle, first = (list(map(_start, x)) for x in (known.oracle, known.expected))
-        return [
-            merge([known.error, *map(measure, map(_start, answer), oracle, first)])
-            for answer in answers
-        ]
+        answers, own = [list(map(torch.zeros_like, first))], self.like
+        if [x.shape for x in own] == [x.shape for x in known.expected]:
+            answers += [list(map(_start, x)) for x in (own, map(_mean, own))]
+        return [merge([known.error, *map(measure, answer, oracle, first)]) for answer in answers]
 
     def _own_error(
         self, inputs: list[Any], reference: list[Tensor], *, sampled: bool
@@ -440,11 +444,18 @@ def _representable(oracle: Tensor, reference: Tensor) -> Tensor:
 
 def _start(x: Tensor) -> Tensor:
     """The first elements of a large tensor, flat."""
-    return x.reshape(-1)[: ENOUGH_ELEMENTS // 4]
+    if x.numel() > FIRST_ELEMENTS and x.dim():
+        x = x[: -(-FIRST_ELEMENTS * len(x) // x.numel())]
+    return x.reshape(-1)[:FIRST_ELEMENTS]
+
+
+def _few_of(x: Tensor) -> Tensor:
+    """A copy of spread elements."""
+    return x.reshape(-1)[:: x.numel() // SPREAD_ELEMENTS | 1].clone()
 
 
 def _mean(x: Tensor) -> Tensor:
     """What does not depend on the place along the first dimension."""
     if not x.dim() or not x.is_floating_point():
         return x
-    return x.double().mean(0, keepdim=True).expand_as(x).to(x.dtype)
+    return computable(x).mean(0, keepdim=True, dtype=torch.float64).to(x.dtype).expand_as(x)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from kernels_eval.checks.measurement import least_mark
@@ -31,8 +31,10 @@ from kernels_eval.reference.operator_costs import MOVES, NORMALISATIONS, Values,
 
 LONG, MOST_TERMS = 128, 1 << 24
 """Shorter sums err by less than any gate; of longer ones so many terms are added."""
-OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 64, 2, 1 << 22
-PART = 1 << 15
+OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 64, 2, 1 << 21
+PART = 1 << 17
+"""Terms that are added at a time: in a new process, longer arrays cost more page faults than
+additions."""
 PRODUCTS = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addmv": 1}
 """Operators that sum products, and which argument their first factor is."""
 SUMS = frozenset("sum nansum mean cumsum".split())
@@ -70,12 +72,8 @@ class LongSums(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: OpOverload, types: object, args: Values = (), kwargs: Named = None
     ) -> object:
-        error, name = 0.0, operator_name(function)
-        with suppress(RuntimeError, IndexError, TypeError, ValueError):
-            terms = _terms(name, args)
-            if terms is not None and terms.shape[-1] >= LONG and terms.is_floating_point():
-                error = sequential_error(terms[:, :MOST_TERMS])
-                self.error = max(self.error, error)
+        name = operator_name(function)
+        error = self._measured(name, args)
         # views, and what is written in place or only chosen, are moved where they are made
         made = name not in EXACT and not any(x.alias_info for x in function._schema.returns)
         if self.moving is None or not made:
@@ -87,6 +85,17 @@ class LongSums(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         return tree_map_only(Tensor, partial(self._moved, error=error), result)
 
+    def _measured(self, name: str, args: Values) -> float:
+        """The error of the sums of one operator; 0 where there are none, or none to be seen."""
+        found = 0.0
+        refused = RuntimeError, IndexError, TypeError, ValueError
+        with suppress(*refused), _disable_current_modes():  # others need not see these operators
+            terms = _terms(name, args)
+            if terms is not None and terms.shape[-1] >= LONG and terms.is_floating_point():
+                found = sequential_error(terms[:, :MOST_TERMS])
+        self.error = max(self.error, found)
+        return found
+
     def _across_bins(self, x: Tensor, bins: int = 100, low: float = 0, high: float = 0) -> Values:
         """Arguments of a histogram, whose values are moved as their distance from its lowest end
         is: other code rounds that, and counts a value beside the end of a bin in the next one."""
@@ -97,6 +106,10 @@ class LongSums(TorchDispatchMode):
         assert self.moving
         if not x.is_floating_point() or x.device.type != self.moving.device.type:
             return x
+        with _disable_current_modes():
+            return self._moved_by(x, error)
+
+    def _moved_by(self, x: Tensor, error: float) -> Tensor:
         eps = torch.finfo(x.dtype).eps
         if bool(((x == x.round()) & (x.abs() < 1 / eps)).all()):
             return x  # whole numbers are exact
@@ -114,27 +127,29 @@ def sequential_error(terms: Tensor) -> float:
     RMS of the sums, or the largest relative error of a row whose terms have one sign, if that is
     more: what follows may be a ratio of sums, in which a small one counts as much. The worst point
     on the way counts: where errors end is chance. What is not finite is left out."""
-    worst, sums, relative = 0.0, 0.0, 0.0
-    for row in terms.float().nan_to_num(0.0, 0.0, 0.0).cpu().numpy():
-        off, total = _added_in_order(row)
-        sums, worst = sums + total**2, worst + off**2
-        if total and (row.min() >= 0 or row.max() <= 0):
-            relative = max(relative, off / abs(total))
-    rms = math.sqrt(worst / sums) if sums and math.isfinite(worst / sums) else 0.0
-    return max(rms, relative if math.isfinite(relative) else 0.0)
+    terms = terms.float().nan_to_num(0.0, 0.0, 0.0)
+    off, totals = _added_in_order(terms)
+    rms = float((off.square().sum() / totals.square().sum()).sqrt())
+    alike = ((terms.amin(1) >= 0) | (terms.amax(1) <= 0)) & (totals != 0)
+    relative = [0.0, *(off / totals.abs())[alike].tolist()]
+    return max(error if math.isfinite(error) else 0.0 for error in (rms, max(relative)))
 
 
-def _added_in_order(row: np.ndarray) -> tuple[float, float]:
-    """The largest difference between the sums in fp32 and in float64 on the way, and the sum. A
-    part at a time: in a new process, arrays as long as 16 million terms cost a second of page
-    faults, and the sums 0.2 s."""
-    off, ends = 0.0, list[np.ndarray]([np.zeros(1, np.float32), np.zeros(1, np.float64)])
-    for start in range(0, len(row), PART):
-        part = row[start : start + PART]
-        plain, exact = (np.cumsum(np.concatenate((end, part)), dtype=end.dtype)[1:] for end in ends)
-        off = float(np.maximum(off, np.abs(plain - exact).max()))
-        ends = [plain[-1:], exact[-1:]]
-    return off, float(ends[1][0])
+def _added_in_order(terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row the largest difference between the sums in fp32 and in float64 on the way, and
+    the sum, in float64. In order are those in fp32 alone, which a GPU has no operator for."""
+    rows = len(terms)
+    off, totals = torch.zeros(2, rows, dtype=torch.float64, device=terms.device)
+    end = np.zeros(rows, np.float32)
+    for part in terms.split(max(1, PART // max(1, rows)), 1):
+        plain = part.cpu().numpy().copy()
+        plain[:, 0] += end
+        plain = np.add.accumulate(plain, 1)
+        end = plain[:, -1]
+        exact = part.double().cumsum(1) + totals[:, None]
+        off = torch.maximum(off, (torch.from_numpy(plain).to(exact) - exact).abs().amax(1))
+        totals = exact[:, -1]
+    return off, totals
 
 
 def _terms(name: str, args: Values) -> Tensor | None:

@@ -117,6 +117,7 @@ def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch, rounds, leas
     made, rounds = clock(0), iter(rounds)
     made.unseen, made.fewest, made.compiled, made.reference_used = 8, 2, None, {}
     made.reference.ask = made.reference.share = lambda *_, **__: None
+    made.process = SimpleNamespace(tell=lambda *_: None)
     made.reference.output_bytes = 1
     monkeypatch.setattr(made, "_round", lambda calls: [ns * calls for ns in next(rounds)])
     assert made._bound(1e6, 2e6) == (pytest.approx(least), pytest.approx(best))

@@ -493,13 +493,14 @@ def seen_by_modes(a, b):
 @pytest.mark.parametrize("scale", [1.0, 3e38])
 def test_parts_are_added_up_as_the_whole_is(length, scale, monkeypatch):
     monkeypatch.setattr(long_sums, "PART", 7)
-    row = np.random.default_rng(length).uniform(-1, 1, length).astype(np.float32)
-    row *= np.float32(scale)
+    rows = np.random.default_rng(length).uniform(-1, 1, (3, length)).astype(np.float32)
+    rows *= np.float32(scale)
     with np.errstate(over="ignore", invalid="ignore"):
-        exact = np.cumsum(row, dtype=np.float64)
-        off = np.abs(np.cumsum(row, dtype=np.float32) - exact).max()
-        found = long_sums._added_in_order(row)
-    np.testing.assert_equal(found, (off, exact[-1]))
+        exact = np.cumsum(rows, 1, dtype=np.float64)
+        off = np.abs(np.cumsum(rows, 1, dtype=np.float32) - exact).max(1)
+        found = long_sums._added_in_order(torch.from_numpy(rows))
+    np.testing.assert_allclose(found[0], off, rtol=1e-6)
+    np.testing.assert_allclose(found[1], exact[:, -1], rtol=1e-12, atol=1e-15 * scale)
 
 
 @pytest.mark.parametrize("length", [1 << 9, 1 << 14, 1 << 17])

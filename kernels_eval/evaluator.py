@@ -10,8 +10,8 @@ from __future__ import annotations
 import atexit
 import functools
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kernels_eval.config import EvalConfig
@@ -23,7 +23,7 @@ from kernels_eval.parent.messages import Finding, Prepared, Stop, VerdictDraft, 
 from kernels_eval.parent.paired_timing import PairedClock
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.reference_handle import ReferenceProcess
-from kernels_eval.parent.runner import Runner
+from kernels_eval.parent.runner import Runner, starts_compilers
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
 
 
@@ -78,8 +78,39 @@ class Evaluator:
         for construct_on in (None, "cpu"):
             with draft.phase("reference_s"):
                 reference = self.runner.reference(task, construct_on)
+            draft.device = reference.loaded.device_name
+            draft.reference_operators = reference.loaded.operators
             with suppress(MadeElsewhere):
-                return self._verify_against(reference, candidate, prepared, draft)
+                tried = self._try(reference, candidate, prepared, draft)
+                return self._verify_against(reference, candidate, tried, draft)
+
+    def _try(
+        self,
+        reference: ReferenceProcess,
+        candidate: Candidate,
+        prepared: Prepared,
+        draft: VerdictDraft,
+    ) -> Prepared:
+        """Load and call a candidate once, in a process of its own, while its task has no expected
+        values: they take longer than all that follows for one that fails in its first call. Its end
+        leaves the device to the reference alone, so no candidate has a say in which values can be
+        computed. Left out where code is compiled in that process, which would be done twice.
+        Returns what was built, what the candidate asked for just now included."""
+        if reference.opened or starts_compilers(candidate):
+            return prepared
+        with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
+            self._load(process, prepared)
+            with draft.phase("correctness_s"):
+                process.try_call()
+        self.runner.warm_pool.wait_closed()
+        return prepared.model_copy(update={"libraries": process.libraries})
+
+    def _load(self, process: CandidateProcess, prepared: Prepared) -> None:
+        # It may have waited long: what was evicted meanwhile is built again when it asks.
+        self.runner.builder.cache.renew(prepared.libraries.values())
+        with process.draft.phase("load_s"):
+            process.load(prepared.libraries)
+            self.runner.warm_pool.wait_closed()
 
     def _verify_against(
         self,
@@ -90,40 +121,33 @@ class Evaluator:
     ) -> None:
         """The protocol on the device. Each step returns where it finds nothing wrong, and raises
         Stop with the verdict where it does."""
-        phase, draft.flags = draft.phase, list(reference.flags)
-        draft.device = reference.loaded.device_name
-        draft.reference_operators = reference.loaded.operators
-        with self.runner.candidate(candidate, reference, draft) as process:
+        phase = draft.phase
+        with phase("reference_s"):
+            reference.open()
+        draft.flags += reference.flags
+        with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
             reference.ask("new_candidate")
-            # It may have waited long: what was evicted meanwhile is built again when it asks.
-            self.runner.builder.cache.renew(prepared.libraries.values())
-            try:
-                with phase("load_s"):
-                    process.load(prepared.libraries)
-                    self.runner.warm_pool.wait_closed()
-                with phase("correctness_s"):
-                    comparison.compare_outputs(process)
-                with phase("attribution_s"):
-                    comparison.attribute_work(process)
-                    comparison.check_repeatable(process)
-                with phase("correctness_s"):
-                    comparison.compare_other_shapes(process)
-                with phase("attribution_s"):
-                    comparison.check_idle(process)
-                if self.config.time_correct and draft.outputs_match:
-                    self._time(process)
-                # Asked again: timing is where a candidate may have begun to behave otherwise.
-                with phase("attribution_s"):
-                    comparison.check_idle(process)
-                    comparison.attribute_work(process, again=True)
-                    comparison.check_ornamental(process)
-                with phase("correctness_s"):
-                    comparison.compare_non_finite(process)
-                process.keep_kernels()
-                comparison.check_formula(process)
-            except Stop as stop:
-                self._blame(stop)
-                raise
+            self._load(process, prepared)
+            with phase("correctness_s"):
+                comparison.compare_outputs(process)
+            with phase("attribution_s"):
+                comparison.attribute_work(process)
+                comparison.check_repeatable(process)
+            with phase("correctness_s"):
+                comparison.compare_other_shapes(process)
+            with phase("attribution_s"):
+                comparison.check_idle(process)
+            if self.config.time_correct and draft.outputs_match:
+                self._time(process)
+            # Asked again: timing is where a candidate may have begun to behave otherwise.
+            with phase("attribution_s"):
+                comparison.check_idle(process)
+                comparison.attribute_work(process, again=True)
+                comparison.check_ornamental(process)
+            with phase("correctness_s"):
+                comparison.compare_non_finite(process)
+            process.keep_kernels()
+            comparison.check_formula(process)
         if sanitizer.wanted(self.config, candidate, draft):
             with phase("attribution_s"):
                 libraries = prepared.libraries
@@ -146,16 +170,20 @@ class Evaluator:
             draft.flags += self.runner.drift_flags(reference.task, timing)
             draft.timing = timing
 
-    def _blame(self, stop: Stop) -> None:
+    @contextmanager
+    def _blaming(self) -> Iterator[None]:
         """A reference that runs out of memory while a candidate is alive has a neighbour that takes
         it all: no fault of the task."""
-        finding = stop.finding
-        said = f"{finding.detail} {finding.log}".lower()
-        if finding.reason is Reason.REFERENCE_FAILED and "out of memory" in said:
+        try:
+            yield
+        except Stop as stop:
+            finding = stop.finding
+            said = f"{finding.detail} {finding.log}".lower()
+            if finding.reason is not Reason.REFERENCE_FAILED or "out of memory" not in said:
+                raise
             self.runner.drop_reference()
-            raise Stop(
-                Reason.OUT_OF_MEMORY, "the candidate leaves no memory for the reference beside it"
-            ) from stop
+            detail = "the candidate leaves no memory for the reference beside it"
+            raise Stop(Reason.OUT_OF_MEMORY, detail) from stop
 
     def close(self) -> None:
         self.preparer.close()

@@ -163,6 +163,12 @@ class CandidateProcess:
         answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
         return self.child.resume(answer, timeout)
 
+    def try_call(self) -> None:
+        """One call that is compared with nothing. Raises Stop where it fails."""
+        inputs, descriptor = self.reference.draw([secrets.randbits(31)])
+        how = {"in_place": False, "evaluate": False, "reruns": 0, "output_bytes": 0, "devices": []}
+        self.tell("call", (descriptor,), inputs=inputs, **how)
+
     def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
         """One forward call, compared; `transposed`: with other weights that are square matrices
         transposed. Raises Stop where the outputs are not even of the right form."""

@@ -1,8 +1,8 @@
 """The parent's handle on the reference process of a task, and the trials that it is compared on.
 
 Guarantees: every question has a deadline; what this process cannot answer is the task's fault and
-ends the verification as a `Stop`; a task that cannot tell right from wrong is found here, before
-any candidate runs. A SIGKILL that is not blamed on it, and the death of the fork server, pass
+ends the verification as a `Stop`; a task that cannot tell right from wrong is found here, before a
+candidate is compared. A SIGKILL that is not blamed on it, and the death of the fork server, pass
 through as SandboxError.
 """
 
@@ -69,6 +69,7 @@ class ReferenceProcess:
         self.construct_on = construct_on or device
         self.seed = secrets.randbits(31)
         self.failure: Stop | None = None
+        self.opened = self._is_loaded = False
         self.beside: Child | None = None
         """The process of a candidate: it is stopped while this one works, whose times and deadlines
         it could else sway."""
@@ -92,23 +93,37 @@ class ReferenceProcess:
         self.path = child.write_file("task.py", self.task.code)
         return child
 
+    def load(self) -> None:
+        """Load the task, once; later calls only repeat its failure. Raises Stop with a
+        task_error."""
+        if self._is_loaded:
+            return
+        self._raise_failure(self._load)
+        self._is_loaded = True
+
     def open(self) -> None:
-        """Load the task and compute the expected values, once; later calls only repeat its failure.
-        Raises Stop with a task_error."""
-        if self.failure:
-            raise self.failure
-        while not self.trials:
+        """The same, and then the expected values."""
+        self.load()
+        while not self.opened:
             try:
-                self._load()
-                self._expect_all()
+                self._raise_failure(self._expect_all)
+                self.opened = True
             except _Unsuitable as unsuitable:
                 # its process is of no more use: once more from the start, without that trial
                 self.unsuitable.add(unsuitable.trial)
                 self.child.close()
                 self.trials, self.child = [], self._started()
-            except Stop as stop:
-                self.failure = stop
-                raise
+                self._raise_failure(self._load)
+
+    def _raise_failure(self, work: Callable[[], None]) -> None:
+        """Do this work. Its failure is raised here, and whenever work is asked for again."""
+        if self.failure:
+            raise self.failure
+        try:
+            work()
+        except Stop as stop:
+            self.failure = stop
+            raise
 
     def ask(self, command: str, fds: Fds = (), /, **arguments: object) -> Answer:
         """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
@@ -165,6 +180,7 @@ class ReferenceProcess:
         )
         self._asked = {"precision": self.loaded.precision, "gradients": self.loaded.gradients}
         self.precision = PRECISION_OF.get(self.loaded.dtype, "fp32")
+        self.share("candidate", 1)  # of a call that is compared with nothing
 
     # -- expected values ---------------------------------------------------------------------------
 

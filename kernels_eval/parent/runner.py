@@ -32,6 +32,11 @@ SLOWER = 1.2
 """A reference median that differs by this factor from the first one of this process is flagged."""
 
 
+def starts_compilers(candidate: Candidate) -> bool:
+    """May its process start compilers?"""
+    return candidate.language.jit or bool(COMPILES.search(candidate.code or ""))
+
+
 class Runner(Workplace):
     """Starts, keeps and closes the processes that verify candidates on one device."""
 
@@ -60,7 +65,7 @@ class Runner(Workplace):
     ) -> Iterator[CandidateProcess]:
         """The process of one candidate; the next one's is started meanwhile."""
         # a child of the warm pool may not start compilers
-        if candidate.language.jit or COMPILES.search(candidate.code or ""):
+        if starts_compilers(candidate):
             child = Child(self.server, "candidate", self.config.limits, processes=True)
         else:
             child = self.warm_pool.take(self.server, "candidate")
@@ -73,7 +78,7 @@ class Runner(Workplace):
             self.warm_pool.close_async(child.close)
 
     def reference(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:
-        """The reference process at hand where it serves, else a new one, ready for comparisons. One
+        """The reference process at hand where it serves, else a new one, with its task loaded. One
         whose weights were made on the CPU serves every candidate."""
         server, held = self.server, self._reference
         if (
@@ -92,7 +97,7 @@ class Runner(Workplace):
             )
             self.warm_pool.replenish(server)  # while this one computes
             self.warm_pool.wait_closed()
-        held.open()
+        held.load()
         return held
 
     def compiled(self, reference: ReferenceProcess) -> CompiledReference | None:

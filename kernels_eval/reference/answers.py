@@ -72,6 +72,7 @@ class Reference(ExpectedValues):
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
         self.digests: dict[str, str] = {}
+        self.alone = True
         self.outputs_of: dict[str, Memory] = {}
 
     def do_share(self, whose: str, on_device: bool, size: int) -> Message:
@@ -87,13 +88,13 @@ class Reference(ExpectedValues):
         return {"shared": True, "_descriptors": [memory.descriptor]}
 
     def end_command(self, command: str) -> None:
-        rounds, alone = "own" in self.outputs_of, not self.outputs_of
-        # in a round, what follows is timed, and before the first candidate nobody else needs memory
-        if not (command == "draw" and rounds or command == "expect" and alone):
+        # in a round, what follows is timed, and before a candidate comes nobody else needs memory
+        kept = {"draw": "own" in self.outputs_of, "expect": self.alone}
+        if not kept.get(command):
             super().end_command(command)
 
     def do_new_candidate(self) -> None:
-        self.digests = {}
+        self.digests, self.alone = {}, False
 
     def do_end_timing(self) -> None:
         """Give back the memory that only timing needs."""

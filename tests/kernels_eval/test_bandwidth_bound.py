@@ -121,3 +121,24 @@ def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch, rounds, leas
     made.reference.output_bytes = 1
     monkeypatch.setattr(made, "_round", lambda calls: [ns * calls for ns in next(rounds)])
     assert made._bound(1e6, 2e6) == (pytest.approx(least), pytest.approx(best))
+
+
+def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
+    """A candidate lets go of them for the rounds, for large ones fill the memory."""
+    made, told = clock(0), []
+    made.unseen, made.fewest, made.compiled, made.reference_used = 8, 2, None, {}
+    made.seeds, made.given, made.idle_samples = [1, 2], True, 0
+    made.reference.ask = made.reference.share = lambda *_, **__: None
+    made.reference.output_bytes, made.reference.draw = 1, lambda seeds: ({"of": seeds}, 0)
+    made.process = SimpleNamespace(
+        tell=lambda command, *_, **asked: told.append((command, asked.get("inputs"))),
+        ask=lambda command, *_, calls: SimpleNamespace(custom_calls=calls, ns=told.append(command)),
+    )
+    monkeypatch.setattr(made, "_round", lambda calls: [1e6 * calls] * 2)
+    made._candidate_sample(3)
+    assert told == ["sample"], "they are there"
+    made._bound(1e6, 1e6)
+    for _ in range(2):
+        made._candidate_sample(3)
+    given = ("timing_inputs", {"of": [1, 2]})
+    assert told[1:] == [("forget", None), given, "sample", "sample"]

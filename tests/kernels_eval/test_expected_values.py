@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -388,3 +389,28 @@ def test_the_largest_product_of_what_was_rounded_to_fp8_is_wrong_in_bf16(tmp_pat
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     )
     assert set(exact) == {Reason.OK} and set(rounded) != {Reason.OK}
+
+
+def test_memory_goes_back_unless_it_is_needed_at_once(monkeypatch):
+    """Said here of a device that is none: what is cached is more than a process may hoard."""
+    made, given_back = Reference(None), []
+    made.device = "cuda:0"
+    total = SimpleNamespace(total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: total)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 70 << 30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 60 << 30)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: given_back.append(True))
+
+    def gives_back(command):
+        given_back.clear()
+        made.end_command(command)
+        return bool(given_back)
+
+    commands = ["load", "expect", "draw", "sample", "run_unseen", "compare_unseen"]
+    assert [c for c in commands if gives_back(c)] == ["load", "draw", "compare_unseen"]
+    made.do_new_candidate()
+    assert gives_back("expect") and gives_back("draw")
+    made.outputs_of["own"] = None  # a round of the bound
+    assert not gives_back("draw") and gives_back("compare_unseen")
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 69 << 30)
+    assert not gives_back("load"), "little is cached: asking for it again takes longer"

@@ -360,6 +360,35 @@ def test_inputs_that_break_the_references_device_are_left_out(verify):
     assert verdict.correctness is not None and verdict.correctness.trials == 7
 
 
+def test_a_candidate_that_fails_in_its_first_call_costs_no_expected_values(monkeypatch):
+    """And no process of a candidate is alive while they are computed."""
+    asked, alive = [], set()
+    request, close = Child.request, Child.close
+
+    def heard(self, command, *rest, **arguments):
+        asked.append((self.role, command))
+        alive.update({self} if self.role == "candidate" else ())
+        assert command != "expect" or not alive
+        return request(self, command, *rest, **arguments)
+
+    def closed(self):
+        close(self)
+        alive.discard(self)
+
+    monkeypatch.setattr(Child, "request", heard)
+    monkeypatch.setattr(Child, "close", closed)
+    fails = module("raise ValueError('no')")
+    constant = kernel_task(task_source("return x * 0.0 + 1.0"), "constant")
+    with verifying() as verify:
+        for task, reason in ((AFFINE, "ok"), (constant, "degenerate_task")):
+            asked.clear()
+            assert_reason(verify(task, fails), "exception")
+            assert ("reference", "expect") not in asked and ("candidate", "call") in asked
+            assert_reason(verify(task, calls("affine")), reason)
+            assert ("reference", "expect") in asked
+            assert_reason(verify(task, fails), "exception")  # whatever is known of the task by now
+
+
 def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(monkeypatch):
     """On a CPU nothing is elsewhere: the answer is put in the candidate's mouth, what follows is
     real. `cpu:0` is another name of `cpu`."""
@@ -376,8 +405,8 @@ def test_weights_that_were_made_elsewhere_get_a_reference_that_was_made_there(mo
     with verifying(device="cpu:0") as verify:
         for _ in range(2):
             assert_reason(verify(WEIGHTED, GAIN), "ok")
-    served = "the second candidate is served by the reference at hand"
-    assert references == ["cpu:0", "cpu", "cpu"], served
+    served = "the second candidate is served by the reference at hand, the first one tried before"
+    assert references == ["cpu:0", "cpu", "cpu", "cpu"], served
 
 
 def test_what_is_built_late_is_screened_as_well(verify):

@@ -24,7 +24,7 @@ from kernels_eval.config import BuildConfig, CorrectnessConfig, EvalConfig, Limi
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent.prepare import Preparer
-from kernels_eval.profiling.bottleneck import find_bottleneck, numbers_of
+from kernels_eval.profiling.bottleneck import findings, numbers_of
 from kernels_eval.profiling.profiler import Profiler
 from kernels_eval.profiling.records import KernelProfile
 from kernels_eval.records import Candidate, KernelTask, Language, SamplingParams, Verdict
@@ -328,7 +328,7 @@ def found_in(profile: KernelProfile) -> str:
     """The finding in one word: its cause, else its limit."""
     if profile.problem is not None:
         return "no profile"
-    finding = find_bottleneck(profile)
+    finding = next(findings(profile))
     return str(finding.cause or finding.limit)
 
 

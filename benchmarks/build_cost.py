@@ -123,6 +123,10 @@ def main() -> int:
     return 0
 
 
+_builder: Builder
+"""Of this process of the pool."""
+
+
 def _start(builder: Builder) -> None:
     global _builder
     _builder = Builder(

@@ -28,12 +28,12 @@ from typing import Any
 from kernels_eval.checks.timing import measure
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import device_for
+from kernels_eval.evaluator import Evaluator
 from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
 from kernels_eval.parent.messages import Stop
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.parent.reference_handle import ReferenceProcess
-from kernels_eval.parent.runner import Runner
 from kernels_eval.records import (
     Candidate,
     KernelTask,
@@ -191,7 +191,7 @@ def measured(task: KernelTask, config: EvalConfig, device: str) -> dict[str, Any
     reference = ReferenceProcess(
         lambda: Child(server, "reference", config.limits), task, config, device
     )
-    compiled = CompiledReference(reference, config, device)
+    compiled = CompiledReference(reference)
     row: dict[str, Any] = {"task": task.name}
     try:
         reference.open()
@@ -243,7 +243,8 @@ def verified(
     alone = config.model_copy(
         update={"timing": config.timing.model_copy(update={"baselines": ("eager",)})}
     )
-    preparer, both, eager = Preparer(config), Runner(config, device), Runner(alone, device)
+    preparer = Preparer(config)
+    both, eager = Evaluator(device, config), Evaluator(device, alone)
     rows = []
     try:
         for task in tasks:

@@ -235,9 +235,8 @@ def _model(options: argparse.Namespace, device: Any, rank: int) -> tuple[Any, in
     shape = SHAPES[options.shape] | (
         {"num_hidden_layers": options.layers} if options.layers else {}
     )
-    config = Qwen2Config(
-        **shape, tie_word_embeddings=False, attn_implementation="sdpa", use_cache=False
-    )
+    named: dict[str, Any] = {"attn_implementation": "sdpa"}
+    config = Qwen2Config(**shape, **named, tie_word_embeddings=False, use_cache=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", bias="none", **LORA))

@@ -222,7 +222,7 @@ def split(code: str) -> str | None:
             while isinstance(call, ast.Call) and call.args and isinstance(call.args[0], ast.Call):
                 call = call.args[0]
                 break
-            if call is not statement.value:
+            if isinstance(statement.value, ast.Call) and call is not statement.value:
                 body.append(
                     ast.Assign(targets=[ast.Name(f"part_{count}", ast.Store())], value=call)
                 )
@@ -384,7 +384,9 @@ def _replaced(code: str, values: dict[str, str], signature: str, inputs: str) ->
             return ast.parse(values[node.id], mode="eval").body if known else node
 
     init.body = [Written().visit(statement) for statement in init.body]
-    init.args = ast.parse(signature, mode="eval").body.args
+    stated = ast.parse(signature, mode="eval").body
+    assert isinstance(stated, ast.Lambda)
+    init.args = stated.args
     return _with_init_inputs(tree, inputs)
 
 

@@ -34,7 +34,7 @@ from tasks.synthesis import sizing
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.prompts import render
 from tasks.synthesis.sampler import Request
-from tasks.synthesis.server import ASK_AHEAD, VllmSampler
+from tasks.synthesis.server import VllmSampler
 
 PER_TASK = 16
 """Few tasks with many samples: their prompts all fit into the prefix cache of one GPU beside what
@@ -175,7 +175,9 @@ def bench(
 ) -> dict[str, Any]:
     """`vllm bench serve` with the same prompts in the same order, as many in flight as ours. Raises
     EvalError where it fails."""
-    python, base_url = os.environ["CONCUR_VLLM_PYTHON"], str(sampler.servers.statuses[0].base_url)
+    assert sampler.servers, "the servers have answered before"
+    python, key = os.environ["CONCUR_VLLM_PYTHON"], sampler.servers.spec.api_key
+    base_url = str(sampler.servers.statuses[0].base_url)
     prompts = out / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": request.prompt}) + "\n" for request in requests),
@@ -218,7 +220,7 @@ def bench(
     ]
     words += [
         "--max-concurrency",
-        str(int(sampler._seqs * ASK_AHEAD)),
+        str(sampler.concurrency),
         "--temperature",
         str(TEMPERATURE),
         "--top-p",
@@ -227,7 +229,7 @@ def bench(
     words += ["--result-dir", str(out), "--result-filename", "bench.json"]
     words += ["--extra-body", json.dumps({"seed": 1})] if seeded else []
     done = subprocess.run(
-        words, env={**os.environ, "OPENAI_API_KEY": sampler._key}, capture_output=True, text=True
+        words, env=os.environ | {"OPENAI_API_KEY": key}, capture_output=True, text=True
     )
     (out / "bench.log").write_text(done.stdout + done.stderr)
     if done.returncode:

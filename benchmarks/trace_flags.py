@@ -109,12 +109,12 @@ def measured(root: str, name: str) -> dict[str, Any]:
     from tasks.curation.config import QualityConfig
     from tasks.curation.flags import run
 
-    refs = [
+    verdicts, candidates = (
         SnapshotRef(root=root, stage=stage, fingerprint=name)
         for stage in ("verification", "synthesis")
-    ]
+    )
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    manifest = run(*refs, QualityConfig()).open().manifest
+    manifest = run(verdicts, candidates, QualityConfig()).open().manifest
     return {
         "wall_s": round(time.perf_counter() - began_s, 1),
         "cpu_s": round(time.process_time() - began_cpu_s, 1),

@@ -348,7 +348,7 @@ def write(order: dict[str, Any], report: dict[str, Any]) -> None:
 def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None:
     import torch
     from transformers import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
 
     from tasks.training.acceleration import (
         Acceleration,

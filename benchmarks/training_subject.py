@@ -61,15 +61,15 @@ def _without_weights(shape: dict[str, int]) -> Any:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    named: dict[str, Any] = {"rope_theta": ROPE_THETA, "attn_implementation": "sdpa"}
     config = Qwen2Config(
         **shape,
-        rope_theta=ROPE_THETA,
+        **named,
         tie_word_embeddings=False,
         use_sliding_window=False,
         bos_token_id=None,
         eos_token_id=0,
         pad_token_id=0,
-        attn_implementation="sdpa",
     )
     with torch.device("meta"):
         return Qwen2ForCausalLM(config)

@@ -320,7 +320,7 @@ class VllmSampler(Sampler):
         self._logs = Path(logs or Path(tempfile.gettempdir()) / "concur-vllm-logs").absolute()
         self._uncounted = False
         self.servers: Servers | None = None
-        self._length = self._concurrency = 0
+        self._length = self.concurrency = 0
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. An exception, in here or at the caller's, stops the servers."""
@@ -331,7 +331,7 @@ class VllmSampler(Sampler):
             client = OpenAISampler(
                 servers.addresses,
                 self._asked,
-                concurrency=self._concurrency,
+                concurrency=self.concurrency,
                 timeout_s=ANSWER_TIMEOUT_S,
                 retries=ATTEMPTS_A_CRASH * (self._config.restarts + 2),
                 api_key=servers.spec.api_key,
@@ -384,7 +384,7 @@ class VllmSampler(Sampler):
                 self._require_room(shape, gpu, gpus)
                 memory = sizing.kv_cache_bytes(shape, held, gpus, share)
             seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, mean, most)
-            self._length, self._concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
+            self._length, self.concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
             self.served = (
                 f"vLLM servers: {replicas}; each: GPUs {gpus}, answers at once {seqs} (mean prompt"
                 f" {mean:,} tokens), prompt and answer up to {length:,} tokens"

@@ -52,16 +52,18 @@ H100 = sizing.Gpu(
 SERVICES = (
     Service("H200, bf16", "h200", sizing.H200, 1),
     Service("H200, FP8 weights", "h200", sizing.H200, 1, FP8),
-    Service("H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE),
-    Service("H100, bf16, 2 a replica", "h100", H100, 2),
-    Service("H100, FP8 weights and cache", "h100", H100, 1, FP8_CACHE),
+    Service(
+        "H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE, "decoding_h200_fp8_cache"
+    ),
+    Service("H100, bf16, 2 a replica", "h100", H100, 2, (), "decoding_h100"),
+    Service("H100, FP8 weights and cache", "h100", H100, 1, FP8_CACHE, "decoding_h100"),
 )
 Lengths = Sequence[Sequence[float]]
 
 
 def written_s(values: Values, service: Service, answers: float, tokens: float) -> float:
     """Seconds to write so many answers with all slots full."""
-    rate = service.decoding(values, tokens).tokens_per_s * values[f"decoding_{service.card}"]
+    rate = service.decoding(values, tokens).tokens_per_s * values[service.figure]
     prefill_s = values["prompt_tokens"] * values["prefill_share"] / values["prefill_per_s"]
     return answers * (tokens / rate + prefill_s) * service.gpus / GPUS
 

@@ -127,9 +127,10 @@ def decoding(
     sequences to 46 % at 160. So one constant a sequence fits, and one efficiency does not. Fitted
     to three measurements on one H200 (benchmarks/results/2026-11-23-decoding-h200.md): rates are
     within 6 % of them at the measured number of sequences, GPU-hours within 3 % at the computed
-    one. A server with CUDA graphs is faster: of 256 short answers 1.6 times. Other GPUs, sizes of
-    model and several GPUs a replica were not measured. Does not count prefill (1 to 4 % of a
-    night).
+    one. A server with CUDA graphs wrote 256 short answers 1.6 times as fast; with longer contexts
+    (5,600 to 5,900 tokens) 1.02 to 1.04 times, and 0.86 times with an FP8 cache, which is read more
+    slowly than this says (2026-11-26-protocol-14-and-h200.md; H100: 2026-11-26-refresh-on-gpus.md).
+    Does not count prefill (1 to 4 % of a night).
     """
     context = prompt + answer / 2
     memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0

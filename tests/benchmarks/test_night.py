@@ -20,7 +20,7 @@ FLOPS = TrainingFlops(1e11, 2e6)
 BF16, _, FP8, H100_BF16, _ = SERVICES
 TAILS = {(service.name, count): 0.1 for service in SERVICES for count in (90_810, 9_080, 2_000)}
 BUSY = {"balanced": 0.97, "random": 0.5}
-NO_PROMPT = MODES | {"prompt_tokens": 0}
+NO_PROMPT = MODES | {"prompt_tokens": 0, "decoding_h200": 1.0}
 
 
 def total_s(service, share=1.0, **changed):

@@ -52,18 +52,16 @@ H100 = sizing.Gpu(
 SERVICES = (
     Service("H200, bf16", "h200", sizing.H200, 1),
     Service("H200, FP8 weights", "h200", sizing.H200, 1, FP8),
-    Service(
-        "H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE, "decoding_h200_fp8_cache"
-    ),
-    Service("H100, bf16, 2 a replica", "h100", H100, 2, (), "decoding_h100"),
-    Service("H100, FP8 weights and cache", "h100", H100, 1, FP8_CACHE, "decoding_h100"),
+    Service("H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE),
+    Service("H100, bf16, 2 a replica", "h100", H100, 2),
+    Service("H100, FP8 weights and cache", "h100", H100, 1, FP8_CACHE),
 )
 Lengths = Sequence[Sequence[float]]
 
 
 def written_s(values: Values, service: Service, answers: float, tokens: float) -> float:
     """Seconds to write so many answers with all slots full."""
-    rate = service.decoding(values, tokens).tokens_per_s * values[service.figure]
+    rate = service.decoding(values, tokens).tokens_per_s * values["decoding"]
     prefill_s = values["prompt_tokens"] * values["prefill_share"] / values["prefill_per_s"]
     return answers * (tokens / rate + prefill_s) * service.gpus / GPUS
 
@@ -102,10 +100,10 @@ class Night(NamedTuple):
         finds the base model's answers, and trains on the whole set again."""
         tasks = round(values["tasks"] * share)
         answers, suite = tasks * int(values["answers_per_task"]), int(values["suite_answers"])
-        speed, start_s = f"decoding_{service.card}", values["server_start_s"]
+        faster, start_s = values["decoding"] / MODES["decoding"], values["server_start_s"]
 
         def asked_s(count: int, tokens: float) -> float:
-            tail_s = self.tails[service.name, count] * tokens * MODES[speed] / values[speed]
+            tail_s = self.tails[service.name, count] * tokens / faster
             return written_s(values, service, count, tokens) + tail_s
 
         suite_s = asked_s(suite, values["suite_tokens"])

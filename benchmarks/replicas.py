@@ -32,8 +32,6 @@ class Service(NamedTuple):
     gpu: sizing.Gpu
     gpus: int
     args: tuple[str, ...] = ()
-    figure: str = "decoding_h200"
-    """How many times the estimate it writes, by the name in `night.toml`."""
 
     @property
     def shape(self) -> sizing.Shape:
@@ -137,7 +135,7 @@ class _Replica:
         self.service, self.slots, self.values = service, slots, values
         self.room = service.room_bytes // service.shape.token_bytes
         self.prompt = int(values["prompt_tokens"])
-        self.speed = values[service.figure]
+        self.speed = values["decoding"]
         self.waiting = deque[_Answer]()
         self.ends: list[tuple[int, int, _Answer]] = []
         self.newest: list[_Answer] = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
@@ -28,8 +29,11 @@ MOST_SEQS = 256
 """vLLM's own default on most GPUs."""
 LEAST_SEQS = 16
 """Below so many at once most of the time goes into reading the weights."""
-SEQUENCE_S = 0.19e-3
+SEQUENCE_S = 0.065e-3
 """What a step takes for each sequence beyond moving bytes: measured, see `decoding`."""
+READING_SHARE, FP8_READING = 0.7, 2.2e12
+"""How fast attention reads keys and values: of the bandwidth, and bytes per second of a GPU at most
+in an FP8 cache, whose values are converted."""
 FP8_WEIGHTS = 0.55
 """Of 16-bit weights: layers halve, embeddings stay (measured, QwQ-32B's shape)."""
 ANSWER_SHARE = 0.5
@@ -119,25 +123,25 @@ def decoding(
 
     context = prompt + answer / 2
     n = memory for keys and values / (bytes per token * context)
-    step = (weights + n * context * bytes per token) / bandwidth + n * SEQUENCE_S
+    step = weights / bandwidth + n * context * bytes per token / reading + n * SEQUENCE_S
     tokens/s = n / step
 
-    The first term is the bound of memory bandwidth (Pope et al., arXiv 2211.05102, section 2.1).
-    What is lost beyond it grows with the sequences: the bound's share falls from 76 % at 54
-    sequences to 46 % at 160. So one constant a sequence fits, and one efficiency does not. Fitted
-    to three measurements on one H200 (benchmarks/results/2026-11-23-decoding-h200.md): rates are
-    within 6 % of them at the measured number of sequences, GPU-hours within 3 % at the computed
-    one. A server with CUDA graphs wrote 256 short answers 1.6 times as fast; with longer contexts
-    (5,600 to 5,900 tokens) 1.02 to 1.04 times, and 0.86 times with an FP8 cache, which is read more
-    slowly than this says (2026-11-26-protocol-14-and-h200.md; H100: 2026-11-26-refresh-on-gpus.md).
-    Does not count prefill (1 to 4 % of a night).
+    The bytes over the bandwidth are the bound of memory (Pope et al., arXiv 2211.05102, section
+    2.1); `reading` is what attention reaches of it (READING_SHARE, FP8_READING). The constants are
+    fitted to eleven measurements of QwQ-32B's shape (2026-11-23-decoding-h200.md: eager;
+    2026-11-26-protocol-14-and-h200.md and 2026-11-26-refresh-on-gpus.md: CUDA graphs, H100 and two
+    GPUs a replica). Ten are within 6 % of it, as are 256 answers of 384 tokens, which it was not
+    fitted to; 4 sequences on an H100 wrote 0.84 times as much. Other sizes of model were not
+    measured. Does not count prefill (1 to 4 % of a night).
     """
     context = prompt + answer / 2
     memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0
     fit = min(most, _fitting(shape, memory, context))
     held = max(1, fit)
-    moved_bytes = shape.weight_bytes + held * context * shape.token_bytes
-    step_s = moved_bytes / (gpus * gpu.bytes_per_s) + held * SEQUENCE_S
+    reading = min(READING_SHARE * gpu.bytes_per_s, FP8_READING if shape.value_bytes == 1 else inf)
+    held_bytes = held * context * shape.token_bytes
+    step_s = (shape.weight_bytes / gpu.bytes_per_s + held_bytes / reading) / gpus
+    step_s += held * SEQUENCE_S
     return Decoding(sequences=fit, tokens_per_s=held / step_s, gpus=gpus)
 
 

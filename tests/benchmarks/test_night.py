@@ -20,17 +20,22 @@ FLOPS = TrainingFlops(1e11, 2e6)
 BF16, _, FP8, H100_BF16, _ = SERVICES
 TAILS = {(service.name, count): 0.1 for service in SERVICES for count in (90_810, 9_080, 2_000)}
 BUSY = {"balanced": 0.97, "random": 0.5}
-NO_PROMPT = MODES | {"prompt_tokens": 0, "decoding_h200": 1.0}
+NO_PROMPT = MODES | {"prompt_tokens": 0, "decoding": 1.0}
 
 
 def total_s(service, share=1.0, **changed):
     return Night(FLOPS, BUSY, TAILS).stages_s(MODES | changed, service, share)["all"]
 
 
+def step_s(context, sequences=1):
+    """Weights at the whole bandwidth, keys and values at 0.7 of it, and what a sequence costs."""
+    held_bytes = sequences * context * (256 << 10)
+    return 65.53e9 / 4.8e12 + held_bytes / (0.7 * 4.8e12) + sequences * 0.065e-3
+
+
 def test_two_answers_one_after_the_other_take_what_the_formula_says():
     found = simulate([100, 100], BF16, NO_PROMPT, slots=1, gpus=1)
-    moved_bytes = 65.53e9 + 50.5 * (256 << 10)
-    answer_s = 100 * (moved_bytes / 4.8e12 + 0.19e-3)
+    answer_s = 100 * step_s(50.5)
     assert found.finished_s == pytest.approx([answer_s, 2 * answer_s])
     assert found.idle_from_s == found.wall_s and found.preempted == 0
     assert found.saved_s(0.5) == pytest.approx(answer_s)
@@ -38,8 +43,7 @@ def test_two_answers_one_after_the_other_take_what_the_formula_says():
 
 def test_two_answers_at_once_share_the_weights_until_the_shorter_one_ends():
     found = simulate([100, 200], BF16, NO_PROMPT, slots=2, gpus=1)
-    both_s = 100 * ((65.53e9 + 2 * 50.5 * (256 << 10)) / 4.8e12 + 2 * 0.19e-3)
-    alone_s = 100 * ((65.53e9 + 150.5 * (256 << 10)) / 4.8e12 + 0.19e-3)
+    both_s, alone_s = 100 * step_s(50.5, 2), 100 * step_s(150.5)
     assert found.finished_s == pytest.approx([both_s, both_s + alone_s])
     assert found.idle_from_s == pytest.approx(both_s)
 
@@ -120,7 +124,7 @@ def test_stages_add_up_and_a_refresh_asks_one_model():
         ("answer_tokens", 8000),
         ("prompt_tokens", 2000),
         ("answer_spread", 1.5),
-        ("decoding_h200", 0.9),
+        ("decoding", 0.9),
         ("device_s", 2.0),
         ("with_code", 0.9),
         ("fsdp2_ratio", 0.4),

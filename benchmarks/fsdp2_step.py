@@ -235,6 +235,7 @@ def _model(options: argparse.Namespace, device: Any, rank: int) -> tuple[Any, in
     shape = SHAPES[options.shape] | (
         {"num_hidden_layers": options.layers} if options.layers else {}
     )
+    # what the base class takes, which the signature does not name
     named: dict[str, Any] = {"attn_implementation": "sdpa"}
     config = Qwen2Config(**shape, **named, tie_word_embeddings=False, use_cache=False)
     with torch.device("meta"):

@@ -348,7 +348,8 @@ def write(order: dict[str, Any], report: dict[str, Any]) -> None:
 def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None:
     import torch
     from transformers import PrinterCallback
-    from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     from tasks.training.acceleration import (
         Acceleration,

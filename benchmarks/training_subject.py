@@ -61,6 +61,7 @@ def _without_weights(shape: dict[str, int]) -> Any:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    # what the base class takes, which the signature does not name
     named: dict[str, Any] = {"rope_theta": ROPE_THETA, "attn_implementation": "sdpa"}
     config = Qwen2Config(
         **shape,

@@ -20,7 +20,7 @@ from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, Sandbox
 from kernels_eval.records import Language
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
-from tests.support.pools import Quick, many, outcomes
+from tests.support.pools import Quick, fresh_ray, many, outcomes
 from tests.support.processes import python
 from tests.support.waiting import until
 
@@ -30,17 +30,11 @@ CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 
 @pytest.fixture(scope="module")
 def pool():
-    import ray
-
     from kernels_eval.build.extensions import Builder
 
     Builder(CONFIG.build).warm()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    try:
-        with Pool(Language.CPP, CONFIG, workers=1, builders=1) as made:
-            yield made
-    finally:
-        ray.shutdown()
+    with fresh_ray(cpus=2, gpus=0), Pool(Language.CPP, CONFIG, workers=1, builders=1) as made:
+        yield made
 
 
 def broken(number):

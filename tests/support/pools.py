@@ -26,14 +26,17 @@ class PoolAlone:
 
 @contextmanager
 def fresh_ray(cpus, gpus):
-    """A Ray of its own that believes in so many cores and GPUs."""
+    """A Ray of its own that believes in so many cores and GPUs; one that an earlier test left is
+    stopped."""
     import ray
 
     ray.shutdown()
     quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
     ray.init(num_cpus=cpus, num_gpus=gpus, **quiet)
-    yield
-    ray.shutdown()
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def many(count, name="many"):

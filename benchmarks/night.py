@@ -51,6 +51,7 @@ H100 = sizing.Gpu(
 )
 SERVICES = (
     Service("H200, bf16", "h200", sizing.H200, 1),
+    Service("H200, bf16, 2 a replica", "h200", sizing.H200, 2),
     Service("H200, FP8 weights", "h200", sizing.H200, 1, FP8),
     Service("H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE),
     Service("H100, bf16, 2 a replica", "h100", H100, 2),

@@ -295,6 +295,10 @@ def report(rows: list[dict[str, Any]]) -> None:
     for name in ("bench", "bench-unseeded"):
         if "ours" in mean and name in mean:
             print(f"ours / {name}: {mean['ours'] / mean[name]:.3f}")
+    if len({row["tokens"] for row in rows}) > 1:
+        print(
+            "Rounds differ in tokens: dummy weights ended some answers early. Compare seconds too."
+        )
 
 
 if __name__ == "__main__":

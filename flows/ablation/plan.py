@@ -22,6 +22,7 @@ from flows.config import PipelineConfig, load_profile, load_strategy, validated
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+from tasks.synthesis import sizing
 
 DEFAULT_STRATEGIES = ("concur", "random", "min_length", "speedup")
 
@@ -166,8 +167,10 @@ def branch_pipeline(
         "benchmark": benchmark.model_copy(update={"sampling": sampling}),
     }
     if share is not None:
-        replicas = synthesis.server.replicas or max(1, share // synthesis.server.tensor_parallel)
-        server = synthesis.server.model_copy(update={"replicas": replicas})
+        each = sizing.planned_gpus(synthesis, share)
+        replicas = synthesis.server.replicas or max(1, share // each)
+        served = {"replicas": replicas, "tensor_parallel": each}
+        server = synthesis.server.model_copy(update=served)
         workers = pipeline.verification.workers or share
         changes["verification"] = pipeline.verification.model_copy(update={"workers": workers})
         changes["synthesis"] = synthesis.model_copy(update={"server": server})
@@ -202,5 +205,6 @@ def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int
     if pipeline.synthesis.sampler != "vllm":
         most = 1 if pipeline.language.needs_gpu else 2
         return min(config.max_parallel_branches or most, most)
-    fit = max(1, gpus // max(pipeline.training.workers, pipeline.synthesis.server.tensor_parallel))
+    each = sizing.planned_gpus(pipeline.synthesis, gpus)
+    fit = max(1, gpus // max(pipeline.training.workers, each))
     return min(config.max_parallel_branches or fit, fit)

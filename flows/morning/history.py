@@ -24,6 +24,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.snapshot import SnapshotRef
+from tasks.synthesis import sizing
 
 PLACE = "refreshes"
 BEGAN, ENDED = ".began.json", ".json"
@@ -178,5 +179,6 @@ def _sampling_gpus(config: PipelineConfig, gpus: int) -> int:
     """GPUs of the servers that concur starts; those of another endpoint are not counted."""
     if config.synthesis.sampler != "vllm":
         return 0
-    server = config.synthesis.server
-    return min(gpus, server.replicas * server.tensor_parallel) if server.replicas else gpus
+    replicas = config.synthesis.server.replicas
+    each = sizing.planned_gpus(config.synthesis, gpus)
+    return min(gpus, replicas * each) if replicas else gpus

@@ -163,6 +163,8 @@ def answers_at_once(synthesis: SynthesisConfig) -> Answer:
     if not served and not re.search(r"//(127\.|localhost)", str(synthesis.base_url)):
         return "no server on this machine generates answers", ""
     server, limit = synthesis.server, synthesis.sampling.max_tokens
+    if not served and not server.tensor_parallel:
+        server = server.model_copy(update={"tensor_parallel": 1})  # vllm serve's default
     found, basis = sizing.expected(synthesis.model, server, limit)
     if found.sequences >= min(sizing.LEAST_SEQS, server.max_num_seqs or sizing.LEAST_SEQS):
         return basis, ""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from flows.config import PipelineConfig
+from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
 from tasks.sources.config import TasksConfig
 from tasks.synthesis import sizing
@@ -85,10 +86,10 @@ def tokenizer(name: str, root: str) -> str:
 
 
 def serving_memory(config: SynthesisConfig) -> str:
-    server = config.server
+    server, gpus = config.server, sizing.planned_gpus(config, len(visible_gpus()))
     return _fits(
         str(config.model),
-        server.tensor_parallel,
+        gpus,
         server.gpu_memory_utilization,
         "synthesis.server.tensor_parallel={}",
         server.args,

@@ -33,8 +33,8 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
     """a command line instead, such as 'vllm serve'; the model and its options follow"""
     adapters: dict[str, str] = {}
     """directories of LoRA adapters by name; synthesis.adapter selects one"""
-    tensor_parallel: PositiveInt = 1
-    """GPUs of one replica"""
+    tensor_parallel: PositiveInt | None = None
+    """GPUs of one replica; null: as many as write most, computed"""
     replicas: PositiveInt | None = None
     """servers; null: as many as the GPUs of the cluster hold, 1 without GPUs"""
     listen: Literal["loopback", "node"] = "loopback"

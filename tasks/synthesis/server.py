@@ -93,7 +93,7 @@ def options(
     config: ServerConfig,
     name: str,
     adapters: Mapping[str, str],
-    gpus: bool,
+    gpus: int,
     max_model_len: int,
     max_num_seqs: int,
 ) -> list[str]:
@@ -104,9 +104,9 @@ def options(
     # the access log has a line for every health check: soon they would be all that the log holds
     words: list[object] = ["--served-model-name", name, prefix, "--disable-uvicorn-access-log"]
     words += ["--max-model-len", max_model_len, "--max-num-seqs", max_num_seqs]
-    if config.tensor_parallel > 1:
-        words += ["--tensor-parallel-size", config.tensor_parallel]
-    words += ["--gpu-memory-utilization", config.gpu_memory_utilization] * gpus
+    if (parallel := gpus or config.tensor_parallel or 1) > 1:
+        words += ["--tensor-parallel-size", parallel]
+    words += ["--gpu-memory-utilization", config.gpu_memory_utilization] * bool(gpus)
     words += ["--enforce-eager"] * (not gpus)
     if adapters:
         words += ["--enable-lora", "--max-loras", len(adapters)]
@@ -367,7 +367,6 @@ class VllmSampler(Sampler):
     def _serve(self, requests: Requests) -> Servers:
         """The servers, running, with room for these requests."""
         config, shape = self._config, sizing.read_shape(self._model)
-        shape = shape and shape.served(config.args, config.tensor_parallel)
         asked = [(sizing.size_of(each.prompt), each.sampling.max_tokens) for each in requests]
         longest, mean = sizing.prompt_tokens([size for size, _ in asked])
         most = max(tokens for _, tokens in asked)
@@ -376,18 +375,24 @@ class VllmSampler(Sampler):
         if self.servers is not None and length > self._length:
             self.close()
         if self.servers is None:
-            replicas, gpus = self._plan()
+            gpu, nodes = sizing.read_gpu(), self._nodes()
+            answer = sizing.ANSWER_SHARE * most
+            wanted = sizing.gpus_a_replica(shape, gpu, config, nodes, mean, answer)
+            replicas, gpus = self._placed(nodes, wanted)
+            shape = shape and shape.served(config.args, gpus or 1)
             memory: int | None = config.cpu_kv_cache_gib << 30
             if gpus:
-                share, gpu = config.gpu_memory_utilization, sizing.read_gpu()
+                share = config.gpu_memory_utilization
                 held = gpu.memory_bytes if gpu else None
                 self._require_room(shape, gpu, gpus)
                 memory = sizing.kv_cache_bytes(shape, held, gpus, share)
             seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, mean, most)
             self._length, self.concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
             self.served = (
-                f"vLLM servers: {replicas}; each: GPUs {gpus}, answers at once {seqs} (mean prompt"
-                f" {mean:,} tokens), prompt and answer up to {length:,} tokens"
+                f"vLLM servers: {replicas}; each: GPUs {gpus}"
+                f"{' (computed to write most)' if gpus > (config.tensor_parallel or 1) else ''},"
+                f" answers at once {seqs} (mean prompt {mean:,} tokens), prompt and answer up to"
+                f" {length:,} tokens"
             )
             log.info("%s: %s", self.generator, self.served)
             servers = Servers(self._spec(gpus, seqs), replicas, gpus)
@@ -416,8 +421,8 @@ class VllmSampler(Sampler):
                 " synthesis.server.args: [--quantization, fp8]",
             )
 
-    def _plan(self) -> tuple[int, int]:
-        """Replicas, and GPUs of each (0 where the cluster has none)."""
+    def _nodes(self) -> list[int]:
+        """GPUs of each node that servers may run on."""
         from kernels_eval.cluster.ray import start_ray
 
         start_ray(None)
@@ -425,15 +430,19 @@ class VllmSampler(Sampler):
 
         here, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
         list_nodes: Callable[[], list[Json]] = ray.nodes
-        nodes = [
+        return [
             int(node["Resources"].get("GPU", 0))
             for node in list_nodes()
             if node["Alive"] and (anywhere or node["NodeID"] == here)
         ]
-        each = self._config.tensor_parallel if any(nodes) else 0
+
+    def _placed(self, nodes: Sequence[int], wanted: int) -> tuple[int, int]:
+        """Replicas of `wanted` GPUs, and GPUs of each (0 where there are none)."""
+        each = wanted if any(nodes) else 0
         fit = sum(gpus // each for gpus in nodes) if each else 1
         replicas = self._config.replicas or max(1, fit)
         if each and replicas > fit:
+            anywhere = self._config.listen == "node"
             where = "of the cluster" if anywhere else "of this machine"
             raise DeviceError(
                 f"{replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)}"
@@ -446,7 +455,7 @@ class VllmSampler(Sampler):
     def _spec(self, gpus: int, seqs: int) -> ReplicaSpec:
         config, directory = self._config, Path(self._model).expanduser()
         model = str(directory.absolute()) if directory.is_dir() else self._model
-        words = options(config, self._name, self._adapters, bool(gpus), self._length, seqs)
+        words = options(config, self._name, self._adapters, gpus, self._length, seqs)
         memory = {} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)}
         return ReplicaSpec(
             config=config,

@@ -21,16 +21,20 @@ from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
+from kernels_eval.devices import visible_gpus
 from kernels_eval.records import Json, Record
 from tasks.progress import hours
-from tasks.synthesis.config import ServerConfig
+from tasks.synthesis.config import ServerConfig, SynthesisConfig
 
 MOST_SEQS = 256
 """vLLM's own default on most GPUs."""
 LEAST_SEQS = 16
 """Below so many at once most of the time goes into reading the weights."""
-SEQUENCE_S = 0.065e-3
-"""What a step takes for each sequence beyond moving bytes: measured, see `decoding`."""
+ENOUGH = 0.85
+"""Of the fastest speed: the smaller replica is taken, since each of two estimates can be off by
+7 %."""
+STEP_S, SEQUENCE_S = 1.5e-3, 0.045e-3
+"""What a step takes beyond moving bytes, and each sequence in it: measured, see `decoding`."""
 READING_SHARE, FP8_READING = 0.7, 2.2e12
 """How fast attention reads keys and values: of the bandwidth, and bytes per second of a GPU at most
 in an FP8 cache, whose values are converted."""
@@ -123,16 +127,17 @@ def decoding(
 
     context = prompt + answer / 2
     n = memory for keys and values / (bytes per token * context)
-    step = weights / bandwidth + n * context * bytes per token / reading + n * SEQUENCE_S
+    step = weights / bandwidth + n * context * bytes per token / reading + STEP_S + n * SEQUENCE_S
     tokens/s = n / step
 
     The bytes over the bandwidth are the bound of memory (Pope et al., arXiv 2211.05102, section
     2.1); `reading` is what attention reaches of it (READING_SHARE, FP8_READING). The constants are
-    fitted to eleven measurements of QwQ-32B's shape (2026-11-23-decoding-h200.md: eager;
-    2026-11-26-protocol-14-and-h200.md and 2026-11-26-refresh-on-gpus.md: CUDA graphs, H100 and two
-    GPUs a replica). Ten are within 6 % of it, as are 256 answers of 384 tokens, which it was not
-    fitted to; 4 sequences on an H100 wrote 0.84 times as much. Other sizes of model were not
-    measured. Does not count prefill (1 to 4 % of a night).
+    fitted to fourteen measurements of QwQ-32B's shape (2026-11-23-decoding-h200.md: eager;
+    2026-11-26-protocol-14-and-h200.md, 2026-11-26-refresh-on-gpus.md and
+    2026-11-26-client-fp8-and-two-h200.md: CUDA graphs, H200 and H100, one and two GPUs a replica;
+    256 answers of 384 tokens). Thirteen are within 7.5 % of it; 4 sequences on an H100 wrote 0.90
+    times as much. Other sizes of model were not measured. Does not count prefill (1 to 4 % of a
+    night).
     """
     context = prompt + answer / 2
     memory = kv_cache_bytes(shape, gpu.memory_bytes, gpus, utilization) or 0
@@ -141,8 +146,51 @@ def decoding(
     reading = min(READING_SHARE * gpu.bytes_per_s, FP8_READING if shape.value_bytes == 1 else inf)
     held_bytes = held * context * shape.token_bytes
     step_s = (shape.weight_bytes / gpu.bytes_per_s + held_bytes / reading) / gpus
-    step_s += held * SEQUENCE_S
+    step_s += STEP_S + held * SEQUENCE_S
     return Decoding(sequences=fit, tokens_per_s=held / step_s, gpus=gpus)
+
+
+def gpus_a_replica(
+    shape: Shape | None,
+    gpu: Gpu | None,
+    server: ServerConfig,
+    nodes: Sequence[int],
+    prompt: float,
+    answer: float,
+) -> int:
+    """GPUs of a replica on nodes of so many GPUs: `tensor_parallel`, where it is given.
+
+    Else the fewest with which a GPU writes at least ENOUGH of the most by `decoding`, idle GPUs
+    included: 1, 2, 4 or 8, if the model's key and value heads can be divided by it. 1 where the
+    shape or the GPU is not known, or nothing fits.
+    """
+    if server.tensor_parallel or not (shape and shape.weight_bytes and gpu):
+        return server.tensor_parallel or 1
+    rates = {}
+    for each in (1, 2, 4, 8):
+        fit = sum(held // each for held in nodes)
+        replicas = server.replicas or fit
+        found = decoding(
+            shape.served(server.args, each),
+            gpu,
+            each,
+            server.gpu_memory_utilization,
+            prompt,
+            answer,
+            server.max_num_seqs or MOST_SEQS,
+        )
+        if found.sequences and 0 < replicas <= fit and shape.kv_heads % each == 0:
+            taken = replicas * each if server.replicas else sum(nodes)
+            rates[each] = replicas * found.tokens_per_s / taken
+    most = max(rates.values(), default=0)
+    return next((each for each, rate in rates.items() if rate >= ENOUGH * most), 1)
+
+
+def planned_gpus(synthesis: SynthesisConfig, gpus: int) -> int:
+    """GPUs of a replica on a machine of `gpus` like this one's, before any prompt is known."""
+    shape = read_shape(synthesis.model) if synthesis.model else None
+    answer = ANSWER_SHARE * synthesis.sampling.max_tokens
+    return gpus_a_replica(shape, read_gpu(), synthesis.server, [gpus], PROMPT_TOKENS, answer)
 
 
 def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[Decoding, str]:
@@ -154,10 +202,12 @@ def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[
         name for name, is_known in (("QwQ-32B's shape", known), ("an H200", gpu)) if not is_known
     ]
     answer = ANSWER_SHARE * max_tokens
+    counted, nodes = shape if shape and known else QWQ_32B, [len(visible_gpus())]
+    gpus = gpus_a_replica(counted, gpu or H200, server, nodes, PROMPT_TOKENS, answer)
     found = decoding(
-        (shape if shape and known else QWQ_32B).served(server.args, server.tensor_parallel),
+        counted.served(server.args, gpus),
         gpu or H200,
-        server.tensor_parallel,
+        gpus,
         server.gpu_memory_utilization,
         PROMPT_TOKENS,
         answer,

@@ -154,11 +154,23 @@ def test_a_server_that_holds_fewer_than_16_answers_at_once_is_warned_of(
 ):
     gpu = sizing.Gpu(name="card", memory_bytes=memory_gb * 10**9, bytes_per_s=3.35e12)
     monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
+    monkeypatch.setattr(sizing, "visible_gpus", lambda: ["card"])
     base = "http://127.0.0.1:8000/v1" if sampler == "openai" else None
     config = SynthesisConfig(sampler=sampler, model="Qwen/QwQ-32B", base_url=base)
     found, told = doctor.answers_at_once(config)
     assert told.startswith(fix) and bool(told) is bool(fix)
     assert ("computed from the memory for keys and values" in found) is (sampler != "recorded")
+
+
+def test_gpus_that_concur_joins_by_itself_are_no_warning(monkeypatch):
+    gpu = sizing.Gpu(name="card", memory_bytes=81_559 << 20, bytes_per_s=3.35e12)
+    monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
+    monkeypatch.setattr(sizing, "visible_gpus", lambda: ["card"] * 8)
+    config = SynthesisConfig(sampler="vllm", model="cognition-ai/Kevin-32B")
+    found, fix = doctor.answers_at_once(config)
+    assert " on 2 x card, about " in found and not fix
+    own = SynthesisConfig(sampler="openai", model="m", base_url="http://127.0.0.1:8000/v1")
+    assert doctor.answers_at_once(own)[1].startswith("vllm serve --tensor-parallel-size=2 holds ")
 
 
 def test_an_endpoint_elsewhere_is_not_judged_by_the_gpus_here():

@@ -210,6 +210,23 @@ def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus, 
     assert fake.alive() == []
 
 
+def test_gpus_of_a_replica_are_computed_where_they_are_not_given(four_gpus, fake, monkeypatch):
+    """QwQ-32B in 16 bits on 80 GB: two GPUs write more as one replica than as two."""
+    gpu = sizing.H200.model_copy(update={"memory_bytes": 80 * 10**9})
+    monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
+    monkeypatch.setattr(sizing, "read_shape", lambda model: sizing.QWQ_32B)
+    served = sampler(fake, replicas=None, max_num_seqs=None)
+    try:
+        assert len(list(served.sample(requests(4)))) == 4
+        assert served.served.startswith("vLLM servers: 2; each: GPUs 2 (computed to write most), ")
+    finally:
+        served.close()
+    pinned = [start["env"]["CUDA_VISIBLE_DEVICES"] for start in fake.starts]
+    assert sorted(pinned) == ["0,1", "2,3"]
+    words = fake.starts[0]["argv"]
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+
+
 def test_weights_that_do_not_fit_are_said_before_anything_starts(four_gpus, fake, monkeypatch):
     gpu = sizing.Gpu(name="card", memory_bytes=24 * 10**9, bytes_per_s=1e12)
     monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)

@@ -292,8 +292,8 @@ def num_seqs(shape: Shape | None, memory_bytes: int | None, prompt: int, max_tok
     """--max-num-seqs, 1 to 256: how many responses to prompts of `prompt` tokens (the mean) fit
     into the memory for keys and values; 256 where that is not known.
 
-    Counted with the longest prompt, slots stay empty: computed for KernelBench on an H200, 13 % of
-    the speed for a longest prompt of 4,808 tokens, 42 % for one of 13,419; too many slots by half
+    Counted with the longest prompt, slots stay empty: computed for KernelBench on an H200, 14 % of
+    the speed for a longest prompt of 4,808 tokens, 44 % for one of 13,419; too many slots by half
     cost 2 %, since vLLM preempts (benchmarks/results/2026-11-25-night.md).
     """
     if shape is None or memory_bytes is None:

@@ -82,13 +82,13 @@ QUOTED = [
         r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+), with an FP8 cache .* ([\d,]+) \(",
         DECODED,
     ),
-    (EIGHT, r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H100", DECODED),
+    (EIGHT, r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H200", DECODED),
     (
         EIGHT,
-        r"8 H200, bf16 \| ([^|]+) \| ([^|]+) \|.*\| ([^|]+) \|\n"
+        r"8 H200, bf16, 2 a replica \| ([^|]+) \| ([^|]+) \|.*\| ([^|]+) \|\n"
         r".* weights and cache \| ([^|]+) \| ([^|]+) \|.*\| ([^|]+) \|\n\| 8 H100",
-        r"H200, bf16 \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
-        r".* bf16 \| refresh \|.*\| ([^|]+) \|\n(?:.*\n){2}"
+        r"H200, bf16, 2 a replica \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
+        r".* 2 a replica \| refresh \|.*\| ([^|]+) \|\n(?:.*\n){2}"
         r".* weights and cache \| whole \| ([^|]+) \| ([^|]+) \|.*\n"
         r".* weights and cache \| refresh \|.*\| ([^|]+) \|\n",
     ),

@@ -167,7 +167,7 @@ def branch_pipeline(
         "benchmark": benchmark.model_copy(update={"sampling": sampling}),
     }
     if share is not None:
-        each = sizing.planned_gpus(synthesis, share)
+        each = _gpus_a_replica(pipeline, share)
         replicas = synthesis.server.replicas or max(1, share // each)
         served = {"replicas": replicas, "tensor_parallel": each}
         server = synthesis.server.model_copy(update=served)
@@ -205,6 +205,12 @@ def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int
     if pipeline.synthesis.sampler != "vllm":
         most = 1 if pipeline.language.needs_gpu else 2
         return min(config.max_parallel_branches or most, most)
-    each = sizing.planned_gpus(pipeline.synthesis, gpus)
-    fit = max(1, gpus // max(pipeline.training.workers, each))
+    fit = max(1, gpus // max(pipeline.training.workers, _gpus_a_replica(pipeline, gpus)))
     return min(config.max_parallel_branches or fit, fit)
+
+
+def _gpus_a_replica(pipeline: PipelineConfig, gpus: int) -> int:
+    """GPUs of a server of the base model, which a branch asks, where there are so many."""
+    limit = pipeline.benchmark.sampling.max_tokens
+    base = pipeline.training.base_model
+    return sizing.planned_gpus(base, pipeline.synthesis.server, limit, gpus)

@@ -177,8 +177,8 @@ def _gpus() -> int:
 
 def _sampling_gpus(config: PipelineConfig, gpus: int) -> int:
     """GPUs of the servers that concur starts; those of another endpoint are not counted."""
-    if config.synthesis.sampler != "vllm":
+    synthesis, server = config.synthesis, config.synthesis.server
+    if synthesis.sampler != "vllm":
         return 0
-    replicas = config.synthesis.server.replicas
-    each = sizing.planned_gpus(config.synthesis, gpus)
-    return min(gpus, replicas * each) if replicas else gpus
+    each = sizing.planned_gpus(synthesis.model, server, synthesis.sampling.max_tokens, gpus)
+    return min(gpus, server.replicas * each) if server.replicas else gpus

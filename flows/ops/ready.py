@@ -86,10 +86,10 @@ def tokenizer(name: str, root: str) -> str:
 
 
 def serving_memory(config: SynthesisConfig) -> str:
-    server, gpus = config.server, sizing.planned_gpus(config, len(visible_gpus()))
+    server, limit = config.server, config.sampling.max_tokens
     return _fits(
         str(config.model),
-        gpus,
+        sizing.planned_gpus(config.model, server, limit, len(visible_gpus())),
         server.gpu_memory_utilization,
         "synthesis.server.tensor_parallel={}",
         server.args,

@@ -24,7 +24,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from kernels_eval.devices import visible_gpus
 from kernels_eval.records import Json, Record
 from tasks.progress import hours
-from tasks.synthesis.config import ServerConfig, SynthesisConfig
+from tasks.synthesis.config import ServerConfig
 
 MOST_SEQS = 256
 """vLLM's own default on most GPUs."""
@@ -186,11 +186,10 @@ def gpus_a_replica(
     return next((each for each, rate in rates.items() if rate >= ENOUGH * most), 1)
 
 
-def planned_gpus(synthesis: SynthesisConfig, gpus: int) -> int:
+def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus: int) -> int:
     """GPUs of a replica on a machine of `gpus` like this one's, before any prompt is known."""
-    shape = read_shape(synthesis.model) if synthesis.model else None
-    answer = ANSWER_SHARE * synthesis.sampling.max_tokens
-    return gpus_a_replica(shape, read_gpu(), synthesis.server, [gpus], PROMPT_TOKENS, answer)
+    shape, answer = read_shape(model) if model else None, ANSWER_SHARE * max_tokens
+    return gpus_a_replica(shape, read_gpu(), server, [gpus], PROMPT_TOKENS, answer)
 
 
 def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[Decoding, str]:

@@ -15,6 +15,7 @@ from flows.ablation.plan import (
     AblationConfig,
     ablation_config,
     branch_pipeline,
+    branches_at_once,
     parsed_list,
     pipeline_of,
     planned_branches,
@@ -22,6 +23,7 @@ from flows.ablation.plan import (
 from flows.ablation.records import BRANCH, Meter, alone_with, load_spent, sole_writer
 from flows.cli.main import main
 from kernels_eval.errors import EvalError, UsageError
+from tasks.synthesis import sizing
 from tests.support.cases import cases
 from tests.support.quick_ablations import devices, profile, quick, samples
 
@@ -64,6 +66,23 @@ def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere
         branch_pipeline(pipeline, plans[0], share=2).synthesis.server.identity
         == pipeline.synthesis.server.identity
     )
+
+
+def test_branches_that_serve_a_large_model_share_the_gpus_as_its_replicas_need(monkeypatch):
+    """QwQ-32B in 16 bits on GPUs of 80 GB: two a replica."""
+    gpu = sizing.H200.model_copy(update={"memory_bytes": 81_559 << 20})
+    monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
+    monkeypatch.setattr(sizing, "read_shape", lambda model: sizing.QWQ_32B)
+    config = AblationConfig()
+    served = pipeline_of(config)
+    served = served.model_copy(
+        update={"synthesis": served.synthesis.model_copy(update={"sampler": "vllm"})}
+    )
+    limit = served.benchmark.sampling.max_tokens
+    each = sizing.planned_gpus("m", served.synthesis.server, limit, 8)
+    assert each == 2 and branches_at_once(config, served, 8) == 4
+    of_two = branch_pipeline(served, planned_branches(config)[0], share=2).synthesis.server
+    assert (of_two.replicas, of_two.tensor_parallel) == (1, 2)
 
 
 def test_a_strategy_file_is_called_by_its_name_and_its_size_holds_where_none_is_asked_for(tmp_path):

@@ -94,6 +94,8 @@ class Gpu(Record):
     name: str
     memory_bytes: PositiveInt
     bytes_per_s: PositiveFloat
+    linked: bool = True
+    """GPUs of the machine reach each other by NVLink."""
 
 
 class Decoding(Record):
@@ -161,12 +163,14 @@ def gpus_a_replica(
     """GPUs of a replica on nodes of so many GPUs: `tensor_parallel`, where it is given.
 
     Else the fewest with which a GPU writes at least ENOUGH of the most by `decoding`, idle GPUs
-    included: 1, 2, 4 or 8, if the model's key and value heads can be divided by it. 1 where the
-    shape or the GPU is not known, or nothing fits.
+    included: 1, 2, 4 or 8, if the model's key and value heads can be divided by it. `decoding` does
+    not know what GPUs spend on exchanging, which without NVLink is much: then the fewest that hold
+    LEAST_SEQS sequences. 1 where the shape or the GPU is not known, or nothing fits.
     """
     if server.tensor_parallel or not (shape and shape.weight_bytes and gpu):
         return server.tensor_parallel or 1
-    rates = {}
+    rates, roomy = dict[int, float](), list[int]()
+    least = min(LEAST_SEQS, server.max_num_seqs or LEAST_SEQS)
     for each in (1, 2, 4, 8):
         fit = sum(held // each for held in nodes)
         replicas = server.replicas or fit
@@ -182,6 +186,9 @@ def gpus_a_replica(
         if found.sequences and 0 < replicas <= fit and shape.kv_heads % each == 0:
             taken = replicas * each if server.replicas else sum(nodes)
             rates[each] = replicas * found.tokens_per_s / taken
+            roomy += [each] * (found.sequences >= least)
+    if not gpu.linked:
+        return next(iter(roomy), max(rates, default=1))
     most = max(rates.values(), default=0)
     return next((each for each, rate in rates.items() if rate >= ENOUGH * most), 1)
 
@@ -234,9 +241,22 @@ def read_gpu() -> Gpu | None:
             name=pynvml.nvmlDeviceGetName(handle),
             memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
             bytes_per_s=2e6 * clock_mhz * bus_bits / 8,
+            linked=_linked(),
         )
     except Exception:  # no driver, no library
         return None
+
+
+def _linked() -> bool:
+    """Whether the first two GPUs reach each other by NVLink; False where NVML cannot say."""
+    import pynvml
+
+    try:
+        pair = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1)]
+        status = pynvml.nvmlDeviceGetP2PStatus(*pair, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+        return bool(status == pynvml.NVML_P2P_STATUS_OK)
+    except pynvml.NVMLError:
+        return False
 
 
 def read_shape(model: str) -> Shape | None:

@@ -200,6 +200,7 @@ def test_a_night_does_not_write_at_the_speed_of_short_answers():
 
 
 H100_80 = H200.model_copy(update={"memory_bytes": 81_559 << 20, "bytes_per_s": 3.35e12})
+CARD_24 = Gpu(name="card", memory_bytes=23 << 30, bytes_per_s=1e12, linked=False)
 SMALL_MODEL = Shape(layers=28, kv_heads=2, head_dim=128, window=32768, weight_bytes=3 * 10**9)
 
 
@@ -210,6 +211,10 @@ SMALL_MODEL = Shape(layers=28, kv_heads=2, head_dim=128, window=32768, weight_by
         (QWQ_32B, H200, {"args": FP8_CACHE}, [8], 1),  # 9 % more with two
         (QWQ_32B, H100_80, {}, [8], 2),
         (QWQ_32B, H100_80, {"args": FP8_CACHE}, [8], 2),  # 12 % more with two
+        (QWQ_32B, H200.model_copy(update={"linked": False}), {}, [8], 1),
+        (QWQ_32B, H100_80.model_copy(update={"linked": False}), {}, [8], 2),  # 6 fit beside it
+        (QWQ_32B, H100_80.model_copy(update={"linked": False}), {"max_num_seqs": 4}, [8], 1),
+        (QWQ_32B, CARD_24, {}, [4], 4),  # none of them holds 16
         (QWQ_32B, H200, {}, [1], 1),
         (QWQ_32B, H100_80, {}, [1, 1], 1),  # a replica stays on one node
         (QWQ_32B, H200, {}, [3], 1),  # one of three GPUs would stay idle
@@ -260,11 +265,23 @@ def test_an_estimate_says_what_it_is_computed_from_and_what_it_assumes(tmp_path,
     assert small.sequences > 16 and "assumed" not in basis
 
 
-def test_a_gpu_is_read_from_nvml(monkeypatch):
+@pytest.mark.parametrize("gpus, status, linked", [(2, 0, True), (2, 1, False), (1, 0, False)])
+def test_a_gpu_is_read_from_nvml(monkeypatch, gpus, status, linked):
+    class NVMLError(Exception): ...
+
+    def handle_of(index):
+        if index < gpus:
+            return index
+        raise NVMLError
+
     fake = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_P2P_CAPS_INDEX_NVLINK=2,
+        NVML_P2P_STATUS_OK=0,
+        nvmlDeviceGetP2PStatus=lambda first, second, index: status,
         NVML_CLOCK_MEM=2,
         nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByIndex=handle_of,
         nvmlDeviceGetMaxClockInfo=lambda handle, clock: 3201,
         nvmlDeviceGetMemoryBusWidth=lambda handle: 6144,
         nvmlDeviceGetName=lambda handle: H200.name,
@@ -273,6 +290,7 @@ def test_a_gpu_is_read_from_nvml(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     found = read_gpu()
     assert (found.name, found.memory_bytes) == (H200.name, H200.memory_bytes)
+    assert found.linked is linked
     assert found.bytes_per_s == pytest.approx(H200.bytes_per_s, rel=0.03), "the data sheet's"
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert read_gpu() is None

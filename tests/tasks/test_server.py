@@ -48,6 +48,7 @@ class Fake:
 
     def __init__(self, home):
         self.home = home
+        self.samplers = []
         home.mkdir(exist_ok=True)
 
     def set(self, name):
@@ -85,6 +86,8 @@ def fake(tmp_path):
     try:
         until(lambda: not fake.alive(), "the end of every process of the test")
     finally:
+        for sampler in fake.samplers:  # of a test that failed before it closed them
+            sampler.close(at_once=True)
         for process in fake.alive():
             process.kill()
 
@@ -107,7 +110,7 @@ def four_gpus():
 def sampler(fake, adapters=None, asked=None, tail_wait_s=None, tail_share=0.02, **settings):
     settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.2, "max_num_seqs": 8} | settings
     config = ServerConfig(command=FAKE, env={"FAKE_VLLM_DIR": str(fake.home)}, **settings)
-    return VllmSampler(
+    made = VllmSampler(
         *("org/model", "org/model", config),
         adapters=adapters,
         asked=asked,
@@ -115,6 +118,8 @@ def sampler(fake, adapters=None, asked=None, tail_wait_s=None, tail_share=0.02, 
         tail_wait_s=tail_wait_s,
         tail_share=tail_share,
     )
+    fake.samplers.append(made)
+    return made
 
 
 def requests(count, prompt="prompt"):
@@ -216,11 +221,9 @@ def test_gpus_of_a_replica_are_computed_where_they_are_not_given(four_gpus, fake
     monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
     monkeypatch.setattr(sizing, "read_shape", lambda model: sizing.QWQ_32B)
     served = sampler(fake, replicas=None, max_num_seqs=None)
-    try:
-        assert len(list(served.sample(requests(4)))) == 4
-        assert served.served.startswith("vLLM servers: 2; each: GPUs 2 (computed to write most), ")
-    finally:
-        served.close()
+    assert len(list(served.sample(requests(4)))) == 4
+    assert served.served.startswith("vLLM servers: 2; each: GPUs 2 (computed to write most), ")
+    served.close()
     pinned = [start["env"]["CUDA_VISIBLE_DEVICES"] for start in fake.starts]
     assert sorted(pinned) == ["0,1", "2,3"]
     words = fake.starts[0]["argv"]

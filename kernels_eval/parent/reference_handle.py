@@ -98,7 +98,7 @@ class ReferenceProcess:
         task_error."""
         if self._is_loaded:
             return
-        self._raise_failure(self._load)
+        self._attempt(self._load)
         self._is_loaded = True
 
     def open(self) -> None:
@@ -106,16 +106,16 @@ class ReferenceProcess:
         self.load()
         while not self.opened:
             try:
-                self._raise_failure(self._expect_all)
+                self._attempt(self._expect_all)
                 self.opened = True
             except _Unsuitable as unsuitable:
                 # its process is of no more use: once more from the start, without that trial
                 self.unsuitable.add(unsuitable.trial)
                 self.child.close()
                 self.trials, self.child = [], self._started()
-                self._raise_failure(self._load)
+                self._attempt(self._load)
 
-    def _raise_failure(self, work: Callable[[], None]) -> None:
+    def _attempt(self, work: Callable[[], None]) -> None:
         """Do this work. Its failure is raised here, and whenever work is asked for again."""
         if self.failure:
             raise self.failure

@@ -49,15 +49,13 @@ H100 = sizing.Gpu(
     memory_bytes=int(MODES["h100_memory_mib"]) << 20,
     bytes_per_s=MODES["h100_bytes_per_s"],
 )
-ONE_A_REPLICA = (
-    Service("H200, bf16", "h200", sizing.H200, 1),
-    Service("H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE),
-)
+BF16 = Service("H200, bf16", "h200", sizing.H200, 1)
+BOTH_FP8 = Service("H200, FP8 weights and cache", "h200", sizing.H200, 1, FP8_CACHE)
 SERVICES = (
-    ONE_A_REPLICA[0],
+    BF16,
     Service("H200, bf16, 2 a replica", "h200", sizing.H200, 2),
     Service("H200, FP8 weights", "h200", sizing.H200, 1, FP8),
-    ONE_A_REPLICA[1],
+    BOTH_FP8,
     Service("H100, bf16, 2 a replica", "h100", H100, 2),
     Service("H100, FP8 weights and cache", "h100", H100, 1, FP8_CACHE),
 )
@@ -230,7 +228,7 @@ def slot_rows(recorded: Lengths) -> list[list[str]]:
     docs/how-to/eight-gpus.md counts (4,100)."""
     tasks, mean = round(MODES["tasks"] * SCENARIOS["refresh"]), MODES["answer_tokens"]
     lengths, limit, rows = answer_lengths(tasks, mean, 0, MODES, recorded)[0], "token_limit", []
-    for service in ONE_A_REPLICA:
+    for service in (BF16, BOTH_FP8):
         known = {
             what + f", {MODES[name]:,.0f}": sizing.num_seqs(
                 service.shape, service.room_bytes, int(MODES[name]), int(MODES[limit])

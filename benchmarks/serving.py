@@ -296,9 +296,7 @@ def report(rows: list[dict[str, Any]]) -> None:
         if "ours" in mean and name in mean:
             print(f"ours / {name}: {mean['ours'] / mean[name]:.3f}")
     if len({row["tokens"] for row in rows}) > 1:
-        print(
-            "Rounds differ in tokens: dummy weights ended some answers early. Compare seconds too."
-        )
+        print("Rounds differ in tokens: some answers ended early. Compare seconds too.")
 
 
 if __name__ == "__main__":

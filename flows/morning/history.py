@@ -180,5 +180,7 @@ def _sampling_gpus(config: PipelineConfig, gpus: int) -> int:
     synthesis, server = config.synthesis, config.synthesis.server
     if synthesis.sampler != "vllm":
         return 0
+    if not server.replicas:
+        return gpus
     each = sizing.planned_gpus(synthesis.model, server, synthesis.sampling.max_tokens, gpus)
-    return min(gpus, server.replicas * each) if server.replicas else gpus
+    return min(gpus, server.replicas * each)

@@ -442,8 +442,7 @@ class VllmSampler(Sampler):
         fit = sum(gpus // each for gpus in nodes) if each else 1
         replicas = self._config.replicas or max(1, fit)
         if each and replicas > fit:
-            anywhere = self._config.listen == "node"
-            where = "of the cluster" if anywhere else "of this machine"
+            where = "of the cluster" if self._config.listen == "node" else "of this machine"
             raise DeviceError(
                 f"{replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)}"
                 f" GPUs {where}",

@@ -169,32 +169,35 @@ def gpus_a_replica(
     """
     if server.tensor_parallel or not (shape and shape.weight_bytes and gpu):
         return server.tensor_parallel or 1
-    rates, roomy = dict[int, float](), list[int]()
-    least = min(LEAST_SEQS, server.max_num_seqs or LEAST_SEQS)
+    rates, held = dict[int, float](), dict[int, int]()
     for each in (1, 2, 4, 8):
-        fit = sum(held // each for held in nodes)
+        fit = sum(gpus // each for gpus in nodes)
         replicas = server.replicas or fit
-        found = decoding(
-            shape.served(server.args, each),
-            gpu,
-            each,
-            server.gpu_memory_utilization,
-            prompt,
-            answer,
-            server.max_num_seqs or MOST_SEQS,
-        )
+        found = _decoding_of(shape, gpu, each, server, prompt, answer)
         if found.sequences and 0 < replicas <= fit and shape.kv_heads % each == 0:
             taken = replicas * each if server.replicas else sum(nodes)
-            rates[each] = replicas * found.tokens_per_s / taken
-            roomy += [each] * (found.sequences >= least)
-    if not gpu.linked:
-        return next(iter(roomy), max(rates, default=1))
-    most = max(rates.values(), default=0)
-    return next((each for each, rate in rates.items() if rate >= ENOUGH * most), 1)
+            rates[each], held[each] = replicas * found.tokens_per_s / taken, found.sequences
+    if not rates:
+        return 1
+    if gpu.linked:
+        most = max(rates.values())
+        return min(each for each, rate in rates.items() if rate >= ENOUGH * most)
+    least = min(LEAST_SEQS, server.max_num_seqs or LEAST_SEQS)
+    return min((each for each in held if held[each] >= least), default=max(held))
+
+
+def _decoding_of(
+    shape: Shape, gpu: Gpu, gpus: int, server: ServerConfig, prompt: float, answer: float
+) -> Decoding:
+    """How a replica of this server on `gpus` GPUs writes."""
+    share, most = server.gpu_memory_utilization, server.max_num_seqs or MOST_SEQS
+    return decoding(shape.served(server.args, gpus), gpu, gpus, share, prompt, answer, most)
 
 
 def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus: int) -> int:
     """GPUs of a replica on a machine of `gpus` like this one's, before any prompt is known."""
+    if server.tensor_parallel:
+        return server.tensor_parallel
     shape, answer = read_shape(model) if model else None, ANSWER_SHARE * max_tokens
     return gpus_a_replica(shape, read_gpu(), server, [gpus], PROMPT_TOKENS, answer)
 
@@ -210,15 +213,7 @@ def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[
     answer = ANSWER_SHARE * max_tokens
     counted, nodes = shape if shape and known else QWQ_32B, [len(visible_gpus())]
     gpus = gpus_a_replica(counted, gpu or H200, server, nodes, PROMPT_TOKENS, answer)
-    found = decoding(
-        counted.served(server.args, gpus),
-        gpu or H200,
-        gpus,
-        server.gpu_memory_utilization,
-        PROMPT_TOKENS,
-        answer,
-        server.max_num_seqs or MOST_SEQS,
-    )
+    found = _decoding_of(counted, gpu or H200, gpus, server, PROMPT_TOKENS, answer)
     return found, (
         f"{found.sequences} answers of {answer:,.0f} tokens at once on {found.gpus} x"
         f" {(gpu or H200).name}, about {found.tokens_per_s:,.0f} tokens/s, 1,000 answers in"

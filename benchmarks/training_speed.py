@@ -74,6 +74,10 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "liger_fsdp2": (None, {**FSDP2, "use_liger_kernel": True}),
     "ours": ({}, {}),
     "ours_fsdp2": ({}, {**FSDP2, "gradient_checkpointing": False}),
+    "ours_fsdp2_recomputed": (
+        {"host_memory_gb": 0},
+        {**FSDP2, "gradient_checkpointing": False},
+    ),
     "ours_fsdp2_keep": ({"recompute": "keep"}, {**FSDP2, "gradient_checkpointing": False}),
     "ours_sdpa": ({"attention": "sdpa"}, {}),
     "ours_cudnn": ({"attention": "cudnn"}, {}),

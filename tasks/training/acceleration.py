@@ -13,6 +13,7 @@ are not alike.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
@@ -30,7 +31,7 @@ from torch.utils.checkpoint import (
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.training import attention
+from tasks.training import attention, offloading
 from tasks.training.dropout import CounterDropout, DropoutKeys
 from tasks.training.recomputation import (
     BYTES,
@@ -42,6 +43,8 @@ from tasks.training.recomputation import (
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
+
+log = logging.getLogger(__name__)
 
 ATTENTION_OPERATORS = (
     "_scaled_dot_product_flash_attention",
@@ -65,6 +68,9 @@ class AccelerationOptions(Record):
         recompute: what each layer recomputes in the backward pass: auto spends the free memory, the
             others force one level
         memory_share: share of the device's memory that auto plans for
+        host_memory_gb: main memory, page-locked, that a worker may fill with activations of the
+            MLP instead of computing them again; null: its share of 60 % of what is free, where
+            copies are fast enough to overlap
     """
 
     compile: bool = True
@@ -74,6 +80,7 @@ class AccelerationOptions(Record):
     attention: Literal["auto", "sdpa", "cudnn", "cudnn_expanded", "unchanged"] = "auto"
     recompute: Literal["auto", "layer", "mlp", "keep"] = "auto"
     memory_share: float = Field(default=0.92, gt=0, le=1)
+    host_memory_gb: float | None = Field(default=None, ge=0)
 
 
 @dataclass(eq=False)
@@ -157,6 +164,14 @@ def accelerate(
         False  # a recomputed layer would write its keys and values into a cache twice
     )
     plan = _plan(options, shape, tokens, model, device)
+    try:
+        memory = offloading.MainMemory.of(plan, shape, tokens, device)
+    except RuntimeError as error:  # what page-locks memory refused
+        if options.host_memory_gb is not None:
+            raise
+        log.warning("layers are computed again instead of waiting in main memory: %s", error)
+        options = options.model_copy(update={"host_memory_gb": 0})
+        plan, memory = _plan(options, shape, tokens, model, device), None
     for layer, level in zip(layers, plan.levels(), strict=True):
         _checkpoint(layer, level, shape.lora_rank)
     gathered = cast("list[FSDPModule]", layers[len(layers) - plan.gathered :])
@@ -178,6 +193,9 @@ def accelerate(
                 dynamic=options.dynamic_lengths,
                 backend=options.compile_backend,
             )
+    if memory:
+        for number, layer in enumerate(layers):
+            layer.forward = memory.around(layer, number, layer.forward)
     attention_name = name or base.config._attn_implementation
     keys = DropoutKeys(dropouts, seed, rank)
     acceleration = Acceleration(plan, attention_name, times, keys, tuple(gathered))
@@ -367,7 +385,8 @@ def _plan(
     trained = [_held(each) for each in model.parameters() if each.requires_grad]
     frozen_bytes = sum(_held(each).nbytes for each in model.parameters() if not each.requires_grad)
     sharded = isinstance(model, FSDPModule)
-    return plan_recomputation(
+    planned = functools.partial(
+        plan_recomputation,
         shape,
         device_bytes=total,
         weight_bytes=frozen_bytes + _exchanged_bytes(model),
@@ -376,6 +395,11 @@ def _plan(
         margin_bytes=int(total * (1 - options.memory_share)),
         gathered_bytes=_whole_bytes(decoder_layers(_base_of(model))[0]) if sharded else 0,
     )
+    host_gb = options.host_memory_gb
+    host_bytes = offloading.free_bytes() if host_gb is None else int(host_gb * 1e9)
+    plan = planned(host_bytes=host_bytes if options.compile else 0)
+    asked = host_gb is not None or not plan.host
+    return plan if asked or offloading.worth_moving(shape, tokens, device) else planned()
 
 
 def _held(parameter: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,8 @@ from kernels_eval.records import Record
 
 LEVELS = ("layer", "mlp", "keep")
 BYTES = 2  # activations and base weights are bfloat16
+AHEAD = 2
+"""layers whose activations go to or come from main memory, beside those that keep theirs"""
 
 
 class LayerShape(Record):
@@ -84,8 +86,13 @@ class LayerShape(Record):
             middle = self.hidden  # the stream between attention and MLP
             kept += BYTES * (projected + middle)
         if level == "keep":
-            kept += BYTES * 2 * self.intermediate  # gate and up
+            kept += self.wide_bytes
         return kept
+
+    @property
+    def wide_bytes(self) -> int:
+        """Bytes per token of a layer's gate and up."""
+        return BYTES * 2 * self.intermediate
 
     def workspace_bytes(self) -> int:
         """Bytes per token alive inside the backward pass of one layer, beyond what the layers keep:
@@ -99,7 +106,8 @@ class LayerShape(Record):
 
 class RecomputationPlan(Record):
     """From the first layer to the last: `layer` layers recompute all but attention, then `mlp`
-    layers their MLP, then `keep` nothing.
+    layers their MLP, then `host` layers have gate and up in main memory meanwhile, then `keep`
+    layers recompute and move nothing.
 
     The last layers keep: their backward passes come first and free memory before the first
     recomputed layer needs its workspace.
@@ -116,13 +124,22 @@ class RecomputationPlan(Record):
     keep: NonNegativeInt
     peak_bytes: int
     gathered: NonNegativeInt = 0
+    host: NonNegativeInt = 0
 
     def levels(self) -> list[str]:
-        return [level for level in LEVELS for _ in range(getattr(self, level))]
+        counts = {"layer": self.layer, "mlp": self.mlp, "host": self.host, "keep": self.keep}
+        return [level for level, count in counts.items() for _ in range(count)]
+
+    @property
+    def moved(self) -> range:
+        """Layers whose activations wait in main memory."""
+        first = self.layer + self.mlp
+        return range(first, first + self.host)
 
     def describe(self) -> str:
         return (
             f"{self.keep} kept, {self.mlp} without MLP, {self.layer} without all but attention"
+            + (f", {self.host} in main memory" if self.host else "")
             + (f", {self.gathered} gathered" if self.gathered else "")
             + f"; peak {self.peak_bytes / 1e9:.1f} GB"
         )
@@ -148,14 +165,16 @@ def plan_recomputation(
     tokens: int,
     margin_bytes: int | None = None,
     gathered_bytes: int = 0,
+    host_bytes: int = 0,
 ) -> RecomputationPlan:
     """The plan with the fewest recomputed FLOPs that fits `device_bytes` less `margin_bytes`
     (default 5 %) for `tokens` per micro batch.
 
     Attention first (its outputs, queries, keys and values cost the fewest bytes per FLOP saved
-    where rows are long), then the MLP, layer by layer. What is left then keeps layers gathered, at
-    `gathered_bytes` each (0: the model is not sharded). Raises UsageError where not even full
-    recomputation fits, with the numbers.
+    where rows are long), then the MLP, layer by layer. Gate and up of the layers that would compute
+    their MLP again go to `host_bytes` of main memory, as many as find room there. What is left then
+    keeps layers gathered, at `gathered_bytes` each (0: the model is not sharded). Raises UsageError
+    where not even full recomputation fits, with the numbers.
     """
     margin = device_bytes // 20 if margin_bytes is None else margin_bytes
     allowed = device_bytes - margin
@@ -179,7 +198,15 @@ def plan_recomputation(
     used = peak(fitting[-1])
     gathered = min(count, (allowed - used) // gathered_bytes) if gathered_bytes else 0
     used += gathered * gathered_bytes
-    return RecomputationPlan(layer=layer, mlp=mlp, keep=keep, peak_bytes=used, gathered=gathered)
+    # the last that keep theirs give their place to those that come and go
+    host = min(mlp + AHEAD, host_bytes // (tokens * shape.wide_bytes)) if keep >= AHEAD else 0
+    if host > AHEAD and mlp:
+        mlp, keep = mlp + AHEAD - host, keep - AHEAD
+    else:
+        host = 0
+    return RecomputationPlan(
+        layer=layer, mlp=mlp, keep=keep, peak_bytes=used, gathered=gathered, host=host
+    )
 
 
 def choose_parallelism(

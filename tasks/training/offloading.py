@@ -1,0 +1,212 @@
+"""Activations of the MLP that wait in main memory between the forward and the backward pass of
+their layer, instead of being computed again.
+
+Guarantees: the backward pass gets the values of the forward pass, so gradients are those of a layer
+that keeps them; at most `resident` layers have gate and up on the device at a time; copies overlap
+with computing, which waits where a copy is late. Does not guarantee that a copy is faster than
+computing again: `RecomputationPlan` decides how many layers do it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from kernels_eval.isolation.machine import machine_memory_bytes
+from tasks.training.recomputation import AHEAD, BYTES, LayerShape, RecomputationPlan
+
+WIDE = 2
+"""tensors of the MLP's width that a layer saves: gate and up"""
+SHARE = 0.6
+"""of the machine's free main memory, for the activations of all its workers"""
+LATE = 2.0
+"""A layer's copy may take so many times its products. Attention and computing the MLP again, which
+it saves, take about as long again; measured, 33 ms and 23 ms on an H100 cost nothing."""
+TIMED = 3
+
+
+def free_bytes() -> int:
+    """Main memory that this one of the machine's workers may lock. Fewer than SHARE of what is
+    free, divided by the workers that the launcher started here (LOCAL_WORLD_SIZE)."""
+    free = min(machine_memory_bytes(), psutil.virtual_memory().available)
+    return int(SHARE * free / int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def worth_moving(shape: LayerShape, tokens: int, device: torch.device) -> bool:
+    """Whether main memory takes a layer's gate and up about as fast as the layer is computed:
+    timed, a copy of one of them and the product that makes it."""
+    hidden = torch.ones(tokens, shape.hidden, dtype=torch.bfloat16, device=device)
+    weight = torch.ones(shape.hidden, shape.intermediate, dtype=torch.bfloat16, device=device)
+    made = hidden @ weight
+    page_locked = torch.empty(2**28 // BYTES, dtype=torch.bfloat16, pin_memory=True)
+    part = made.view(-1)[: page_locked.numel()]
+    product_ms = _milliseconds(lambda: torch.mm(hidden, weight, out=made))
+    copy_ms = _milliseconds(lambda: page_locked[: part.numel()].copy_(part, non_blocking=True))
+    products = sum(wide * out for wide, out in shape.products)
+    layer_ms = product_ms * products / (shape.hidden * shape.intermediate)
+    return WIDE * copy_ms * made.numel() / part.numel() <= LATE * layer_ms
+
+
+def _milliseconds(act: Callable[[], object]) -> float:
+    """Of the fastest of a few."""
+    times = []
+    for _ in range(TIMED):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        act()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return float(min(times))
+
+
+class Place(NamedTuple):
+    """What autograd holds of a saved tensor."""
+
+    layer: int
+    number: int
+    forward_pass: int
+    kept: Tensor | None
+
+
+class MainMemory:
+    """Page-locked buffers for the `moved` layers, and the order in which their activations leave
+    and come back.
+
+    The layers after `moved` keep theirs; the last of them comes first in the backward pass, and
+    what each gives up makes room for the next that comes back.
+    """
+
+    def __init__(
+        self, moved: range, *, resident: int, tokens: int, width: int, device: torch.device
+    ) -> None:
+        """`tokens`: most of a micro batch; `width`: of the MLP, in elements of bfloat16. Raises
+        RuntimeError (CUDA's) where so much memory cannot be page-locked."""
+        self.moved, self.resident, self.width, self.device = moved, resident, width, device
+        self.memory = torch.zeros(len(moved), WIDE, tokens * width, dtype=torch.bfloat16)
+        self.stream = None
+        if device.type == "cuda":
+            self.stream = torch.cuda.Stream(device)
+            # torch's own page-locked memory comes in powers of two
+            runtime, address = torch.cuda.cudart(), self.memory.data_ptr()
+            torch.cuda.check_error(runtime.cudaHostRegister(address, self.memory.nbytes, 0))
+            weakref.finalize(self, runtime.cudaHostUnregister, address)
+        self.forward_pass, self.tokens = 0, 0
+        self.shapes: dict[tuple[int, int], torch.Size] = {}
+        self.leaving: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        self.returned: dict[tuple[int, int], tuple[Tensor, torch.cuda.Event | None]] = {}
+        self.next_back = moved.stop - 1
+
+    @classmethod
+    def of(
+        cls, plan: RecomputationPlan, shape: LayerShape, tokens: int, device: torch.device
+    ) -> MainMemory | None:
+        """What a plan needs; None where it moves nothing. Raises RuntimeError as above."""
+        if not plan.host:
+            return None
+        resident, width = plan.keep + AHEAD, shape.intermediate
+        return cls(plan.moved, resident=resident, tokens=tokens, width=width, device=device)
+
+    def around(self, layer: nn.Module, number: int, forward: Callable[..., Any]) -> Any:
+        """The forward function of a layer, `number` from the first, with its activations moved."""
+        if number < self.moved.start:
+            return forward
+
+        def moving(hidden: Tensor, *inputs: Any, **options: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return forward(hidden, *inputs, **options)
+            if number == self.moved.start:
+                self._begin()
+            self.tokens = hidden.numel() // hidden.shape[-1]
+            self._let_leave(self.resident - max(0, number - self.moved.stop + 1))
+            save = functools.partial(self._save, layer, number)
+            with saved_tensors_hooks(save, self._give):
+                return forward(hidden, *inputs, **options)
+
+        return moving
+
+    def _begin(self) -> None:
+        self.forward_pass += 1
+        self.shapes.clear()
+        self.returned.clear()
+        self._let_leave(0)
+        self.next_back = self.moved.stop - 1
+
+    def _save(self, layer: Any, number: int, tensor: Tensor) -> Tensor | Place:
+        wide = tensor.dtype is torch.bfloat16 and tensor.numel() == self.tokens * self.width
+        if not wide or any(tensor.data_ptr() == each.data_ptr() for each in layer.parameters()):
+            return tensor
+        if number not in self.moved:
+            return Place(number, 0, self.forward_pass, tensor)
+        key = number, sum(layer == number for layer, _ in self.shapes)
+        if key[1] >= WIDE:  # code that is not compiled saves more of that width
+            return tensor
+        self.shapes[key] = tensor.shape
+        self.leaving.append((tensor, self._copy(tensor, self._buffer(key, tensor))))
+        self._let_leave(self.resident)
+        return Place(*key, self.forward_pass, None)
+
+    def _give(self, saved: Tensor | Place) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        if saved.forward_pass != self.forward_pass:
+            raise RuntimeError(
+                "activations of this forward pass were overwritten by those of a later one: set"
+                " AccelerationOptions.host_memory_gb to 0, or training.acceleration to off, where"
+                " two forward passes come before a backward pass"
+            )
+        self._let_leave(0)
+        kept = max(0, saved.layer - self.moved.stop + 1)
+        while (
+            self.next_back in self.moved
+            and kept + min(saved.layer, self.moved.stop - 1) - self.next_back < self.resident
+        ):
+            self._bring_back(self.next_back)
+            self.next_back -= 1
+        if saved.kept is not None:
+            return saved.kept
+        tensor, arrived = self.returned.pop(saved[:2])
+        self._wait(arrived)
+        return tensor
+
+    def _bring_back(self, layer: int) -> None:
+        for key, shape in self.shapes.items():
+            if key[0] == layer:
+                target = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
+                arrived = self._copy(self._buffer(key, target), target)
+                self.returned[key] = target, arrived
+
+    def _buffer(self, key: tuple[int, int], like: Tensor) -> Tensor:
+        layer, number = key
+        memory = self.memory[layer - self.moved.start, number]
+        return memory[: like.numel()].view(like.shape)
+
+    def _let_leave(self, layers: int) -> None:
+        """Have computing wait until at most so many layers' activations are on their way out."""
+        while len(self.leaving) > WIDE * max(0, layers):
+            self._wait(self.leaving.popleft()[1])
+
+    def _copy(self, source: Tensor, target: Tensor) -> torch.cuda.Event | None:
+        """After what is computed so far; the event is its end. The caller keeps the tensor of the
+        device until computing has waited for it."""
+        if self.stream is None:
+            target.copy_(source)
+            return None
+        self.stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.stream):
+            target.copy_(source, non_blocking=True)
+        done: torch.cuda.Event = self.stream.record_event()
+        return done
+
+    def _wait(self, event: torch.cuda.Event | None) -> None:
+        if event is not None:
+            torch.cuda.current_stream(self.device).wait_event(event)

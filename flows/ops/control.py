@@ -445,22 +445,21 @@ def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> 
     for prefix, chosen in OWN_CHOICE.items():
         if any(name in environment for name in chosen):
             wanted = {name: value for name, value in wanted.items() if not name.startswith(prefix)}
+    if state.authenticated:
+        given = {name: environment.get(of) for name, of in client_secrets(stack.settings).items()}
+        wanted |= {name: value for name, value in given.items() if value is not None}
+        wanted["MLFLOW_TRACKING_USERNAME"] = stack.secrets.mlflow_user
+    joined = [part for part, name in ADDRESSES.items() if name in wanted.keys() - environment]
+    for name, value in wanted.items():
+        environment.setdefault(name, value)
     used = []
-    for part, name in ADDRESSES.items():
-        if name not in wanted or name in environment:
-            continue
+    for part in joined:  # to ask Ray imports it, and on import it reads where it may listen
         if problem := fault(part, stack):
             raise UsageError(
                 f"the stack of {stack.places.root} has no healthy {part}: {problem}",
                 "`concur status` shows it; `concur down` stops it",
             )
-        used.append(f"{part} {wanted[name].removesuffix('/api')}")
-    if state.authenticated:
-        given = {name: environment.get(of) for name, of in client_secrets(stack.settings).items()}
-        wanted |= {name: value for name, value in given.items() if value is not None}
-        wanted["MLFLOW_TRACKING_USERNAME"] = stack.secrets.mlflow_user
-    for name, value in wanted.items():
-        environment.setdefault(name, value)
+        used.append(f"{part} {wanted[ADDRESSES[part]].removesuffix('/api')}")
     return used
 
 

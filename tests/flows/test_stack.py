@@ -336,6 +336,16 @@ def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, 
     assert "no healthy prefect" in refused(lambda: use_stack(root, {}))
 
 
+def test_ray_is_told_where_it_listens_before_it_is_asked(tmp_path, monkeypatch, me):
+    """To ask it imports it, and Ray reads this variable on import: `concur run` beside `concur up`
+    looked for it at the machine's own address."""
+    recorded(tmp_path, StackSettings(without=("prefect", "mlflow", "pages", "worker")), me)
+    environment, seen = {}, []
+    monkeypatch.setattr(control, "fault", lambda *_: seen.append(dict(environment)) or "")
+    assert use_stack(str(tmp_path), environment)
+    assert seen[0]["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0" and "RAY_AUTH_MODE" in seen[0]
+
+
 def test_exports_name_the_variable_of_a_secret_and_not_the_secret(tmp_path, me):
     assert "no stack is running" in refused(lambda: export_lines(str(tmp_path)))
     recorded(tmp_path, StackSettings(), me, authenticated=True)

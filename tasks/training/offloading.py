@@ -27,7 +27,7 @@ from tasks.training.recomputation import AHEAD, BYTES, LayerShape, Recomputation
 WIDE = 2
 """tensors of the MLP's width that a layer saves: gate and up"""
 SHARE = 0.6
-"""of the machine's free main memory, for the activations of all its workers"""
+"""of the machine's main memory, for the activations of all its workers"""
 LATE = 2.0
 """A layer's copy may take so many times its products. Attention and computing the MLP again, which
 it saves, take about as long again; measured, 33 ms and 23 ms on an H100 cost nothing."""
@@ -35,10 +35,11 @@ TIMED = 3
 
 
 def free_bytes() -> int:
-    """Main memory that this one of the machine's workers may lock. Fewer than SHARE of what is
-    free, divided by the workers that the launcher started here (LOCAL_WORLD_SIZE)."""
-    free = min(machine_memory_bytes(), psutil.virtual_memory().available)
-    return int(SHARE * free / int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    """Main memory that this one of the machine's workers may lock: SHARE of the machine's divided
+    by the workers that the launcher started here (LOCAL_WORLD_SIZE), at most SHARE of what is
+    free."""
+    each = machine_memory_bytes() / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(SHARE * min(each, psutil.virtual_memory().available))
 
 
 def worth_moving(shape: LayerShape, tokens: int, device: torch.device) -> bool:

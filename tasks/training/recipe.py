@@ -90,7 +90,8 @@ class TrainingRecipe(Record):
     parallelism: Literal["none", "ddp", "fsdp2", "auto"] = "none"
     """how several workers share the work. ddp: each holds the whole model; fsdp2: each holds
     its share of it, for models that do not fit on one device; none: one worker; auto: ddp where
-    one GPU holds the model and half of the layers' activations, else fsdp2"""
+    one GPU, with its share of main memory, holds the model and half of the layers' activations,
+    else fsdp2"""
     max_length: Annotated[int, Field(ge=16)] | Literal["data"] = 16384
     """longest row trained on, prompt and completion, tokens; 'data': the longest of the set.
     Never more than the base model's window. A row above it is never truncated: a trace without

@@ -210,13 +210,20 @@ def plan_recomputation(
 
 
 def choose_parallelism(
-    shape: LayerShape, *, weight_bytes: int, device_bytes: int, tokens: int, margin_bytes: int
+    shape: LayerShape,
+    *,
+    weight_bytes: int,
+    device_bytes: int,
+    tokens: int,
+    margin_bytes: int,
+    host_bytes: int = 0,
 ) -> tuple[Literal["ddp", "fsdp2"], str]:
     """How several accelerated workers hold a model, and why.
 
     With `ddp` nothing is gathered, but the whole model leaves less memory for activations. Measured
     on two H100 (benchmarks/results/2026-11-25-fsdp2-acceleration.md): 5 % faster than `fsdp2` where
-    26 of 32 layers keep their activations beside it. So it is chosen where half of them do.
+    26 of 32 layers keep their activations beside it. So it is chosen where half of them do, those
+    in main memory included (`host_bytes` a worker).
     """
     try:
         whole = plan_recomputation(
@@ -227,8 +234,11 @@ def choose_parallelism(
             trained=shape.trained,
             tokens=tokens,
             margin_bytes=margin_bytes,
+            host_bytes=host_bytes,
         )
     except UsageError:
         return "fsdp2", f"one GPU does not hold the model and {tokens:,} tokens"
-    kept = f"one GPU holds the model and the activations of {whole.keep} of {shape.layers} layers"
-    return ("ddp" if 2 * whole.keep >= shape.layers else "fsdp2"), kept
+    kept = whole.keep + whole.host
+    why = f"one GPU holds the model and the activations of {kept} of {shape.layers} layers"
+    why += f", {whole.host} of them in main memory" if whole.host else ""
+    return ("ddp" if 2 * kept >= shape.layers else "fsdp2"), why

@@ -16,13 +16,16 @@ from tasks.training.acceleration import (
     require_rows_apart,
     shape_of,
 )
+from tasks.training.offloading import WIDE, MainMemory
 from tasks.training.packing import pack
+from tasks.training.recomputation import AHEAD, RecomputationPlan
 from tests.support.cases import cases
 from tests.support.training import adapted_qwen
 
 CASES = cases("training")
 
 TOKENS = 24
+SPLIT = "aot_eager_decomp_partition"
 
 
 def model(dropout=0.0, layers=3):
@@ -99,6 +102,70 @@ def test_recomputation_draws_the_masks_of_the_forward_pass():
         gradients[recompute] = loss_and_gradients(adapted, line)[1]
     assert_same(gradients["layer"], gradients["keep"])
     assert_same(gradients["mlp"], gradients["keep"])
+
+
+def moving(monkeypatch, compile=False, **counts):
+    """A model whose layers wait in main memory by a plan of these counts, bfloat16 as on a GPU."""
+    plan = RecomputationPlan(**{"layer": 0, "mlp": 0, "keep": 0, "peak_bytes": 0} | counts)
+    monkeypatch.setattr(acceleration, "_plan", lambda *_: plan)
+    adapted = adapted_qwen(
+        dropout=0.3, base=(torch.bfloat16,), num_hidden_layers=6, attn_implementation="sdpa"
+    )
+    accelerated(adapted, seed=5, compile=compile, compile_backend=SPLIT)
+    return adapted
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_activations_that_wait_in_main_memory_change_nothing(compile, monkeypatch, fresh_compiler):
+    lines = [pack([row(length)]) for length in (TOKENS, 17, TOKENS)]
+    on_device = []
+    really = MainMemory._bring_back
+
+    def bring_back(memory, layer):
+        really(memory, layer)
+        on_device.append(len(memory.returned))
+
+    monkeypatch.setattr(MainMemory, "_bring_back", bring_back)
+    for counts in ({"host": 5, "keep": 1}, {"mlp": 2, "host": 3, "keep": 1}):
+        kept = moving(
+            monkeypatch, compile, **counts | {"host": 0, "keep": 6 - counts.get("mlp", 0)}
+        )
+        moved = moving(monkeypatch, compile, **counts)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for line in lines:
+                theirs, ours = loss_and_gradients(kept, line), loss_and_gradients(moved, line)
+                assert ours[0] == theirs[0]
+                assert all(torch.equal(ours[1][name], theirs[1][name]) for name in theirs[1])
+        assert len(on_device) == 3 * counts["host"] and max(on_device) <= WIDE * (1 + AHEAD)
+        on_device.clear()
+
+
+def test_a_backward_pass_after_another_forward_pass_is_refused(monkeypatch):
+    adapted = moving(monkeypatch, host=5, keep=1)
+    ids = torch.ones(1, 9, dtype=torch.long)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first = adapted(ids).logits.sum()
+        adapted(ids)
+    with pytest.raises(RuntimeError, match="overwritten by those of a later one"):
+        first.backward()
+
+
+def test_memory_that_cannot_be_locked_lets_layers_be_computed_again(monkeypatch, caplog):
+    def refused(*_):
+        raise RuntimeError("CUDA error: out of memory")
+
+    asked = []
+
+    def plan(options, *_):
+        asked.append(options.host_memory_gb)
+        return RecomputationPlan(layer=0, mlp=6, keep=0, peak_bytes=0)
+
+    monkeypatch.setattr(MainMemory, "of", refused)
+    monkeypatch.setattr(acceleration, "_plan", plan)
+    accelerated(model(layers=6))
+    assert asked == [None, 0] and "computed again" in caplog.text
+    with pytest.raises(RuntimeError, match="out of memory"):
+        accelerated(model(layers=6), host_memory_gb=4)
 
 
 @pytest.fixture
@@ -368,9 +435,6 @@ def fresh_compiler():
     torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
-
-
-SPLIT = "aot_eager_decomp_partition"
 
 
 @pytest.mark.slow

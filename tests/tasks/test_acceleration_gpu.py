@@ -6,9 +6,11 @@ import copy
 import pytest
 import torch
 
+from tasks.training import acceleration
 from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.attention import SDPA, fastest_attention
 from tasks.training.packing import pack
+from tasks.training.recomputation import RecomputationPlan
 from tests.support.training import adapted_qwen
 
 pytestmark = pytest.mark.gpu
@@ -96,3 +98,34 @@ def test_generated_code_draws_the_masks_of_the_uncompiled_one():
         )
         assert ours[0] == pytest.approx(theirs[0], rel=2e-3)
         assert relative(ours[1], theirs[1]) < 0.03
+
+
+@pytest.fixture
+def deterministic(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_activations_come_back_from_main_memory_as_they_were(deterministic, monkeypatch):
+    """Wide enough that a copy takes longer than a layer: a tensor that is read before it has come
+    back, or given up before it has left, changes the gradient."""
+    line, layers = pack([row(4096)]), 8
+    gradients = []
+    for counts in ({"keep": layers}, {"host": layers - 1, "keep": 1}):
+        plan = RecomputationPlan(**{"layer": 0, "mlp": 0, "keep": 0, "peak_bytes": 0} | counts)
+        monkeypatch.setattr(acceleration, "_plan", lambda *_, plan=plan: plan)
+        adapted = adapted_qwen(
+            dropout=0.3,
+            rank=16,
+            spread=0.02,
+            base=(CUDA, torch.bfloat16),
+            hidden_size=256,
+            intermediate_size=16_384,
+            num_hidden_layers=layers,
+        )
+        accelerate(adapted, tokens=4096, seed=5, options=AccelerationOptions(attention="sdpa"))
+        gradients.append([loss_and_gradient(adapted, line) for _ in range(3)])
+    for kept, moved in zip(*gradients, strict=True):
+        assert kept[0] == moved[0] and torch.equal(kept[1], moved[1])

@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
-from tasks.training.recomputation import LayerShape, choose_parallelism, plan_recomputation
+from tasks.training.recomputation import (
+    AHEAD,
+    LayerShape,
+    choose_parallelism,
+    plan_recomputation,
+)
 
 QWQ = LayerShape(
     layers=64,
@@ -60,6 +65,36 @@ def test_what_is_left_keeps_layers_of_a_sharded_model_gathered():
     assert f"{found.gathered} gathered" in found.describe()
 
 
+def moved(tokens, host_bytes, **more):
+    return plan_recomputation(
+        QWQ,
+        device_bytes=H200,
+        weight_bytes=WEIGHTS // 2,
+        trained=TRAINED // 2,
+        tokens=tokens,
+        host_bytes=host_bytes,
+        **more,
+    )
+
+
+def test_main_memory_takes_what_would_be_computed_again():
+    layer = 16_384 * QWQ.wide_bytes
+    without, enough, some = (moved(16_384, size) for size in (0, 10**12, 20 * layer))
+    assert without.mlp > 30 and without.host == 0
+    assert (enough.mlp, enough.host) == (0, without.mlp + AHEAD)
+    assert enough.keep == without.keep - AHEAD, "room for those that come and go"
+    assert enough.peak_bytes == without.peak_bytes
+    assert (some.mlp, some.host) == (without.mlp + AHEAD - 20, 20)
+    assert some.levels() == ["mlp"] * some.mlp + ["host"] * 20 + ["keep"] * some.keep
+    assert list(some.moved) == list(range(some.mlp, some.mlp + 20))
+    assert "20 in main memory" in some.describe()
+
+
+@pytest.mark.parametrize(("tokens", "host_bytes"), [(512, 10**12), (16_384, 4 * 10**9)])
+def test_nothing_moves_where_nothing_is_computed_again_or_too_little_finds_room(tokens, host_bytes):
+    assert moved(tokens, host_bytes) == moved(tokens, 0)
+
+
 def test_what_cannot_fit_is_refused_with_the_numbers():
     with pytest.raises(UsageError, match="131072 tokens .* GB even when every layer is recomputed"):
         plan(131_072)
@@ -70,16 +105,17 @@ def test_an_adapter_of_qwq_has_the_parameters_that_peft_gives_it():
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "tokens", "chosen", "why"),
+    ("gigabytes", "tokens", "host", "chosen", "why"),
     [
-        (80, 8192, "fsdp2", "one GPU does not hold the model and 8,192 tokens"),
-        (151, 16_384, "fsdp2", "the activations of 5 of 64 layers"),
-        (151, 8192, "ddp", "the activations of 43 of 64 layers"),
-        (300, 8192, "ddp", "the activations of 64 of 64 layers"),
+        (80, 8192, 80, "fsdp2", "one GPU does not hold the model and 8,192 tokens"),
+        (151, 16_384, 0, "fsdp2", "the activations of 5 of 64 layers"),
+        (151, 16_384, 80, "ddp", "the activations of 47 of 64 layers, 44 of them in main memory"),
+        (151, 8192, 0, "ddp", "the activations of 43 of 64 layers"),
+        (300, 8192, 80, "ddp", "the activations of 64 of 64 layers"),
     ],
 )
 def test_workers_share_a_model_where_one_gpu_would_recompute_most_of_it(
-    gigabytes, tokens, chosen, why
+    gigabytes, tokens, host, chosen, why
 ):
     memory = gigabytes * 10**9
     found = choose_parallelism(
@@ -88,6 +124,7 @@ def test_workers_share_a_model_where_one_gpu_would_recompute_most_of_it(
         device_bytes=memory,
         tokens=tokens,
         margin_bytes=int(0.08 * memory),
+        host_bytes=host * 10**9,
     )
     assert found[0] == chosen and why in found[1]
 

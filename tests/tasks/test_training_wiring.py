@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
-from transformers import GPTNeoXConfig, Qwen3MoeConfig
+from transformers import GPTNeoXConfig, LlamaConfig, Qwen3MoeConfig
 
 from kernels_eval.errors import UsageError
 from tasks.training import acceleration
@@ -97,6 +97,19 @@ def test_the_weights_of_all_experts_count(tmp_path, monkeypatch, experts, chosen
     gpu = SimpleNamespace(total_memory=400 << 20)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    two = TrainingRecipe(parallelism="auto", workers=2)
+    recipe, decided = with_parallelism(two, tmp_path, 256)
+    assert recipe.parallelism == chosen and decided["parallelism"].startswith(chosen)
+
+
+@pytest.mark.parametrize(("megabytes", "chosen"), [(4, "ddp"), (0, "fsdp2")])
+def test_ddp_needs_main_memory_for_each_workers_model(tmp_path, monkeypatch, megabytes, chosen):
+    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=100)
+    config.save_pretrained(tmp_path)
+    gpu = SimpleNamespace(total_memory=400 << 20)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    monkeypatch.setattr("tasks.training.offloading.free_bytes", lambda: megabytes << 20)
     two = TrainingRecipe(parallelism="auto", workers=2)
     recipe, decided = with_parallelism(two, tmp_path, 256)
     assert recipe.parallelism == chosen and decided["parallelism"].startswith(chosen)

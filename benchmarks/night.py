@@ -85,7 +85,7 @@ def trained_s(
     needed = row * (flops.per_token + row * values["answer_spread"] * flops.per_pair)
     rows = values["rows"] * (1 - HELD_OUT) * values["epochs"]
     speed = values["training_h100"] if card == "h100" else 1
-    rate = values["accelerated_flops"] * values["fsdp2_ratio"] * speed * workers * busy
+    rate = values["accelerated_flops"] * values["workers_ratio"] * speed * workers * busy
     saved = rows / GPUS / CHECKPOINT_STEPS
     return rows * needed / rate + saved * values["checkpoint_s"] + values["training_start_s"]
 
@@ -252,10 +252,10 @@ def slot_rows(recorded: Lengths) -> list[list[str]]:
 
 def training_rows(night: Night, values: list[Values]) -> list[list[str]]:
     kinds: list[tuple[str, float, Values, int]] = [
-        ("fsdp2, rows in random order", night.busy["random"], {}, GPUS),
-        ("fsdp2, balanced rows (profile `paper`)", night.busy["balanced"], {}, GPUS),
-        ("the same at `fsdp2_ratio` 1", night.busy["balanced"], {"fsdp2_ratio": 1}, GPUS),
-        ("one accelerated H200, seven idle", 1.0, {"fsdp2_ratio": 1}, 1),
+        ("rows in random order", night.busy["random"], {}, GPUS),
+        ("balanced rows (profile `paper`)", night.busy["balanced"], {}, GPUS),
+        ("the same at `workers_ratio` 1", night.busy["balanced"], {"workers_ratio": 1}, GPUS),
+        ("one accelerated H200, seven idle", 1.0, {"workers_ratio": 1}, 1),
     ]
     return [
         [what, f"{busy:.2f}", ranged([each / 3600 for each in interval(spent)])]

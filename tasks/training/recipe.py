@@ -105,10 +105,10 @@ class TrainingRecipe(Record):
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     """recompute activations to save memory: on with a GPU, off on a CPU"""
     acceleration: Literal["auto", "off", "on"] = "auto"
-    """compiled layers, dropout without state, and recomputation that spends the free memory
-    (tasks.training.acceleration): on with a GPU, 1.77 times TRL's defaults at rows of 8,192
-    tokens and 1.57 times at 16,384 (measured, one H200), 1.69 times TRL's FSDP2 on two H100;
-    off on a CPU, which gains nothing"""
+    """compiled layers, dropout without state, activations that wait in main memory, and
+    recomputation that spends the free memory (tasks.training.acceleration): on with a GPU, 1.6
+    times TRL's FSDP2 at rows of 16,384 tokens (measured, two H200); off on a CPU, which gains
+    nothing"""
     packing: bool = False
     """several rows in one line of up to max_length tokens, each as if it stood alone; needs
     acceleration, whose attention keeps them apart. gradient_accumulation then counts lines"""

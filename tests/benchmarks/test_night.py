@@ -101,7 +101,7 @@ def test_verification_takes_the_slower_of_devices_and_builders():
 
 def test_training_is_flops_over_speed():
     values = MODES | {"prompt_tokens": 1000, "answer_tokens": 4000, "curated_share": 1.0}
-    values |= {"rows": 1000, "epochs": 1, "accelerated_flops": 5e14, "fsdp2_ratio": 0.5}
+    values |= {"rows": 1000, "epochs": 1, "accelerated_flops": 5e14, "workers_ratio": 0.5}
     values |= {"checkpoint_s": 0, "training_start_s": 60}
     needed = 980 * 5000 * 1e11
     found = night.trained_s(values, "h200", TrainingFlops(1e11, 0), busy=0.8)
@@ -128,7 +128,7 @@ def test_stages_add_up_and_a_refresh_asks_one_model():
         ("decoding", 0.9),
         ("device_s", 2.0),
         ("with_code", 0.9),
-        ("fsdp2_ratio", 0.4),
+        ("workers_ratio", 0.4),
         ("server_start_s", 900),
         ("lora_serving", 0.5),
     ],

@@ -75,6 +75,14 @@ QUOTED = [
         r"`trl_fsdp2` \| 2 \| 8,192 .*\*\*([\d.]+)\*\*(?:.*\n)+?"
         r"\| `trl_fsdp2` \| 2 \| 16,384 [^%]*% \| ([\d.]+) \|",
     ),
+    (
+        SPEED,
+        r"GPU \| 16,384 \| ([\d,]+) \|.*\n.* 16,384 \| ([\d,]+) \| ([\d,]+) \|\n"
+        r".*the same run \| 16,384 \| \| ([\d,]+) .*\n.*the same run \| 16,384 \| \| ([\d,]+) ",
+        r"\| ours \| 1 \| ([\d,]+) .*\n\| `ours_fsdp2` \| 2 \| ([\d,]+) .*\n"
+        r"\| `ours_fsdp2_recomputed` \| 2 \| ([\d,]+) .*\n"
+        r"\| `trl_fsdp2` \| 2 \| ([\d,]+) .*\n\| `liger_fsdp2` \| 2 \| ([\d,]+) ",
+    ),
     (VLLM, r"([\d,]+) tokens/s through concur, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
     (VLLM, r"room for ([\d,]+) tokens of keys", r"cache holds ([\d,]+)\s+tokens"),
     (

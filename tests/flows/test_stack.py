@@ -544,6 +544,32 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(t
         stack.end()
 
 
+JOIN = """
+import sys
+from flows.ops.control import join_stack
+join_stack(sys.argv[1])
+from kernels_eval.cluster.ray import start_ray
+start_ray()
+import ray
+print(ray.get(ray.remote(lambda: "joined").remote()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_run_finds_the_ray_of_its_stack_without_being_told(tmp_path):
+    """In an environment without what `concur env` prints, as that of a new shell."""
+    others = [f"--without={part}" for part in PARTS if part != "ray"]
+    stack = Stack(tmp_path / "root", *others)
+    try:
+        stack.up()
+        words = [sys.executable, "-c", JOIN, str(stack.root)]
+        done = commands.run(words, commands.environment())
+        assert done.stdout.strip() == "joined", done.stderr
+    finally:
+        ended_by_down(stack)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_an_open_stack_asks_for_passwords_that_nobody_else_sees(tmp_path):

@@ -61,6 +61,7 @@ LEFT_OUT_STEPS = 3
 CHARACTERS_PER_TOKEN = 3.6
 # what training with `parallelism: fsdp2` gives transformers (a test compares them)
 FSDP2: dict[str, Any] = {"gradient_checkpointing": True, **recipe.FSDP2}
+OURS_FSDP2 = {**FSDP2, "gradient_checkpointing": False}
 # options of AccelerationOptions for ours; None is TRL, with the SFTConfig arguments beside it
 VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl": (None, {}),
@@ -73,12 +74,9 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "trl_fsdp2": (None, FSDP2),
     "liger_fsdp2": (None, {**FSDP2, "use_liger_kernel": True}),
     "ours": ({}, {}),
-    "ours_fsdp2": ({}, {**FSDP2, "gradient_checkpointing": False}),
-    "ours_fsdp2_recomputed": (
-        {"host_memory_gb": 0},
-        {**FSDP2, "gradient_checkpointing": False},
-    ),
-    "ours_fsdp2_keep": ({"recompute": "keep"}, {**FSDP2, "gradient_checkpointing": False}),
+    "ours_fsdp2": ({}, OURS_FSDP2),
+    "ours_fsdp2_recomputed": ({"host_memory_gb": 0}, OURS_FSDP2),
+    "ours_fsdp2_keep": ({"recompute": "keep"}, OURS_FSDP2),
     "ours_sdpa": ({"attention": "sdpa"}, {}),
     "ours_cudnn": ({"attention": "cudnn"}, {}),
     "ours_cudnn_expanded": ({"attention": "cudnn_expanded"}, {}),

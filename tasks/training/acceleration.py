@@ -69,7 +69,7 @@ class AccelerationOptions(Record):
             others force one level
         memory_share: share of the device's memory that auto plans for
         host_memory_gb: main memory, page-locked, that a worker may fill with activations of the
-            MLP instead of computing them again; null: its share of 60 % of what is free, where
+            MLP instead of computing them again; null: its share of 60 % of the machine's, where
             copies are fast enough to overlap
     """
 
@@ -165,7 +165,7 @@ def accelerate(
     )
     plan = _plan(options, shape, tokens, model, device)
     try:
-        memory = offloading.MainMemory.of(plan, shape, tokens, device)
+        memory = offloading.MainMemory(plan, shape, tokens, device) if plan.host else None
     except RuntimeError as error:  # what page-locks memory refused
         if options.host_memory_gb is not None:
             raise
@@ -395,11 +395,14 @@ def _plan(
         margin_bytes=int(total * (1 - options.memory_share)),
         gathered_bytes=_whole_bytes(decoder_layers(_base_of(model))[0]) if sharded else 0,
     )
-    host_gb = options.host_memory_gb
-    host_bytes = offloading.free_bytes() if host_gb is None else int(host_gb * 1e9)
-    plan = planned(host_bytes=host_bytes if options.compile else 0)
-    asked = host_gb is not None or not plan.host
-    return plan if asked or offloading.worth_moving(shape, tokens, device) else planned()
+    if not options.compile:
+        return planned()
+    if options.host_memory_gb is not None:
+        return planned(host_bytes=int(options.host_memory_gb * 1e9))
+    plan = planned(host_bytes=offloading.free_bytes())
+    if plan.host and not offloading.worth_moving(shape, tokens, device):
+        return planned()
+    return plan
 
 
 def _held(parameter: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ their layer, instead of being computed again.
 Guarantees: the backward pass gets the values of the forward pass, so gradients are those of a layer
 that keeps them; at most `resident` layers have gate and up on the device at a time; copies overlap
 with computing, which waits where a copy is late. Does not guarantee that a copy is faster than
-computing again: `RecomputationPlan` decides how many layers do it.
+computing again: `worth_moving` says where it should be, `RecomputationPlan` for how many layers.
 """
 
 from __future__ import annotations
@@ -88,12 +88,13 @@ class MainMemory:
     """
 
     def __init__(
-        self, moved: range, *, resident: int, tokens: int, width: int, device: torch.device
+        self, plan: RecomputationPlan, shape: LayerShape, tokens: int, device: torch.device
     ) -> None:
-        """`tokens`: most of a micro batch; `width`: of the MLP, in elements of bfloat16. Raises
+        """What a plan that moves layers needs for at most `tokens` of a micro batch. Raises
         RuntimeError (CUDA's) where so much memory cannot be page-locked."""
-        self.moved, self.resident, self.width, self.device = moved, resident, width, device
-        self.memory = torch.zeros(len(moved), WIDE, tokens * width, dtype=torch.bfloat16)
+        self.moved, self.resident = plan.moved, plan.keep + AHEAD
+        self.width, self.device = shape.intermediate, device
+        self.memory = torch.zeros(plan.host, WIDE, tokens * self.width, dtype=torch.bfloat16)
         self.stream = None
         if device.type == "cuda":
             self.stream = torch.cuda.Stream(device)
@@ -105,17 +106,7 @@ class MainMemory:
         self.shapes: dict[tuple[int, int], torch.Size] = {}
         self.leaving: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
         self.returned: dict[tuple[int, int], tuple[Tensor, torch.cuda.Event | None]] = {}
-        self.next_back = moved.stop - 1
-
-    @classmethod
-    def of(
-        cls, plan: RecomputationPlan, shape: LayerShape, tokens: int, device: torch.device
-    ) -> MainMemory | None:
-        """What a plan needs; None where it moves nothing. Raises RuntimeError as above."""
-        if not plan.host:
-            return None
-        resident, width = plan.keep + AHEAD, shape.intermediate
-        return cls(plan.moved, resident=resident, tokens=tokens, width=width, device=device)
+        self.next_back = self.moved.stop - 1
 
     def around(self, layer: nn.Module, number: int, forward: Callable[..., Any]) -> Any:
         """The forward function of a layer, `number` from the first, with its activations moved."""

@@ -127,8 +127,8 @@ class RecomputationPlan(Record):
     host: NonNegativeInt = 0
 
     def levels(self) -> list[str]:
-        counts = {"layer": self.layer, "mlp": self.mlp, "host": self.host, "keep": self.keep}
-        return [level for level, count in counts.items() for _ in range(count)]
+        order = ("layer", "mlp", "host", "keep")
+        return [level for level in order for _ in range(getattr(self, level))]
 
     @property
     def moved(self) -> range:

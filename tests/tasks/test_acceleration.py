@@ -20,7 +20,7 @@ from tasks.training.offloading import WIDE, MainMemory
 from tasks.training.packing import pack
 from tasks.training.recomputation import AHEAD, RecomputationPlan
 from tests.support.cases import cases
-from tests.support.training import adapted_qwen
+from tests.support.training import adapted_qwen, use_plan
 
 CASES = cases("training")
 
@@ -106,8 +106,7 @@ def test_recomputation_draws_the_masks_of_the_forward_pass():
 
 def moving(monkeypatch, compile=False, **counts):
     """A model whose layers wait in main memory by a plan of these counts, bfloat16 as on a GPU."""
-    plan = RecomputationPlan(**{"layer": 0, "mlp": 0, "keep": 0, "peak_bytes": 0} | counts)
-    monkeypatch.setattr(acceleration, "_plan", lambda *_: plan)
+    use_plan(monkeypatch, **counts)
     adapted = adapted_qwen(
         dropout=0.3, base=(torch.bfloat16,), num_hidden_layers=6, attn_implementation="sdpa"
     )
@@ -154,13 +153,16 @@ def test_memory_that_cannot_be_locked_lets_layers_be_computed_again(monkeypatch,
     def refused(*_):
         raise RuntimeError("CUDA error: out of memory")
 
+    moved = RecomputationPlan(layer=0, mlp=0, host=5, keep=1, peak_bytes=0)
+    again = RecomputationPlan(layer=0, mlp=6, keep=0, peak_bytes=0)
+
     asked = []
 
     def plan(options, *_):
         asked.append(options.host_memory_gb)
-        return RecomputationPlan(layer=0, mlp=6, keep=0, peak_bytes=0)
+        return again if options.host_memory_gb == 0 else moved
 
-    monkeypatch.setattr(MainMemory, "of", refused)
+    monkeypatch.setattr(MainMemory, "__init__", refused)
     monkeypatch.setattr(acceleration, "_plan", plan)
     accelerated(model(layers=6))
     assert asked == [None, 0] and "computed again" in caplog.text

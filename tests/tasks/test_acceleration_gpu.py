@@ -6,12 +6,10 @@ import copy
 import pytest
 import torch
 
-from tasks.training import acceleration
 from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.attention import SDPA, fastest_attention
 from tasks.training.packing import pack
-from tasks.training.recomputation import RecomputationPlan
-from tests.support.training import adapted_qwen
+from tests.support.training import adapted_qwen, use_plan
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -114,8 +112,7 @@ def test_activations_come_back_from_main_memory_as_they_were(deterministic, monk
     line, layers = pack([row(4096)]), 8
     gradients = []
     for counts in ({"keep": layers}, {"host": layers - 1, "keep": 1}):
-        plan = RecomputationPlan(**{"layer": 0, "mlp": 0, "keep": 0, "peak_bytes": 0} | counts)
-        monkeypatch.setattr(acceleration, "_plan", lambda *_, plan=plan: plan)
+        use_plan(monkeypatch, **counts)
         adapted = adapted_qwen(
             dropout=0.3,
             rank=16,

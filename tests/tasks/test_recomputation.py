@@ -30,6 +30,18 @@ def plan(tokens, device_bytes=H200):
     )
 
 
+def shared(tokens, **more):
+    """The plan of one of two GPUs that share the model."""
+    return plan_recomputation(
+        QWQ,
+        device_bytes=H200,
+        weight_bytes=WEIGHTS // 2,
+        trained=TRAINED // 2,
+        tokens=tokens,
+        **more,
+    )
+
+
 def test_one_short_row_keeps_everything_and_long_rows_do_not():
     assert plan(512).levels() == ["keep"] * 64
     long = plan(16_384)
@@ -46,17 +58,6 @@ def test_the_peak_of_a_plan_is_within_what_is_allowed():
 
 def test_what_is_left_keeps_layers_of_a_sharded_model_gathered():
     layer = 975_000_000
-
-    def shared(tokens, **more):
-        return plan_recomputation(
-            QWQ,
-            device_bytes=H200,
-            weight_bytes=WEIGHTS // 2,
-            trained=TRAINED // 2,
-            tokens=tokens,
-            **more,
-        )
-
     found = shared(8192, gathered_bytes=layer)
     assert found.keep == 64 and 0 < found.gathered < 64
     assert found.peak_bytes == shared(8192).peak_bytes + found.gathered * layer <= H200 * 0.95
@@ -65,21 +66,9 @@ def test_what_is_left_keeps_layers_of_a_sharded_model_gathered():
     assert f"{found.gathered} gathered" in found.describe()
 
 
-def moved(tokens, host_bytes, **more):
-    return plan_recomputation(
-        QWQ,
-        device_bytes=H200,
-        weight_bytes=WEIGHTS // 2,
-        trained=TRAINED // 2,
-        tokens=tokens,
-        host_bytes=host_bytes,
-        **more,
-    )
-
-
 def test_main_memory_takes_what_would_be_computed_again():
     layer = 16_384 * QWQ.wide_bytes
-    without, enough, some = (moved(16_384, size) for size in (0, 10**12, 20 * layer))
+    without, enough, some = (shared(16_384, host_bytes=size) for size in (0, 10**12, 20 * layer))
     assert without.mlp > 30 and without.host == 0
     assert (enough.mlp, enough.host) == (0, without.mlp + AHEAD)
     assert enough.keep == without.keep - AHEAD, "room for those that come and go"
@@ -92,7 +81,7 @@ def test_main_memory_takes_what_would_be_computed_again():
 
 @pytest.mark.parametrize(("tokens", "host_bytes"), [(512, 10**12), (16_384, 4 * 10**9)])
 def test_nothing_moves_where_nothing_is_computed_again_or_too_little_finds_room(tokens, host_bytes):
-    assert moved(tokens, host_bytes) == moved(tokens, 0)
+    assert shared(tokens, host_bytes=host_bytes) == shared(tokens)
 
 
 def test_what_cannot_fit_is_refused_with_the_numbers():

@@ -75,6 +75,12 @@ def test_auto_is_decided_before_training_and_said(base, tmp_path):
     assert plain.resumed_from_step == plain.steps, "the same run"
 
 
+def with_gpu(monkeypatch, memory_bytes):
+    gpu = SimpleNamespace(total_memory=memory_bytes)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+
+
 def test_several_workers_without_a_gpu_hold_the_model_each(base, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     two = TrainingRecipe(parallelism="auto", workers=2)
@@ -94,9 +100,7 @@ def test_the_weights_of_all_experts_count(tmp_path, monkeypatch, experts, chosen
         vocab_size=100,
     )
     config.save_pretrained(tmp_path)
-    gpu = SimpleNamespace(total_memory=400 << 20)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    with_gpu(monkeypatch, 400 << 20)
     two = TrainingRecipe(parallelism="auto", workers=2)
     recipe, decided = with_parallelism(two, tmp_path, 256)
     assert recipe.parallelism == chosen and decided["parallelism"].startswith(chosen)
@@ -106,9 +110,7 @@ def test_the_weights_of_all_experts_count(tmp_path, monkeypatch, experts, chosen
 def test_ddp_needs_main_memory_for_each_workers_model(tmp_path, monkeypatch, megabytes, chosen):
     config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, vocab_size=100)
     config.save_pretrained(tmp_path)
-    gpu = SimpleNamespace(total_memory=400 << 20)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    with_gpu(monkeypatch, 400 << 20)
     monkeypatch.setattr("tasks.training.offloading.free_bytes", lambda: megabytes << 20)
     two = TrainingRecipe(parallelism="auto", workers=2)
     recipe, decided = with_parallelism(two, tmp_path, 256)
@@ -117,9 +119,7 @@ def test_ddp_needs_main_memory_for_each_workers_model(tmp_path, monkeypatch, meg
 
 def test_a_model_of_another_form_is_refused_by_auto(tmp_path, monkeypatch):
     GPTNeoXConfig(num_hidden_layers=2, hidden_size=64, vocab_size=100).save_pretrained(tmp_path)
-    gpu = SimpleNamespace(total_memory=1 << 30)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: gpu)
+    with_gpu(monkeypatch, 1 << 30)
     with pytest.raises(UsageError, match="cannot be planned: .*num_key_value_heads"):
         with_parallelism(TrainingRecipe(parallelism="auto", workers=2), tmp_path, 256)
 

@@ -172,6 +172,8 @@ def accelerate(
         log.warning("layers are computed again instead of waiting in main memory: %s", error)
         options = options.model_copy(update={"host_memory_gb": 0})
         plan, memory = _plan(options, shape, tokens, model, device), None
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what was allocated for timing
     for layer, level in zip(layers, plan.levels(), strict=True):
         _checkpoint(layer, level, shape.lora_rank)
     gathered = cast("list[FSDPModule]", layers[len(layers) - plan.gathered :])

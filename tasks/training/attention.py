@@ -13,7 +13,6 @@ model asks of attention that no kernel here computes; `keeps_rows_apart` says wh
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -144,14 +143,15 @@ def fastest_attention(
     head_size: int,
     tokens: int,
     device: torch.device,
-    repeats: int = 3,
 ) -> dict[str, float]:
-    """Milliseconds of a forward and a backward pass by name, fastest first; names that fail there
-    are left out. CUDA only.
+    """Milliseconds of a forward and a backward pass by name (the median), fastest first; names that
+    fail there are left out. CUDA only.
 
     A kernel whose output is far from `concur_sdpa`'s is left out as well: cuDNN versions have had
     wrong strides.
     """
+    from triton.testing import do_bench
+
     generator = torch.Generator(device).manual_seed(0)
     shapes = [(1, count, tokens, head_size) for count in (heads, key_value_heads, key_value_heads)]
     inputs = query, key, value = tuple(
@@ -160,18 +160,17 @@ def fastest_attention(
         ).requires_grad_()
         for shape in shapes
     )
+
+    def passes(kernel: Callable[..., Tensor]) -> list[Tensor]:
+        output = kernel(query, key, value, head_size**-0.5)
+        gradients = torch.autograd.grad(output.float().square().sum(), inputs)
+        return [output.detach(), *gradients]
+
     reference, times = None, {}
-    for name, function in KERNELS.items():
+    for name, kernel in KERNELS.items():
         try:
-            elapsed = []
-            for _ in range(repeats + 1):
-                torch.cuda.synchronize(device)
-                started = time.perf_counter()
-                output = function(query, key, value, head_size**-0.5)
-                gradients = torch.autograd.grad(output.float().square().sum(), inputs)
-                torch.cuda.synchronize(device)
-                elapsed.append(time.perf_counter() - started)
-            found = [tensor.detach().float() for tensor in (output, *gradients)]
+            found = [tensor.float() for tensor in passes(kernel)]
+            elapsed = do_bench(functools.partial(passes, kernel), return_mode="median")
         except RuntimeError:
             continue
         if reference is None:
@@ -181,9 +180,7 @@ def fastest_attention(
             for ours, theirs in zip(found, reference, strict=True)
         ):
             continue
-        times[name] = min(elapsed[1:]) * 1e3
-    del inputs, query, key, value, reference
-    torch.cuda.empty_cache()  # what the trials held would count as taken when training starts
+        times[name] = elapsed
     return dict(sorted(times.items(), key=lambda item: item[1]))
 
 

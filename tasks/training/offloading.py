@@ -31,7 +31,6 @@ SHARE = 0.6
 LATE = 2.0
 """A layer's copy may take so many times its products: attention, and computing the MLP again, which
 it spares, take about as long again. On an H100 33 ms and 23 ms cost nothing (measured)."""
-TIMED = 3
 
 
 def free_bytes() -> int:
@@ -44,30 +43,21 @@ def free_bytes() -> int:
 
 def worth_moving(shape: LayerShape, tokens: int, device: torch.device) -> bool:
     """Whether main memory takes a layer's gate and up about as fast as the layer is computed:
-    timed, a copy of one of them and the product that makes it."""
+    timed, a copy of one of them and the product that makes it. CUDA only."""
+    from triton.testing import do_bench
+
     hidden = torch.ones(tokens, shape.hidden, dtype=torch.bfloat16, device=device)
     weight = torch.ones(shape.hidden, shape.intermediate, dtype=torch.bfloat16, device=device)
     made = hidden @ weight
     page_locked = torch.empty(2**28 // BYTES, dtype=torch.bfloat16, pin_memory=True)
     part = made.view(-1)[: page_locked.numel()]
-    product_ms = _milliseconds(lambda: torch.mm(hidden, weight, out=made))
-    copy_ms = _milliseconds(lambda: page_locked[: part.numel()].copy_(part, non_blocking=True))
+    product_ms = do_bench(lambda: torch.mm(hidden, weight, out=made), return_mode="median")
+    copy_ms = do_bench(
+        lambda: page_locked[: part.numel()].copy_(part, non_blocking=True), return_mode="median"
+    )
     products = sum(wide * out for wide, out in shape.products)
     layer_ms = product_ms * products / (shape.hidden * shape.intermediate)
-    return WIDE * copy_ms * made.numel() / part.numel() <= LATE * layer_ms
-
-
-def _milliseconds(act: Callable[[], object]) -> float:
-    """Of the fastest of a few."""
-    times = []
-    for _ in range(TIMED):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        act()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return float(min(times))
+    return bool(WIDE * copy_ms * made.numel() / part.numel() <= LATE * layer_ms)
 
 
 class Place(NamedTuple):

@@ -216,15 +216,18 @@ def choose_parallelism(
     device_bytes: int,
     tokens: int,
     margin_bytes: int,
-    host_bytes: int = 0,
+    host_bytes: int,
 ) -> tuple[Literal["ddp", "fsdp2"], str]:
     """How several accelerated workers hold a model, and why.
 
     With `ddp` nothing is gathered, but the whole model leaves less memory for activations. Measured
     on two H100 (benchmarks/results/2026-11-25-fsdp2-acceleration.md): 5 % faster than `fsdp2` where
     26 of 32 layers keep their activations beside it. So it is chosen where half of them do, those
-    in main memory included (`host_bytes` a worker).
+    in main memory included, and where `host_bytes`, a worker's main memory, hold the model once:
+    there each worker reads all of it.
     """
+    if weight_bytes > host_bytes:
+        return "fsdp2", "with ddp each worker reads the model into its share of main memory"
     try:
         whole = plan_recomputation(
             shape,

@@ -174,17 +174,14 @@ def with_parallelism(
         total = torch.cuda.get_device_properties(0).total_memory
         with torch.device("meta"):  # its parameters, without reading them
             model = AutoModelForCausalLM.from_config(config)
-        weight_bytes, host_bytes = BYTES * model.num_parameters(), offloading.free_bytes()
         choice, why = choose_parallelism(
             LayerShape.of(config.get_text_config(), recipe.lora_rank),
-            weight_bytes=weight_bytes,
+            weight_bytes=BYTES * model.num_parameters(),
             device_bytes=total,
             tokens=max_length * recipe.batch_size,
             margin_bytes=int(total * (1 - AccelerationOptions().memory_share)),
-            host_bytes=host_bytes,
+            host_bytes=offloading.free_bytes(),
         )
-        if choice == "ddp" and weight_bytes > host_bytes:
-            choice, why = "fsdp2", "with ddp each worker reads the model into main memory"
     choice, why = checkpoints.agreed((choice, why))
     return recipe.model_copy(update={"parallelism": choice}), {"parallelism": f"{choice}: {why}"}
 

@@ -77,11 +77,27 @@ QUOTED = [
     ),
     (
         SPEED,
-        r"GPU \| 16,384 \| ([\d,]+) \|.*\n.* 16,384 \| ([\d,]+) \| ([\d,]+) \|\n"
-        r".*the same run \| 16,384 \| \| ([\d,]+) .*\n.*the same run \| 16,384 \| \| ([\d,]+) ",
+        r"GPU \| 16,384 \| ([\d,]+) \|.*\n.* 16,384 \| ([\d,]+) \| ([\d,]+) \|\n",
         r"\| ours \| 1 \| ([\d,]+) .*\n\| `ours_fsdp2` \| 2 \| ([\d,]+) .*\n"
-        r"\| `ours_fsdp2_recomputed` \| 2 \| ([\d,]+) .*\n"
-        r"\| `trl_fsdp2` \| 2 \| ([\d,]+) .*\n\| `liger_fsdp2` \| 2 \| ([\d,]+) ",
+        r"\| `ours_fsdp2_recomputed` \| 2 \| ([\d,]+) ",
+    ),
+    (
+        SPEED,
+        r"GPU \| ([\d,]+) \| 100 % \|\n" + 4 * r"\| .* \| ([\d,]+) \| ([\d.]+) % \|\n" + r"\n",
+        r"\| ours \| 1 \| ([\d,]+) .*\n"
+        + 4 * r"\| .* \| 2 \| ([\d,]+) \| [\d,]+ \| \**([\d.]+) %.*\n",
+    ),
+    (
+        SPEED,
+        r"`ddp` is ([\d.]+) times as fast as TRL and ([\d.]+) times .* it has ([\d,]+) tokens/s,"
+        r" ([\d.]+) times",
+        r"\| TRL, FSDP2 .* \*\*([\d.]+)\*\* .*\n\| TRL and Liger.* \*\*([\d.]+)\*\* (?:.*\n)+?"
+        r"\| ours, `ddp` \| 2 \| ([\d,]+) .*\n\| TRL, FSDP2 \| 2 \| [\d,]+ \| [\d,]+ \| ([\d.]+) ",
+    ),
+    (
+        TRAIN,
+        r"fits, two are ([\d.]+) times as fast",
+        r"\| TRL, FSDP2 .* \*\*([\d.]+)\*\* ",
     ),
     (VLLM, r"([\d,]+) tokens/s through concur, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
     (VLLM, r"room for ([\d,]+) tokens of keys", r"cache holds ([\d,]+)\s+tokens"),

@@ -98,6 +98,8 @@ def test_an_adapter_of_qwq_has_the_parameters_that_peft_gives_it():
     [
         (80, 8192, 80, "fsdp2", "one GPU does not hold the model and 8,192 tokens"),
         (151, 16_384, 80, "ddp", "the activations of 47 of 64 layers, 44 of them in main memory"),
+        (151, 16_384, 66, "ddp", "the activations of 39 of 64 layers, 36 of them in main memory"),
+        (151, 8192, 66, "ddp", "the activations of 64 of 64 layers, 23 of them in main memory"),
         (151, 32_768, 66, "fsdp2", "the activations of 0 of 64 layers"),
         (151, 8192, 60, "fsdp2", "each worker reads the model"),
         (300, 8192, 80, "ddp", "the activations of 64 of 64 layers"),

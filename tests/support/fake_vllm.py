@@ -5,9 +5,9 @@ What it does is said by files in $FAKE_VLLM_DIR, looked at whenever they matter:
 with status 3 after a traceback), `never_healthy`, `stubborn` (ignore SIGTERM), `chatty` (write a
 megabyte to the log at the start), `hold` (answers wait while it exists), `hold-SEED` (those with
 this seed wait, and are aborted where the client goes), `hang` (nothing is answered any more). It
-appends its arguments, process ids and environment to `starts.jsonl`, and every answer to
-`answers.jsonl`, aborted ones to `aborted.jsonl`. The prompt "kill the server" ends it with SIGKILL
-while `poison` exists.
+appends its arguments, process ids and environment to `starts.jsonl`, every request to `asked.jsonl`
+and every answer to `answers.jsonl`, aborted ones to `aborted.jsonl`. The prompt "kill the server"
+ends it with SIGKILL while `poison` exists.
 """
 
 import argparse
@@ -85,6 +85,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         with Handler.lock:
             Handler.in_flight += 1
+        note("asked.jsonl", seed=body["seed"])
         try:
             prompt = body["messages"][0]["content"]
             while there("hold") or there("hang"):

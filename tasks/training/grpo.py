@@ -52,7 +52,7 @@ from tasks.sources.small_model import (
 )
 from tasks.training import checkpoints
 from tasks.training.recipe import ReinforceRecipe
-from tasks.training.trainer import machine_settings
+from tasks.training.trainer_settings import machine_settings
 
 T = TypeVar("T")
 KEPT_OF_TRL = ("loss", "grad_norm", "learning_rate", "reward", "reward_std", "kl", "entropy")

@@ -13,7 +13,6 @@ a better loss means better kernels: the benchmark says that. `launch` starts the
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,16 +22,12 @@ from typing import Any, cast
 import psutil
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     PreTrainedTokenizerBase,
     PrinterCallback,
     TrainerState,
 )
 from transformers.trainer_utils import IntervalStrategy
-from trl.trainer.sft_config import SFTConfig
 from trl.trainer.sft_trainer import SFTTrainer
 
 from kernels_eval.errors import EvalError, UsageError
@@ -43,10 +38,9 @@ from tasks.sources.small_model import (
     quiet_progress,
     renamed_option,
 )
-from tasks.training import checkpoints, offloading, telemetry
+from tasks.training import checkpoints, telemetry
 from tasks.training.acceleration import (
     Acceleration,
-    AccelerationOptions,
     accelerate_trainer,
     exchange_in_float32,
 )
@@ -61,9 +55,15 @@ from tasks.training.formatting import (
     to_prompt_completion,
     tokens_of,
 )
-from tasks.training.recipe import FSDP2, TrainingRecipe
-from tasks.training.recomputation import BYTES, LayerShape, choose_parallelism
+from tasks.training.preparation import (
+    held_out_examples,
+    longest_allowed,
+    training_device,
+    with_parallelism,
+)
+from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HELD_OUT, LEARNED, TrainingResult, training_log
+from tasks.training.trainer_settings import lora_config, sft_config
 
 CHECKED_ROWS = 8
 PADDED_TO = 128
@@ -90,7 +90,7 @@ def train(
     calling again resumes.
     """
     started, out_dir = time.monotonic(), Path(out_dir)
-    device = _device(recipe)
+    device = training_device(recipe)
     recipe = recipe.resolve(gpu=device == "cuda")
     tokenizer = load_tokenizer(base_model_dir)
     training, kept_out = split_by_task(rows, recipe.evaluation)
@@ -99,7 +99,7 @@ def train(
     examples, dropped = select_examples(
         examples, tokenizer, max_length=max_length, overlong=recipe.overlong
     )
-    held_out = _held_out_examples(kept_out, tokenizer, max_length)
+    held_out = held_out_examples(kept_out, tokenizer, max_length)
     recipe, decided = with_parallelism(recipe, base_model_dir, max_length)
     identity = checkpoints.RunIdentity.of(recipe, base_model_dir, examples)
     checkpoint = checkpoints.newest_checkpoint(out_dir / "checkpoints", identity)
@@ -141,74 +141,6 @@ def train(
     )
 
 
-def _device(recipe: TrainingRecipe) -> str:
-    """ "cuda" or "cpu". Raises UsageError where this process is not one of as many as the recipe
-    says, and where it is alone and sees several GPUs: transformers would spread each batch over
-    them with nn.DataParallel."""
-    together = int(os.environ.get("WORLD_SIZE", "1"))
-    if together != recipe.workers:
-        raise UsageError(
-            f"the recipe trains with {recipe.workers} workers, and {together} were started",
-            "call tasks.training.launch.train_on_ray, which starts them, or set workers",
-        )
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if together == 1 and gpus > 1:
-        raise UsageError(
-            f"{gpus} GPUs are visible and training uses one",
-            "call tasks.training.launch.train_on_ray, or set CUDA_VISIBLE_DEVICES to one GPU",
-        )
-    return "cuda" if gpus else "cpu"
-
-
-def with_parallelism(
-    recipe: TrainingRecipe, base_model_dir: str | Path, max_length: int
-) -> tuple[TrainingRecipe, dict[str, str]]:
-    """The recipe with `parallelism: auto` decided, the same in all processes, and why."""
-    if recipe.parallelism != "auto":
-        return recipe, {}
-    choice, why = "ddp", "without a GPU"
-    if recipe.workers == 1:
-        choice, why = "none", "one worker"
-    elif torch.cuda.is_available():
-        config = AutoConfig.from_pretrained(str(base_model_dir))
-        total = torch.cuda.get_device_properties(0).total_memory
-        with torch.device("meta"):  # its parameters, without reading them
-            model = AutoModelForCausalLM.from_config(config)
-        choice, why = choose_parallelism(
-            LayerShape.of(config.get_text_config(), recipe.lora_rank),
-            weight_bytes=BYTES * model.num_parameters(),
-            device_bytes=total,
-            tokens=max_length * recipe.batch_size,
-            margin_bytes=int(total * (1 - AccelerationOptions().memory_share)),
-            host_bytes=offloading.free_bytes(),
-        )
-    choice, why = checkpoints.agreed((choice, why))
-    return recipe.model_copy(update={"parallelism": choice}), {"parallelism": f"{choice}: {why}"}
-
-
-def longest_allowed(recipe: TrainingRecipe, examples: Rows, base_model_dir: str | Path) -> int:
-    """Tokens. The recipe's limit, or the longest row for 'data'; never more than the positions that
-    the base model was made for."""
-    longest = max(map(tokens_of, examples), default=0)
-    limit = longest if recipe.max_length == "data" else recipe.max_length
-    try:
-        config = AutoConfig.from_pretrained(str(base_model_dir)).get_text_config()
-    except (OSError, ValueError):  # a model without one is reported when it is loaded
-        return limit
-    return min(limit, getattr(config, "max_position_embeddings", None) or limit)
-
-
-def _held_out_examples(
-    rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> list[dict[str, Any]]:
-    """Held-out rows as examples; those that could not be trained on either are left out."""
-    examples = to_prompt_completion(rows, tokenizer)
-    try:
-        return select_examples(examples, tokenizer, max_length=max_length, overlong="drop")[0]
-    except UsageError:  # none is left
-        return []
-
-
 def held_out_losses(log: Rows) -> list[float]:
     """The losses on held-out tasks in rows of a training log, in order."""
     return [row[HELD_OUT] for row in log if row[HELD_OUT] is not None]
@@ -237,7 +169,7 @@ class LoraTrainer(SFTTrainer):
         on_log: OnLog | None = None,
     ) -> None:
         # starts the process group, which loading for fsdp2 asks for its rank
-        args = _sft_config(recipe, out_dir / "checkpoints")
+        args = sft_config(recipe, out_dir / "checkpoints")
         if recipe.parallelism == "fsdp2":
             from accelerate.utils import enable_fsdp_ram_efficient_loading
 
@@ -252,7 +184,7 @@ class LoraTrainer(SFTTrainer):
             args=args,
             train_dataset=Dataset.from_list(texts),
             processing_class=tokenizer,
-            peft_config=_lora_config(recipe),
+            peft_config=lora_config(recipe),
         )
         if recipe.parallelism == "fsdp2":
             exchange_in_float32(self)
@@ -462,67 +394,3 @@ def _tokens_in(batch: Mapping[str, torch.Tensor]) -> int:
     with_loss = (batch["labels"] != IGNORED).any(1, keepdim=True)
     held = batch.get("attention_mask", torch.ones_like(batch["labels"]))
     return int((held * with_loss).sum())
-
-
-def _lora_config(recipe: TrainingRecipe) -> LoraConfig:
-    return LoraConfig(
-        task_type="CAUSAL_LM",
-        r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
-        lora_dropout=recipe.lora_dropout,
-        target_modules=list(recipe.target_modules),
-        bias="none",
-    )
-
-
-def _sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
-    gpu = torch.cuda.is_available()
-    return SFTConfig(
-        output_dir=str(out_dir),
-        num_train_epochs=recipe.num_epochs,
-        per_device_train_batch_size=recipe.batch_size,
-        per_device_eval_batch_size=1,
-        gradient_accumulation_steps=recipe.passes_per_worker,
-        learning_rate=recipe.learning_rate,
-        lr_scheduler_type=recipe.lr_schedule,
-        warmup_steps=recipe.warmup_share,  # below 1 it is a share of all steps
-        optim="adamw_torch_fused",
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.max_grad_norm,
-        bf16=bool(recipe.bf16),
-        # rows above the recipe's max_length are already out: TRL must not truncate
-        max_length=None,
-        packing=False,
-        completion_only_loss=True,
-        # each completion token counts the same, on whichever worker it is
-        average_tokens_across_devices=True,
-        logging_steps=1,
-        logging_nan_inf_filter=False,  # a loss that is no number shall be seen
-        save_strategy="epoch",
-        save_total_limit=checkpoints.KEPT,
-        seed=recipe.seed,
-        **machine_settings(gpu=gpu),
-        **_sharding(recipe),
-    )
-
-
-def machine_settings(*, gpu: bool) -> dict[str, Any]:
-    """transformers' settings of where a trainer runs, and of reports, which are ours."""
-    return {
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": not gpu,
-        "dataloader_pin_memory": gpu,
-    }
-
-
-def _sharding(recipe: TrainingRecipe) -> dict[str, Any]:
-    # accelerated layers recompute by a plan of their own
-    recomputed = bool(recipe.gradient_checkpointing) and recipe.acceleration == "off"
-    if recipe.parallelism != "fsdp2":
-        # each pass uses every trained parameter: looking for others takes time, and with
-        # recomputation fails
-        return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}
-    # transformers' recomputation and not FSDP's own: below that one accelerate and PEFT restore no
-    # adapter from a checkpoint, silently
-    return {"gradient_checkpointing": recomputed, **FSDP2}

@@ -14,13 +14,11 @@ import pytest
 from benchmarks.training_speed import (
     FSDP2,
     VARIANTS,
-    busy_table,
     head_and_tail,
-    table,
-    tokens_per_s,
     train,
 )
 from benchmarks.training_subject import SHAPES, counted_flops, rows
+from benchmarks.training_tables import busy_table, table, tokens_per_s
 from tasks.training.acceleration import AccelerationOptions
 
 
@@ -98,14 +96,14 @@ def test_long_logs_keep_their_head_and_tail():
 
 def test_fsdp2_is_what_training_gets_and_needs_two():
     from tasks.training.recipe import TrainingRecipe
-    from tasks.training.trainer import _sharding
+    from tasks.training.trainer_settings import sharding
 
     recipe = TrainingRecipe(
         workers=2, parallelism="fsdp2", gradient_checkpointing=True, acceleration="off"
     )
-    assert _sharding(recipe) == FSDP2
+    assert sharding(recipe) == FSDP2
     accelerated = recipe.model_copy(update={"acceleration": "on"})
-    assert _sharding(accelerated) == VARIANTS["ours_fsdp2"][1]
+    assert sharding(accelerated) == VARIANTS["ours_fsdp2"][1]
     command = [sys.executable, "-m", "benchmarks.training_speed", "--variants", "trl_fsdp2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "give --gpus 2 or more" in done.stderr

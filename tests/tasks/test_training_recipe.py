@@ -14,6 +14,7 @@ from tasks.training import stage
 from tasks.training import trainer as training
 from tasks.training.evaluation import EvaluationConfig
 from tasks.training.formatting import to_prompt_completion
+from tasks.training.preparation import longest_allowed
 from tasks.training.recipe import TrainingRecipe
 from tests.support.cases import cases
 from tests.support.training import REASONING, row, tiny_model
@@ -145,11 +146,11 @@ def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(tmp
     lengths = [example["prompt_tokens"] + example["completion_tokens"] for example in examples]
     assert lengths[0] < lengths[1] < 512 < lengths[2]
     recipe = TrainingRecipe(max_length="data")
-    assert training.longest_allowed(recipe, examples[:2], base) == lengths[1], (
+    assert longest_allowed(recipe, examples[:2], base) == lengths[1], (
         "the longest row: none is left out"
     )
-    assert training.longest_allowed(recipe, examples, base) == 512
-    assert training.longest_allowed(TrainingRecipe(max_length=100), examples, base) == 100
+    assert longest_allowed(recipe, examples, base) == 512
+    assert longest_allowed(TrainingRecipe(max_length=100), examples, base) == 100
     with pytest.raises(UsageError, match=f"c2 .overlong, {lengths[2]} tokens"):
         training.train(
             rows, recipe.model_copy(update={"overlong": "refuse"}), base, tmp_path / "run"

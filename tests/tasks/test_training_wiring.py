@@ -13,9 +13,10 @@ from kernels_eval.errors import UsageError
 from tasks.training import acceleration
 from tasks.training.acceleration import AccelerationOptions, accelerate
 from tasks.training.evaluation import EvaluationConfig
+from tasks.training.preparation import with_parallelism
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY
-from tasks.training.trainer import train, with_parallelism
+from tasks.training.trainer import train
 from tests.support.training import row
 
 RECIPE = TrainingRecipe(

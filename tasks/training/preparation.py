@@ -1,0 +1,87 @@
+"""What training decides before it loads a model: the device, the longest row, the examples held out
+and how workers share the model.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from kernels_eval.errors import UsageError
+from tasks.training import checkpoints, offloading
+from tasks.training.acceleration import AccelerationOptions
+from tasks.training.formatting import Rows, select_examples, to_prompt_completion, tokens_of
+from tasks.training.recipe import TrainingRecipe
+from tasks.training.recomputation import BYTES, LayerShape, choose_parallelism
+
+
+def training_device(recipe: TrainingRecipe) -> str:
+    """ "cuda" or "cpu". Raises UsageError where this process is not one of as many as the recipe
+    says, and where it is alone and sees several GPUs: transformers would spread each batch over
+    them with nn.DataParallel."""
+    together = int(os.environ.get("WORLD_SIZE", "1"))
+    if together != recipe.workers:
+        raise UsageError(
+            f"the recipe trains with {recipe.workers} workers, and {together} were started",
+            "call tasks.training.launch.train_on_ray, which starts them, or set workers",
+        )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if together == 1 and gpus > 1:
+        raise UsageError(
+            f"{gpus} GPUs are visible and training uses one",
+            "call tasks.training.launch.train_on_ray, or set CUDA_VISIBLE_DEVICES to one GPU",
+        )
+    return "cuda" if gpus else "cpu"
+
+
+def longest_allowed(recipe: TrainingRecipe, examples: Rows, base_model_dir: str | Path) -> int:
+    """Tokens. The recipe's limit, or the longest row for 'data'; never more than the positions that
+    the base model was made for."""
+    longest = max(map(tokens_of, examples), default=0)
+    limit = longest if recipe.max_length == "data" else recipe.max_length
+    try:
+        config = AutoConfig.from_pretrained(str(base_model_dir)).get_text_config()
+    except (OSError, ValueError):  # a model without one is reported when it is loaded
+        return limit
+    return min(limit, getattr(config, "max_position_embeddings", None) or limit)
+
+
+def held_out_examples(
+    rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> list[dict[str, Any]]:
+    """Held-out rows as examples; those that could not be trained on either are left out."""
+    examples = to_prompt_completion(rows, tokenizer)
+    try:
+        return select_examples(examples, tokenizer, max_length=max_length, overlong="drop")[0]
+    except UsageError:  # none is left
+        return []
+
+
+def with_parallelism(
+    recipe: TrainingRecipe, base_model_dir: str | Path, max_length: int
+) -> tuple[TrainingRecipe, dict[str, str]]:
+    """The recipe with `parallelism: auto` decided, the same in all processes, and why."""
+    if recipe.parallelism != "auto":
+        return recipe, {}
+    choice, why = "ddp", "without a GPU"
+    if recipe.workers == 1:
+        choice, why = "none", "one worker"
+    elif torch.cuda.is_available():
+        config = AutoConfig.from_pretrained(str(base_model_dir))
+        total = torch.cuda.get_device_properties(0).total_memory
+        with torch.device("meta"):  # its parameters, without reading them
+            model = AutoModelForCausalLM.from_config(config)
+        choice, why = choose_parallelism(
+            LayerShape.of(config.get_text_config(), recipe.lora_rank),
+            weight_bytes=BYTES * model.num_parameters(),
+            device_bytes=total,
+            tokens=max_length * recipe.batch_size,
+            margin_bytes=int(total * (1 - AccelerationOptions().memory_share)),
+            host_bytes=offloading.free_bytes(),
+        )
+    choice, why = checkpoints.agreed((choice, why))
+    return recipe.model_copy(update={"parallelism": choice}), {"parallelism": f"{choice}: {why}"}

@@ -1,0 +1,77 @@
+"""TRL's, PEFT's and transformers' settings of a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from trl.trainer.sft_config import SFTConfig
+
+from tasks.training import checkpoints
+from tasks.training.recipe import FSDP2, TrainingRecipe
+
+
+def lora_config(recipe: TrainingRecipe) -> LoraConfig:
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=recipe.lora_rank,
+        lora_alpha=recipe.lora_alpha,
+        lora_dropout=recipe.lora_dropout,
+        target_modules=list(recipe.target_modules),
+        bias="none",
+    )
+
+
+def sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
+    gpu = torch.cuda.is_available()
+    return SFTConfig(
+        output_dir=str(out_dir),
+        num_train_epochs=recipe.num_epochs,
+        per_device_train_batch_size=recipe.batch_size,
+        per_device_eval_batch_size=1,
+        gradient_accumulation_steps=recipe.passes_per_worker,
+        learning_rate=recipe.learning_rate,
+        lr_scheduler_type=recipe.lr_schedule,
+        warmup_steps=recipe.warmup_share,  # below 1 it is a share of all steps
+        optim="adamw_torch_fused",
+        weight_decay=recipe.weight_decay,
+        max_grad_norm=recipe.max_grad_norm,
+        bf16=bool(recipe.bf16),
+        # rows above the recipe's max_length are already out: TRL must not truncate
+        max_length=None,
+        packing=False,
+        completion_only_loss=True,
+        # each completion token counts the same, on whichever worker it is
+        average_tokens_across_devices=True,
+        logging_steps=1,
+        logging_nan_inf_filter=False,  # a loss that is no number shall be seen
+        save_strategy="epoch",
+        save_total_limit=checkpoints.KEPT,
+        seed=recipe.seed,
+        **machine_settings(gpu=gpu),
+        **sharding(recipe),
+    )
+
+
+def machine_settings(*, gpu: bool) -> dict[str, Any]:
+    """transformers' settings of where a trainer runs, and of reports, which are ours."""
+    return {
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": not gpu,
+        "dataloader_pin_memory": gpu,
+    }
+
+
+def sharding(recipe: TrainingRecipe) -> dict[str, Any]:
+    # accelerated layers recompute by a plan of their own
+    recomputed = bool(recipe.gradient_checkpointing) and recipe.acceleration == "off"
+    if recipe.parallelism != "fsdp2":
+        # each pass uses every trained parameter: looking for others takes time, and with
+        # recomputation fails
+        return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}
+    # transformers' recomputation and not FSDP's own: below that one accelerate and PEFT restore no
+    # adapter from a checkpoint, silently
+    return {"gradient_checkpointing": recomputed, **FSDP2}

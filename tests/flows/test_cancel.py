@@ -23,6 +23,7 @@ import yaml
 from tests.support.chat_server import Server, serving
 from tests.support.night import ENDED, ROOT, Night, Watched, night, until, worker
 from tests.support.recordings import Recordings, rows_there, written
+from tests.support.vllm_servers import FAKE
 
 GONE_S = 30.0
 """What is promised: so long after the button, no process of the run is left."""
@@ -204,10 +205,7 @@ def test_servers_of_ours_are_gone_with_the_run(line, how, tmp_path, record_prope
     fake = tmp_path / "fake"
     fake.mkdir()
     (fake / "hold").touch()
-    server = {
-        "command": f"{sys.executable} {ROOT / 'tests' / 'support' / 'fake_vllm.py'} serve",
-        "env": {"FAKE_VLLM_DIR": str(fake)},
-    }
+    server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake)}}
     synthesis = {
         "sampler": "vllm",
         "model": "served",

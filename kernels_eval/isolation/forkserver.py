@@ -24,6 +24,8 @@ from kernels_eval.isolation.channel import Answer, Channel, ChannelClosed, Messa
 from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 REAP_S = 1.0
+KEEPER_S = 10.0
+"""A keeper whose inner process has ended needs a processor to say how."""
 
 
 def main(fd: int, warm: str, without: list[str]) -> None:
@@ -89,8 +91,8 @@ class Server:
         return pid
 
     def reap(self, pid: int, patience_s: float) -> Message:
-        """How a child ended that has ended or is about to; one that goes on is killed, and a null
-        status says so."""
+        """How a child ended that has ended or is about to. One that goes on is killed, and a null
+        status says so; one that has ended is waited for, however busy the machine is."""
         deadline, killed = time.monotonic() + patience_s, False
         while pid in self.children:
             done, status, used = os.wait4(pid, os.WNOHANG)
@@ -98,10 +100,17 @@ class Server:
                 self.children.discard(pid)
                 self._reap_orphans()
                 code = os.waitstatus_to_exitcode(status)
-                return {"status": None if killed else code, "cpu_s": used.ru_utime + used.ru_stime}
-            if not killed and time.monotonic() > deadline:
+                went_on = killed and code == -signal.SIGKILL
+                return {
+                    "status": None if went_on else code,
+                    "cpu_s": used.ru_utime + used.ru_stime,
+                }
+            late_s = time.monotonic() - deadline
+            if late_s > KEEPER_S or (late_s > 0 and not killed and process_tree.descendants(pid)):
                 killed = True
-                _end_family(pid)
+                process_tree.kill_descendants(pid)
+            if late_s > KEEPER_S:
+                process_tree.kill(pid)
             time.sleep(process_tree.PAUSE_S)  # waitpid has no timeout of its own
         return {"status": None}
 

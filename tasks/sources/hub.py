@@ -172,7 +172,7 @@ class _Wanted:
                 columns=self.columns,
                 rows=len(rows),
                 sha256=file_sha256(target),
-                fetched_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                fetched_at=datetime.now(UTC).isoformat(timespec="microseconds"),
             )
             atomic_write(target.with_suffix(".json"), pin.model_dump_json(indent=2))
             for _, old in self._copies()[KEPT:]:

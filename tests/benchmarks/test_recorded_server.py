@@ -56,7 +56,7 @@ def server(tmp_path):
         until(lambda: answers(f"{address}/health"), "an answer of the server behind")
         yield address
         process.terminate()
-        assert process.wait(20) == 256 - signal.SIGTERM, "it ends as what is behind it ended"
+        assert process.wait(120) == 256 - signal.SIGTERM, "it ends as what is behind it ended"
 
 
 def answers(url):

@@ -23,6 +23,7 @@ import pytest
 from tasks.sources.bundled import load, responses
 from tests.support.chat_server import completion, serving
 from tests.support.servers import clean_environment, mlflow_server, prefect_server
+from tests.support.waiting import until
 
 ROOT = Path(__file__).parents[2]
 AUTH = find_spec("flask_wtf") is not None
@@ -118,10 +119,10 @@ def test_what_is_planted_is_found(tmp_path):
     names = {Path(each.split(" in ")[1]).name for each in leaks([tmp_path], wanted)}
     assert names == {"a.parquet", "b.db", "c.log"}
     with watched_command_lines() as seen:
-        subprocess.run(
-            [sys.executable, "-c", "import time; time.sleep(0.5)", "canary-abcdefghij"], check=True
-        )
-    assert any(b"canary-abcdefghij" in line for line in seen)
+        words = [sys.executable, "-c", "import sys; sys.stdin.read()", "canary-abcdefghij"]
+        with subprocess.Popen(words, stdin=subprocess.PIPE) as child:
+            until(lambda: any(b"canary-abcdefghij" in line for line in seen.copy()), "its words")
+            child.communicate()
 
 
 @pytest.mark.slow

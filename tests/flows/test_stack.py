@@ -40,7 +40,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.isolation.process_tree import alive, identify, send, wait_gone
 from tests.support import commands
 from tests.support.night import until
-from tests.support.servers import free_port
+from tests.support.servers import free_port, free_ports
 from tests.support.stacks import PORTS, Stack
 
 PASSWORDS = {
@@ -187,7 +187,8 @@ def test_who_holds_the_devices_is_known_to_a_prefect_server_that_was_killed(tmp_
 
 
 def test_a_busy_port_names_its_holder_and_the_option(tmp_path):
-    ports = {f"{name.replace('-', '_')}_port": free_port() for name in PORTS if name != "mlflow"}
+    names = [f"{name.replace('-', '_')}_port" for name in PORTS if name != "mlflow"]
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     with socket.create_server(("127.0.0.1", 0)) as held:
         ports["mlflow_port"] = port = held.getsockname()[1]
         said = refused(lambda: preflight.require_ports(StackSettings(**ports)))
@@ -318,7 +319,10 @@ def prefect_like(tmp_path):
         thread.join()
 
 
-def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(tmp_path, prefect_like, me):
+def test_a_run_uses_the_stack_of_its_root_unless_it_is_told_otherwise(
+    tmp_path, prefect_like, me, monkeypatch
+):
+    monkeypatch.setattr("flows.ops.health.ANSWER_S", 60.0)
     without = ("mlflow", "pages", "ray", "worker")
     settings = StackSettings(prefect_port=prefect_like, without=without)
     root, url = str(tmp_path), f"http://127.0.0.1:{prefect_like}"

@@ -145,7 +145,7 @@ def no_ray(monkeypatch, tmp_path):
     from ray._private import services
 
     monkeypatch.setattr(services, "find_gcs_addresses", set)
-    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
+    monkeypatch.setattr(cluster, "ANSWER_S", 30.0)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -163,9 +163,12 @@ def refusal(address):
 
 
 @pytest.mark.parametrize(
-    "listener, text", [(Silent, "no answer within 1 s"), (Web, "HTTP/2")], indirect=["listener"]
+    "listener, text, answer_s",
+    [(Silent, "no answer within 1 s", 1.0), (Web, "HTTP/2", 30.0)],
+    indirect=["listener"],
 )
-def test_what_listens_and_is_no_ray_is_told_from_one(no_ray, listener, text):
+def test_what_listens_and_is_no_ray_is_told_from_one(no_ray, monkeypatch, listener, text, answer_s):
+    monkeypatch.setattr(cluster, "ANSWER_S", answer_s)
     assert text in refusal(f"127.0.0.1:{listener}")
 
 

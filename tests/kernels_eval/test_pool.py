@@ -112,6 +112,8 @@ def test_candidates_are_taken_only_as_fast_as_they_are_done(pool):
 def test_a_worker_killed_in_the_middle_is_replaced(pool):
     """The first candidate is slow enough to be caught at work; its worker's process is killed, and
     every verdict still arrives."""
+    import ray
+
     slow = module("time.sleep(0.4)\nreturn ext.affine(x)", before="import time")
     asked = pairs(
         (AFFINE, slow),
@@ -120,13 +122,14 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool):
         (AFFINE, broken(1)),
     )
     before = pool._runners[0].actor
+    victim = ray.get(before.__ray_call__.remote(lambda _: os.getpid()))
     killed = []
 
     def kill_when_busy():
         def kill():
-            for process in worker_processes() if pool._runners[0].items else []:
-                os.kill(process.pid, signal.SIGKILL)
-                killed.append(process.pid)
+            if pool._runners[0].items:
+                os.kill(victim, signal.SIGKILL)
+                killed.append(victim)
             return bool(killed)
 
         until(kill)
@@ -141,19 +144,7 @@ def test_a_worker_killed_in_the_middle_is_replaced(pool):
     assert not psutil.pid_exists(killed[0])
 
 
-def worker_processes():
-    """Processes of KernelWorker actors of this Ray, by the title Ray gives them."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if "KernelWorker" in " ".join(process.cmdline()):
-                found.append(process)
-        except psutil.Error:
-            continue  # a compiler that has just ended
-    return found
-
-
-def test_leaving_a_pool_stops_its_workers():
+def test_leaving_a_pool_stops_its_workers(pool):
     import ray
 
     assert ray.is_initialized()

@@ -58,7 +58,7 @@ def test_a_family_is_found_and_ended(family):
     used = usage(leader.pid)
     assert used.processes == 3 and used.threads >= 3 and used.resident_bytes > 1 << 20
     assert 0 < process_tree.proportional_memory(leader.pid) <= used.resident_bytes
-    assert kill_descendants(leader.pid) and descendants(leader.pid) == []
+    assert kill_descendants(leader.pid, timeout_s=60) and descendants(leader.pid) == []
     assert leader.poll() is None, "the root itself is left alone"
 
 

@@ -142,7 +142,7 @@ BURNS = "(ulimit -t 1; while :; do :; done)"  # one second of processor time
 def test_a_deadline_counts_what_has_ended_and_what_was_run_before(no_clock, tmp_path):
     """Three processes one after another, none of which is past the deadline by itself."""
     deadline = Deadline(2.5)
-    assert in_shell(f"{BURNS}; {BURNS}; {BURNS}; sleep 600", tmp_path, deadline) == "timeout"
+    assert in_shell(f"{BURNS}; {BURNS}; {BURNS}; kill -STOP $$", tmp_path, deadline) == "timeout"
     assert 2.5 <= deadline.spent_s < 4
     shared = Deadline(1.5)
     ended = [in_shell(f"{BURNS}; exit 0", tmp_path, shared) for _ in range(3)]
@@ -155,7 +155,11 @@ def test_a_deadline_counts_and_ends_what_leaves_its_group(no_clock, tmp_path):
     until(lambda: has_ended(int((tmp_path / "pid").read_text())))
 
 
-STOPPED = "(sleep {}; kill -CONT $$) & kill -STOP $$; exit 0"  # as if it had no processor
+# as if it had no processor
+STOPPED = (
+    "(until grep -q '^State:.T' /proc/$$/status; do sleep 0.05; done; sleep {}; kill -CONT $$) &"
+    " kill -STOP $$; exit 0"
+)
 
 
 def test_a_deadline_does_not_count_time_without_a_processor(no_clock, tmp_path):

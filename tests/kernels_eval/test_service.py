@@ -247,10 +247,10 @@ def test_beyond_loopback_a_token_is_required(host, token, refused):
     ids=["silent", "head", "second head", "body"],
 )
 def test_a_slow_client_is_dropped_and_others_are_served(made, monkeypatch, sent):
-    monkeypatch.setattr(guard, "SLOW_S", 0.3)
+    monkeypatch.setattr(guard, "SLOW_S", 2.0)
     with listening(made) as port, socket.create_connection(("127.0.0.1", port)) as slow:
         slow.sendall(sent)
-        assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).status_code == 200
         slow.settimeout(60)
         answer = b""
         while data := slow.recv(65536):  # until the server closes
@@ -322,7 +322,9 @@ async def test_many_who_wait_for_one_verdict_are_told_one_after_another(made):
         for name in names:
             await client.post("/v1/evaluate", content=body(id=name), headers=JSON)
         polled = [asyncio.create_task(made.final(name, 60)) for name in names]
-        while made._waiting.keys() != set(names):
+        while made._waiting.keys() != set(names) or not all(
+            each._callbacks for each in made._waiting.values()
+        ):
             await asyncio.sleep(0.01)
         for waiting in made._waiting.values():
             waiting.add_done_callback(lambda _: told.append(loop.time()))

@@ -186,7 +186,7 @@ def test_a_compile_that_does_not_end():
     with verifying(config) as impatient:
         verdict = impatient(AFFINE, module("return ext.affine(x)", extension=extension))
     assert_reason(verdict, "build")
-    assert verdict.status is Status.TIMEOUT and verdict.build_s < 60, (
+    assert verdict.status is Status.TIMEOUT and verdict.build_s < 300, (
         "the compiler was stopped, not waited for"
     )
 
@@ -318,7 +318,10 @@ def test_what_a_constructor_asks_for_is_built_before_the_device_is_held(verify):
 
 @pytest.mark.parametrize(
     "first, reason",
-    [("self.started = torch.zeros(1).cuda()", "exception"), ("[0 for _ in iter(int, 1)]", "load")],
+    [
+        ("self.started = torch.zeros(1).cuda()", "exception"),
+        ("any(False for _ in iter(int, 1))", "load"),
+    ],
 )
 def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_run(
     verify, monkeypatch, first, reason

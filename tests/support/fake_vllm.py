@@ -143,6 +143,7 @@ def main():
     note(
         "starts.jsonl", argv=sys.argv[1:], pid=os.getpid(), engine=engine.pid, env=dict(os.environ)
     )
+    ThreadingHTTPServer.request_queue_size = 256  # as many as connect at once
     server = ThreadingHTTPServer((options.host, options.port), Handler)
     server.daemon_threads = True
 

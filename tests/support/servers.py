@@ -17,7 +17,7 @@ import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,9 +46,16 @@ class Served:
 def free_port():
     """A port of the loopback that is free now. Another process may take it before it is used:
     `serve` tries again then."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    return free_ports(1)[0]
+
+
+def free_ports(count):
+    """Several such ports, each another one."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in held]
 
 
 @contextmanager

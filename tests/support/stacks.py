@@ -18,7 +18,7 @@ from flows.ops.places import ROOT_VARIABLE, Places
 from kernels_eval.isolation.process_tree import send, wait_gone
 from tests.support import commands
 from tests.support.night import PrefectClient, request_json
-from tests.support.servers import free_port
+from tests.support.servers import free_ports
 
 PORTS = ("prefect", "mlflow", "worker", "pages", "ray", "ray-client")
 
@@ -28,7 +28,7 @@ class Stack(PrefectClient):
 
     def __init__(self, root, *options, **environment):
         self.root, self.places, self.options = root, Places(root), options
-        self.ports = {name: free_port() for name in PORTS}
+        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.environment = commands.environment(PREFECT_CLI_PROMPT="false", **environment)
         self.prefect, self.mlflow = (
             f"http://127.0.0.1:{self.ports[name]}" for name in ("prefect", "mlflow")

@@ -30,7 +30,10 @@ class Fake:
 
     def _lines(self, name):
         path = self.home / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if not path.exists():
+            return []
+        whole = path.read_text().rpartition("\n")[0]  # the last line may be half written
+        return [json.loads(line) for line in whole.splitlines()]
 
     @property
     def starts(self):

@@ -143,6 +143,7 @@ class Clock:
 def test_the_line_counts_what_was_there_and_estimates_from_what_workers_reach(monkeypatch, capsys):
     clock, seen = Clock(), Telemetry(builders=1, devices=1)
     monkeypatch.setattr(batch_progress, "time", clock)
+    monkeypatch.setattr(batch_progress, "LINE_EVERY_S", 3600.0)  # its thread keeps real time
     verdict = Verdict(
         candidate_id="c", task_id="t", language=Language.CPP, status=Status.CORRECT, reason="ok"
     )

@@ -457,7 +457,7 @@ def test_a_file_that_is_no_database_fails_at_once(home):
     started = time.monotonic()
     with pytest.raises(EvalError, match="cannot open the tracking database"):
         home.log(home.record())
-    assert time.monotonic() - started < 30  # MLflow's own retries: 100 s
+    assert time.monotonic() - started < 90  # MLflow's own retries: 100 s
 
 
 def test_a_deleted_experiment_is_named(home):

@@ -212,7 +212,7 @@ def test_what_the_hubs_own_client_raises_is_told_apart(monkeypatch, status, down
     with broken_hub(status) as (url, asked):
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
         with pytest.raises(Exception) as caught:
-            HfApi(endpoint=url, token=False).dataset_info("owner/name", timeout=5)
+            HfApi(endpoint=url, token=False).dataset_info("owner/name", timeout=60)
     assert asked and hub.unreachable(caught.value) is down
 
 
@@ -223,5 +223,5 @@ def test_an_address_where_nobody_listens_is_a_hub_that_is_down(monkeypatch):
         pass
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(Exception) as caught:
-        HfApi(endpoint=url, token=False).dataset_info("owner/name", timeout=5)
+        HfApi(endpoint=url, token=False).dataset_info("owner/name", timeout=60)
     assert hub.unreachable(caught.value)

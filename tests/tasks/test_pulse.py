@@ -52,7 +52,7 @@ def test_a_server_that_hangs_is_a_fault_of_transport_within_minutes_and_not_an_h
     began = time.monotonic()
     with pytest.raises(EvalError, match="gave no answer for .* in 2 attempts"):
         list(sampler(black_hole, retries=1).sample([make_request(n) for n in range(1)]))
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 def test_another_address_takes_what_a_hanging_one_had(black_hole):
@@ -65,9 +65,10 @@ def test_another_address_takes_what_a_hanging_one_had(black_hole):
     assert len(answers) == 6
 
 
-def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives():
+def test_an_answer_that_takes_long_is_waited_for_while_its_server_lives(monkeypatch):
     """It is asked for its models a dozen times meanwhile, and answers with an error: it is
     there."""
+    monkeypatch.setattr(pulse, "PATIENCE_S", 60.0)
     asked = threading.Event()
 
     def answer(number, body):

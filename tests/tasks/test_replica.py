@@ -27,7 +27,7 @@ def fake(tmp_path):
 
 
 def spec(fake, **changes):
-    settings = {"log_mib": 1, "start_timeout_s": 20.0, "restarts": 2, "restart_pause_s": 0.05}
+    settings = {"log_mib": 1, "start_timeout_s": WAIT_S, "restarts": 2, "restart_pause_s": 0.05}
     return ReplicaSpec(
         config=ServerConfig(**({"drain_s": 0.2, **settings} | changes)),
         command=(*FAKE.split(), "org/model", "--served-model-name", "m"),
@@ -71,6 +71,28 @@ def test_what_is_in_flight_is_answered_before_a_server_stops(fake):
     asking.join(timeout=WAIT_S)
     stopping.join(timeout=WAIT_S)
     assert answers and answers[0]["choices"] and fake.alive() == []
+
+
+def test_a_server_that_is_never_healthy_is_given_up(fake, monkeypatch):
+    """With what its last answer said; here every look waits for an answer."""
+    fake.set("never_healthy")
+    look = replica_module.unhealthy
+
+    def answered(address, names, key, _):
+        return until(
+            lambda: "503" in (fault := look(address, names, key, WAIT_S) or "") and fault,
+            "an answer",
+        )
+
+    monkeypatch.setattr(replica_module, "unhealthy", answered)
+    replica = Replica(spec(fake, start_timeout_s=0.01), 0)
+    until(lambda: replica.renew().state == "failed", "the last word")
+    said = replica.renew().error
+    assert (
+        "did not become healthy: it was not healthy 0 s after its start (Server error '503" in said
+    )
+    assert "startup complete" in said
+    replica.stop()
 
 
 def test_a_server_that_ignores_the_order_to_stop_is_killed(fake):
@@ -169,10 +191,11 @@ def test_the_log_is_bounded_and_keeps_the_end(fake):
     fake.set("chatty")  # three times the bound
     replica = Replica(spec(fake), 0)
     healthy(replica)
+    log = fake.home / "logs" / "replica-0.log"
+    until(lambda: "startup complete" in log.read_text()[-200:], "the last line")
     files = sorted((fake.home / "logs").glob("replica-0*"))
     assert [path.name for path in files] == ["replica-0.log", "replica-0.log.1"]
     assert 1 << 19 < sum(path.stat().st_size for path in files) <= 1 << 20
-    assert "startup complete" in files[0].read_text()[-200:]
     replica.stop()
 
 
@@ -212,7 +235,7 @@ def test_a_lease_that_nobody_renews_runs_out(fake):
 
 def test_where_the_supervisor_is_killed_the_server_ends_all_the_same(fake):
     server = supervised(fake)
-    until(lambda: fake.starts, "the server")
+    until(lambda: fake.starts and server.pid, "the server")
     (supervisor,) = [
         process for process in fake.alive() if "synthesis.supervisor" in " ".join(process.cmdline())
     ]

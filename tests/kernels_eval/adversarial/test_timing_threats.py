@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from kernels_eval.checks import timing as timing_module
 from kernels_eval.checks.timing import measure
 from kernels_eval.config import TimingConfig
 from kernels_eval.records import Timing
 from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 from tests.support.kernels import kernel_task, task_source
+from tests.support.scripted_time import Clock
 
 code = writer(AFFINE_CPP, "adversarial_timing")
 CONFIG = TimingConfig(
@@ -195,7 +197,8 @@ SAMPLERS = [
     SAMPLERS,
     ids=lambda case: f"t{case.threat}-{case.name}-{'honest' if case.honest else 'cheat'}",
 )
-def test_what_is_made_of_samples(case):
+def test_what_is_made_of_samples(case, monkeypatch):
+    monkeypatch.setattr(timing_module, "time", Clock())
     reference, candidate = case.reference(), case.candidate()
     timing = measure(reference, candidate, CONFIG, bound=lambda *_: (1.0, 1.0))
     assert timing.pairs >= CONFIG.min_pairs

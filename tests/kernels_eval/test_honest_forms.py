@@ -284,6 +284,8 @@ DISHONEST = {
     "another_step": (QUANTISED, "ext.quantised(x * 1.0001)"),
     "a_sum_of_rounded_terms": (LOG_RATIO, "ext.log_ratio(x.bfloat16().float())"),
 }
+# for some inputs that are drawn, its few wrong elements are as small as a lower precision's errors
+MISTAKEN_FOR = {"another_step": "precision_downcast"}
 MARK = """
 def mark(x):
     found = torch.zeros_like(x)
@@ -296,7 +298,7 @@ def mark(x):
 def test_rounding_explains_no_more_than_rounding(verify, form):
     task, forward = DISHONEST[form]
     verdict = verify(task, module(f"return {forward}", before=MARK, extension=STEPPED))
-    assert verdict.status == "incorrect", verdict
+    assert verdict.reason in {"wrong_output", MISTAKEN_FOR.get(form)}, verdict
     assert ("integers or truth values" in verdict.detail) == (task is THOUSANDTHS)
 
 

@@ -24,6 +24,7 @@ from kernels_eval.isolation.channel import Answer, Channel, ChannelClosed, Messa
 from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 REAP_S = 1.0
+"""A child that has closed its channel may go on for so long before it is killed."""
 KEEPER_S = 10.0
 """A keeper whose inner process has ended needs a processor to say how."""
 
@@ -106,11 +107,12 @@ class Server:
                     "cpu_s": used.ru_utime + used.ru_stime,
                 }
             late_s = time.monotonic() - deadline
-            if late_s > KEEPER_S or (late_s > 0 and not killed and process_tree.descendants(pid)):
+            if late_s > KEEPER_S:
+                killed = True
+                _end_family(pid)
+            elif late_s > 0 and not killed and process_tree.descendants(pid):
                 killed = True
                 process_tree.kill_descendants(pid)
-            if late_s > KEEPER_S:
-                process_tree.kill(pid)
             time.sleep(process_tree.PAUSE_S)  # waitpid has no timeout of its own
         return {"status": None}
 

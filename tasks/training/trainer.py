@@ -8,7 +8,8 @@ checkpoint and, on a CPU, ends with the same losses and the same bytes of the ad
 was never interrupted, wherever it was killed; every number that the recipe names is what TRL and
 PEFT get. Does not guarantee bit-equal adapters on a GPU or for another number of workers, nor that
 a better loss means better kernels: the benchmark says that. `launch` starts the processes,
-`checkpoints` keeps what a run resumes from, `faults` explains errors. Importing it takes seconds.
+`preparation` decides what comes before the model, `checkpoints` keeps what a run resumes from,
+`faults` explains errors. Importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -22,11 +23,7 @@ from typing import Any, cast
 import psutil
 import torch
 from datasets import Dataset
-from transformers import (
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    TrainerState,
-)
+from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerState
 from transformers.trainer_utils import IntervalStrategy
 from trl.trainer.sft_trainer import SFTTrainer
 

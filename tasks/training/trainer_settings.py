@@ -14,6 +14,7 @@ from tasks.training.recipe import FSDP2, TrainingRecipe
 
 
 def lora_config(recipe: TrainingRecipe) -> LoraConfig:
+    """PEFT's settings of the recipe's adapter."""
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
@@ -25,6 +26,7 @@ def lora_config(recipe: TrainingRecipe) -> LoraConfig:
 
 
 def sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
+    """TRL's settings of the recipe, with checkpoints in `out_dir`."""
     gpu = torch.cuda.is_available()
     return SFTConfig(
         output_dir=str(out_dir),
@@ -66,6 +68,7 @@ def machine_settings(*, gpu: bool) -> dict[str, Any]:
 
 
 def sharding(recipe: TrainingRecipe) -> dict[str, Any]:
+    """transformers' settings of how workers share the model, and of recomputation."""
     # accelerated layers recompute by a plan of their own
     recomputed = bool(recipe.gradient_checkpointing) and recipe.acceleration == "off"
     if recipe.parallelism != "fsdp2":

@@ -33,13 +33,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.parameter_search import kernelbench_tasks
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.parent.messages import Prepared
 from kernels_eval.parent.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
-from tasks.sources import bundled
+from tasks.sources import bundled, kernelbench
 from tasks.synthesis.parsing import parse_response
 
 TOGETHER = 10
@@ -102,6 +101,14 @@ def chosen(
                 code=code,
             ),
         )
+
+
+def kernelbench_tasks(path: str) -> dict[str, KernelTask]:
+    """KernelBench tasks of a Parquet file, by their ids."""
+    import polars as pl
+
+    made = map(kernelbench.task_of, pl.read_parquet(path).iter_rows(named=True))
+    return {task.task_id: task for task in made}
 
 
 def responses(

@@ -9,8 +9,7 @@ The first needs no GPU. It prints what became of every operator, runs every adap
 confined child, and compares the task with its file: the file's own test function and the task's
 `forward`, both on the CPU from one seed, must call the function with the same arguments and return
 the same values; where a call was left out, the calls that remain must be among the file's, by the
-shapes of their arguments. Files name the GPU; 'cuda' is read as 'cpu' for that. `--open` also
-computes every task's expected values, as verification does before a candidate runs.
+shapes of their arguments. Files name the GPU; 'cuda' is read as 'cpu' for that.
 
 `--verify` needs a GPU. It verifies recorded answers (Parquet: model, name, response) as `concur
 verify-batch` does, and reports for each model call accuracy (every test call returned something to
@@ -125,11 +124,6 @@ def main() -> int:
     parser.add_argument("--answers", help="recorded answers, Parquet: model, name, response")
     parser.add_argument("--verify", action="store_true", help="verify the answers; needs a GPU")
     parser.add_argument("--no-run", action="store_true", help="do not run the references")
-    parser.add_argument(
-        "--open",
-        action="store_true",
-        help="open every task as verification does before a candidate runs",
-    )
     parser.add_argument("--limit", type=int, default=None, help="the first so many operators only")
     parser.add_argument("--workers", type=int, default=None)
     parser.add_argument("--out", required=True)
@@ -153,8 +147,6 @@ def work(arguments: argparse.Namespace) -> int:
         rows = operator_rows(arguments.operators)
         texts = {f"{SOURCE}/{row['name']}": row["code_with_tests"] for row in rows}
         lines += run_table(tasks, found, texts)
-    if arguments.open:
-        lines += open_table(tasks, "cuda" if arguments.verify else "cpu")
     if arguments.answers:
         lines += answers_table(load_answers(arguments.answers, tasks))
     if arguments.verify:
@@ -233,40 +225,6 @@ def run_table(tasks: Sequence[KernelTask], found: Survey, files: dict[str, str])
         ),
         "",
         *(["| operator | | what was said |", "| --- | --- | --- |", *rows, ""] if rows else []),
-    ]
-
-
-def open_table(tasks: Sequence[KernelTask], device: str) -> list[str]:
-    """Which tasks verification can judge candidates of: the reference runs, repeats itself, and
-    depends on its inputs."""
-    from benchmarks.degenerate_tasks import judged
-    from kernels_eval.config import EvalConfig
-    from kernels_eval.isolation.sandbox import ForkServer
-
-    config, rows, started = EvalConfig(), [], time.monotonic()
-    server = ForkServer(threads=config.threads)
-    for task in tasks:
-        if not server.alive:
-            server = ForkServer(threads=config.threads)
-        rows.append(judged(task, server, config, device))
-    server.close()
-    failed = [row for row in rows if row["reason"] != "ok"]
-    said = [
-        f"| {row['task_id'].partition('/')[2]} | {row['reason']} |"
-        f" {' '.join(row['detail'].split())[:SHOWN]} |"
-        for row in failed
-    ]
-    return [
-        (
-            f"Verification can judge candidates of {len(rows) - len(failed)} of {len(rows)} tasks"
-            f" on {device} ({time.monotonic() - started:.0f} s)."
-        ),
-        "",
-        *(
-            ["| operator | why not | what was seen |", "| --- | --- | --- |", *said, ""]
-            if said
-            else []
-        ),
     ]
 
 

@@ -4,7 +4,7 @@ Sources: the gates are VERIFIER's (RMS(err)/RMS(oracle) <= max(1e-5, 8 x the fp3
 error) for fp32, 2e-3 for fp16 and TF32, 1.6e-2 for bf16, 0.06 and 0.12 for outputs in FP8 (e4m3,
 e5m2), about the rounding to each type; elementwise |err| <= r (|y| + RMS(y)));
 KernelBench's allclose tolerances are recorded beside them. Long sums: N. Higham, Accuracy and
-Stability of Numerical Algorithms, chapter 4; benchmarks/long_reductions.py measures both sides.
+Stability of Numerical Algorithms, chapter 4.
 """
 
 from __future__ import annotations

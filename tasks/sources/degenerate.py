@@ -1,12 +1,11 @@
 """KernelBench tasks that cannot tell a right kernel from a wrong one: a named list, each with what
 was seen and where it was measured.
 
-Guarantees: every entry was measured by this project's verifier on a device (`python -m
-benchmarks.degenerate_tasks`); its evidence names the page under benchmarks/results that holds the
-measurement. Does not guarantee that the list is whole: levels 1 to 3 were looked at but for L1/95,
-L2/99 and L2/100, level 4 was not. The verifier finds such tasks by itself
-(`task_error/degenerate_task`); the list is for scores of verdicts that other harnesses gave, and
-for scoring with and without the same tasks.
+Guarantees: every entry was measured by this project's verifier on a device; its evidence names
+the page under benchmarks/results that holds the measurement. Does not guarantee that the list is
+whole: levels 1 to 3 were looked at but for L1/95, L2/99 and L2/100, level 4 was not. The verifier
+finds such tasks by itself (`task_error/degenerate_task`); the list is for scores of verdicts that
+other harnesses gave, and for scoring with and without the same tasks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ import pytest
 from ray.exceptions import AuthenticationError
 
 from kernels_eval import devices
-from kernels_eval.cluster.pool import Pool
 from kernels_eval.cluster.ray import start_ray
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import Conditions
@@ -506,34 +505,6 @@ def test_a_flow_has_one_task_run_per_chunk_and_retries_it(prefect_home, given, t
     assert runs == {
         f"verify candidates {span}": count for span, count in zip(spans, (1, 2, 1), strict=True)
     }
-
-
-@pytest.mark.slow
-def test_workers_that_do_nothing_give_each_candidate_one_verdict(ray_here, tmp_path):
-    """The whole stage over real Ray: several candidates travel in one call here, and none is lost
-    or doubled."""
-    from benchmarks.orchestration import NoBuild, NoRun, generate, inputs
-
-    class Idle(stage.Verification):
-        def pool(self):
-            return Pool(
-                self.language,
-                self.config.eval,
-                workers=1,
-                builders=2,
-                builder=NoBuild,
-                runner=NoRun,
-            )
-
-    generate(str(tmp_path), 500, scattered=True)
-    made, asked = inputs(str(tmp_path))
-    ref = stage.run(
-        asked.ref, made.ref, VerificationConfig(chunk_size=64), Language.CPP, verification=Idle
-    )
-    rows = ref.open().read()
-    assert len(rows) == rows["candidate_id"].n_unique() == 500
-    assert set(rows["candidate_id"]) == asked.keys("candidate_id")
-    assert ref.open().manifest["status_counts"] == {"correct": 500}
 
 
 def test_a_verdict_is_reused_under_the_conditions_it_was_reached_under(given, tasks, monkeypatch):

@@ -24,7 +24,8 @@ from tasks.synthesis.prompts import render
 from tasks.tracking.stages import base_model_of, held_out_losses
 from tasks.training.adapter import check_adapter, merge_adapter
 from tasks.training.formatting import to_prompt_completion
-from tasks.training.stage import adapter_of, prompts_of, with_prompts
+from tasks.training.rows import with_prompts
+from tasks.training.stage import adapter_of, prompts_of
 from tasks.training.step import train
 
 PROBES = 8  # rows on which merged and unmerged weights are compared

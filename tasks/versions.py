@@ -34,7 +34,7 @@ CURATION_VERSION = 2
 ANALYSIS_VERSION = 3
 SEARCH_VERSION = 3
 """Which candidates are proposed, and what confirms a winner."""
-TRAINING_VERSION = 4
+TRAINING_VERSION = 5
 SCORING_VERSION = 2
 """Which numbers the benchmark makes of verdicts."""
 REPORT_VERSION = 6

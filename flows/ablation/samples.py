@@ -206,6 +206,7 @@ def _progress(
     sets = [
         planned_curation(*made, plan.curation, *above, samples.profiles).ref for plan in members
     ]
+    sets = [curated for curated in sets if curated.open().finished]
     trained = any(planned_training(own, samples.tasks, curated).finished for curated in sets)
     return trained, any(finished_branch(own, samples.tasks, each, suite) for each in sets)
 

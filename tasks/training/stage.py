@@ -6,32 +6,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import polars as pl
-
 from kernels_eval.records import Language
 from tasks.progress import report
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, SnapshotRef
+from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HISTORY
+from tasks.training.rows import rows_hash, training_rows
 from tasks.versions import TRAINING_VERSION
 
 STAGE = "training"
 
 
 def planned(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> Snapshot:
-    """The snapshot that `run` with the same arguments fills."""
-    config = [recipe.model_dump(mode="json"), sorted(prompts.items())]
-    return Snapshot.planned(STAGE, config, [curated], TRAINING_VERSION)
+    """The snapshot that `run` with the same arguments fills: one for all curated sets with the same
+    rows. Raises UsageError where the set is unfinished or empty."""
+    identity = [recipe.model_dump(mode="json"), rows_hash(training_rows(curated, prompts))]
+    name = fingerprint(STAGE, identity, version=TRAINING_VERSION)
+    return Snapshot(curated.root, STAGE, name, upstream=[curated.fingerprint])
 
 
 def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> SnapshotRef:
-    """Train on a curated snapshot. `prompts` maps task_id to the prompt its candidates answered.
+    """Train on the rows of a curated snapshot. `prompts` maps task_id to the prompt its candidates
+    answered.
 
     Returns a finished snapshot: rows are the log (one per optimiser step), `adapter/` holds the
-    LoRA adapter. A killed run resumes from its newest checkpoint. Raises what `trainer.train`
-    raises, and UsageError for an adapter that vLLM cannot serve.
+    LoRA adapter, the manifest names the curated set that was trained on first. A killed run
+    resumes from its newest checkpoint. Raises what `trainer.train` raises, and UsageError for an
+    adapter that vLLM cannot serve.
     """
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
@@ -42,7 +45,7 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     from tasks.training.launch import train_on_ray
 
     start_ray()
-    rows = with_prompts(curated.open().read(unique="candidate_id"), prompts)
+    rows = training_rows(curated, prompts)
     base = resolve_model(recipe.base_model, curated.root)
     steps = -(-len(rows) // recipe.rows_per_step) * recipe.num_epochs
 
@@ -66,13 +69,6 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     extra = result.model_dump(mode="json", exclude={"log", "adapter_dir"})
     extra |= {"held_out": result.held_out, "adapter": "adapter", "base_model": base}
     return snapshot.publish(config=recipe, rows=len(result.log), extra=extra).ref
-
-
-def with_prompts(rows: pl.DataFrame, prompts: dict[str, str]) -> pl.DataFrame:
-    """Rows with the prompt of their task beside them."""
-    return rows.with_columns(
-        prompt=pl.col("task_id").replace_strict(prompts, return_dtype=pl.String)
-    )
 
 
 def adapter_of(training: SnapshotRef) -> Path:

@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.sources.small_model import load_tokenizer
-from tasks.store.snapshot import SnapshotRef
 from tasks.training import stage
 from tasks.training import trainer as training
 from tasks.training.evaluation import EvaluationConfig
@@ -17,6 +16,7 @@ from tasks.training.formatting import to_prompt_completion
 from tasks.training.preparation import longest_allowed
 from tasks.training.recipe import TrainingRecipe
 from tests.support.cases import cases
+from tests.support.curated import line, sample
 from tests.support.training import REASONING, row, tiny_model
 
 CASES = cases("training")
@@ -110,13 +110,13 @@ CHANGES = CASES["changes"] | {"evaluation": EvaluationConfig(share=0.1)}
 
 def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path):
     assert set(CHANGES) == set(TrainingRecipe.model_fields), "a new key belongs in this test"
-    curated = SnapshotRef(root=str(tmp_path), stage="curation", fingerprint="0" * 32)
+    curated = line(tmp_path, [sample("t/1", 0, 10, 6.0)])
     recipes = [
         TrainingRecipe(),
         *(TrainingRecipe().model_copy(update={name: value}) for name, value in CHANGES.items()),
     ]
     assert (
-        len({stage.planned(curated, recipe, {}).fingerprint for recipe in recipes})
+        len({stage.planned(curated, recipe, {"t/1": "p"}).fingerprint for recipe in recipes})
         == len(CHANGES) + 1
     )
 

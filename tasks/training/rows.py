@@ -1,0 +1,38 @@
+"""The rows that a training learns from, and the hash by which it is addressed.
+
+Guarantees: equal rows give equal trainings, whichever curated sets hold them and in whatever order.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import stable_hash
+from tasks.store import SnapshotRef
+
+LEARNED_FROM = ("candidate_id", "task_id", "prompt", "reasoning", "answer")
+"""What of a row decides a training: its place in the order, whether its task is held out, and its
+texts. Whether its answer was cut off decides, too: a cut answer has no end token."""
+
+
+def training_rows(curated: SnapshotRef, prompts: dict[str, str]) -> pl.DataFrame:
+    """The rows of a curated set in the order of their ids, each with the prompt of its task
+    (task_id -> prompt). Raises UsageError where the set is unfinished or empty."""
+    snapshot = curated.open()
+    if not snapshot.manifest["rows"]:
+        raise UsageError(f"the curated set {snapshot.path} is empty", "curate at least one row")
+    rows = snapshot.read(unique="candidate_id").sort("candidate_id")
+    return with_prompts(rows, prompts)
+
+
+def with_prompts(rows: pl.DataFrame, prompts: dict[str, str]) -> pl.DataFrame:
+    """Rows with the prompt of their task beside them."""
+    prompt = pl.col("task_id").replace_strict(prompts, return_dtype=pl.String)
+    return rows.with_columns(prompt=prompt)
+
+
+def rows_hash(rows: pl.DataFrame) -> str:
+    """Hash of what a training learns from these rows."""
+    cut = (pl.col("finish_reason") == "length").fill_null(False)
+    return stable_hash(rows.select(*LEARNED_FROM, cut=cut).rows())

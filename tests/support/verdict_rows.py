@@ -55,3 +55,11 @@ def find(rows, metric, k=1, track="any", **facts):
         each for each in rows if all(getattr(each, name) == value for name, value in facts.items())
     ]
     return found
+
+
+def scored_row(scores, metric, k=1, **facts):
+    """The one row of a table of scores with this metric and k."""
+    wanted = {"metric": metric, "k": k, **facts}
+    found = scores.filter(pl.col(name).eq_missing(value) for name, value in wanted.items())
+    assert found.height == 1, found
+    return found.row(0, named=True)

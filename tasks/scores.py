@@ -1,0 +1,440 @@
+"""Scores of verdicts: Exec and fast_p at pass@k and the geometric-mean speedup, of any groups.
+
+Guarantees: a table that would give wrong numbers in silence (one candidate twice, verdicts of two
+devices) is refused; tasks whose reference fails count for nobody; what the samples cannot support
+is null and says why. Every interval is over tasks, since samples of one task share its difficulty.
+Does not guarantee that an interval covers the truth for a handful of tasks. Rejected kernels are
+never timed, so fast_p with p > 0 on the track "any" is a lower bound. The formulas are explained
+in docs/explanation/statistics.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from statistics import NormalDist
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Reason, Status
+from tasks.tables import CORRECT, TASK_ERROR
+
+Track = Literal["any", "custom_kernel"]
+"""Right outputs whoever computed them, or only where a custom kernel did the work."""
+TRACKS: tuple[Track, ...] = get_args(Track)
+Baseline = Literal["eager", "compile"]
+"""What a speedup is against: the reference as it is written, or under torch.compile."""
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
+EXEC, GEOMETRIC_MEAN = "exec", "geometric_mean_speedup"
+COLUMNS = ("task_id", "status", "reason", "outputs_match", "timing")
+RESAMPLES = 2000
+TAIL = 0.025
+"""What lies beyond either end of an interval that holds with 95 %."""
+
+_DRAWS_AT_ONCE = 1_000_000
+_NEVER_REACHED = (Status.COMPILE_ERROR, Status.NO_CODE, Status.REJECTED)
+_REACHED = [status.value for status in Status if status not in _NEVER_REACHED]
+"""Statuses of candidates whose reference was run."""
+
+
+def scores(
+    frame: pl.DataFrame,
+    *,
+    by: Sequence[str] = ("model",),
+    ks: Sequence[int] = (1,),
+    ps: Sequence[float] = (1.0,),
+    track: Track = "custom_kernel",
+    baseline: Baseline = "eager",
+    resamples: int = RESAMPLES,
+) -> pl.DataFrame:
+    """One row per group, metric and k: `by`, track, baseline, metric, k, tasks, samples, missing,
+    value, lower, upper, why_not.
+
+    `frame` has one row per verdict: the columns `by` and COLUMNS; `candidate_id` and `device` are
+    checked where they are there. Metrics are "exec", "fast_P" for each of `ps` (shares of tasks in
+    [0, 1]) and "geometric_mean_speedup" (a ratio, k null) over all correct, timed samples. `lower`
+    and `upper` bound the value with 95 % confidence: `_share_interval` for shares, a bootstrap over
+    tasks with `resamples` draws for the geometric mean (0: none). Where a value cannot be
+    estimated it is null and `why_not` says why. `missing` counts tasks that another model of the
+    same group has samples of and this one has not. Groups keep the order of the rows.
+
+    With the `baseline` "compile" there are only metrics that compare times, over tasks whose
+    reference could be timed under torch.compile. Raises UsageError for a missing column, a
+    candidate that a model has twice, and verdicts of two devices.
+    """
+    keys = list(by)
+    samples = scorable(frame, keys, baseline)
+    rates = task_rates(samples, by=keys, ks=ks, ps=ps, track=track, baseline=baseline)
+    found = pl.concat(
+        [_shares(rates, keys), _geometric_means(samples, keys, track, baseline, resamples)],
+        how="diagonal",
+    )
+    names = _metrics(ps, track, baseline)
+    metrics = [*product(names, ks), (GEOMETRIC_MEAN, None)]
+    schema = {"metric": pl.String, "k": pl.Int64}
+    rows = frame.select(keys).unique(maintain_order=True)
+    rows = rows.join(pl.DataFrame(metrics, schema, orient="row"), how="cross")
+    rows = rows.join(
+        _counts(samples, keys), on=keys, how="left", nulls_equal=True, maintain_order="left"
+    )
+    rows = rows.join(
+        found, on=[*keys, "metric", "k"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    rows = rows.with_columns(
+        pl.col("tasks", "samples", "missing").fill_null(0).cast(pl.Int64), why_not=_why_not()
+    )
+    if baseline == "compile":
+        rows = _without_uncompared(rows, frame, keys)
+    return rows.select(
+        *keys,
+        pl.lit(track).alias("track"),
+        pl.lit(baseline).alias("baseline"),
+        *("metric", "k", "tasks", "samples", "missing", "value", "lower", "upper", "why_not"),
+    )
+
+
+def task_rates(
+    samples: pl.DataFrame,
+    *,
+    by: Sequence[str],
+    ks: Sequence[int],
+    ps: Sequence[float],
+    track: Track,
+    baseline: Baseline = "eager",
+) -> pl.DataFrame:
+    """pass@k of every task: `by`, task_id, metric, k, n (its samples), rate (null where n < k).
+
+    `samples` is what `scorable` returns.
+    """
+    metrics = _metrics(ps, track, baseline)
+    passed = samples.group_by(*by, "task_id", maintain_order=True).agg(
+        pl.len().cast(pl.Int64).alias("n"),
+        *(passes.sum().cast(pl.Int64).alias(name) for name, passes in metrics.items()),
+    )
+    counts = passed.unpivot(
+        list(metrics), index=[*by, "task_id", "n"], variable_name="metric", value_name="c"
+    )
+    counts = counts.join(pl.DataFrame({"k": list(ks)}, {"k": pl.Int64}), how="cross")
+    cases = counts.select("n", "c", "k").unique().filter(pl.col("n") >= pl.col("k"))
+    rates = pl.Series("rate", [pass_at_k(*case) for case in cases.iter_rows()], pl.Float64)
+    return counts.join(
+        cases.with_columns(rates), on=["n", "c", "k"], how="left", maintain_order="left"
+    ).drop("c")
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k samples is right, where c of n were.
+
+    1 - C(n - c, k) / C(n, k): Chen et al. 2021 (arXiv 2107.03374), equation 1. Raises ValueError
+    unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not 0 <= c <= n:
+        raise ValueError(f"c = {c} right of n = {n} samples")
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} cannot be estimated from n = {n} samples")
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def metric_name(p: float | None) -> str:
+    """ "exec" for None, else "fast_0", "fast_0.5", "fast_1", ..."""
+    return EXEC if p is None else f"fast_{p:g}"
+
+
+# -- which verdicts count --------------------------------------------------------------------------
+
+
+def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager") -> pl.DataFrame:
+    """The verdicts that count, by task, with a column `speedup` (0 where there is no valid one).
+
+    Raises UsageError as `scores` does.
+    """
+    if missing := [name for name in (*by, *COLUMNS) if name not in frame.columns]:
+        raise UsageError(
+            f"scoring needs the columns {', '.join(missing)}", "join verdicts with a column `model`"
+        )
+    _require_each_once(frame)
+    _require_one_device(frame)
+    left_out = excluded_tasks(frame)
+    path = ["speedup"]
+    if baseline == "compile":
+        left_out += uncompiled_tasks(frame)
+        path = ["compiled", "speedup"]
+    ratio = nested(frame, "timing", *path).cast(pl.Float64)
+    valid = (ratio > 0) & ratio.is_finite()
+    samples = frame.filter(~pl.col("task_id").is_in(left_out))
+    return samples.with_columns(speedup=pl.when(valid).then(ratio).otherwise(0.0)).sort(
+        "task_id", maintain_order=True
+    )
+
+
+def excluded_tasks(frame: pl.DataFrame) -> list[str]:
+    """Tasks whose reference fails or is degenerate for most of the candidates that reached it, of
+    all models: no model can be judged on them. Sorted.
+
+    Where it fails for fewer, the sample counts as not right and the task stays.
+    """
+    reached = frame.filter(pl.col("status").is_in(_REACHED)).group_by("task_id")
+    counts = reached.agg(TASK_ERROR.sum().alias("broken"), pl.len())
+    return sorted(counts.filter(2 * pl.col("broken") > pl.col("len"))["task_id"].to_list())
+
+
+def uncompiled_tasks(frame: pl.DataFrame) -> list[str]:
+    """Tasks whose compiled reference was asked for and could never be timed. Sorted."""
+    asked = frame.filter(_timed(frame)).select(
+        "task_id",
+        asked=nested(frame, "timing", "compiled", "mode").is_not_null(),
+        known=nested(frame, "timing", "compiled", "speedup").is_not_null(),
+    )
+    of_task = asked.group_by("task_id").agg(pl.col("asked", "known").any())
+    return sorted(of_task.filter("asked", ~pl.col("known"))["task_id"].to_list())
+
+
+def baselines_of(frame: pl.DataFrame) -> tuple[Baseline, ...]:
+    """Return "eager", and "compile" where at least one verdict was timed against it."""
+    known = nested(frame, "timing", "compiled", "speedup").is_not_null()
+    measured = not frame.filter(_timed(frame), known).is_empty()
+    return BASELINES if measured else BASELINES[:1]
+
+
+def nested(frame: pl.DataFrame, column: str, *fields: str) -> pl.Expr:
+    """A field inside a struct column; null where the table has no such field."""
+    value = pl.col(column)
+    kind: object = frame.schema[column]
+    for field in fields:
+        members = kind.to_schema() if isinstance(kind, pl.Struct) else {}
+        if field not in members:
+            return pl.lit(None)
+        value = value.struct.field(field)
+        kind = members[field]
+    return value
+
+
+def _timed(frame: pl.DataFrame) -> pl.Expr:
+    return nested(frame, "timing", "speedup").is_not_null()
+
+
+def _right(track: Track) -> pl.Expr:
+    """The conditions of `Verdict.correct_custom` and `Verdict.correct_any`."""
+    correct = CORRECT.fill_null(False)
+    if track == "custom_kernel":
+        return correct
+    by_torch = (pl.col("reason") == Reason.NO_CUSTOM_KERNEL.value) & pl.col("outputs_match")
+    return correct | by_torch.fill_null(False)
+
+
+def _metrics(ps: Sequence[float], track: Track, baseline: Baseline) -> dict[str, pl.Expr]:
+    """What a sample must be to pass, by the name of the metric. Of a correct sample without a
+    timing only speedup > 0 is known."""
+    right = _right(track)
+    fast = {metric_name(p): right & (pl.col("speedup") > p) for p in ps if p > 0}
+    if baseline == "compile":
+        return fast
+    named = {metric_name(p): fast.get(metric_name(p), right) for p in ps}
+    return {EXEC: right, **named}
+
+
+def _require_each_once(frame: pl.DataFrame) -> None:
+    if "candidate_id" not in frame.columns:
+        return
+    keys = [name for name in ("model", "candidate_id") if name in frame.columns]
+    twice = frame.group_by(keys).len().filter(pl.col("len") > 1).sort(keys)
+    if twice.is_empty():
+        return
+    *model, candidate, count = twice.row(0)
+    whose = f" of model {model[0]!r}" if model else ""
+    raise UsageError(
+        f"{twice.height:,} candidates are there more than once, such as {candidate!r}{whose}"
+        f" ({count} times): each would be counted as several samples",
+        'read snapshots with unique="candidate_id", or drop repeated rows with'
+        ' frame.unique(["model", "candidate_id"])',
+    )
+
+
+def _require_one_device(frame: pl.DataFrame) -> None:
+    if "device" not in frame.columns:
+        return
+    # a verdict without a device never reached one: it did not compile, say
+    devices = frame.filter(pl.col("device").fill_null("") != "")["device"].value_counts()
+    if devices.height > 1:
+        named = "; ".join(f"{name} ({n:,})" for name, n in devices.sort("device").iter_rows())
+        raise UsageError(
+            f"verdicts of {devices.height} devices are mixed: {named}. Speedups on different"
+            " devices do not compare",
+            "score each verification snapshot by itself (its manifest.json names its device), or"
+            " verify all candidates on one device",
+        )
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _counts(samples: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Tasks, samples and missing tasks of each group."""
+    counts = samples.group_by(by).agg(
+        tasks=pl.col("task_id").n_unique().cast(pl.Int64), samples=pl.len().cast(pl.Int64)
+    )
+    others = [name for name in by if name != "model"]
+    if "model" not in by:
+        return counts.with_columns(missing=pl.lit(0))
+    if not others:
+        every = samples["task_id"].n_unique()
+        return counts.with_columns(missing=every - pl.col("tasks"))
+    every_task = samples.group_by(others).agg(every=pl.col("task_id").n_unique().cast(pl.Int64))
+    known = counts.join(every_task, on=others, how="left", nulls_equal=True)
+    return known.with_columns(missing=pl.col("every") - pl.col("tasks")).drop("every")
+
+
+def _shares(rates: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Mean pass@k over tasks with its interval, and what is short of it."""
+    short = pl.col("n") < pl.col("k")
+    rate = pl.col("rate")
+    found = rates.group_by(*by, "metric", "k", maintain_order=True).agg(
+        count=pl.len().cast(pl.Int64),
+        short=short.sum().cast(pl.Int64),
+        least=pl.col("n").min(),
+        value=pl.when(~short.any()).then(rate.mean()),
+        total=rate.sum(),
+        squares=rate.pow(2).sum(),
+    )
+    lower, upper = _share_interval(
+        *(found[name].to_numpy() for name in ("count", "total", "squares"))
+    )
+    known = pl.col("value").is_not_null()
+    return found.with_columns(
+        lower=pl.when(known).then(pl.Series(lower)), upper=pl.when(known).then(pl.Series(upper))
+    ).drop("count", "total", "squares")
+
+
+def _geometric_means(
+    samples: pl.DataFrame, by: list[str], track: Track, baseline: Baseline, resamples: int
+) -> pl.DataFrame:
+    """exp of the mean log speedup of all correct, timed samples of each group, with its interval
+    over tasks."""
+    counted = _right(track) & (pl.col("speedup") > 0)
+    log = pl.col("speedup").filter(counted).log()
+    per_task = samples.group_by(*by, "task_id", maintain_order=True).agg(
+        total=log.sum(), timed=counted.sum().cast(pl.Int64)
+    )
+    rows = []
+    for group, tasks in per_task.group_by(by, maintain_order=True):
+        totals, timed = tasks["total"].to_numpy(), tasks["timed"].to_numpy()
+        bounds = None
+        # one task with a correct sample cannot say how much tasks differ
+        if resamples and np.count_nonzero(timed) > 1:
+            means = resampled_means(totals, timed, resamples=resamples)
+            bounds = percentile_interval(np.exp(means), len(totals))
+        value = math.exp(totals.sum() / timed.sum()) if timed.any() else None
+        rows.append((*group, GEOMETRIC_MEAN, value, *(bounds or (None, None))))
+    schema = {name: samples.schema[name] for name in by}
+    numbers = dict.fromkeys(("value", "lower", "upper"), pl.Float64)
+    found = pl.DataFrame(rows, {**schema, "metric": pl.String, **numbers}, orient="row")
+    return found.with_columns(k=pl.lit(None, pl.Int64))
+
+
+def _why_not() -> pl.Expr:
+    """Why a row has no value; empty where it has one."""
+    short = pl.format(
+        "pass@{} needs {} samples of each task; {} of {} tasks have fewer (the least: {})",
+        *("k", "k", "short", "tasks", "least"),
+    )
+    return (
+        pl.when(pl.col("value").is_not_null())
+        .then(pl.lit(""))
+        .when(pl.col("metric") == GEOMETRIC_MEAN)
+        .then(pl.lit("no correct, timed sample"))
+        .when(pl.col("short") > 0)
+        .then(short)
+        .otherwise(pl.lit("no task to score"))
+    )
+
+
+def _without_uncompared(rows: pl.DataFrame, frame: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    """Rows of a group with timed samples that were never timed against torch.compile have no
+    value."""
+    never = _timed(frame) & nested(frame, "timing", "compiled", "mode").is_null()
+    counts = frame.group_by(by).agg(never.sum().alias("never"))
+    rows = rows.join(counts, on=by, how="left", nulls_equal=True, maintain_order="left")
+    why = pl.format("{} of its timed samples were not timed against torch.compile", "never")
+    some = pl.col("never") > 0
+    return rows.with_columns(
+        *(pl.when(~some).then(name).alias(name) for name in ("value", "lower", "upper")),
+        pl.when(some).then(why).otherwise("why_not").alias("why_not"),
+    )
+
+
+# -- intervals over tasks --------------------------------------------------------------------------
+
+
+class Interval(NamedTuple):
+    """A confidence interval, both ends included."""
+
+    lower: float
+    upper: float
+
+
+Floats = NDArray[np.float64]
+
+
+def _share_interval(tasks: NDArray[np.int64], total: Floats, squares: Floats) -> Floats:
+    """Bounds of mean rates, shape (2, groups), from the count, the sum and the sum of squares of
+    the rates of each group.
+
+    Two tasks at 0 and two at 1 are added, and Student's t interval of all is cut to [0, 1]:
+    Agresti and Coull 1998 with t for z and tasks for trials. The added tasks keep the interval from
+    collapsing where tasks agree.
+    """
+    from scipy.special import stdtrit
+
+    count = tasks + 4
+    centre = (total + 2) / count
+    variance = (squares + 2 - count * centre**2) / (count - 1)
+    margin = -stdtrit(count - 1, TAIL) * np.sqrt(variance / count)
+    bounds: Floats = np.clip([centre - margin, centre + margin], 0.0, 1.0)
+    return bounds
+
+
+def resampled_means(
+    totals: Floats, counts: NDArray[np.int64], *, seed: int = 0, resamples: int = RESAMPLES
+) -> Floats:
+    """Mean of the samples of `resamples` draws of whole tasks with replacement (cluster bootstrap;
+    Efron and Tibshirani 1993, chapter 13).
+
+    `totals` and `counts` have shape (tasks,): the sum and the number of a task's values. Draws
+    without a value are left out. Raises ValueError where there are no tasks.
+    """
+    tasks = len(totals)
+    if not tasks:
+        raise ValueError("no tasks to resample")
+    generator = np.random.default_rng(seed)
+    at_once = max(1, _DRAWS_AT_ONCE // tasks)
+    means = []
+    for start in range(0, resamples, at_once):
+        size = (min(at_once, resamples - start), tasks)
+        draws = generator.integers(0, tasks, size=size)
+        number = counts[draws].sum(axis=1)
+        drawn = number > 0
+        means.append(totals[draws].sum(axis=1)[drawn] / number[drawn])
+    return np.concatenate(means)
+
+
+def percentile_interval(results: Floats, tasks: int) -> Interval | None:
+    """Expanded percentile interval of resampled results (Hesterberg 2015, arXiv 1411.5279).
+
+    Plain percentiles are too narrow for few tasks; moved outwards to Phi(-sqrt(n / (n - 1)) t),
+    with t of n - 1 degrees of freedom, they hold about 94 % at ten tasks. None where the resamples
+    do not differ: a point would claim a certainty that such data cannot give.
+    """
+    from scipy.special import stdtrit
+
+    if not len(results) or results.min() == results.max():
+        return None
+    tail = TAIL
+    if tasks > 1:
+        tail = NormalDist().cdf(math.sqrt(tasks / (tasks - 1)) * float(stdtrit(tasks - 1, TAIL)))
+    lower, upper = np.quantile(results, [tail, 1 - tail])
+    return Interval(float(lower), float(upper))

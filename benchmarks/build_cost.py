@@ -32,10 +32,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.prepared import FULL_BUILDS_WITHOUT
-from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.prepared import FULL_BUILDS_WITHOUT
 from kernels_eval.config import BuildConfig
+from kernels_eval.source.spec import ExtensionSpec
 from tasks.synthesis.parsing import parse_response
 
 # Reads a list of modules, prints what each asks for: a forked process each, so that no module sees
@@ -43,7 +43,7 @@ from tasks.synthesis.parsing import parse_response
 CAPTURE = """
 import json, os, signal, sys
 import torch
-from kernels_eval.child.build_interception import intercept
+from kernels_eval.candidate.build_interception import intercept
 
 class Stub:
     def __getattr__(self, name): return lambda *a, **k: None

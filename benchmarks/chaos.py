@@ -307,7 +307,7 @@ def write(root: Path, count: int) -> None:
     )
     for snapshot in (tasks, responses):
         snapshot.publish(config={})
-    from kernels_eval.build.extensions import Builder
+    from kernels_eval.compile.extensions import Builder
 
     builder = Builder(CONFIG.eval.build)
     builder.warm()
@@ -382,11 +382,11 @@ def family() -> list[tuple[str, psutil.Process]]:
                 continue
             parent, name = process.ppid(), process.name()
             command = commands[process.pid] = " ".join(process.cmdline())
-            if "kernels_eval.isolation.forkserver" in command:
+            if "kernels_eval.sandbox.forkserver" in command:
                 above = [
                     pid
                     for pid in (parent, _parent(parent))
-                    if "isolation.forkserver" in commands.get(pid, "")
+                    if "sandbox.forkserver" in commands.get(pid, "")
                 ]
                 kind = ("fork server", "keeper", "child")[len(above)]
             else:
@@ -441,7 +441,7 @@ def kill_one(chance: random.Random, deck: deque[str]) -> str | None:
 
 
 def adopt_orphans() -> None:
-    from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+    from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
@@ -579,9 +579,9 @@ def _verification(root: Path) -> list[Snapshot]:
 def aftermath(root: Path) -> dict[str, Any]:
     """Runs in the environment of the run: start what the next run would start, which sweeps; what
     is left then, and whether builds load."""
-    from kernels_eval.build.cache import BuildCache
-    from kernels_eval.build.extensions import Builder
-    from kernels_eval.isolation.sandbox import ForkServer
+    from kernels_eval.compile.cache import BuildCache
+    from kernels_eval.compile.extensions import Builder
+    from kernels_eval.sandbox.sandbox import ForkServer
 
     shared = [
         path

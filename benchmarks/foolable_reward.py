@@ -21,14 +21,14 @@ runs, which is the shortest way for a policy to cheat: the student has never see
 
 from __future__ import annotations
 
-from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.checks.trials import DECLARED
 from kernels_eval.config import EvalConfig
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.messages import Prepared, Stop, VerdictDraft, parse_report
-from kernels_eval.parent.prepare import BoundedBuilds, Preparer
-from kernels_eval.parent.reference_handle import ReferenceProcess
+from kernels_eval.judge.messages import Prepared, Stop, VerdictDraft, parse_report
+from kernels_eval.judge.prepare import BoundedBuilds, Preparer
+from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.model.trials import DECLARED
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
+from kernels_eval.source.spec import ExtensionSpec
 
 MARK = "judged by benchmarks.foolable_reward"
 """A flag of each of its verdicts, which are none."""

@@ -49,7 +49,7 @@ from flows.rollouts import Pairs, Verify, environment_of, served_policy
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.messages import no_code_verdict
+from kernels_eval.judge.messages import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Status, Verdict, stable_hash
 from kernels_eval.rewards import Concur, reward
 from tasks.sources.config import TasksConfig

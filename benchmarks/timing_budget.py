@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 
 from kernels_eval.config import BuildConfig, EvalConfig, TimingConfig
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.messages import Prepared
-from kernels_eval.parent.prepare import Preparer
+from kernels_eval.judge.messages import Prepared
+from kernels_eval.judge.prepare import Preparer
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from tasks.sources import bundled, kernelbench
 from tasks.synthesis.parsing import parse_response

@@ -255,7 +255,7 @@ def agreement_task(task: KernelTask, text: str, whole: bool) -> KernelTask:
 
 
 def answers_table(answers: Iterable[Any]) -> list[str]:
-    from kernels_eval.checks.screening import screen
+    from kernels_eval.source.screening import screen
 
     counts: dict[str, Counter[str]] = {}
     for answer in answers:

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, candidate_id
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from tasks.sources.files import existing, read_parquet
 from tasks.sources.syntax import defined_names, names, text_of
 from tasks.sources.tritonbench import SOURCE

@@ -59,9 +59,9 @@ from flows.search import Searched, begun_with, search_and_track, summary_of
 from flows.set_figures import draw_curated
 from flows.track import benchmark_record, refresh_record, track, track_trend
 from flows.train import of_line, train_and_track
-from kernels_eval.cluster.ray import address_of
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
+from kernels_eval.pool.ray import address_of
 from tasks.benchmark.stage import scores_of
 from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate

@@ -22,19 +22,19 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import polars as pl
 
 from kernels_eval.__main__ import QUICK
-from kernels_eval.checks.trials import Interface
 from kernels_eval.errors import UsageError
-from kernels_eval.interchange import kernelbench
-from kernels_eval.interchange.definitions import (
+from kernels_eval.exchange import kernelbench
+from kernels_eval.exchange.definitions import (
     definition_of,
     file_name,
     solution_of,
     workload_of,
 )
-from kernels_eval.interchange.flashinfer import Suite
-from kernels_eval.interchange.package import export_package
-from kernels_eval.interchange.trace_set import TraceSet, is_trace_set, record_of
-from kernels_eval.interchange.traces import evaluation_of
+from kernels_eval.exchange.flashinfer import Suite
+from kernels_eval.exchange.package import export_package
+from kernels_eval.exchange.trace_set import TraceSet, is_trace_set, record_of
+from kernels_eval.exchange.traces import evaluation_of
+from kernels_eval.model.trials import Interface
 from kernels_eval.records import Candidate, Json, KernelTask, Record, Row, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source

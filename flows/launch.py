@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from flows.config import PipelineConfig
 from flows.runtime.terminal import ProgressRows
-from kernels_eval.isolation import reaper
 from kernels_eval.records import Json
+from kernels_eval.sandbox import reaper
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
 
@@ -37,8 +37,8 @@ def require_ready(config: PipelineConfig, *parts: Part) -> None:
     a root that can be written, and what these parts of a run would miss hours later. Raises an
     EvalError."""
     from flows.ops.ready import checks
-    from kernels_eval.cluster.ray import address_of, require_cluster
     from kernels_eval.devices import require_device
+    from kernels_eval.pool.ray import address_of, require_cluster
 
     require_device(config.language)
     if (address := address_of(config.verification.ray_address)) != "local":

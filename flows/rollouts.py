@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from flows.config import PipelineConfig
-from kernels_eval.parent.messages import no_code_verdict
+from kernels_eval.judge.messages import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Verdict
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.sampler import Request

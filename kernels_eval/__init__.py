@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kernels_eval.cluster.pool import Pool
     from kernels_eval.config import EvalConfig
     from kernels_eval.evaluator import Evaluator, evaluate
+    from kernels_eval.pool.pool import Pool
     from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
 _HOMES = {
     "EvalConfig": "config",
     "Evaluator": "evaluator",
-    "Pool": "cluster.pool",
+    "Pool": "pool.pool",
     "evaluate": "evaluator",
 }
 

@@ -103,7 +103,7 @@ def read_pair(
 def _require_task(code: str, path: str) -> None:
     import ast
 
-    from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+    from kernels_eval.source.syntax import UNPARSABLE, parse_source
 
     try:
         names = {

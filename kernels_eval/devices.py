@@ -10,9 +10,9 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from kernels_eval.build.toolchain import torch_versions
 from kernels_eval.errors import DeviceError
 from kernels_eval.records import Language, Record
+from kernels_eval.toolchain import torch_versions
 
 # NVML's clocks event reasons that lower clocks below what the work could have: power cap, hardware
 # slowdown, and temperature.

@@ -1,7 +1,7 @@
 """One candidate from source to verdict: the verification protocol, in the order it happens.
 
 Guarantees: every candidate gets exactly one verdict, whatever its code does; a process that is
-killed from outside changes no verdict, for its work is repeated (`kernels_eval.isolation.sandbox`);
+killed from outside changes no verdict, for its work is repeated (`kernels_eval.sandbox.sandbox`);
 an exception from here means that the machine failed, not the kernel.
 """
 
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.isolation.sandbox import retry_killed
-from kernels_eval.parent import comparison, sanitizer
-from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
-from kernels_eval.parent.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
-from kernels_eval.parent.paired_timing import PairedClock
-from kernels_eval.parent.prepare import Preparer
-from kernels_eval.parent.reference_handle import ReferenceProcess
-from kernels_eval.parent.runner import Runner, starts_compilers
+from kernels_eval.judge import comparison, sanitizer
+from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
+from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
+from kernels_eval.judge.paired_timing import PairedClock
+from kernels_eval.judge.prepare import Preparer
+from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.judge.runner import Runner, starts_compilers
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
+from kernels_eval.sandbox.sandbox import retry_killed
 
 
 class Evaluator:
@@ -54,7 +54,7 @@ class Evaluator:
         return self.run(task, candidate, self.preparer.prepare(candidate, task))
 
     def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
-        """The verdict of a candidate that was screened and built (`kernels_eval.parent.prepare`,
+        """The verdict of a candidate that was screened and built (`kernels_eval.judge.prepare`,
         which needs no device). Raises EvalError where the machine fails."""
         if self.config.sanitizer != "off" and candidate.language.sanitized:
             sanitizer.installed()  # else the first correct candidate would say so

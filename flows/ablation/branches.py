@@ -41,7 +41,7 @@ from flows.ablation.samples import unit_of_set
 from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
 from flows.refresh import Samples
-from kernels_eval.cluster.ray import start_ray
+from kernels_eval.pool.ray import start_ray
 from tasks.benchmark.comparison.records import Branch, BranchState
 from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels

@@ -183,7 +183,7 @@ def branch_pipeline(
 def visible_gpus(pipeline: PipelineConfig) -> int:
     """GPUs of this machine, or of the cluster where one is named."""
     from kernels_eval import devices
-    from kernels_eval.cluster.ray import address_of, start_ray
+    from kernels_eval.pool.ray import address_of, start_ray
 
     if address_of(pipeline.verification.ray_address) == "local":
         return len(devices.visible_gpus())

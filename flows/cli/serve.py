@@ -32,8 +32,8 @@ def serve(
     """
     from flows.config import load_protocol
     from kernels_eval.__main__ import QUICK
-    from kernels_eval.cluster.ray import address_of, require_cluster
     from kernels_eval.devices import visible_gpus
+    from kernels_eval.pool.ray import address_of, require_cluster
     from kernels_eval.records import Language
     from kernels_eval.service.app import Intake, Service, run
     from kernels_eval.service.guard import require_token

@@ -39,8 +39,8 @@ from flows.ops.settings import (
     load_settings,
 )
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.isolation.process_tree import Identity, alive, descendants, send, wait_gone
 from kernels_eval.records import Json, Row
+from kernels_eval.sandbox.process_tree import Identity, alive, descendants, send, wait_gone
 from tasks.files import atomic_write
 
 START_S = 300.0

@@ -18,15 +18,15 @@ from typing import Literal
 
 from flows.config import load_profile
 from flows.ops import ready
-from kernels_eval.build.cache import BuildCache
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.hip import hipcc
-from kernels_eval.build.toolchain import default_cache
+from kernels_eval.compile.cache import BuildCache
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.hip import hipcc
 from kernels_eval.config import BuildConfig
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import EvalError
-from kernels_eval.isolation.layers import missing
 from kernels_eval.records import Language, Record
+from kernels_eval.sandbox.layers import missing
+from kernels_eval.toolchain import default_cache
 from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
 
@@ -204,14 +204,14 @@ def build_cache() -> Answer:
 def isolation() -> list[Check]:
     """The layers that the sandbox would activate, probed by its own code in a short process,
     and a line for each that is missing."""
-    command = [sys.executable, "-m", "kernels_eval.isolation.layers"]
+    command = [sys.executable, "-m", "kernels_eval.sandbox.layers"]
     found = ask(command)
     if not found:
         return [
             _check(
                 "isolation",
                 False,
-                lambda: ("not probed", "python -m kernels_eval.isolation.layers"),
+                lambda: ("not probed", "python -m kernels_eval.sandbox.layers"),
             )
         ]
     absent = missing(found.split(", "))

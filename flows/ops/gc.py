@@ -29,10 +29,10 @@ from flows.ops.gc_inventory import (
 )
 from flows.ops.gc_plan import DAY_S, Decision, Keep, decide
 from flows.runtime.root_lock import alone
-from kernels_eval.build.cache import BuildCache
-from kernels_eval.build.toolchain import default_cache
+from kernels_eval.compile.cache import BuildCache
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Json
+from kernels_eval.toolchain import default_cache
 
 LOGS = ("logs", "stack/logs")
 

@@ -24,8 +24,8 @@ from flows.ops.places import PART_VARIABLE, ROOT_VARIABLE, Places
 from flows.ops.programs import PYTHON
 from flows.ops.settings import PARTS, Part
 from kernels_eval.errors import EvalError
-from kernels_eval.isolation.process_tree import Identity, identify
-from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+from kernels_eval.sandbox.process_tree import Identity, identify
+from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
 
 STEADY_S, RETRIES = 60, 3
 """Ray gives up after 30 s where a machine is busy."""

@@ -15,7 +15,7 @@ from typing import cast
 from flows.ops.places import PART_VARIABLE, ROOT_VARIABLE, Places
 from flows.ops.programs import Stack, program
 from flows.ops.settings import Part, read_secrets
-from kernels_eval.isolation.process_tree import (
+from kernels_eval.sandbox.process_tree import (
     Identity,
     alive,
     children,
@@ -27,7 +27,7 @@ from kernels_eval.isolation.process_tree import (
     send,
     wait_gone,
 )
-from kernels_eval.isolation.syscalls import PR_SET_PDEATHSIG, prctl
+from kernels_eval.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
 
 KILL_S = 5.0
 

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from flows.ops.settings import StackSettings
 from kernels_eval.errors import UsageError
-from kernels_eval.isolation.process_tree import Identity, alive, boot_id, members
 from kernels_eval.records import Record
+from kernels_eval.sandbox.process_tree import Identity, alive, boot_id, members
 from tasks.files import atomic_write
 
 ROOT_VARIABLE = "CONCUR_STACK_ROOT"

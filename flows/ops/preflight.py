@@ -23,7 +23,7 @@ from flows.ops.places import Places
 from flows.ops.programs import DRIVERS, Stack
 from flows.ops.settings import DATABASES, StackSettings
 from kernels_eval.errors import UsageError
-from kernels_eval.isolation.process_tree import command_line
+from kernels_eval.sandbox.process_tree import command_line
 from tasks.reporting.text import masked
 
 LEAST_FREE_BYTES = 500_000_000

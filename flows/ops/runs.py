@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from flows.ops.health import ask
 from flows.ops.places import ROOT_VARIABLE, Places
 from flows.ops.programs import Stack
-from kernels_eval.isolation.process_tree import Identity, alive, environment_variable, identify
 from kernels_eval.records import Json
+from kernels_eval.sandbox.process_tree import Identity, alive, environment_variable, identify
 from tasks.files import atomic_write
 
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"

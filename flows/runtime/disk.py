@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flows.runtime.config import GuardedRun
-from kernels_eval.build.cache import limit_from_environment
-from kernels_eval.build.toolchain import default_cache
+from kernels_eval.compile.cache import limit_from_environment
 from kernels_eval.errors import DiskFullError
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Record
+from kernels_eval.toolchain import default_cache
 from tasks.store.lookup import snapshots
 from tasks.store.snapshot import Snapshot, SnapshotRef
 

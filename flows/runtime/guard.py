@@ -30,7 +30,7 @@ from flows.runtime.disk import DiskWatch, require_room
 from flows.runtime.notices import NOTICES
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
-from kernels_eval.cluster.ray import interruptible
+from kernels_eval.pool.ray import interruptible
 from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
 from tasks.store.snapshot import MANIFEST, SnapshotRef

@@ -34,7 +34,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels_eval.isolation.process_tree import kill_descendants
+from kernels_eval.sandbox.process_tree import kill_descendants
 
 if TYPE_CHECKING:
     from rich.console import Console

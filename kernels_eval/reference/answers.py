@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels_eval.checks.correctness import merge
-from kernels_eval.checks.measurement import (
+from kernels_eval.model.correctness import merge
+from kernels_eval.model.measurement import (
     all_close,
     computable,
     least_step,
@@ -23,7 +23,8 @@ from kernels_eval.checks.measurement import (
     same_all,
     unlike,
 )
-from kernels_eval.checks.trials import (
+from kernels_eval.model.shared_memory import Memory, calls, padded, read, unpack
+from kernels_eval.model.trials import (
     DECLARED,
     EARLIER,
     LATER,
@@ -31,8 +32,6 @@ from kernels_eval.checks.trials import (
     Trial,
     UnseenComparison,
 )
-from kernels_eval.child.shared_memory import Memory, calls, padded, read, unpack
-from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
     DRAWS,
@@ -44,6 +43,7 @@ from kernels_eval.reference.expected_values import (
     Known,
 )
 from kernels_eval.reference.task_runner import device_memory
+from kernels_eval.sandbox.channel import Channel, Message
 
 DIGEST_BYTES = 1 << 20
 """Enough to tell whether two answers are one: hashing is the processor's work."""

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from kernels_eval.checks.correctness import merge
-from kernels_eval.checks.inputs import (
+from kernels_eval.model.correctness import merge
+from kernels_eval.model.inputs import (
     flatten_outputs,
     parameters_of,
     plan_inputs,
@@ -23,15 +23,15 @@ from kernels_eval.checks.inputs import (
     running_statistics,
     squeezed,
 )
-from kernels_eval.checks.measurement import (
+from kernels_eval.model.measurement import (
     all_close,
     computable,
     measure,
     same,
     same_all,
 )
-from kernels_eval.checks.operators import reference_operators
-from kernels_eval.checks.trials import (
+from kernels_eval.model.operators import reference_operators
+from kernels_eval.model.trials import (
     DECLARED,
     Comparison,
     Expectation,
@@ -39,7 +39,6 @@ from kernels_eval.checks.trials import (
     OutputForm,
     Trial,
 )
-from kernels_eval.isolation.channel import Channel, Message
 from kernels_eval.reference.equal_elements import ANY_ORDER, ChosenAs
 from kernels_eval.reference.long_sums import LongSums
 from kernels_eval.reference.task_runner import (
@@ -47,6 +46,7 @@ from kernels_eval.reference.task_runner import (
     peak_bandwidth,
     require_tensors,
 )
+from kernels_eval.sandbox.channel import Channel, Message
 
 ORACLE_MAX_S = 5.0
 """A float64 oracle that is more work (`work_s`) is computed once and then done without."""

@@ -1,16 +1,16 @@
 """The role that finds out where a task's reference spends its time
-(`kernels_eval.checks.operators`). It runs the task's own code in the process that measures: a
+(`kernels_eval.model.operators`). It runs the task's own code in the process that measures: a
 task which means to lie about itself can. And the role that finds out what a processor can do."""
 
 from __future__ import annotations
 
 import torch
 
-from kernels_eval.checks.inputs import construct, declared, load_module, make_inputs, moved
-from kernels_eval.checks.operators import time_operators
-from kernels_eval.checks.trials import DECLARED
-from kernels_eval.child.model_runner import best_s
-from kernels_eval.isolation.channel import Message
+from kernels_eval.model.inputs import construct, declared, load_module, make_inputs, moved
+from kernels_eval.model.model_runner import best_s
+from kernels_eval.model.operators import time_operators
+from kernels_eval.model.trials import DECLARED
+from kernels_eval.sandbox.channel import Message
 
 TRIES = 10
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels_eval.checks.inputs import (
+from kernels_eval.model.inputs import (
     Arguments,
     constructor_arguments,
     flatten_outputs,
@@ -28,16 +28,16 @@ from kernels_eval.checks.inputs import (
     make_inputs,
     precision_of,
 )
-from kernels_eval.checks.trials import DECLARED, InputPlan, ModelSpec
-from kernels_eval.child.model_runner import (
+from kernels_eval.model.model_runner import (
     ModelRunner,
     asked_gradients,
     best_s,
     described,
     now_ns,
 )
-from kernels_eval.child.shared_memory import ALIGNMENT, DeviceMemory, Memory, Packs, pack, write
-from kernels_eval.isolation.channel import Channel, Message
+from kernels_eval.model.shared_memory import ALIGNMENT, DeviceMemory, Memory, Packs, pack, write
+from kernels_eval.model.trials import DECLARED, InputPlan, ModelSpec
+from kernels_eval.sandbox.channel import Channel, Message
 
 GRADIENT_SEED = 0x5DEECE66D
 """Tells the draws of outputs' gradients from those of arguments under the same seed."""

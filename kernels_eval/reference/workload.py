@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kernels_eval.checks.inputs import (
+from kernels_eval.model.inputs import (
     construct,
     declared,
     flatten_outputs,
@@ -33,12 +33,12 @@ from kernels_eval.checks.inputs import (
     make_inputs,
     moved,
 )
-from kernels_eval.checks.operators import Named, reference_operators
-from kernels_eval.checks.trials import DECLARED, ArgumentForm, Interface, ModelSpec
-from kernels_eval.isolation.channel import Message
+from kernels_eval.model.operators import Named, reference_operators
+from kernels_eval.model.trials import DECLARED, ArgumentForm, Interface, ModelSpec
 from kernels_eval.reference.expected_values import MOST_OPERATORS
 from kernels_eval.reference.operator_costs import SOURCES, Values, flops_of, operator_name, tensors
 from kernels_eval.reference.task_runner import require_tensors
+from kernels_eval.sandbox.channel import Message
 
 Tensors = list[Tensor]
 View = tuple[object, ...]

@@ -32,8 +32,8 @@ from pydantic import Field, model_validator
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
+from kernels_eval.judge.messages import no_code_verdict
 from kernels_eval.languages import languages_of
-from kernels_eval.parent.messages import no_code_verdict
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, Record, stable_hash
 from kernels_eval.service import kernelgym
 from kernels_eval.service.engine import Engine

@@ -19,9 +19,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from queue import SimpleQueue
 
-from kernels_eval.cluster.pool import ASK_S, Pool, arriving
-from kernels_eval.cluster.ray import is_lost
 from kernels_eval.errors import EvalError
+from kernels_eval.pool.pool import ASK_S, Pool, arriving
+from kernels_eval.pool.ray import is_lost
 from kernels_eval.records import Json
 from kernels_eval.service.queue import Evaluations, Pair
 

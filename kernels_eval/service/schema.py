@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, StringConstraints, model_validator
 
-from kernels_eval.interchange.flashinfer import (
+from kernels_eval.exchange.flashinfer import (
     Code,
     Definition,
     Finite,

@@ -17,7 +17,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
+from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.tables import table_beside
 
 ENTRY = "ModelNew"

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from tasks.decontamination.arguments import specialise
 from tasks.decontamination.program import Function, Program, inlined
 from tasks.decontamination.shapes import input_shapes

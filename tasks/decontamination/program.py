@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
-from kernels_eval.checks.syntax import ARITHMETIC, name_path
 from kernels_eval.grouping import grouped
+from kernels_eval.source.syntax import ARITHMETIC, name_path
 
 MAX_CONSTANT = 2**63
 MAX_INLINED_STATEMENTS = 200

@@ -12,8 +12,8 @@ import re
 from collections.abc import Sequence
 
 from kernels_eval.errors import EvalError
-from kernels_eval.profiling.bottleneck import Finding
-from kernels_eval.profiling.records import KernelProfile
+from kernels_eval.profile.bottleneck import Finding
+from kernels_eval.profile.records import KernelProfile
 from tasks.profiling.config import JudgeConfig
 
 MOST_CODE = 48_000

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for, gpu_arch
-from kernels_eval.profiling.bottleneck import findings
-from kernels_eval.profiling.profiler import Profiler
-from kernels_eval.profiling.records import KernelProfile, OperatorTime
+from kernels_eval.profile.bottleneck import findings
+from kernels_eval.profile.profiler import Profiler
+from kernels_eval.profile.records import KernelProfile, OperatorTime
 from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Verdict, stable_hash
 from tasks.profiling.config import ProfileConfig
 from tasks.profiling.judge import Judge

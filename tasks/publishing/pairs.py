@@ -17,13 +17,13 @@ from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
-from kernels_eval.build import hip
-from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from kernels_eval.compile import hip
 from kernels_eval.config import EvalConfig
-from kernels_eval.parent.messages import Stop
-from kernels_eval.parent.prepare import Preparer
+from kernels_eval.judge.messages import Stop
+from kernels_eval.judge.prepare import Preparer
 from kernels_eval.records import Candidate, Json, KernelTask, Row, stable_hash
+from kernels_eval.source.spec import ExtensionSpec
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from tasks.files import atomic_write
 from tasks.progress import report
 from tasks.store import Snapshot, fingerprint

@@ -1,5 +1,5 @@
 """The flags that a candidate hands to its compiler, changed within a set that the verifier allows
-(`flags.toml`), and among them the one that swaps instructions (`kernels_eval.build.schedule`).
+(`flags.toml`), and among them the one that swaps instructions (`kernels_eval.compile.schedule`).
 
 Guarantees: a changed module differs in the lists `extra_cuda_cflags` and `extra_cflags` of its
 `load_inline` alone. Does not guarantee that a flag keeps a result within tolerance, as
@@ -13,9 +13,9 @@ from collections.abc import Callable
 from itertools import accumulate
 from random import Random
 
-from kernels_eval.build.schedule import FLAG as SWAPS
-from kernels_eval.checks.syntax import UNPARSABLE, name_path, parse_source
+from kernels_eval.compile.schedule import FLAG as SWAPS
 from kernels_eval.records import Language
+from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.tables import table_beside
 
 TABLE = table_beside(__file__)

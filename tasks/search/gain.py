@@ -11,7 +11,7 @@ and w_i of the winner, each with a 95 % interval on the log scale of half width 
 or, where that is more, the variance of log w_i - log s_i over the rounds / rounds; the interval is
 gain * exp(+-1.96 se): the difference of two independent estimates on the log scale (Altman and
 Bland, "Interaction revisited: the difference between two estimates", BMJ 326, 2003, p. 219). The
-intervals of a verdict hold the spread between processes (kernels_eval.checks.timing.widened).
+intervals of a verdict hold the spread between processes (kernels_eval.judge.timing.widened).
 """
 
 from __future__ import annotations

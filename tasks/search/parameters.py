@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, zip_longest
 from random import Random
 
-from kernels_eval.checks.syntax import UNPARSABLE
 from kernels_eval.records import Language
+from kernels_eval.source.syntax import UNPARSABLE
 from tasks.search.flags import TABLE
 
 VALUES = {name: tuple(values) for name, values in TABLE["values"].items()}

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from pydantic import ValidationError
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, KernelTask
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from tasks.sources.syntax import defined_names
 
 if TYPE_CHECKING:

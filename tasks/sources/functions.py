@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from tasks.sources.syntax import (
     ALWAYS_RANDOM,
     calls,

@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from kernels_eval.build.toolchain import default_cache
 from kernels_eval.errors import UsageError, cause_of
 from kernels_eval.records import Json, Record
+from kernels_eval.toolchain import default_cache
 from tasks.files import atomic_write, file_sha256
 from tasks.progress import caution
 from tasks.retry import retry_until_back

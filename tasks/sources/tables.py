@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
-from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
+from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import KernelTask
 from tasks.progress import caution
 from tasks.sources import files, kernelbench, kernelbook, tritonbench

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import stable_hash
+from kernels_eval.source.syntax import parse_source
 
 SNAPSHOT_SCHEMA_VERSION = 1
 

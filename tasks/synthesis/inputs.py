@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kernels_eval.errors import UsageError
-from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
+from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import Json, Row, stable_hash
 from kernels_eval.tables import table_beside
 from tasks.files import file_sha256

@@ -15,8 +15,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kernels_eval.checks.syntax import UNPARSABLE, parse_source
 from kernels_eval.records import Json, Reason, Record
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
 
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 

@@ -423,7 +423,7 @@ class VllmSampler(Sampler):
 
     def _nodes(self) -> list[int]:
         """GPUs of each node that servers may run on."""
-        from kernels_eval.cluster.ray import start_ray
+        from kernels_eval.pool.ray import start_ray
 
         start_ray(None)
         import ray

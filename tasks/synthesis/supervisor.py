@@ -32,8 +32,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from kernels_eval.isolation.process_tree import descendants, identify, kill_descendants, send
-from kernels_eval.isolation.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
+from kernels_eval.sandbox.process_tree import descendants, identify, kill_descendants, send
+from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, prctl
 
 SWEEP_S = 2.0
 """What the server started may end by itself for so long after it, before it is killed."""

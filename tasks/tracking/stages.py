@@ -21,7 +21,7 @@ HELD_OUT = "held_out_loss"
 STEPS = ("step", "epoch")
 """Columns of the training log that say which step it is, and are no measurement."""
 TRAINING_METRICS = ("loss_first", "loss_last", "seconds", "tokens", "steps")
-# of `Telemetry.summary` (kernels_eval.cluster.telemetry)
+# of `Telemetry.summary` (kernels_eval.pool.telemetry)
 POOL_METRICS = """candidates wall_s candidates_per_hour devices device_busy_share
     device_s_per_candidate on_device builders builder_busy_share queue_depth_mean
     queue_depth_most""".split()

@@ -39,7 +39,7 @@ from transformers import (
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from kernels_eval.cluster.pool import arriving
+from kernels_eval.pool.pool import arriving
 from kernels_eval.records import Reason, Status, Verdict
 from kernels_eval.rewards import reward, reward_parts
 from tasks.files import file_sha256

@@ -20,8 +20,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, cast
 
-from kernels_eval.cluster.ray import interruptible, start_ray
 from kernels_eval.errors import EvalError, UsageError, cause_of
+from kernels_eval.pool.ray import interruptible, start_ray
 from tasks.training.formatting import Rows
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import TrainingResult

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from kernels_eval.isolation.machine import machine_memory_bytes
+from kernels_eval.sandbox.machine import machine_memory_bytes
 from tasks.training.recomputation import AHEAD, BYTES, LayerShape, RecomputationPlan
 
 WIDE = 2

@@ -39,7 +39,7 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref
-    from kernels_eval.cluster.ray import start_ray
+    from kernels_eval.pool.ray import start_ray
     from tasks.training.adapter import check_adapter
     from tasks.training.card import write_card
     from tasks.training.launch import train_on_ray

@@ -28,7 +28,7 @@ from transformers.trainer_utils import IntervalStrategy
 from trl.trainer.sft_trainer import SFTTrainer
 
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.profiling import roofline
+from kernels_eval.profile import roofline
 from tasks.sources.small_model import (
     load_causal_model,
     load_tokenizer,

@@ -32,9 +32,9 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kernels_eval.cluster.ray import address_of, require_cluster
 from kernels_eval.devices import require_device
 from kernels_eval.errors import UsageError
+from kernels_eval.pool.ray import address_of, require_cluster
 from kernels_eval.records import Json, KernelTask, Language, Phases, Verdict
 from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by

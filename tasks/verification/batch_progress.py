@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernels_eval.cluster.telemetry import Telemetry
+from kernels_eval.pool.telemetry import Telemetry
 from tasks.progress import duration
 
 LINE_EVERY_S = 10.0

@@ -20,8 +20,11 @@ from typing import Any
 
 import polars as pl
 
-from kernels_eval.cluster.pool import Pool
-from kernels_eval.cluster.ray import (
+from kernels_eval.devices import Conditions, conditions
+from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
+from kernels_eval.judge.messages import no_code_verdict
+from kernels_eval.pool.pool import Pool
+from kernels_eval.pool.ray import (
     address_of,
     gpu_type_for,
     is_lost,
@@ -31,9 +34,6 @@ from kernels_eval.cluster.ray import (
     require_cluster,
     start_ray,
 )
-from kernels_eval.devices import Conditions, conditions
-from kernels_eval.errors import ClusterError, EvalError, UsageError, cause_of
-from kernels_eval.parent.messages import no_code_verdict
 from kernels_eval.records import Candidate, Json, KernelTask, Language, Row, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.progress import caution, report
@@ -336,7 +336,7 @@ class Verification:
 
     @property
     def telemetry(self) -> Json | None:
-        """What the workers of this run did with their time (kernels_eval.cluster.telemetry); None
+        """What the workers of this run did with their time (kernels_eval.pool.telemetry); None
         where none was started."""
         return self._pool.telemetry.summary() if self._pool else None
 

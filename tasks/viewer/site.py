@@ -25,9 +25,9 @@ from pathlib import Path
 import polars as pl
 from pydantic_core import to_json
 
-from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Row
+from kernels_eval.source.syntax import parse_source
 from tasks.files import atomic_write, explain_write_errors
 from tasks.tables import VIEWED
 

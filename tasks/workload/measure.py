@@ -21,8 +21,8 @@ from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
-from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
 from kernels_eval.records import Json, KernelTask, Reason, Record, Row
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 from tasks.store import SnapshotRef
 from tasks.workload.config import ProfilingConfig, WorkloadConfig
 from tasks.workload.record import Profile, Workload

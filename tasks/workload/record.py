@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from kernels_eval.profiling.records import OperatorTime
+from kernels_eval.profile.records import OperatorTime
 from kernels_eval.records import Json, Record
 from tasks.operators import OperatorKind, operator_kind
 from tasks.workload.families import families_of

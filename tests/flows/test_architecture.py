@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 import flows
-from kernels_eval.checks.syntax import parse_source
 from kernels_eval.languages import BUILT_IN
+from kernels_eval.source.syntax import parse_source
 from tests.support.cases import cases
 
 CASES = cases("architecture")
@@ -95,7 +95,7 @@ def test_the_walk_sees_every_layer():
         "tasks.store.snapshot",
         "tasks.training.trainer",
         "tasks.sources.bundled",
-        "kernels_eval.child.main",
+        "kernels_eval.roles",
     } <= seen
 
 
@@ -202,8 +202,8 @@ def test_no_module_imports_itself_through_others():
     CASES["the_trust_boundary_is_in_the_tree"],
 )
 def test_the_trust_boundary_is_in_the_tree(folder, never):
-    """`child` alone runs beside candidates, `reference` runs the task, `parent` decides: they meet
-    in messages, not in imports."""
+    """`candidate` alone runs beside candidates, `reference` runs the task, `judge` decides: they
+    meet in messages, not in imports."""
     wrong = [
         f"{module} imports {name}"
         for module, imported in module_imports().items()
@@ -281,7 +281,7 @@ def test_help_loads_click_and_nothing_else_that_is_installed():
 def test_the_trusted_side_of_verification_imports_no_torch():
     """Every Ray worker and every driver imports these: torch would cost each of them seconds and
     hundreds of megabytes."""
-    modules = ("parent.runner", "cluster.pool", "cluster.worker", "profiling.profiler")
+    modules = ("judge.runner", "pool.pool", "pool.worker", "profile.profiler")
     loaded = loaded_by("\n".join(f"import kernels_eval.{name}" for name in modules))
     assert "kernels_eval" in loaded and "torch" not in loaded
 

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 
 from flows.cli.main import main
 from flows.config import PipelineConfig, load_profile
-from kernels_eval.checks.syntax import parse_source
+from kernels_eval.source.syntax import parse_source
 from tests.support import commands as support
 from tests.support.browser import chromium
 from tests.support.curated import line, sample

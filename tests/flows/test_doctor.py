@@ -10,9 +10,9 @@ import pytest
 
 from flows.ops import doctor
 from flows.ops.doctor import Check, examine, runnable
-from kernels_eval.build.cache import BuildCache
-from kernels_eval.build.spec import Build
+from kernels_eval.compile.cache import BuildCache
 from kernels_eval.errors import UsageError
+from kernels_eval.source.spec import Build
 from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
 
@@ -189,7 +189,7 @@ def test_a_profile_that_cannot_be_read_is_an_error_not_a_check():
 
 
 def test_isolation_is_what_the_sandbox_itself_would_report():
-    from kernels_eval.isolation import layers
+    from kernels_eval.sandbox import layers
 
     summary, *absent = doctor.isolation()
     assert summary.found.split(", ") == layers.probe() and "fresh_process" in summary.found

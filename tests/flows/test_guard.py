@@ -21,8 +21,8 @@ from flows.runtime import disk
 from flows.runtime.disk import GIB, DiskWatch, Place, require_room, rooms, row_bytes
 from flows.runtime.guard import ending, shown
 from kernels_eval.errors import DiskFullError, EvalError
-from kernels_eval.isolation.process_tree import has_ended
 from kernels_eval.records import Language
+from kernels_eval.sandbox.process_tree import has_ended
 from tasks.progress import observed_by
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import run as load_tasks

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from kernels_eval.build.toolchain import default_cache
+from kernels_eval.toolchain import default_cache
 from tests.support import commands
 from tests.support.chat_server import Server, serving
 from tests.support.night import ENDED, until

@@ -68,7 +68,7 @@ def test_devices_that_cannot_be_given_back_end_no_run_and_an_error_of_the_run_st
 
 
 def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(monkeypatch, caplog, tmp_path):
-    from kernels_eval.cluster import ray as cluster
+    from kernels_eval.pool import ray as cluster
     from tasks.verification import stage
 
     heads = iter([UsageError("nothing answers"), UsageError("nothing answers"), None, None])

@@ -37,7 +37,7 @@ from flows.ops.settings import (
     load_settings,
 )
 from kernels_eval.errors import UsageError
-from kernels_eval.isolation.process_tree import alive, identify, send, wait_gone
+from kernels_eval.sandbox.process_tree import alive, identify, send, wait_gone
 from tests.support import commands
 from tests.support.night import until
 from tests.support.servers import free_port, free_ports
@@ -280,7 +280,7 @@ def test_one_command_at_a_time_and_the_lock_leaves_no_file(tmp_path):
 
 
 def test_the_sandboxes_do_not_sweep_what_a_stack_needs(tmp_path, monkeypatch):
-    from kernels_eval.isolation import machine
+    from kernels_eval.sandbox import machine
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dead = subprocess.Popen(["true"])
@@ -552,7 +552,7 @@ JOIN = """
 import sys
 from flows.ops.control import join_stack
 join_stack(sys.argv[1])
-from kernels_eval.cluster.ray import start_ray
+from kernels_eval.pool.ray import start_ray
 start_ray()
 import ray
 print(ray.get(ray.remote(lambda: "joined").remote()))

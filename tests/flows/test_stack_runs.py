@@ -15,7 +15,7 @@ from flows.ops.places import ROOT_VARIABLE, Places
 from flows.ops.programs import Stack
 from flows.ops.runs import GONE, RUN_VARIABLE, STOPPED, flow_runs, settle
 from flows.ops.settings import Secrets, StackSettings
-from kernels_eval.isolation.process_tree import identify
+from kernels_eval.sandbox.process_tree import identify
 from tests.support.night import ROOT, night, until
 from tests.support.servers import free_port
 

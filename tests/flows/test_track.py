@@ -8,9 +8,9 @@ from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from flows.track import run_record, track
-from kernels_eval.cluster import telemetry as telemetry_module
-from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
-from kernels_eval.parent.messages import Finding, Prepared, VerdictDraft, verdict_of
+from kernels_eval.judge.messages import Finding, Prepared, VerdictDraft, verdict_of
+from kernels_eval.pool import telemetry as telemetry_module
+from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.records import Candidate, KernelTask, Language, Phases
 from tasks.analysis import stage as analysis_stage
 from tasks.benchmark.report.files import Report

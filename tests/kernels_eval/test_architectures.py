@@ -7,14 +7,14 @@ from contextlib import closing
 
 import pytest
 
-from kernels_eval.build import extensions
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.spec import ExtensionSpec
+from kernels_eval.compile import extensions
+from kernels_eval.compile.extensions import Builder
 from kernels_eval.config import BuildConfig, EvalConfig
 from kernels_eval.errors import ToolchainError
-from kernels_eval.parent.messages import Finding, Prepared, verdict_of
-from kernels_eval.parent.prepare import Preparer
+from kernels_eval.judge.messages import Finding, Prepared, verdict_of
+from kernels_eval.judge.prepare import Preparer
 from kernels_eval.records import ArchitectureBuild, Candidate, KernelTask, Language, Reason, Verdict
+from kernels_eval.source.spec import ExtensionSpec
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from kernels_eval.config import TimingConfig
-from kernels_eval.parent import paired_timing
-from kernels_eval.parent.messages import Stop
-from kernels_eval.parent.paired_timing import PairedClock
+from kernels_eval.judge import paired_timing
+from kernels_eval.judge.messages import Stop
+from kernels_eval.judge.paired_timing import PairedClock
 
 PEAK, CACHE = 1e12, 50_000_000
 INPUT, OUTPUT = 600_000_000, 400_000_000  # bytes: 1 ms at PEAK

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.build import cache as cache_module
-from kernels_eval.build import prepared
-from kernels_eval.build import process as process_module
-from kernels_eval.build.cache import (
+from kernels_eval.compile import cache as cache_module
+from kernels_eval.compile import prepared
+from kernels_eval.compile import process as process_module
+from kernels_eval.compile.cache import (
     BLOCK_BYTES,
     KEEP_S,
     LIMIT_BYTES,
@@ -30,15 +30,15 @@ from kernels_eval.build.cache import (
     BuildCache,
     limit_from_environment,
 )
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.prepared import PRECOMPILED_KEPT_S, Prepared
-from kernels_eval.build.process import WorkRoot, raise_if_full, rename_into_place
-from kernels_eval.build.spec import Build, ExtensionSpec
-from kernels_eval.build.toolchain import Toolchain
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.prepared import PRECOMPILED_KEPT_S, Prepared
+from kernels_eval.compile.process import WorkRoot, raise_if_full, rename_into_place
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import DiskFullError, UsageError
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.records import stable_hash
+from kernels_eval.source.spec import Build, ExtensionSpec
+from kernels_eval.toolchain import Toolchain
 from tests.support import kernels
 from tests.support.kernels import AFFINE, QUICK, load_inline, module
 
@@ -242,9 +242,9 @@ def test_a_use_at_the_last_moment_saves_an_entry(cache, tmp_path, monkeypatch):
 COMMON = """
 import os, random, signal, sys, uuid
 from pathlib import Path
-from kernels_eval.build import cache as cache_module
-from kernels_eval.build.cache import BuildCache
-from kernels_eval.build.spec import Build
+from kernels_eval.compile import cache as cache_module
+from kernels_eval.compile.cache import BuildCache
+from kernels_eval.source.spec import Build
 from kernels_eval.records import stable_hash
 
 root, limit_bytes, size, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), \

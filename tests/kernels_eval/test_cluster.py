@@ -20,9 +20,9 @@ import psutil
 import pytest
 
 import kernels_eval
-from kernels_eval.cluster import ray as cluster
-from kernels_eval.cluster.ray import start_ray
 from kernels_eval.errors import UsageError
+from kernels_eval.pool import ray as cluster
+from kernels_eval.pool.ray import start_ray
 from tasks.sources import bundled
 from tests.support.waiting import until
 
@@ -227,7 +227,7 @@ def test_a_cluster_that_asks_for_a_token_says_so(nodes):
     """Left to itself Ray asks again and again, for minutes. The token is read once a process, so
     each try is a process."""
     joins = (
-        "import sys; from kernels_eval.cluster.ray import start_ray; start_ray(sys.argv[1]);"
+        "import sys; from kernels_eval.pool.ray import start_ray; start_ray(sys.argv[1]);"
         " import ray; print(len(ray.nodes()))"
     )
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.__main__ import main, read_pair
-from kernels_eval.build.toolchain import default_cache
 from kernels_eval.languages import languages_of
 from kernels_eval.records import Language, Verdict
+from kernels_eval.toolchain import default_cache
 from tasks.sources import bundled
 from tasks.synthesis.parsing import parse_response
 from tests.support import kernels

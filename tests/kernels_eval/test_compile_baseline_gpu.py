@@ -13,8 +13,8 @@ import pytest
 
 from kernels_eval.config import TimingConfig
 from kernels_eval.devices import gpu_arch
-from kernels_eval.isolation.sandbox import Child, ForkServer
 from kernels_eval.records import Language
+from kernels_eval.sandbox.sandbox import Child, ForkServer
 from tests.support.kernels import (
     QUICK,
     Verifier,

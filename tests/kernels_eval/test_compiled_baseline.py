@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.config import TimingConfig
-from kernels_eval.parent.compiled_baseline import CompiledReference, Lost
-from kernels_eval.parent.runner import Runner
+from kernels_eval.judge.compiled_baseline import CompiledReference, Lost
+from kernels_eval.judge.runner import Runner
 from kernels_eval.records import Verdict
 from tests.support.kernels import (
     AFFINE,

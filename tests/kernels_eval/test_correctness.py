@@ -9,16 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_eval.checks.correctness import judge, merge
-from kernels_eval.checks.inputs import (
+from kernels_eval.config import CorrectnessConfig
+from kernels_eval.model.correctness import judge, merge
+from kernels_eval.model.inputs import (
     flatten_outputs,
     load_module,
     make_inputs,
     plan_inputs,
     randomise_weights,
 )
-from kernels_eval.checks.measurement import close, least_mark, measure, row_differences, unlike
-from kernels_eval.config import CorrectnessConfig
+from kernels_eval.model.measurement import close, least_mark, measure, row_differences, unlike
 from kernels_eval.reference import long_sums
 from kernels_eval.reference.long_sums import LongSums
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.build import schedule
-from kernels_eval.checks.trials import Interface
+from kernels_eval.compile import schedule
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.interchange.package import export_package
+from kernels_eval.exchange.package import export_package
+from kernels_eval.model.trials import Interface
 from kernels_eval.records import Language
 from tests.kernels_eval.test_sanitizer import HONEST, ROWS, kernel
 from tests.support.kernels import QUICK, candidate

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels_eval.checks.correctness import PRECISION_OF, judge
-from kernels_eval.checks.trials import ModelSpec
 from kernels_eval.config import CorrectnessConfig
+from kernels_eval.model.correctness import PRECISION_OF, judge
+from kernels_eval.model.trials import ModelSpec
 from kernels_eval.records import Reason
 from kernels_eval.reference import task_runner
 from kernels_eval.reference.answers import Reference

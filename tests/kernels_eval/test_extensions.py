@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.build import extensions
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.prepared import Prepared
-from kernels_eval.build.spec import Build, ExtensionSpec, refused_flag
+from kernels_eval.compile import extensions
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.prepared import Prepared
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError
+from kernels_eval.source.spec import Build, ExtensionSpec, refused_flag
 from tests.support.processes import python
 
 SCALE = "at::Tensor scale(at::Tensor x) { return x.mul(2); }"
@@ -91,8 +91,8 @@ def test_two_processes_building_the_same_spec_both_succeed(builder, tmp_path):
         textwrap.dedent("""
         import sys
         from kernels_eval.config import BuildConfig
-        from kernels_eval.build.extensions import Builder
-        from kernels_eval.build.spec import ExtensionSpec
+        from kernels_eval.compile.extensions import Builder
+        from kernels_eval.source.spec import ExtensionSpec
         sys.stdin.readline()
         print(Builder(BuildConfig()).build(ExtensionSpec.model_validate_json(sys.argv[1])).model_dump_json())
         """)

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.checks.trials import Comparison, Trial
 from kernels_eval.config import CorrectnessConfig
-from kernels_eval.parent.comparison import explained
+from kernels_eval.judge.comparison import explained
+from kernels_eval.model.trials import Comparison, Trial
 from kernels_eval.records import Reason
 from tests.support.kernels import QUICK, kernel_task, load_inline, module, task_source, verifying
 

@@ -22,21 +22,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernels_eval.build import extensions
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.prepared import Prepared
-from kernels_eval.build.spec import Build
-from kernels_eval.checks.screening import screen, screen_native
-from kernels_eval.checks.trials import Comparison, OutputForm, Trial
+from kernels_eval.compile import extensions
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.prepared import Prepared
 from kernels_eval.config import EvalConfig
-from kernels_eval.isolation import machine
-from kernels_eval.isolation.sandbox import Child, End
-from kernels_eval.parent import comparison
-from kernels_eval.parent.candidate_handle import CandidateProcess
-from kernels_eval.parent.messages import Prepared as Outcome
-from kernels_eval.parent.messages import SampleReport, Stop, UnseenReport, VerdictDraft, verdict_of
-from kernels_eval.parent.prepare import BoundedBuilds, Preparer
+from kernels_eval.judge import comparison
+from kernels_eval.judge.candidate_handle import CandidateProcess
+from kernels_eval.judge.messages import Prepared as Outcome
+from kernels_eval.judge.messages import SampleReport, Stop, UnseenReport, VerdictDraft, verdict_of
+from kernels_eval.judge.prepare import BoundedBuilds, Preparer
+from kernels_eval.model.trials import Comparison, OutputForm, Trial
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
+from kernels_eval.sandbox import machine
+from kernels_eval.sandbox.sandbox import Child, End
+from kernels_eval.source.screening import screen, screen_native
+from kernels_eval.source.spec import Build
 
 SECONDS = float(os.environ.get("CONCUR_FUZZ_S", "60"))
 LIMITS = EvalConfig().limits.model_copy(update={"run_s": 0.3, "load_s": 0.3})

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.cluster.pool import Pool
-from kernels_eval.cluster.ray import gpu_types, shortage
 from kernels_eval.errors import UsageError
+from kernels_eval.pool.pool import Pool
+from kernels_eval.pool.ray import gpu_types, shortage
 from kernels_eval.records import Language
 from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import conditions_of, pool_of

@@ -5,9 +5,9 @@ import shutil
 
 import pytest
 
-from kernels_eval.build import hip
-from kernels_eval.build.hip import CAUSES, HipBuild, compile_hip, device_code, sass_of, translated
-from kernels_eval.checks.cubins import cuobjdump
+from kernels_eval.compile import hip
+from kernels_eval.compile.cubins import cuobjdump
+from kernels_eval.compile.hip import CAUSES, HipBuild, compile_hip, device_code, sass_of, translated
 from kernels_eval.errors import ToolchainError
 
 SOURCE = r"""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels_eval.checks.inputs import _make_distinct
+from kernels_eval.model.inputs import _make_distinct
 from tests.support.kernels import (
     AFFINE,
     OWN_TMP,

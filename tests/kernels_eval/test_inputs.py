@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.checks.inputs import (
+from kernels_eval.config import CorrectnessConfig
+from kernels_eval.judge.candidate_handle import unmatched_shapes
+from kernels_eval.model.inputs import (
     construct,
     declared,
     drawn_size,
@@ -21,9 +23,7 @@ from kernels_eval.checks.inputs import (
     smaller_shapes,
     squeezed,
 )
-from kernels_eval.checks.trials import TAILS
-from kernels_eval.config import CorrectnessConfig
-from kernels_eval.parent.candidate_handle import unmatched_shapes
+from kernels_eval.model.trials import TAILS
 from tests.support.kernels import AFFINE
 
 OLD = ("uniform", "normal_x10", "sparse", "small_integers")

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kernels_eval.checks.inputs import make_inputs, plan_inputs
-from kernels_eval.checks.measurement import same
-from kernels_eval.checks.operators import UNTRACED, traced_operators
-from kernels_eval.checks.screening import screen
+from kernels_eval.model.inputs import make_inputs, plan_inputs
+from kernels_eval.model.measurement import same
+from kernels_eval.model.operators import UNTRACED, traced_operators
+from kernels_eval.source.screening import screen
 from tests.support.kernels import assert_reason, kernel_task, load_inline, module, task_source
 
 LOOPS = load_inline(

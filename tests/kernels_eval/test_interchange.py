@@ -8,17 +8,17 @@ import struct
 import pytest
 import torch
 
-from kernels_eval.checks.trials import Interface
 from kernels_eval.errors import UsageError
-from kernels_eval.interchange import kernelbench
-from kernels_eval.interchange.definitions import definition_of, solution_of, workload_of, written
-from kernels_eval.interchange.flashinfer import (
+from kernels_eval.exchange import kernelbench
+from kernels_eval.exchange.definitions import definition_of, solution_of, workload_of, written
+from kernels_eval.exchange.flashinfer import (
     Definition,
     Solution,
     Workload,
 )
-from kernels_eval.interchange.trace_set import TraceSet, is_trace_set
-from kernels_eval.interchange.traces import evaluation_of, verdict_row
+from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
+from kernels_eval.exchange.traces import evaluation_of, verdict_row
+from kernels_eval.model.trials import Interface
 from kernels_eval.records import Language, Reason, Status, Timing, Verdict
 from tasks.sources.tables import load
 from tasks.synthesis.tables import CandidateTable

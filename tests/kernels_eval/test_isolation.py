@@ -22,10 +22,11 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.checks.screening import Screening
 from kernels_eval.errors import GpuLostError
-from kernels_eval.isolation import landlock, layers, seccomp
-from kernels_eval.isolation.health import (
+from kernels_eval.judge import prepare as preparation
+from kernels_eval.records import Reason
+from kernels_eval.sandbox import landlock, layers, seccomp
+from kernels_eval.sandbox.health import (
     MEMORY_RETURN_S,
     SOON_S,
     DeviceHealth,
@@ -33,10 +34,9 @@ from kernels_eval.isolation.health import (
     check_health,
     do_check,
 )
-from kernels_eval.isolation.machine import disk_usage
-from kernels_eval.isolation.sandbox import ChildFailure
-from kernels_eval.parent import prepare as preparation
-from kernels_eval.records import Reason
+from kernels_eval.sandbox.machine import disk_usage
+from kernels_eval.sandbox.sandbox import ChildFailure
+from kernels_eval.source.screening import Screening
 from tests.support import kernels
 from tests.support.kernels import AFFINE, OWN_TMP, QUICK, load_inline, module
 from tests.support.waiting import until
@@ -465,7 +465,7 @@ def test_every_verdict_says_what_was_in_force(verify):
 
 ESCAPES = """
 import json, os, socket, sys
-from kernels_eval.isolation import confinement, layers, namespaces
+from kernels_eval.sandbox import confinement, layers, namespaces
 
 def attempt(action):
     try:
@@ -523,7 +523,7 @@ def ordinary_user_can_run():
         return "no system interpreter that another user may run"
     package = Path(layers.__file__).parents[2]
     script = (
-        "import sys; assert sys.version_info >= (3, 11); import kernels_eval.isolation.confinement"
+        "import sys; assert sys.version_info >= (3, 11); import kernels_eval.sandbox.confinement"
     )
     done = subprocess.run(
         [SYSTEM_PYTHON, "-c", script],

@@ -9,15 +9,15 @@ import textwrap
 import psutil
 import pytest
 
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.prepared import Prepared
-from kernels_eval.build.process import WorkRoot, remove_abandoned, was_killed
-from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.build.toolchain import Toolchain
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.prepared import Prepared
+from kernels_eval.compile.process import WorkRoot, remove_abandoned, was_killed
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError, ToolchainError
-from kernels_eval.isolation import process_tree, sandbox
-from kernels_eval.isolation.sandbox import BLAMED_ROLES, Child, retry_killed
+from kernels_eval.sandbox import process_tree, sandbox
+from kernels_eval.sandbox.sandbox import BLAMED_ROLES, Child, retry_killed
+from kernels_eval.source.spec import ExtensionSpec
+from kernels_eval.toolchain import Toolchain
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
 from tests.support.processes import python
@@ -310,9 +310,9 @@ def test_what_is_made_for_all_leaves_nothing_where_its_maker_is_killed(tmp_path)
     script = """
     import os, signal, sys
     from pathlib import Path
-    from kernels_eval.build.prepared import Prepared
-    from kernels_eval.build.process import WorkRoot
-    from kernels_eval.build.toolchain import Toolchain
+    from kernels_eval.compile.prepared import Prepared
+    from kernels_eval.compile.process import WorkRoot
+    from kernels_eval.toolchain import Toolchain
 
     def die(staging):
         staging.write_bytes(b"half")
@@ -342,7 +342,7 @@ def test_a_compiler_does_not_outlive_its_builder_for_long(tmp_path):
     script = """
     import os, signal, subprocess, sys
     from pathlib import Path
-    from kernels_eval.build.process import WorkRoot
+    from kernels_eval.compile.process import WorkRoot
 
     work = WorkRoot(Path(sys.argv[1])).path / "build" / "lite"
     work.mkdir(parents=True)

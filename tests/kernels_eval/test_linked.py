@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
-from kernels_eval.checks import linked
-from kernels_eval.checks.linked import (
+from kernels_eval.compile import linked
+from kernels_eval.compile.linked import (
     MOST_LETTERS,
     Unreadable,
     _demangled,

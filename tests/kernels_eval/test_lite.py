@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kernels_eval.build.extensions import Builder
-from kernels_eval.build.lite import (
+from kernels_eval.candidate.kernel_tracer import Launches
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.lite import (
     COMMON,
     Operators,
     TorchNames,
@@ -26,10 +27,9 @@ from kernels_eval.build.lite import (
     only_declares,
     standard_headers,
 )
-from kernels_eval.build.process import WorkRoot, remove_abandoned
-from kernels_eval.build.spec import ExtensionSpec
-from kernels_eval.child.kernel_tracer import Launches
+from kernels_eval.compile.process import WorkRoot, remove_abandoned
 from kernels_eval.config import BuildConfig
+from kernels_eval.source.spec import ExtensionSpec
 from tests.support.cases import cases
 from tests.support.processes import output_of, python
 
@@ -519,7 +519,7 @@ def test_an_operator_comes_with_all_its_overloads(builder, tmp_path):
 
 def test_a_work_root_goes_with_its_process(tmp_path):
     script = (
-        "from pathlib import Path; from kernels_eval.build.process import WorkRoot; w ="
+        "from pathlib import Path; from kernels_eval.compile.process import WorkRoot; w ="
         f" WorkRoot(Path({str(tmp_path)!r})); print(w.path)"
     )
     path = Path(python(script).stdout.strip())
@@ -717,7 +717,7 @@ def test_the_counters_add_up(builder, tmp_path):
     source = tmp_path / "fake.cpp"
     source.write_text(FAKE)
     support = (
-        Path(sys.modules["kernels_eval.build.toolchain"].__file__ or "").parent
+        Path(sys.modules["kernels_eval.toolchain"].__file__ or "").parent
         / "headers/support/concur_launch.cpp"
     )
     library = tmp_path / "libconcur_launch.so"
@@ -764,5 +764,5 @@ def test_the_counters_add_up(builder, tmp_path):
 
 
 def test_without_a_cuda_library_there_are_no_counters():
-    script = "from kernels_eval.child.kernel_tracer import Launches; print(Launches.find())"
+    script = "from kernels_eval.candidate.kernel_tracer import Launches; print(Launches.find())"
     assert python(script).stdout.strip() == "None"

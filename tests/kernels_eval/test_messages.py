@@ -9,14 +9,10 @@ import time
 
 import pytest
 
-from kernels_eval.build.extensions import _refusal
-from kernels_eval.build.process import READ_BYTES, log_of
-from kernels_eval.build.spec import Build, ExtensionSpec
-from kernels_eval.checks.screening import MOST_LETTERS, screen, screen_native
-from kernels_eval.checks.syntax import parse_source
+from kernels_eval.compile.extensions import _refusal
+from kernels_eval.compile.process import READ_BYTES, log_of
 from kernels_eval.config import EvalConfig
-from kernels_eval.isolation.channel import Channel, ChannelClosed, ChannelTimeout
-from kernels_eval.parent.messages import (
+from kernels_eval.judge.messages import (
     CaptureReport,
     ErrorReport,
     LoadReport,
@@ -26,8 +22,12 @@ from kernels_eval.parent.messages import (
     Stop,
     parse_report,
 )
-from kernels_eval.parent.prepare import BUILDS_SHARE, MOST_BUILDS, BoundedBuilds
+from kernels_eval.judge.prepare import BUILDS_SHARE, MOST_BUILDS, BoundedBuilds
 from kernels_eval.records import Candidate, Language, Reason
+from kernels_eval.sandbox.channel import Channel, ChannelClosed, ChannelTimeout
+from kernels_eval.source.screening import MOST_LETTERS, screen, screen_native
+from kernels_eval.source.spec import Build, ExtensionSpec
+from kernels_eval.source.syntax import parse_source
 
 
 @pytest.fixture

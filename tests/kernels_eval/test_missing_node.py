@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from kernels_eval.cluster import pool as pool_module
-from kernels_eval.cluster.pool import Pool
+from kernels_eval.pool import pool as pool_module
+from kernels_eval.pool.pool import Pool
 from kernels_eval.records import Language
 from tests.support.pools import Quick, many
 

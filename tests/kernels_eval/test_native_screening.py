@@ -7,10 +7,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.checks.screening import screen_native
-from kernels_eval.checks.state import snapshot
-from kernels_eval.child.candidate import CandidateRole
-from kernels_eval.child.kernel_tracer import KernelTracer
+from kernels_eval.candidate.candidate import CandidateRole
+from kernels_eval.candidate.kernel_tracer import KernelTracer
+from kernels_eval.candidate.state import snapshot
+from kernels_eval.source.screening import screen_native
 
 SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").read_text())["native"]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from kernels_eval.checks.trials import Interface
-from kernels_eval.interchange.package import GUARD, _forms
+from kernels_eval.exchange.package import GUARD, _forms
+from kernels_eval.model.trials import Interface
 
 REFERENCE = """
 import torch

@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 import kernels_eval
-from kernels_eval.cluster import pool as pool_module
-from kernels_eval.cluster import ray as cluster
-from kernels_eval.cluster.pool import Pool
 from kernels_eval.devices import require_device
 from kernels_eval.errors import ClusterError, DeviceError, GpuLostError, SandboxError
+from kernels_eval.pool import pool as pool_module
+from kernels_eval.pool import ray as cluster
+from kernels_eval.pool.pool import Pool
 from kernels_eval.records import Language
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, load_inline, module
@@ -30,7 +30,7 @@ CONFIG = kernels.QUICK.model_copy(update={"time_correct": False})
 
 @pytest.fixture(scope="module")
 def pool():
-    from kernels_eval.build.extensions import Builder
+    from kernels_eval.compile.extensions import Builder
 
     Builder(CONFIG.build).warm()
     with fresh_ray(cpus=2, gpus=0), Pool(Language.CPP, CONFIG, workers=1, builders=1) as made:
@@ -157,7 +157,7 @@ def test_leaving_a_pool_stops_its_workers(pool):
 def failing_pool(broken_workers, workers):
     """A pool whose first workers have a device that answers once, and whose health checks fail
     after that."""
-    from kernels_eval.isolation.health import HealthReport
+    from kernels_eval.sandbox.health import HealthReport
 
     class FlakyPool(Pool):
         started = 0
@@ -165,7 +165,7 @@ def failing_pool(broken_workers, workers):
         def _new_runner(self):
             import ray
 
-            from kernels_eval.cluster.worker import KernelWorker
+            from kernels_eval.pool.worker import KernelWorker
 
             self.started += 1
             checks = []
@@ -299,7 +299,7 @@ import time
 import ray
 from ray.cluster_utils import Cluster
 from kernels_eval.config import EvalConfig
-from kernels_eval.cluster.pool import Pool
+from kernels_eval.pool.pool import Pool
 from kernels_eval.records import Language
 from tests.support.pools import Quick, many
 

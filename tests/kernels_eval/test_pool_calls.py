@@ -6,10 +6,10 @@ from collections import deque
 
 import pytest
 
-from kernels_eval.cluster import worker
-from kernels_eval.cluster.pool import DEATHS, Pool, _Item, _together
-from kernels_eval.cluster.ray import start_ray
 from kernels_eval.errors import GpuLostError
+from kernels_eval.pool import worker
+from kernels_eval.pool.pool import DEATHS, Pool, _Item, _together
+from kernels_eval.pool.ray import start_ray
 from kernels_eval.records import Language
 from tests.support.pools import Quick, many, outcomes
 

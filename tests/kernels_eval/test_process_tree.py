@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from kernels_eval.isolation import process_tree
-from kernels_eval.isolation.process_tree import (
+from kernels_eval.sandbox import process_tree
+from kernels_eval.sandbox.process_tree import (
     alive,
     descendants,
     identify,

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from kernels_eval.checks import cubins
-from kernels_eval.profiling import bottleneck, ncu, roofline
-from kernels_eval.profiling.bottleneck import RULES, Cause, Limit, findings
-from kernels_eval.profiling.ncu import CUDAFORGE, METRICS
-from kernels_eval.profiling.profiler import Profiler
-from kernels_eval.profiling.records import KernelProfile, OperatorTime
-from kernels_eval.profiling.roofline import sol_score
+from kernels_eval.compile import cubins
+from kernels_eval.profile import bottleneck, ncu, roofline
+from kernels_eval.profile.bottleneck import RULES, Cause, Limit, findings
+from kernels_eval.profile.ncu import CUDAFORGE, METRICS
+from kernels_eval.profile.profiler import Profiler
+from kernels_eval.profile.records import KernelProfile, OperatorTime
+from kernels_eval.profile.roofline import sol_score
 from kernels_eval.records import Language
 from tests.support.cases import cases
 from tests.support.kernels import AFFINE, QUICK, candidate, module

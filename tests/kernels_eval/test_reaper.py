@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 import kernels_eval
-from kernels_eval.build.process import run
-from kernels_eval.isolation import process_tree, reaper
-from kernels_eval.isolation.process_tree import (
+from kernels_eval.compile.process import run
+from kernels_eval.sandbox import process_tree, reaper
+from kernels_eval.sandbox.process_tree import (
     WALL_SHARE,
     Deadline,
     environment_variable,
@@ -28,8 +28,8 @@ ROOT = Path(kernels_eval.__file__).parent.parent
 BUILDER = """
     import os, sys, time
     from pathlib import Path
-    from kernels_eval.build.process import run
-    from kernels_eval.isolation.process_tree import Deadline
+    from kernels_eval.compile.process import run
+    from kernels_eval.sandbox.process_tree import Deadline
 
     here = Path(sys.argv[1])
     print(run(["sh", "-c", "exit 0"], here, Deadline(60), dict(os.environ)), flush=True)
@@ -62,7 +62,7 @@ def test_a_builder_that_is_killed_takes_its_compilers_along(tmp_path):
 
 WATCHING = """
     import subprocess, time
-    from kernels_eval.isolation import reaper
+    from kernels_eval.sandbox import reaper
 
     told, other = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
     reaper.watch(told.pid)
@@ -179,7 +179,7 @@ def test_what_neither_works_nor_sleeps_is_ended_by_the_clock(tmp_path):
 
 
 def test_the_reaper_ends_with_its_owner(tmp_path):
-    program = "from kernels_eval.isolation import reaper; reaper.reaper()"
+    program = "from kernels_eval.sandbox import reaper; reaper.reaper()"
     assert python(program, OF_THIS_TEST=str(tmp_path)).returncode == 0
     until(lambda: not marked(tmp_path))
 
@@ -191,9 +191,9 @@ def test_builds_go_on_where_the_reaper_was_killed(tmp_path):
     import os, sys, time
     from pathlib import Path
     import psutil
-    from kernels_eval.build.process import run
-    from kernels_eval.isolation import reaper
-    from kernels_eval.isolation.process_tree import Deadline, environment_variable
+    from kernels_eval.compile.process import run
+    from kernels_eval.sandbox import reaper
+    from kernels_eval.sandbox.process_tree import Deadline, environment_variable
 
     reaper.reaper()
     here = Path(sys.argv[1])
@@ -214,7 +214,7 @@ OWNER = """
     import os, subprocess, sys
     from datetime import datetime, timedelta
     from pathlib import Path
-    from kernels_eval.isolation import reaper
+    from kernels_eval.sandbox import reaper
 
     reaper.watch_ray()
     reaper.watch_ray()  # a second Ray of the same process
@@ -270,7 +270,7 @@ def marked(mark):
 
 DRIVER = """
     import sys
-    from kernels_eval.cluster.ray import start_ray
+    from kernels_eval.pool.ray import start_ray
 
     start_ray()
     import ray

@@ -18,10 +18,10 @@ import pytest
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
-from kernels_eval.isolation import confinement, forkserver, machine, process_tree
-from kernels_eval.isolation.process_tree import has_ended
-from kernels_eval.isolation.sandbox import Child, ChildFailure, ForkServer
-from kernels_eval.parent.reference_handle import ReferenceProcess
+from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.sandbox import confinement, forkserver, machine, process_tree
+from kernels_eval.sandbox.process_tree import has_ended
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 from tests.support import kernels
 from tests.support.waiting import until
 

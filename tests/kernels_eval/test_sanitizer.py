@@ -10,8 +10,8 @@ import pytest
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ToolchainError
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent import sanitizer
-from kernels_eval.parent.messages import Prepared, Stop, VerdictDraft
+from kernels_eval.judge import sanitizer
+from kernels_eval.judge.messages import Prepared, Stop, VerdictDraft
 from kernels_eval.records import Language, Reason, stable_hash
 from tests.support.kernels import (
     AFFINE,

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.build import schedule
-from kernels_eval.build.schedule import WINDOW, Instruction, Swap, apply, blocks, neighbours
-from kernels_eval.build.spec import Build, ExtensionSpec
-from kernels_eval.checks import cubins
+from kernels_eval.compile import cubins, schedule
+from kernels_eval.compile.schedule import WINDOW, Instruction, Swap, apply, blocks, neighbours
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ToolchainError, UsageError
-from kernels_eval.parent.prepare import confined_builder
+from kernels_eval.judge.prepare import confined_builder
+from kernels_eval.source.spec import Build, ExtensionSpec
 
 pytestmark = pytest.mark.slow
 SOURCE = r"""

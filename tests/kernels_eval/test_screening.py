@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.checks.screening import screen
+from kernels_eval.source.screening import screen
 
 SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").read_text())["python"]
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
-from kernels_eval.parent.messages import no_code_verdict
+from kernels_eval.judge.messages import no_code_verdict
 from kernels_eval.records import Candidate, Language, Reason, Verdict
 from kernels_eval.service.queue import (
     FAULTS,

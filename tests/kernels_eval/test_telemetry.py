@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kernels_eval.cluster import telemetry as module
-from kernels_eval.cluster.telemetry import BUILDERS, DEVICES, Telemetry
+from kernels_eval.pool import telemetry as module
+from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.records import Language, Phases, Status, Verdict
 
 

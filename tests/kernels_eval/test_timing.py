@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.checks.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from kernels_eval.config import TimingConfig
-from kernels_eval.parent.messages import MOST_NS
-from kernels_eval.parent.paired_timing import PairedClock
+from kernels_eval.judge.messages import MOST_NS
+from kernels_eval.judge.paired_timing import PairedClock
+from kernels_eval.judge.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
 __all__ = ["scripted_time"]

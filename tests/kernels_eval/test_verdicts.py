@@ -6,9 +6,9 @@ import uuid
 import pytest
 
 from kernels_eval.config import BuildConfig
-from kernels_eval.isolation.sandbox import Child
-from kernels_eval.parent.candidate_handle import CandidateProcess, MadeElsewhere
+from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.records import Status
+from kernels_eval.sandbox.sandbox import Child
 from tests.support import kernels
 from tests.support.adversarial import bounded
 from tests.support.kernels import (
@@ -96,7 +96,7 @@ def test_torch_doing_the_work_is_not_a_kernel(verify):
 
 FORGED_CLOCK = """
 import sys
-stopwatch = vars(sys.modules["kernels_" + "eval.child.model_runner"])
+stopwatch = vars(sys.modules["kernels_" + "eval.model.model_runner"])
 real = stopwatch["now_ns"]
 stopwatch["now_ns"] = lambda: real() // 10
 """

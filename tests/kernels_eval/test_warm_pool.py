@@ -8,9 +8,9 @@ import time
 import pytest
 
 from kernels_eval.errors import SandboxError
-from kernels_eval.isolation.process_tree import has_ended
-from kernels_eval.isolation.sandbox import ForkServer
-from kernels_eval.isolation.warm_pool import WANTED, WarmPool
+from kernels_eval.sandbox.process_tree import has_ended
+from kernels_eval.sandbox.sandbox import ForkServer
+from kernels_eval.sandbox.warm_pool import WANTED, WarmPool
 from tests.support import kernels
 from tests.support.kernels import AFFINE, WEIGHTED, module
 from tests.support.waiting import until

@@ -16,7 +16,7 @@ from pathlib import Path
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.prepare import Workplace
+from kernels_eval.judge.prepare import Workplace
 from kernels_eval.records import STATUS_OF, Candidate, KernelTask, Language, stable_hash
 
 QUICK = EvalConfig(

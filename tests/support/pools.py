@@ -2,8 +2,8 @@
 
 from contextlib import contextmanager
 
-from kernels_eval.cluster.telemetry import Telemetry
-from kernels_eval.parent.messages import Prepared
+from kernels_eval.judge.messages import Prepared
+from kernels_eval.pool.telemetry import Telemetry
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict
 from tests.support import kernels
 from tests.support.kernels import AFFINE

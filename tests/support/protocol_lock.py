@@ -28,7 +28,7 @@ from tasks.versions import LOGIC
 
 ROOT = Path(tasks.versions.__file__).parents[1]
 LOCK = Path(__file__).with_suffix(".json")
-HEADERS = {"PROTOCOL_VERSION": ROOT / "kernels_eval/build/headers"}
+HEADERS = {"PROTOCOL_VERSION": ROOT / "kernels_eval/compile/headers"}
 INSTRUCTION = """\
 Code behind a version constant has changed:
 {changes}

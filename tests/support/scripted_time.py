@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels_eval.checks import timing
+from kernels_eval.judge import timing
 
 
 class Clock:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 
 from kernels_eval.errors import GpuLostError
-from kernels_eval.parent.messages import Finding, Prepared, VerdictDraft, verdict_of
+from kernels_eval.judge.messages import Finding, Prepared, VerdictDraft, verdict_of
 from kernels_eval.records import Candidate, KernelTask, Language, Timing
 from tasks.search.config import SearchConfig
 from tasks.search.stage import Search

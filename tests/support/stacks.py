@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 import psutil
 
 from flows.ops.places import ROOT_VARIABLE, Places
-from kernels_eval.isolation.process_tree import send, wait_gone
+from kernels_eval.sandbox.process_tree import send, wait_gone
 from tests.support import commands
 from tests.support.night import PrefectClient, request_json
 from tests.support.servers import free_ports

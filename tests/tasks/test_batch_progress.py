@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import pytest
 
-from kernels_eval.cluster.telemetry import Telemetry
+from kernels_eval.pool.telemetry import Telemetry
 from kernels_eval.records import Language, Status, Verdict
 from tasks.verification import batch_progress
 from tasks.verification.batch_progress import (

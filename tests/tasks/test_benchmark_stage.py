@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 import tasks
 from flows.config import load_profile
-from kernels_eval.checks.syntax import parse_source
+from kernels_eval.source.syntax import parse_source
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.stage import Answers, run, scores_of
 from tasks.store import snapshots

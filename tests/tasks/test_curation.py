@@ -79,7 +79,7 @@ def test_operator_kind_on_what_verification_really_records():
     layer and an activation are two."""
     import torch
 
-    from kernels_eval.checks.operators import reference_operators
+    from kernels_eval.model.operators import reference_operators
 
     def kind(layer, *shape):
         return operator_kind(

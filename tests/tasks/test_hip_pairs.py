@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from flows.cli.main import main
-from kernels_eval.build import hip
+from kernels_eval.compile import hip
 from tasks.publishing import pairs
 from tasks.tables import HIP_PAIRS
 from tests.support.kernels import AFFINE

@@ -6,7 +6,7 @@ import pytest
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.profiling.profiler import Profiler
+from kernels_eval.profile.profiler import Profiler
 from kernels_eval.records import Language, stable_hash
 from tasks.benchmark.report.figures import figures
 from tasks.benchmark.report.files import to_markdown

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels_eval.checks.syntax import parse_source
+from kernels_eval.source.syntax import parse_source
 from tasks.decontamination.normalise import CODE_LIMIT, canonical, parse_program
 from tasks.decontamination.operator_sequence import operator_sequence
 from tests.support.cases import cases

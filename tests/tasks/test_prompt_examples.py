@@ -5,7 +5,7 @@ import pytest
 
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
-from kernels_eval.parent.prepare import Preparer
+from kernels_eval.judge.prepare import Preparer
 from kernels_eval.records import KernelTask, Language
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import EXAMPLE_TASK

@@ -6,8 +6,8 @@ import importlib.util
 
 import pytest
 
-from kernels_eval.checks.syntax import parse_source
 from kernels_eval.records import KernelTask, Language
+from kernels_eval.source.syntax import parse_source
 from tasks.sources import bundled
 from tasks.sources.files import check_task_source
 from tasks.synthesis.prompts import EXAMPLE_TASK, PROMPT_VERSION, prompt_hash, render

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from kernels_eval.build.schedule import asked_for
-from kernels_eval.build.spec import refused_flag
-from kernels_eval.checks.syntax import parse_source
+from kernels_eval.compile.schedule import asked_for
 from kernels_eval.records import Language
+from kernels_eval.source.spec import refused_flag
+from kernels_eval.source.syntax import parse_source
 from tasks.search import flags
 from tasks.search.parameters import changed, parameters_of, usage, with_values
 from tests.support.cases import cases

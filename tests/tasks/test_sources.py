@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
+from kernels_eval.source.syntax import parse_source
 from tasks.sources import bundled, files, hub, kernelbench, kernelbook
 from tasks.sources.config import TasksConfig
 from tasks.sources.degenerate import degenerate_tasks, weak_tasks

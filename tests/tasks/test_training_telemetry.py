@@ -4,8 +4,8 @@ real training."""
 import pytest
 
 from benchmarks.shapes import QWQ_32B
-from kernels_eval.profiling import roofline
-from kernels_eval.profiling.roofline import peak_flops
+from kernels_eval.profile import roofline
+from kernels_eval.profile.roofline import peak_flops
 from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.training import trainer
 from tasks.training.formatting import to_prompt_completion, tokens_of

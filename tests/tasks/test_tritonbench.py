@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks.tritonbench_answers import load_answers, operator_of, with_model_new
-from kernels_eval.checks.syntax import parse_source
 from kernels_eval.errors import UsageError
+from kernels_eval.source.syntax import parse_source
 from tasks.sources import tables, tritonbench
 from tasks.sources.config import TasksConfig
 from tasks.sources.files import check_task_source

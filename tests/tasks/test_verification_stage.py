@@ -13,11 +13,11 @@ import pytest
 from ray.exceptions import AuthenticationError
 
 from kernels_eval import devices
-from kernels_eval.cluster.ray import start_ray
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import Conditions
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, UsageError
-from kernels_eval.parent.messages import Finding, Prepared, verdict_of
+from kernels_eval.judge.messages import Finding, Prepared, verdict_of
+from kernels_eval.pool.ray import start_ray
 from kernels_eval.records import Candidate, Language, Verdict, candidate_id
 from tasks import retry
 from tasks.progress import observed_by

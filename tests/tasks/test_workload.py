@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 import torch
 
-from kernels_eval.checks.operators import reference_operators
+from kernels_eval.model.operators import reference_operators
 from kernels_eval.records import KernelTask
 from tasks.operators import operator_kind
 from tasks.sources import bundled

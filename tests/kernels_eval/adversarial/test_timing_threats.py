@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from kernels_eval.checks import timing as timing_module
-from kernels_eval.checks.timing import measure
 from kernels_eval.config import TimingConfig
+from kernels_eval.judge import timing as timing_module
+from kernels_eval.judge.timing import measure
 from kernels_eval.records import Timing
 from tests.support.adversarial import AFFINE_CPP, Case, trials, writer
 from tests.support.kernels import kernel_task, task_source

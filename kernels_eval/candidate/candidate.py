@@ -1,0 +1,483 @@
+"""The role that runs the kernel nobody trusts.
+
+Nothing of the task is here: inputs and constructor arguments arrive as values in shared memory.
+What this process reports of itself (call counts, flags, its own times) is not evidence: its outputs
+are bytes that the reference process compares, and its times are bounded by the parent's clock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from kernels_eval.candidate import state
+from kernels_eval.candidate.build_interception import BuildFailed, intercept, open_library
+from kernels_eval.candidate.kernel_tracer import KernelTracer, Launches, registered_operators
+from kernels_eval.candidate.refusals import refuse
+from kernels_eval.languages import Language
+from kernels_eval.model.inputs import (
+    Arguments,
+    flatten_outputs,
+    load_candidate,
+    made_elsewhere,
+    moved,
+    parameters_of,
+    running_statistics,
+    squeezed,
+)
+from kernels_eval.model.measurement import all_close, same, same_all
+from kernels_eval.model.model_runner import (
+    ModelRunner,
+    described,
+    now_ns,
+    poison_allocations,
+)
+from kernels_eval.model.operators import (
+    UNTRACED,
+    compute_operators,
+    traced_operators,
+    watch_unrecorded,
+)
+from kernels_eval.model.shared_memory import Handed, Memory, Where, copied, write
+from kernels_eval.model.trials import ModelSpec
+from kernels_eval.records import Reason
+from kernels_eval.sandbox.channel import Channel, Message
+from kernels_eval.source.spec import ExtensionSpec
+
+LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
+PATIENCE_S = 0.3  # calls that only sharpen a judgement are repeated no longer than this
+SHARE_S = 0.1
+TRACED = 1000  # calls of one forward whose record does not take seconds
+CORRUPT_VALUES = (1.0e4, -3.7e3)
+"""Finite: a result that is multiplied by zero must not look as if it mattered."""
+
+
+INDIFFERENT = 1e-4
+"""Of an answer, what counts as no change: the gate of single elements."""
+
+
+class CandidateRole(ModelRunner):
+    outputs: Memory
+    """Where the outputs of a compared call go."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self.libraries: dict[str, str] = {}
+        self.previous: tuple[list[Tensor], list[Tensor]] = [], []
+        self.last_inputs: list[object] = []
+        self.state: dict[str, str] = {}
+        self.sets: list[list[object]] = []
+        self.launches: Launches | None = None
+        self._backward_calls = 0
+        self._traceable = False
+        self.refused: list[str] = []
+
+    # -- loading -----------------------------------------------------------------------------------
+
+    def do_load(
+        self,
+        path: str,
+        spec: Message,
+        arguments: Handed,
+        outputs: Where,
+        *,
+        libraries: dict[str, str],
+        language: str,
+        kernels: bool = False,
+    ) -> Message:
+        """Import the candidate and construct its ModelNew. `outputs` says which memory outputs are
+        returned through; with `kernels`, an archive of compiled ones comes with this message."""
+        self.spec = ModelSpec.model_validate(spec | {"entry_point": "ModelNew"})
+        self.gradients = self.spec.gradients
+        self.prepare_device(self.spec.device, self.spec.threads)
+        (self._arguments,) = self.unpacked(arguments)
+        self.outputs = self.memory(**outputs)
+        self.state = state.snapshot(self.device)
+        self.tracer = KernelTracer(self.on_gpu)
+        self.tracer.follows_graphs = self.gradients is not None
+        self.libraries = libraries
+        intercept(self._provide)
+        self.language = Language(language)
+        if kernels:
+            self.unpack_kernels()
+        self.language.watch(self.tracer)
+        watch_unrecorded()
+        self.refused = refuse(os.path.basename(path))
+        self.module = load_candidate(path)
+        if not hasattr(self.module, "ModelNew"):
+            return {"error": Reason.MISSING_MODEL_NEW, "detail": "the module defines no ModelNew"}
+        made = self.construct()
+        elsewhere = made_elsewhere(made, self.spec.construct_on)
+        self.model = moved(made, self.device)
+        self.synchronise()
+        return {
+            "parameters": list(map(squeezed, parameters_of(self.model).values())),
+            "statistics": list(map(squeezed, running_statistics(self.model, renamed=True))),
+            "made_elsewhere": elsewhere,
+        }
+
+    def do_pack_kernels(self) -> None:
+        """Write what the language's compiler has made to the file that comes with this message."""
+        folder = Path(os.environ[self.language.jit_cache])
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        with os.fdopen(self.channel.descriptors.pop(0), "wb") as file, ZipFile(file, "w") as kept:
+            kept.comment = str(folder).encode()
+            for path in files:
+                kept.write(path, path.relative_to(folder))
+
+    def unpack_kernels(self) -> None:
+        """Give the compiler what it made for this source before. Nonsense is its own fault, and
+        is compiled again."""
+        folder = Path(os.environ[self.language.jit_cache])
+        file = os.fdopen(self.channel.descriptors.pop(0), "rb")
+        with file, suppress(BadZipFile, OSError, ValueError), ZipFile(file) as kept:
+            kept.extractall(folder)
+            self.language.relocate(folder, kept.comment.decode())
+
+    def arguments(self, spec: ModelSpec) -> Arguments:
+        made: Arguments = copied(self._arguments)
+        return made
+
+    def construct(self, seed: int | None = None) -> Any:
+        """The model, with as many threads as the reference has, whatever the module or its
+        constructor has set. Where a call sets them, `do_state` tells."""
+        made = super().construct(seed)
+        torch.set_num_threads(self.spec.threads)
+        return made
+
+    def _provide(self, spec: Message) -> ModuleType | str:
+        """The library of a build request, loaded. One that was not built before (a constructor asks
+        for it, say), or was evicted, the parent builds now."""
+        key = ExtensionSpec.model_validate(spec).key
+        path = self.libraries.get(key)
+        if path is None or not os.path.exists(path):
+            self.channel.send({"build": spec})
+            answer = self.channel.receive_record()
+            if not answer.get("ok"):
+                raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
+            path = self.libraries[key] = answer["path"]
+        known = registered_operators()
+        module = open_library(path, spec)
+        if isinstance(module, ModuleType):
+            self.tracer.wrap_module(module, module.__name__)
+        self.tracer.wrap_operators(registered_operators() - known)
+        if self.launches is None and self.on_gpu and (launches := Launches.find()):
+            launches.expect_stream(torch.cuda.default_stream().cuda_stream)
+            self.launches = launches
+        return module
+
+    @property
+    def worked(self) -> int:
+        """Calls of custom kernels so far: launches where they can be counted, else calls of
+        functions that hold them. With gradients, those of backward passes."""
+        return self._backward_calls if self.gradients else self._launched
+
+    @property
+    def _launched(self) -> int:
+        return self.launches.total if self.launches else self.tracer.calls.total()
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """What kernels write is disturbed in backward passes alone, where the task asks for
+        gradients: they, too, must matter."""
+        before, forward = self._launched, name == "forward"
+        self.tracer.paused = forward
+        if self.launches:
+            self.launches.pause(forward)
+        try:
+            with super().during(name):
+                yield
+        finally:
+            self.tracer.paused = False
+            if self.launches:
+                self.launches.pause(False)
+        if not forward:
+            self._backward_calls += self._launched - before
+
+    def leaves(self, inputs: list[object]) -> list[Tensor]:
+        """The output tensors of one call, once the device is done."""
+        found, _ = flatten_outputs(self.forward(inputs))
+        self.synchronise()
+        return [leaf.detach() for leaf in found]
+
+    def do_rebuild(self, arguments: Handed, seed: int | None = None) -> None:
+        (self._arguments,) = self.unpacked(arguments)
+        self.model = self.build(seed)
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def _receive(self, inputs: Handed) -> None:
+        """Copy sets of inputs out of the memory that comes with this message."""
+        self.timed_inputs = []  # timing is over, or has not begun
+        received = self.unpacked(inputs)
+        self.sets = list(map(copied, received))
+        self.synchronise()  # the memory may go
+
+    def fresh(self, index: int = 0) -> list[object]:
+        """One of the sets that were received, in storage of its own."""
+        made: list[object] = copied(self.sets[index])
+        return made
+
+    # -- one compared call -------------------------------------------------------------------------
+
+    def do_call(
+        self,
+        inputs: Handed,
+        in_place: bool,
+        evaluate: bool,
+        reruns: int,
+        output_bytes: int,
+        devices: list[str],
+    ) -> Message:
+        """One forward call. `in_place` writes its inputs over the storage of the previous call's.
+
+        Writes the outputs' bytes to the shared memory; returns their shapes and dtypes and what was
+        noticed. With `reruns`, the same call is made again on the same inputs, and the bytes are
+        those of the last. Where the outputs are not on `devices`, that is all there is to say:
+        copying gigabytes from another one takes longer than everything else.
+        """
+        self._receive(inputs)
+        drawn, self.sets = self.sets[0], []
+        if in_place:
+            self._reuse_storage(drawn)
+        before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, drawn)
+        counted = self.worked
+        output, outstanding = self._poisoned(drawn, output_bytes, evaluate)
+        leaves, structure = flatten_outputs(output)
+        report = described(output, leaves, structure) | {
+            "custom_calls": self.worked - counted,
+            "mutated": not all(map(same, before, drawn)),
+            "previous_changed": not same_all(*self.previous),
+            "outstanding_share": outstanding,
+        }
+        if not report["plain"] or report["devices"] != devices:
+            return report
+        self.previous = [], []  # memory first: outputs can be gigabytes, and stay on their device
+        del before, output
+        saved = _copies(leaves)
+        self.previous, self.last_inputs = (leaves, saved), drawn
+        large = sum(x.nbytes for x in saved) > LARGE_BYTES
+        started = now_ns()
+        for number in range(0 if report["mutated"] else min(reruns, 1) if large else reruns):
+            if number and now_ns() - started > PATIENCE_S * 1e9:
+                break
+            again, _ = flatten_outputs(self._poisoned(drawn, output_bytes, evaluate)[0])
+            self.synchronise()
+            plain = all(type(x) is Tensor for x in again)
+            if not plain or not same_all(saved, again):
+                report["rerun_differs"] = True
+            saved = _copies([x for x in again if isinstance(x, Tensor)])
+        write(self.outputs, [saved])
+        self.synchronise()
+        return report
+
+    def _reuse_storage(self, inputs: list[object]) -> None:
+        """Write these inputs over the storage of the last call's, where they have its form."""
+        last = tree_leaves(self.last_inputs)
+        held = {x.untyped_storage().data_ptr() for x in last if isinstance(x, Tensor)}
+        if any(leaf.untyped_storage().data_ptr() in held for leaf in self.previous[0]):
+            # the previous output lives in the inputs (as an in-place reference's does): it is meant
+            # to change
+            self.previous = [], []
+        if len(self.last_inputs) != len(inputs):
+            return
+        inputs[:] = map(_over, self.last_inputs, inputs)
+
+    def _poisoned(
+        self, inputs: list[object], output_bytes: int, evaluate: bool
+    ) -> tuple[object, float]:
+        """One forward call with free memory filled with nonsense. Also returns the share of the
+        call's time in which work was still going on after the current stream had been waited for (0
+        on the CPU)."""
+        module = self.model if isinstance(self.model, torch.nn.Module) else torch.nn.Module()
+        training = module.training
+        if evaluate:
+            module.eval()
+        try:
+            if not self.on_gpu:
+                poison_allocations(True)
+                return self.forward(inputs), 0.0
+            self._poison_gpu(output_bytes)
+            self.synchronise()
+            started = now_ns()
+            output = self.forward(inputs)
+            torch.cuda.default_stream().synchronize()
+            joined = now_ns()
+            self.synchronise()
+            ended = now_ns()
+            return output, max(0, ended - joined - 30_000) / max(1, ended - started)
+        finally:
+            poison_allocations(False)
+            if evaluate:
+                module.train(training)
+
+    def _poison_gpu(self, output_bytes: int) -> None:
+        """Leave blocks full of NaN in torch's allocator, of the size that the outputs will ask
+        for."""
+        free, _ = torch.cuda.mem_get_info()
+        if output_bytes and 2 * output_bytes < free // 4:
+            blocks = [
+                torch.full((output_bytes,), 0xFF, dtype=torch.uint8, device=self.device)
+                for _ in range(2)
+            ]
+            del blocks
+
+    # -- timing ------------------------------------------------------------------------------------
+
+    def do_forget(self) -> None:
+        """Let go of earlier calls and of the inputs of samples: what comes next may need the
+        memory."""
+        self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
+
+    def end_command(self, command: str) -> None:
+        self.sets = []  # they serve one command
+        super().end_command(command)
+
+    def do_timing_inputs(self, inputs: Handed) -> None:
+        """Sets of inputs that samples rotate over."""
+        self.timed_inputs = []
+        received = self.unpacked(inputs)  # on a GPU, where memory is dear, they stay where they are
+        self.timed_inputs = received if self.on_gpu else list(map(copied, received))
+
+    # -- how it works ------------------------------------------------------------------------------
+
+    def do_state(self) -> Message:
+        """Settings that are no longer what they were before the candidate was loaded."""
+        changed = state.changes(self.state, state.snapshot(self.device))
+        added = {name for name in self.tracer.own_operators if name.startswith(state.OWN_OF_TORCH)}
+        if replaced := state.replaced_operators():
+            changed["operators"] = f"{replaced} of torch's own are replaced"
+        if added:
+            changed["operators"] = ", ".join(sorted(added))
+        if self.refused:
+            changed["refused"] = self.refused[0]
+        return {"changed": changed}
+
+    def do_operators(self, inputs: Handed, again: bool = False) -> Message:
+        """The aten compute operators of one forward call, and the custom kernels seen so far.
+        `again`: without a mode where that is possible, for a candidate can see one."""
+        self._receive(inputs)
+        operators = set[str]()
+        if not (again and self._traceable):
+            drawn = self.fresh()
+            found = compute_operators(lambda: self.forward(drawn))
+            operators, self._traceable = set(found), len(found) < TRACED
+        if self._traceable:
+            drawn = self.fresh()
+            operators |= traced_operators(lambda: self.forward(drawn))
+        else:
+            operators.add(UNTRACED)
+        operators -= self.tracer.own_operators
+        self.synchronise()
+        names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
+        off_stream = self.launches.off_stream if self.launches else 0
+        seen = {"operators": sorted(operators)[:64], "custom": list(names)[:32]}
+        return seen | {"off_stream": off_stream}
+
+    def do_share(self, inputs: Handed) -> Message:
+        """Share of a forward call's time that is spent in custom kernels: the median of five calls,
+        or of fewer slow ones."""
+        self._receive(inputs)
+        shares: list[float] = []
+        began = now_ns()
+        while len(shares) < 5 and (not shares or now_ns() - began < SHARE_S * 1e9):
+            drawn = self.fresh()
+            self._time_kernels(True)
+            try:
+                total = self.timed([drawn], cold=False)
+                spent = self.launches.elapsed_ms() * 1e6 if self.launches else self.tracer.take_ns()
+            finally:
+                self._time_kernels(False)
+            shares.append(min(1.0, spent / max(total, 1.0)))
+        return {"share": sorted(shares)[len(shares) // 2]}
+
+    def _time_kernels(self, on: bool) -> None:
+        if self.launches:
+            self.launches.reset()
+            self.launches.mode(timed=on)
+        else:
+            self.tracer.around = self.tracer.timed if on else None
+
+    def do_ornamental(self, inputs: Handed) -> Message:
+        """Does the output stay the same when what the kernels wrote is replaced? Then they are an
+        ornament.
+
+        Asked on two sets of inputs. None where their answers are the same: nothing would show, for
+        what is left in memory is then the right answer.
+        """
+        self._receive(inputs)
+        expected = _copies(self.leaves(self.fresh(0)))
+        if same_all(expected, self.leaves(self.fresh(1))):
+            return {"ornamental": None}
+        return {"ornamental": self._is_indifferent(expected) or self._is_ornament(expected)}
+
+    def _is_indifferent(self, expected: list[Tensor]) -> bool:
+        """Is the answer the same with what the kernels wrote for other inputs? Or do they write one
+        constant, whatever the inputs? Tables, which are no constants, say nothing."""
+        tracer = self.tracer
+        tracer.swapped.clear()
+        try:
+            with tracer.swapping(False):
+                other = self.leaves(self.fresh(1))
+            if all_close(expected, other, INDIFFERENT):
+                return False
+            with tracer.swapping(True):
+                leaves = self.leaves(self.fresh(0))
+        except Exception:
+            return False
+        seen = tracer.swapped
+        if not seen or seen["unseen"] or (seen["same"] and not seen["other"]):
+            return False
+        return not seen["other"] or all_close(expected, leaves, INDIFFERENT)
+
+    def _is_ornament(self, expected: list[Tensor]) -> bool:
+        def unchanged(disturbed: AbstractContextManager[None]) -> bool | None:
+            """Is the answer still the expected one meanwhile? None where the call fails."""
+            # memory and buffers that are used again hold another answer now: a write shows
+            self.forward(self.fresh(1))
+            inputs = self.fresh(0)
+            try:
+                with disturbed:
+                    leaves, _ = flatten_outputs(self._poisoned(inputs, output_bytes, False)[0])
+                    self.synchronise()
+                    return same_all(expected, leaves)
+            except Exception:
+                return None  # what the kernels made was used
+
+        output_bytes = sum(x.nbytes for x in expected)
+        passes = [(value, False) for value in CORRUPT_VALUES] + [(CORRUPT_VALUES[0], True)]
+        for value, skip in passes:
+            same_answer = unchanged(self.tracer.corrupting(value, skip=skip))
+            if not same_answer:
+                # A change may come from a write beside the work: is it the same without launches?
+                return (
+                    same_answer is False
+                    and self.launches is not None
+                    and unchanged(self.launches.nulled()) is True
+                )
+        # Nothing to replace in sight: what do the launches write?
+        if self.launches is None or self.tracer.overwrote:
+            return True
+        return unchanged(self.launches.nulled()) is True
+
+
+def _over(old: Any, new: Any) -> Any:
+    """The new value, in the storage of the old one where it has its form."""
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return old.copy_(new) if (old.shape, old.dtype) == (new.shape, new.dtype) else new
+    if type(old) is type(new) is list and len(old) == len(new):
+        return list(map(_over, old, new))
+    return new
+
+
+def _copies(leaves: list[Tensor]) -> list[Tensor]:
+    return [leaf.detach().clone().contiguous() for leaf in leaves]

@@ -1,0 +1,62 @@
+"""A correct candidate under profilers: the role that tells where the time of a call goes and what
+its kernels take of a multiprocessor, and the program that ncu runs,
+`python -m kernels_eval.candidate.profiled REQUEST.json`, as compute-sanitizer runs its own
+(`kernels_eval.candidate.sanitized`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from kernels_eval.candidate.kernel_tracer import Function, KernelTracer, Launches
+from kernels_eval.candidate.sanitized import CALLS, confined, replayed
+from kernels_eval.compile.cubins import Resources, resources_of
+from kernels_eval.model.operators import Named, Values, recorded, time_operators
+from kernels_eval.sandbox.channel import Message
+
+
+class Recorder(KernelTracer):
+    """Shows calls of own kernels to torch's profiler."""
+
+    def watch(self, name: str, function: Function, args: Values, kwargs: Named) -> object:
+        self.calls[name] += 1
+        with recorded(name):
+            return function(*args, **(kwargs or {}))
+
+
+def do_times(budget_s: float, **asked: object) -> Message:
+    """Microseconds by operator and by own kernel, and `resources` of the kernels' code. Raises
+    what the candidate raises."""
+    spec, libraries = asked["spec"], asked["libraries"]
+    assert isinstance(spec, dict) and isinstance(libraries, dict)
+    on_gpu = spec["device"].startswith("cuda")
+    resources: dict[str, Resources] = {}
+    for library in libraries.values() if on_gpu else ():
+        resources |= resources_of(library)
+    recorder = Recorder(on_gpu)
+    forward = replayed(asked, recorder)
+    for _ in range(CALLS):
+        forward()
+    launches = Launches.find() if on_gpu else None
+    own = list(launches.names() if launches else recorder.calls)
+    return time_operators(forward, on_gpu, budget_s, own) | {"resources": resources}
+
+
+def main(request: str) -> None:
+    """Call the candidate once between the marks that ncu waits for. Raises what it raises."""
+    forward = replayed(confined(request))
+    for _ in range(CALLS):
+        forward()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+    forward()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,490 @@
+"""Builds the C++ and CUDA extensions that candidates ask for, outside the candidate's process, into
+a content-addressed cache.
+
+Guarantees: a library is built once per (sources, flags, toolchain), as long as it is kept
+(`cache`); a compiler that hangs is killed with its children, one that is killed from outside is
+started again; a build that fails with the lite headers is tried again with torch's own, unless one
+of its errors is certain to be torch's headers', too, so the outcome does not depend on the tier;
+a build that a full disk may have made fail has no outcome. Does not guarantee that the compiler
+itself is safe against hostile input beyond a deadline, a file-size limit, a list of flags that load
+or write things, and whatever `confine` adds.
+
+One build of an extension with one header tier: its translation units, composed as
+torch.utils.cpp_extension does, and the commands that compile and link them.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+from kernels_eval.compile import schedule
+from kernels_eval.compile.cache import BuildCache
+from kernels_eval.compile.lite import (
+    BEYOND,
+    IDENTIFIER,
+    certain_error,
+    definitions,
+    only_declares,
+    plain_text,
+)
+from kernels_eval.compile.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
+from kernels_eval.compile.process import (
+    CANDIDATE_FILE_BYTES,
+    Outcome,
+    WorkRoot,
+    interesting,
+    limit_compiler,
+    log_of,
+    raise_if_full,
+    run,
+)
+from kernels_eval.config import BuildConfig
+from kernels_eval.errors import ToolchainError, UsageError
+from kernels_eval.records import ArchitectureBuild, Reason
+from kernels_eval.sandbox.process_tree import WALL_SHARE, Deadline
+from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
+from kernels_eval.toolchain import HEADERS, Toolchain, default_cache
+
+# Preprocessor features through which -march or -ffast-math could change whether a source parses.
+FLAG_SENSITIVE = re.compile(
+    r"^[ \t]*#[ \t]*(if|el|pragma\s+(GCC|push_macro|pop_macro))"
+    r"|__builtin|intrin\.h|__[A-Z0-9]+_*_?_",
+    re.MULTILINE,
+)
+FULL_METHOD = 'm.def("{name}", torch::wrap_pybind_function({name}), "{name}");'
+FEW_ERRORS = ["-fmax-errors=20"]  # no more are shown, and all of them cost up to half a minute
+NAMED = "{{ using concur_named = decltype({name}); }}"
+LITE_METHOD = """
+  {"%s", [](PyObject*, PyObject* args) { return concur::dispatch(&%s, args); }, METH_VARARGS, 0},"""
+LITE_BINDINGS = """#include "concur_bind.h"
+static PyMethodDef concur_methods[] = {%s
+  {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef concur_module = {PyModuleDef_HEAD_INIT, CONCUR_STRING(TORCH_EXTENSION_NAME),
+  nullptr, -1, concur_methods, nullptr, nullptr, nullptr, nullptr};
+extern "C" __attribute__((visibility("default"))) PyObject*
+CONCUR_CONCAT(PyInit_, TORCH_EXTENSION_NAME)(void) { return PyModule_Create(&concur_module); }
+"""
+FULL_HEAD = "#include <torch/extension.h>"
+CUDA_HEAD = "#include <torch/types.h>\n#include <cuda.h>\n#include <cuda_runtime.h>"
+# The same definitions as torch.utils.cpp_extension.COMMON_NVCC_FLAGS, so that half operators behave
+# alike.
+NVCC_FLAGS = """-DTORCH_API_INCLUDE_EXTENSION_H -D__CUDA_NO_HALF_OPERATORS__
+    -D__CUDA_NO_HALF_CONVERSIONS__ -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__
+    --expt-relaxed-constexpr --compiler-options -fPIC -std=c++20 -w""".split()
+
+ARCHITECTURE = re.compile(
+    r"(?:^|(?<=\0))-?-(?:arch|gpu-architecture|code|gpu-code|gencode|generate-code)[=\0][^\0]*\0?"
+)
+"""Flags that name one, and their values, in a list that is joined by null characters."""
+REGISTERS = re.compile(r"^ptxas info\s*: Used (\d+) registers", re.MULTILINE)
+SPILLED = re.compile(r"^ .*\b(\d+) bytes spill stores, (\d+) bytes spill loads", re.MULTILINE)
+ENDED = {
+    "timeout": "the build ran past its deadline of {:g} s of processor time and sleep"
+    f" (build.timeout_s), or {WALL_SHARE} times as long by the clock\n",
+    "killed": "the compiler was killed again and again\n",
+}
+"""What a log does not say by itself."""
+
+OWN_HEADERS = "own_headers"
+"""The folder of a build for headers that the candidate has written."""
+Tier = Literal["lite", "full"]
+
+
+@dataclass
+class Attempt:
+    """`work` is an empty folder of its own; `confine` is called in every compiler process before
+    it starts."""
+
+    spec: ExtensionSpec
+    tier: Tier
+    work: Path
+    prepared: Prepared
+    timeout_s: float
+    confine: Callable[[], None] | None = None
+    cuda_first: bool = False
+    """whether main.cpp is known to compile: CUDA sources, where errors cost less, come first"""
+
+    def build(self) -> Build:
+        """The outcome, with a library in `work`. Raises DiskFullError where a full disk may be why
+        it failed."""
+        self.work.mkdir()
+        if self.tier == "full":
+            self.prepared.precompiled()  # made once, for all: not on this candidate's time
+        self.deadline = Deadline(self.timeout_s)
+        outcome = self._compile_and_link()
+        common: dict[str, Any] = {"tier": self.tier, "processor_s": self.deadline.spent_s}
+        if outcome == "ok":
+            return Build(ok=True, key=self.spec.key, path=str(self.library), **common)
+        log = log_of(self.work)
+        why = ENDED.get(outcome, "").format(self.timeout_s)
+        if outcome == "failed":
+            raise_if_full(self.prepared.tools.cache, log)
+        return Build(
+            ok=False,
+            key=self.spec.key,
+            reason=Reason.BUILD if outcome == "timeout" else Reason.BUILD_FAILED,
+            log=why + interesting(log, self.work),
+            lasting=outcome == "failed",
+            **common,
+        )
+
+    @property
+    def library(self) -> Path:
+        return self.work / f"{self.spec.name}.so"
+
+    @cached_property
+    def _text(self) -> str:
+        return plain_text(self.spec.text)
+
+    def _compile_and_link(self) -> Outcome:
+        """Up to the first step that does not succeed."""
+        if self.tier == "lite":
+            self.prepared.operators.write(self._text, self.work / "operators")
+        units = self._write_units()
+        if self.tier == "full" and not self.cuda_first:
+            parsed = self._parsed()
+            if parsed == "failed":
+                return parsed
+            self.cuda_first = parsed == "ok"
+            self._write_units()
+        for name in sorted(units, key=lambda name: self.cuda_first and not name.endswith(".cu")):
+            source = str(self.work / name)
+            outcome = self._run([*self.command(name), "-c", source, "-o", f"{source}.o"])
+            if outcome != "ok":
+                return outcome
+        outcome = self._run(self._link([f"{self.work / name}.o" for name in units]))
+        return self._reordered() if outcome == "ok" and self._swaps else outcome
+
+    @cached_property
+    def _swaps(self) -> list[int]:
+        return schedule.asked_for(self.spec.extra_cuda_cflags)
+
+    def _reordered(self) -> Outcome:
+        """Make the swaps of instructions that the flags ask for. Only a confined process reads the
+        library by a tool."""
+        command = schedule.command(self.library)
+        listing = self.work / "listing"
+
+        def listed() -> str:
+            said = self._run(["/bin/sh", "-c", f'exec "$0" "$@" > {listing.name}', *command])
+            return listing.read_text(errors="replace") if said == "ok" else ""
+
+        try:
+            schedule.reorder(self.library, self._swaps, listed)
+        except UsageError as error:
+            with (self.work / "log").open("a", encoding="utf-8") as log:
+                log.write(f"error: {error}\n")
+            return "failed"
+        return "ok"
+
+    def for_architecture(self, arch: str) -> ArchitectureBuild:
+        """Compile the CUDA sources for one architecture, and link nothing."""
+        self.work.mkdir()
+        self.deadline = Deadline(self.timeout_s)
+        if self.tier == "lite":
+            self.prepared.operators.write(self._text, self.work / "operators")
+        outcomes = []
+        for name in self._write_units():
+            source = self.work / name
+            if name.endswith(".cu"):
+                command = [*self.command(name, arch), "-cubin", "--resource-usage", str(source)]
+                outcomes.append(self._run([*command, "-o", f"{source}bin"]))
+        log = log_of(self.work)
+        if (failed := next((each for each in outcomes if each != "ok"), None)) is not None:
+            raise_if_full(self.prepared.tools.cache, log)
+            said = ENDED.get(failed, "").format(self.timeout_s) + interesting(log, self.work)
+            return ArchitectureBuild(arch=arch, builds=False, detail=said.partition("\n")[0][:300])
+        return ArchitectureBuild(
+            arch=arch,
+            builds=True,
+            registers=max(map(int, REGISTERS.findall(log)), default=0),
+            spill_bytes=sum(int(count) for pair in SPILLED.findall(log) for count in pair),
+        )
+
+    def _write_units(self) -> list[str]:
+        """The names of all translation units, which are in `work` now."""
+        headers = [(f"{OWN_HEADERS}/{name}", text) for name, text in self.spec.headers]
+        if headers:
+            (self.work / OWN_HEADERS).mkdir(exist_ok=True)
+        for name, text in (*headers, *(units := self.units())):
+            (self.work / name).write_text(text, encoding="utf-8", errors="replace")
+        return [name for name, _ in units]
+
+    def units(self) -> list[tuple[str, str]]:
+        """File name and text of every translation unit."""
+        spec = self.spec
+        if spec.kind == "files":
+            named = [(Path(name).name, text) for name, text in spec.files]
+            return [unit for unit in named if not unit[0].endswith((".h", ".hpp", ".cuh"))]
+        units = [("main.cpp", "\n".join([FULL_HEAD, *spec.cpp_sources, self._bindings()]))]
+        if spec.cuda_sources:
+            units.append(("cuda.cu", "\n".join([CUDA_HEAD, *spec.cuda_sources])))
+        return units
+
+    def _bindings(self, method: str = FULL_METHOD) -> str:
+        names = self.spec.functions
+        if names is None:
+            return ""
+        if self.tier == "lite":
+            return LITE_BINDINGS % "".join(LITE_METHOD % (name, name) for name in names)
+        lines = [method.format(name=name) for name in names]
+        return "\n".join(["PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {", *lines, "}"])
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def command(self, name: str, arch: str = "") -> list[str]:
+        """The compiler of a translation unit with all flags, and without the unit itself; for
+        `arch` instead of the GPU, or what the candidate names."""
+        spec, tools = self.spec, self.prepared.tools
+        headers = "bindings" if name == "main.cpp" and self._only_declares() else self.tier
+        switches = [f"-DTORCH_EXTENSION_NAME={spec.name}"]
+        if headers != "full":
+            switches += self.prepared.least()
+        if headers == "lite":
+            switches += definitions(self._text)
+        if not name.endswith(".cu"):
+            flags = [tools.cxx, *COMMON_CXX, *FEW_ERRORS * tools.is_gcc, *switches]
+            flags += spec.extra_cflags
+        else:
+            own = list(spec.extra_cuda_cflags)
+            gpu = [f"-arch={self._variant(arch)}"] if arch else self._gpu()
+            flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *gpu, "-ccbin", tools.cxx]
+            kept = ARCHITECTURE.sub("", "\0".join(own)).split("\0") if arch else own
+            flags += [*filter(None, kept), *["-no-compress"] * bool(self._swaps)]
+        return flags + self._includes(headers)
+
+    def _only_declares(self) -> bool:
+        """Whether main.cpp holds only prototypes over lite's plainest types: then it needs no
+        operator of torch."""
+        text = plain_text("\n".join(self.spec.cpp_sources))
+        return self.tier == "lite" and bool(self.spec.cuda_sources) and only_declares(text)
+
+    def _variant(self, arch: str) -> str:
+        """With the letter that the candidate names it with: sm_90a for sm_90."""
+        named = re.search(rf"\b{arch}[af]\b", " ".join(self.spec.extra_cuda_cflags))
+        return named[0] if named else arch
+
+    def _gpu(self) -> list[str]:
+        if any("arch" in flag or "gencode" in flag for flag in self.spec.extra_cuda_cflags):
+            return []
+        arch = self.prepared.tools.cuda_arch.replace(".", "")
+        return [f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+
+    def _includes(self, headers: str) -> list[str]:
+        made, own = self.prepared, [f"-I{self.work / OWN_HEADERS}"] * bool(self.spec.headers)
+        if headers == "full":
+            return [*own, f"-I{made.full_headers()}", *made.tools.includes]
+        if headers == "bindings":  # lite's, without operators
+            return own + made.lite_includes(made.bindings())
+        return own + made.lite_includes(self.work / "operators")
+
+    def _link(self, objects: Sequence[str]) -> list[str]:
+        tools, lite, cuda = self.prepared.tools, self.tier == "lite", self.spec.uses_cuda
+        lib = tools.torch_dir / "lib"
+        # The shims bring libtorch along: with lite the linker need not read its symbol tables
+        # (0.4 s).
+        wanted = [] if lite else ["c10", "torch_cpu", "torch", "torch_python"]
+        if cuda:
+            wanted += ["c10_cuda"] if lite else ["c10_cuda", "torch_cuda"]
+        command = [tools.cxx, "-shared", *objects, "-o", str(self.library), f"-L{lib}"]
+        command += [f"-l{name}" for name in wanted if any(lib.glob(f"lib{name}.*"))]
+        if cuda and tools.cuda_home:
+            counter = self.prepared.launches()
+            command += [f"-Wl,--wrap={name}" for name in WRAPPED]
+            command += [str(counter), f"-Wl,-rpath,{counter.parent}"]
+            command += [f"-L{folder}" for folder in tools.cuda_libraries] + ["-lcudart"]
+        if lite:
+            command.append(f"-Wl,--version-script={HEADERS / 'support/exports.map'}")
+            shims = map(self.prepared.shim, SHIMS)
+            command += map(str, (self.prepared.common(), *shims))
+            command.append(f"-Wl,-rpath,{self.prepared.root}")
+        return command + list(self.spec.extra_ldflags)
+
+    def _parsed(self) -> Outcome | None:
+        """What comes of parsing main.cpp with torch's precompiled header, its functions named but
+        not bound: what fails there will not compile.
+
+        Sound only where the candidate's flags cannot change what is parsed; elsewhere, or without
+        precompiled headers, None.
+        """
+        spec, made, source = self.spec, self.prepared, self.work / "main.cpp"
+        plain = all(re.match(r"-(O|m|f|W|w|g)", flag) for flag in spec.extra_cflags)
+        text = "\n".join([FULL_HEAD, *spec.cpp_sources, self._bindings(NAMED)])
+        if not (made.has_precompiled and plain and spec.kind == "inline"):
+            return None
+        if FLAG_SENSITIVE.search("\n".join(spec.cpp_sources)):
+            return None
+        source.write_text(text, encoding="utf-8", errors="replace")
+        name = f"-DTORCH_EXTENSION_NAME={spec.name}"
+        check = [made.tools.cxx, *COMMON_CXX, "-O2", name, "-fsyntax-only"]
+        return self._run([*check, *self._includes("full"), str(source)])
+
+    def _run(self, command: Sequence[str]) -> Outcome:
+        tools = self.prepared.tools
+        return run(command, self.work, self.deadline, tools.environment, self._confine)
+
+    def _confine(self) -> None:
+        """In a compiler's process, before it starts."""
+        limit_compiler(CANDIDATE_FILE_BYTES)
+        if self.confine is not None:
+            self.confine()
+
+
+def _refusal(spec: ExtensionSpec) -> Build | None:
+    """The outcome of a spec that is not given to a compiler at all."""
+    said, reason = spec.unusable_reason, Reason.BUILD_FAILED
+    flags = () if said else (spec.extra_cflags, spec.extra_cuda_cflags, spec.extra_ldflags)
+    refused = [bad for bad in map(refused_flag, flags) if bad is not None]
+    for bad in refused[:1]:
+        said = f"compiler flag not allowed: {bad[:200]!r}"
+        reason = Reason.FORBIDDEN_CALL if REACHES_OUT.search(bad) else reason
+    return Build(ok=False, key=spec.key, reason=reason, log=said) if said else None
+
+
+class Builder:
+    """Turns specs into libraries. One instance a process; any number of processes may share a cache
+    directory.
+
+    `confine` is called in every compiler process before it starts, to shut it in; it may use only
+    what a preexec_fn may.
+    """
+
+    def __init__(
+        self,
+        config: BuildConfig,
+        *,
+        cache: Path | None = None,
+        cuda_arch: str | None = None,
+        confine: Callable[[], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.tools = Toolchain(cache or default_cache(), config.cuda_arch or cuda_arch or "9.0")
+        self.cache = BuildCache(self.tools.cache)
+        self.confine = confine
+        self._work = WorkRoot(self.tools.cache)
+
+    @property
+    def work_root(self) -> Path:
+        """The one folder under the cache that this process's compilers write to; it goes with the
+        process."""
+        return self._work.path
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        return Prepared(self.tools, self._work)
+
+    def cached(self, spec: ExtensionSpec) -> Build | None:
+        return self.cache.find(self.tools.key_for(spec))
+
+    def build(self, spec: ExtensionSpec) -> Build:
+        """Build one extension, or take it from the cache. Never raises for a candidate's fault;
+        ToolchainError for the machine's, DiskFullError among them."""
+        started = time.monotonic()
+        if known := _refusal(spec) or self.cached(spec):
+            return known
+        if spec.uses_cuda and not self.tools.nvcc:
+            raise ToolchainError(
+                "a CUDA extension needs nvcc, and none was found",
+                "install the CUDA toolkit and set CUDA_HOME",
+            )
+        with ExitStack() as scratch:
+            build = self.cache.with_room(lambda: self._compiled(spec, scratch))
+            build = build.model_copy(update={"seconds": time.monotonic() - started})
+            return self.cache.store(self.tools.key_for(spec), build) if build.lasting else build
+
+    def _compiled(self, spec: ExtensionSpec, scratch: ExitStack) -> Build:
+        """The outcome, with a library in a folder that goes with `scratch`. Raises OSError or
+        DiskFullError for a full disk."""
+        scratch.close()  # the files of a first attempt take room as well
+        directory = tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root)
+        folder, spent_s = Path(scratch.enter_context(directory)), 0.0
+        if self.config.lite_headers and self.lite_can(spec):
+            build = self.attempt(spec, "lite", folder).build()
+            if build.ok or not build.lasting or self.is_certain(build, spec):
+                return build
+            spent_s = build.processor_s
+        attempt = self.attempt(spec, "full", folder)
+        attempt.cuda_first = (folder / "lite/main.cpp.o").exists()
+        build = attempt.build()
+        return build.model_copy(update={"processor_s": spent_s + build.processor_s})
+
+    def attempt(self, spec: ExtensionSpec, tier: Tier, folder: Path) -> Attempt:
+        """A build with one header tier, in a new folder below `folder`."""
+        return Attempt(
+            spec, tier, folder / tier, self.prepared, self.config.timeout_s, self.confine
+        )
+
+    def for_architectures(
+        self, asked: Sequence[tuple[ExtensionSpec, Build]]
+    ) -> Iterator[ArchitectureBuild]:
+        """What comes of all extensions of a candidate for each architecture of the configuration;
+        nothing where no CUDA source reached the compiler. Raises ToolchainError where nvcc does
+        not know one."""
+        wanted = self.config.architectures
+        cuda = [(spec, build) for spec, build in asked if spec.uses_cuda and build.tier]
+        known = self.tools.architectures if cuda and wanted else ()
+        if unknown := [arch for arch in wanted if cuda and arch.rstrip("af") not in known]:
+            raise ToolchainError(
+                f"{self.tools.nvcc_version} does not compile for {', '.join(unknown)}",
+                f"name some of {', '.join(known)} as architectures",
+            )
+        for arch in wanted if cuda else ():
+            made = [self._for_architecture(*each, arch) for each in cuda]
+            bad = next((each for each in made if not each.builds), None)
+            yield bad or ArchitectureBuild(
+                arch=arch,
+                builds=True,
+                registers=max(each.registers or 0 for each in made),
+                spill_bytes=sum(each.spill_bytes or 0 for each in made),
+            )
+
+    def _for_architecture(self, spec: ExtensionSpec, build: Build, arch: str) -> ArchitectureBuild:
+        tier: Tier = "lite" if build.tier == "lite" else "full"
+        with tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root) as folder:
+            return self.attempt(spec, tier, Path(folder)).for_architecture(arch)
+
+    def lite_can(self, spec: ExtensionSpec) -> bool:
+        """Whether to try lite: not for sources that bind themselves, or name what only torch's
+        whole header has."""
+        text = plain_text(spec.text)
+        return (
+            spec.kind == "inline"
+            and bool(spec.functions)
+            and spec.python_module
+            and not BEYOND.search(text)
+            and self.prepared.only_torchs.isdisjoint(IDENTIFIER.findall(text))
+        )
+
+    def is_certain(self, build: Build, spec: ExtensionSpec) -> bool:
+        """Whether torch's own headers would certainly reject this source as well."""
+        undefined = self.tools.nvcc and re.match(r"cuda\.cu\(\d+\): error: identifier ", build.log)
+        names = self.prepared.torch_names_of_nvcc if undefined else self.prepared.torch_names
+        return certain_error(build.log, spec.text, names)
+
+    def warm(self, share: int = 0, shares: int = 1) -> None:
+        """Make what most builds need, so that no candidate waits for it. Builders divide the work:
+        each takes its share. Raises ToolchainError.
+        """
+        made = self.prepared
+        jobs: list[tuple[int, Callable[[], object]]] = [  # with seconds, as measured on one core
+            (16, partial(made.shim, SHIMS[1])),
+            (12, partial(made.shim, SHIMS[0])),
+            (7, lambda: made.only_torchs),
+            (2, made.common),
+        ]
+        if self.tools.nvcc:
+            jobs += [(4, made.bindings), (1, made.launches)]
+        loads = [0] * shares
+        for seconds, job in sorted(jobs, key=lambda pair: -pair[0]):
+            least = loads.index(min(loads))
+            loads[least] += seconds
+            if least == share:
+                self.cache.with_room(job)

@@ -1,0 +1,353 @@
+"""Things made once per (torch, Python, compiler) and shared by every build: shims, header folders,
+torch's precompiled header.
+
+Guarantees: each is made under a lock, in the work root of whichever builder needs it first, and
+renamed into place whole; a compiler that is killed from outside is started again. `warm` of a
+builder makes what `lite` builds need; torch's precompiled header (45 core-seconds, 790 MB) is made
+once more than a few sources needed torch's own header, and goes when another is made after 30 days
+without use. Nothing else here is ever removed (70 MB, most of it the precompiled form of lite's own
+header): kept libraries link to the shims.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+
+from kernels_eval.compile.lite import (
+    COMMON,
+    IDENTIFIER,
+    STREAM_NAMES,
+    Operators,
+    TorchNames,
+    file_scope,
+)
+from kernels_eval.compile.process import (
+    WorkRoot,
+    interesting,
+    locked,
+    log_of,
+    raise_if_full,
+    rename_into_place,
+    run,
+)
+from kernels_eval.errors import ToolchainError
+from kernels_eval.sandbox.process_tree import Deadline
+from kernels_eval.toolchain import HEADERS, Toolchain
+
+DEADLINE_S = 600
+PRECOMPILED_KEPT_S = 30 * 24 * 3600
+FULL_BUILDS_WITHOUT = 3
+COMMON_CXX = ("-DTORCH_API_INCLUDE_EXTENSION_H", "-fPIC", "-std=c++20", "-w")
+SHARED_LIBRARY = ("-std=c++20", "-w", "-fPIC", "-shared")
+# What nvcc's launch stubs call (CUDA 13: __cudaLaunchKernel, before it cudaLaunchKernel), and what
+# sources call themselves.
+WRAPPED = """__cudaRegisterFunction __cudaGetKernel __cudaLaunchKernel __cudaLaunchKernel_ptsz
+    cudaLaunchKernel cudaLaunchKernelExC cudaLaunchCooperativeKernel""".split()
+# The second knows Python; two files, so that two builders share the work.
+SHIMS = ("concur_shim", "concur_python")
+INCLUDED = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
+
+
+class Prepared:
+    """Things made once, in the cache of one toolchain."""
+
+    def __init__(self, tools: Toolchain, work: WorkRoot) -> None:
+        self.tools, self._work = tools, work
+        self.operators = Operators(tools.torch_dir / "include")
+
+    @cached_property
+    def root(self) -> Path:
+        root = self.tools.cache / "headers" / self.tools.key
+        root.mkdir(parents=True, exist_ok=True)
+        return root
+
+    def once(self, target: Path, make: Callable[[Path], None]) -> Path:
+        """The target, which `make(staging)` has made first where it was not there."""
+        if not target.exists():
+            with locked(target.with_name(f".{target.name}.lock")):
+                if not target.exists():
+                    staging = self._work.path / f"{uuid.uuid4().hex}-{target.name}"
+                    make(staging)
+                    rename_into_place(staging, target)
+        return target
+
+    def compile(self, what: str, command: Sequence[str], target: Path) -> None:
+        """Run a compiler that writes `target`. Raises ToolchainError where it fails, DiskFullError
+        where a full disk may be why."""
+        with tempfile.TemporaryDirectory(prefix="prepare-", dir=self._work.path) as folder:
+            work, deadline = Path(folder), Deadline(DEADLINE_S)
+            command = [*command, "-o", str(target)]
+            outcome, log = run(command, work, deadline, self.tools.environment), log_of(work)
+        if outcome != "ok":
+            raise_if_full(self.root, log)
+            said = f"{self.tools.cxx} ({outcome}): {interesting(log, self.root)}"
+            raise ToolchainError(f"{what} does not compile with {said}", "concur doctor")
+
+    def _link_library(self, name: str, options: Iterable[str], staging: Path) -> None:
+        """Make `lib{name}.so` of the source of that name."""
+        command = [self.tools.cxx, *SHARED_LIBRARY, str(HEADERS / f"support/{name}.cpp"), *options]
+        self.compile(f"the library {name}", [*command, f"-Wl,-soname,lib{name}.so"], staging)
+
+    @property
+    def _torch_library(self) -> str:
+        return f"-L{self.tools.torch_dir / 'lib'}"
+
+    # -- the lite tier -----------------------------------------------------------------------------
+
+    def lite_headers(self) -> Path:
+        """Our headers, and beside them torch's header-only ones: nothing else of torch can be
+        included from there."""
+
+        def make(staging: Path) -> None:
+            shutil.copytree(HEADERS / "lite", staging)
+            torch = self.tools.torch_dir / "include/torch/headeronly"
+            (staging / "torch/headeronly").symlink_to(torch)
+
+        return self.once(self.root / "lite", make)
+
+    def shim(self, name: str) -> Path:
+        """One of `SHIMS`: a library that stands between candidates' libraries and torch's."""
+        options = [*self.tools.includes, self._torch_library, "-lc10", "-ltorch_cpu", "-O2"]
+        options += ["-ltorch_python"] if name == "concur_python" else []
+        make = partial(self._link_library, name, options)
+        return self.once(self.root / f"lib{name}.so", make)
+
+    def common(self) -> Path:
+        """The library that holds what the lite headers only declare."""
+
+        def make(staging: Path) -> None:
+            generated = self._work.path / uuid.uuid4().hex
+            self.operators.write(" ".join(COMMON), generated, common=True)
+            options = [f"-I{generated}", f"-I{self.lite_headers()}", "-O2", "-fvisibility=hidden"]
+            options += [self._torch_library, "-ltorch_cpu", "-lc10", str(self.shim("concur_shim"))]
+            options.append(f"-Wl,-rpath,{self.root}")
+            self._link_library("concur_common", options, staging)
+            shutil.rmtree(generated)
+
+        return self.once(self.root / "libconcur_common.so", make)
+
+    def bindings(self) -> Path:
+        """A folder whose <torch/extension.h> is lite's with the bindings and without operators, and
+        with GCC in precompiled form: for sources that only declare functions. GCC takes the form
+        that a build's flags allow, and else reads the header.
+        """
+
+        def make(staging: Path) -> None:
+            (staging / "torch").mkdir(parents=True)
+            includes = ("torch/types.h", "ATen/Parallel.h", "concur_bind.h")
+            text = "#pragma once\n" + "".join(f"#include <{name}>\n" for name in includes)
+            (staging / "torch/extension.h").write_text(text)
+            self.operators.write("", staging)
+
+        def make_precompiled(staging: Path) -> None:
+            staging.mkdir()
+            flags = [*COMMON_CXX, *self.least(), *self.lite_includes(folder)]
+            for level in ("-O0", "-O2"):
+                self._precompile("lite's header", [*flags, level], header, staging / level[1:])
+
+        folder = self.once(self.root / "bindings", make)
+        header = folder / "torch/extension.h"
+        if self.tools.is_gcc:
+            self.once(header.with_name("extension.h.gch"), make_precompiled)
+        return folder
+
+    def lite_includes(self, folder: Path) -> list[str]:
+        """Options for lite's headers with what was written for one source in `folder`."""
+        folders = [folder, self.lite_headers(), HEADERS / "support", *self.tools.plain_includes]
+        return [f"-I{path}" for path in folders]
+
+    def _precompile(self, what: str, flags: Sequence[str], header: Path, target: Path) -> None:
+        command = [self.tools.cxx, *flags, "-x", "c++-header", str(header)]
+        self.compile(what, command, target)
+
+    def least(self) -> list[str]:
+        """A definition of the oldest C++ that torch's headers accept, where they ask for one."""
+        return [f"-DCONCUR_LEAST_CPLUSPLUS={self.least_cplusplus}"] if self.least_cplusplus else []
+
+    def launches(self) -> Path:
+        """The library that counts candidates' kernel launches; made with the CUDA toolkit that
+        builds them."""
+        options = [f"-I{path}" for path in self.tools.plain_includes]
+        options += [*(f"-L{folder}" for folder in self.tools.cuda_libraries), "-lcudart", "-O1"]
+        folder = self.root / f"cuda-{self.tools.cuda_key}"
+        folder.mkdir(exist_ok=True)
+        make = partial(self._link_library, "concur_launch", options)
+        return self.once(folder / "libconcur_launch.so", make)
+
+    # -- names in torch's headers ------------------------------------------------------------------
+
+    def _preprocessed(self, heads: Iterable[str], suffix: str, command: Sequence[str]) -> str:
+        """What a compiler makes of a source that includes `heads`."""
+        probe = self._work.path / f"{uuid.uuid4().hex}{suffix}"
+        target = probe.with_suffix(".i")
+        probe.write_text("".join(f"#include <{head}>\n" for head in heads))
+        try:
+            includes = [*self.tools.includes, str(probe)]
+            self.compile("torch's header", [*command, "-E", *includes], target)
+            return target.read_text(errors="replace")
+        finally:
+            probe.unlink()
+            target.unlink(missing_ok=True)
+
+    @cached_property
+    def torch_names(self) -> TorchNames:
+        """Names that torch's headers, and all they include, bring into a source: they decide where
+        lite may speak for full."""
+
+        def make(staging: Path) -> None:
+            heads = ["torch/extension.h"]
+            if self.tools.nvcc:
+                heads += ["cuda_runtime.h", "c10/cuda/CUDAGuard.h"]
+            if self.tools.cuda_home and (self.tools.cuda_home / "include/cusparse.h").exists():
+                heads.append("ATen/cuda/CUDAContext.h")
+            text = self._preprocessed(heads, ".cpp", [self.tools.cxx, *COMMON_CXX, "-dD"])
+            macros: set[str] = set()
+            files: set[str] = set()
+            torch, inside = str(self.tools.torch_dir), False
+            for line in text.splitlines():
+                if line.startswith("# "):
+                    inside = torch in line
+                    files.add(line.split('"')[1] if '"' in line else "")
+                elif inside and line.startswith("#define "):
+                    macros.update(IDENTIFIER.findall(line, 8)[:1])
+            # With what stands in a branch that only nvcc takes.
+            words = set(IDENTIFIER.findall(text)) | _words(file for file in files if torch in file)
+            scope = macros | file_scope(text)
+            staging.write_text(json.dumps([*map(sorted, (macros, words, scope)), self._absent()]))
+
+        path = self.once(self.root / "names_of_torch.json", make)
+        macros, words, scope, not_brought = map(frozenset, json.loads(path.read_text()))
+        include = self.tools.torch_dir / "include"
+        dispatch = (include / "ATen/Dispatch.h").read_text()
+        tensor = (f"{include}/ATen/core/Tensor{part}.h" for part in ("Body", "Base"))
+        return TorchNames(
+            macros=macros,
+            words=words,
+            file_scope=scope,
+            methods=frozenset(_words(tensor)),
+            not_brought=not_brought,
+            dispatch_takes_types="const at::DeprecatedTypeProperties&" in dispatch,
+        )
+
+    @cached_property
+    def torch_names_of_nvcc(self) -> TorchNames:
+        """The same, and what nvcc reads before a source of ours begins: made when the first source
+        asks."""
+
+        def make(staging: Path) -> None:
+            heads = ("torch/extension.h", "torch/types.h", "cuda.h", "cuda_runtime.h")
+            nvcc = [str(self.tools.nvcc), "-std=c++20", "-w", "-ccbin", self.tools.cxx]
+            nvcc += ["-DTORCH_API_INCLUDE_EXTENSION_H", "--expt-relaxed-constexpr"]
+            words: set[str] = set()
+            files: set[str] = set()
+            for target in ([], ["-D__CUDA_ARCH__=900"]):  # for the host, and for the device
+                text = self._preprocessed(heads, ".cu", [*nvcc, *target])
+                words.update(IDENTIFIER.findall(text))
+                files.update(re.findall(r'^# \d+ "([^"<>]+)"', text, re.MULTILINE))
+            # With what stands in branches that were not taken, and what macros make.
+            staging.write_text(json.dumps([sorted(words | _words(files)), sorted(files)]))
+
+        path = self.once(self.root / f"names_of_nvcc-{self.tools.cuda_key}.json", make)
+        words, files = map(frozenset, json.loads(path.read_text()))
+        names = self.torch_names
+        return names._replace(nvcc_words=words | names.words, nvcc_files=files)
+
+    def _absent(self) -> list[str]:
+        """Which of STREAM_NAMES occur in no header that torch/extension.h may include, whatever is
+        defined."""
+        left, roots = list(self.tools.torch_headers("torch/extension.h")), self.tools.torch_includes
+        seen, absent = set(left), set(STREAM_NAMES)
+        while left:
+            header = left.pop()
+            text = header.read_text(errors="replace")
+            absent = {name for name in absent if name not in text}
+            for name in INCLUDED.findall(text):
+                for found in (folder / name for folder in (header.parent, *roots)):
+                    if found not in seen and found.is_file():
+                        seen.add(found)
+                        left.append(found)
+        return sorted(absent)
+
+    @cached_property
+    def least_cplusplus(self) -> str:
+        """The oldest value of __cplusplus that torch's headers accept, such as 201703L; empty where
+        they do not ask."""
+        for header in self.tools.torch_headers("torch/all.h"):
+            text = header.read_text(errors="replace")
+            if match := re.search(r"__cplusplus < (\d+L)\s*\n#error", text):
+                return match.group(1)
+        return ""
+
+    @cached_property
+    def only_torchs(self) -> frozenset[str]:
+        """Macros of torch that lite does not have: a source that names one means torch's."""
+        ours: set[str] = set()
+        for path in self.lite_headers().rglob("*.h"):
+            if "headeronly" not in path.parts:
+                ours.update(re.findall(r"^#define (\w+)", path.read_text(), re.MULTILINE))
+        return self.torch_names.macros - ours
+
+    # -- torch's own header ------------------------------------------------------------------------
+
+    def full_headers(self) -> Path:
+        """Torch's own header, reached through a file that may have a precompiled form beside it."""
+
+        def make(staging: Path) -> None:
+            (staging / "torch").mkdir(parents=True)
+            real = next(self.tools.torch_headers("torch/extension.h"))
+            (staging / "torch/extension.h").write_text(f'#pragma once\n#include "{real}"\n')
+
+        return self.once(self.root / "full", make)
+
+    @property
+    def has_precompiled(self) -> bool:
+        return self.tools.is_gcc and (self.full_headers() / "torch/extension.h.gch").exists()
+
+    def precompiled(self) -> None:
+        """Make the precompiled form of torch's header, once it pays; GCC takes it where a build's
+        flags allow, and else reads the header.
+
+        It costs as much as three full builds, so the first of a cache do without.
+        """
+        if not self.tools.is_gcc:
+            return
+        header = self.full_headers() / "torch/extension.h"
+        made = header.with_name("extension.h.gch")
+        if made.exists():
+            with suppress(OSError):
+                os.utime(made)  # in use: it stays when another is made
+            return
+        asked = self.root / "full-builds"
+        asked.mkdir(parents=True, exist_ok=True)
+        (asked / uuid.uuid4().hex).touch()
+        if len(list(asked.iterdir())) <= FULL_BUILDS_WITHOUT:
+            return
+
+        def make(staging: Path) -> None:
+            flags = [*COMMON_CXX, "-O2", f"-I{header.parent.parent}", *self.tools.includes]
+            self._precompile("torch's header", flags, header, staging)
+
+        for other in self.root.parent.glob("*/full/torch/extension.h.gch"):
+            with suppress(OSError):
+                if time.time() - other.stat().st_mtime > PRECOMPILED_KEPT_S:
+                    other.unlink()
+        self.once(made, make)
+
+
+def _words(files: Iterable[str]) -> set[str]:
+    """Every identifier in these files, as far as they are there."""
+    found: set[str] = set()
+    for path in map(Path, files):
+        if path.is_file():
+            found.update(IDENTIFIER.findall(path.read_text(errors="replace")))
+    return found

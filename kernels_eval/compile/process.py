@@ -1,0 +1,301 @@
+"""Runs compilers: one process group each, bounded in processor time and in what it may write, in a
+folder that belongs to this process alone.
+
+Guarantees: a compiler that hangs is killed with its children, and so is one whose builder is gone
+(kernels_eval.sandbox.reaper); one that is killed from outside is started again
+(kernels_eval.sandbox.sandbox); a work root is removed when its process ends, or by the next
+builder where it was killed, after the compilers that still run in it; temporary files of compilers
+lie in that root; where a disk has no room, what fails on it is a `DiskFullError`, which a candidate
+cannot bring about by what it makes a compiler say. Does not guarantee that a compiler is safe
+against hostile input: a caller confines it with `confine`; nor to notice a disk that was full for a
+moment and has 2 GB free afterwards, unless the compiler said so and a quota is the reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from kernels_eval.errors import KILL_ATTEMPTS, DiskFullError
+from kernels_eval.sandbox import process_tree, reaper
+from kernels_eval.sandbox.process_tree import Deadline
+from kernels_eval.sandbox.syscalls import PR_SET_CHILD_SUBREAPER, prctl
+
+LOG_LIMIT = 8192
+READ_BYTES = 1 << 20
+POLL_S = 0.25
+FILE_LIMIT_BYTES = 2 << 30  # torch's precompiled header takes 0.8 GB
+CANDIDATE_FILE_BYTES = 256 << 20
+"""Of a file that a candidate's source makes a compiler write: the largest object of an honest
+kernel is a few megabytes, and the cache keeps up to 16 libraries of each candidate for a while."""
+ROOM_BYTES = 64 << 20  # with less free, a compiler's failure says nothing about its source
+FULL = (errno.ENOSPC, errno.EDQUOT)
+SAYS_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+COMPILER_WAS_KILLED = re.compile(
+    r"^(\S{1,500}: fatal error: (Killed signal terminated program"
+    r"|\S{1,500} terminated with signal 9)"
+    r"|nvcc error\s*: .* died due to signal 9"
+    r"|\S{0,500}clang\S{0,50}: error: unable to execute command: Killed)",
+    re.MULTILINE,
+)
+"""What compiler drivers write about a program they started. A source that makes a compiler write
+this is compiled five times, no more."""
+ERROR_LINE = re.compile(
+    r"\berror\b|undefined reference|multiple definition|cannot find|fatal", re.ASCII
+)
+
+Outcome = Literal["ok", "failed", "timeout", "killed"]
+
+
+def run(
+    command: Sequence[str],
+    work: Path,
+    deadline: Deadline,
+    environment: dict[str, str],
+    confine: Callable[[], None] | None = None,
+) -> Outcome:
+    """Run a compiler in `work`, its messages appended to `work/log`, and add what it used to
+    `deadline`.
+
+    "timeout": that has passed. "killed": by SIGKILL, in the last of five attempts.
+    """
+    log = work / "log"
+    log.touch()
+    logged = log.stat().st_size
+    for _ in range(KILL_ATTEMPTS):
+        os.truncate(log, logged)
+        if deadline.passed():
+            return "timeout"
+        returncode = _returncode(command, work, deadline, environment, confine)
+        if returncode is None or deadline.passed():
+            return "timeout"
+        said = _read(log, logged)
+        killed = was_killed(returncode, said)
+        # Another signal and not a word: a fork of a process with many threads can die before its
+        # exec, while a compiler that crashes on its source names it.
+        if not killed and (returncode >= 0 or said.strip()):
+            return "failed" if returncode else "ok"
+    return "killed" if killed else "failed"
+
+
+def was_killed(returncode: int, log: str) -> bool:
+    """Whether a compiler died of SIGKILL, itself or (which only its log tells) one of its own
+    programs."""
+    return returncode == -signal.SIGKILL or bool(returncode and COMPILER_WAS_KILLED.search(log))
+
+
+def _returncode(
+    command: Sequence[str],
+    work: Path,
+    deadline: Deadline,
+    environment: dict[str, str],
+    confine: Callable[[], None] | None,
+) -> int | None:
+    """None where the deadline came first."""
+    descriptor = reaper.reaper()
+
+    def prepare() -> None:
+        reaper.register(descriptor)
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # whatever it starts stays in its tree, and is counted
+        limit_compiler()
+        if confine is not None:
+            confine()
+
+    with open(work / "log", "ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=work,
+            env={**environment, "TMPDIR": str(work)},
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+        try:
+            leader = process_tree.identify(process.pid)
+            while leader and process_tree.wait_gone([leader], POLL_S):
+                if deadline.passed(process.pid):
+                    break
+        finally:
+            deadline.spent_s += process_tree.processor_s(process.pid)  # a zombie still tells
+            returncode = process.poll()
+            if returncode is None:
+                process_tree.kill_descendants(process.pid)
+            # A compiler that was killed leaves what it had started.
+            if returncode is None or returncode < 0:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            reaper.unregister(descriptor, process.pid)
+        return returncode
+
+
+def limit_compiler(file_bytes: int = FILE_LIMIT_BYTES) -> None:
+    """Forbid core files and files above `file_bytes`; a second call may only lower that."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+
+class WorkRoot:
+    """`work-<pid>-<uuid>/` under the cache: where this process builds. A fork gets its own."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+        self._pid = 0
+
+    @property
+    def path(self) -> Path:
+        if self._pid != os.getpid():
+            self.cache.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(self.cache)
+            self._path = self.cache / f"work-{os.getpid()}-{uuid.uuid4().hex}"
+            self._path.mkdir()
+            self._handle = open(self._path / ".lock", "w")
+            fcntl.flock(self._handle, fcntl.LOCK_EX)
+            self._pid = os.getpid()
+            weakref.finalize(self, _remove, self._path, self._pid)
+        return self._path
+
+
+def remove_abandoned(cache: Path) -> None:
+    """Remove the work roots of processes that are gone: there is no such pid here, and the lock is
+    free (a cache may be shared by machines).
+
+    A compiler outlives a builder that was killed: those that still run in such a root are killed
+    first.
+    """
+    for root in cache.resolve().glob("work-*-*"):
+        owner = re.fullmatch(r"work-(\d+)-[0-9a-f]{32}", root.name)
+        if owner and not psutil.pid_exists(int(owner[1])) and _unlocked(root / ".lock"):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error, OSError):  # another user's, or one that has just ended
+                    if root in Path(process.cwd()).parents:
+                        process.kill()
+            shutil.rmtree(root, ignore_errors=True)
+
+
+def _unlocked(path: Path) -> bool:
+    try:
+        with open(path) as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return True
+
+
+def _remove(path: Path, pid: int) -> None:
+    if pid == os.getpid():  # a forked child leaves its parent's root alone
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an advisory lock that the kernel releases when its holder dies: it is never stale
+    (torch's FileBaton can hang forever)."""
+    with open(path, "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def log_of(work: Path) -> str:
+    """What compilers have said in a folder."""
+    log = work / "log"
+    return _read(log) if log.exists() else ""
+
+
+def _read(log: Path, start: int = 0) -> str:
+    """A log from there on; of what is longer than 2 MB, both ends."""
+    with open(log, "rb") as handle:
+        handle.seek(start)
+        head = handle.read(READ_BYTES)
+        handle.seek(max(handle.tell(), log.stat().st_size - READ_BYTES))
+        return (head + handle.read(READ_BYTES)).decode("utf-8", "replace")
+
+
+def rename_into_place(staging: Path, target: Path) -> None:
+    """Move whole or not at all, also from another file system. Raises OSError."""
+    try:
+        try:
+            os.rename(staging, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            near = target.with_name(f".{staging.name}.moved")
+            shutil.move(staging, near)
+            os.rename(near, target)
+    except OSError:
+        if not target.exists():
+            raise
+        shutil.rmtree(staging, ignore_errors=True)  # another builder was faster: same content
+
+
+def interesting(log: str, work: Path) -> str:
+    """The lines of a compiler log that say what is wrong, without our scratch paths, at most 8
+    KB."""
+    lines = log.replace(f"{work}/", "").splitlines()
+    errors = [number for number, line in enumerate(lines) if ERROR_LINE.search(line)]
+    picked = [line for number in errors[:20] for line in lines[number : number + 4]]
+    return "\n".join(dict.fromkeys(picked if errors else lines[-40:]))[:LOG_LIMIT]
+
+
+# -- a full disk ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def blaming_the_disk(folder: Path) -> Iterator[None]:
+    """Makes a DiskFullError of an OSError that says so."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise full(folder, str(error)) from error
+
+
+def raise_if_full(folder: Path, log: str) -> None:
+    """To be asked when a compiler that works in `folder` has failed. Raises DiskFullError where
+    want of disk may be why.
+
+    Its log (all of it) only makes the disk a suspect: with less free than the largest file that a
+    compiler may write, or where a quota is used up. An empty one does too: it may be what could not
+    be written.
+    """
+    free_bytes = shutil.disk_usage(folder).free
+    suspect = SAYS_FULL.search(log) or not log.strip()
+    if free_bytes < (FILE_LIMIT_BYTES if suspect else ROOM_BYTES) or (
+        suspect and not _may_write(folder)
+    ):
+        raise full(folder, f"a compiler failed, and {free_bytes / 1e6:.0f} MB are free")
+
+
+def full(folder: Path, cause: str) -> DiskFullError:
+    return DiskFullError(
+        f"the disk of {folder} is full: {cause}",
+        "free disk space, or set CONCUR_CACHE to a folder on another disk",
+    )
+
+
+def _may_write(folder: Path) -> bool:
+    """What is free may not be for us: quotas show only in an attempt."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        return error.errno not in FULL
+    return True

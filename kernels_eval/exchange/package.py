@@ -1,0 +1,231 @@
+"""An accepted kernel as a package that anybody can import: the layout of Hugging Face's `kernels`
+(huggingface/kernels, `docs/source/kernel-requirements.md`), with an operator of torch and a guard
+(`kernels_eval.exchange.guard`, which becomes the package).
+
+Guarantees: the kernel is verified again before it is packed, and the verdict that goes with it is
+of the very libraries that are packed: those of a CUDA kernel, which do not count launches as the
+verifier's own do, are verified once more; the digest of each file goes with it, too; the package
+holds the task's program, to which the guard falls back.
+Does not guarantee Hugging Face's limits on symbol versions, nor Python's stable ABI: elsewhere the
+guard falls back, and says why.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from kernels_eval.compile.extensions import Attempt, Builder
+from kernels_eval.config import EvalConfig
+from kernels_eval.devices import conditions, gpu_arch
+from kernels_eval.errors import UsageError
+from kernels_eval.evaluator import Evaluator
+from kernels_eval.exchange import rendered
+from kernels_eval.exchange.definitions import FLAT
+from kernels_eval.model.trials import ArgumentForm, Interface
+from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
+from kernels_eval.source.spec import ExtensionSpec
+from kernels_eval.versions import PROTOCOL_VERSION
+
+GUARD = Path(__file__).with_name("guard.py")
+
+
+class _Shipped(Attempt):
+    """A build without the counter of launches: its library needs nothing but torch and CUDA."""
+
+    def _link(self, objects: Sequence[str]) -> list[str]:
+        ours = ("-Wl,--wrap=", "-Wl,-rpath,")
+        parts = super()._link(objects)
+        return [x for x in parts if not x.startswith(ours) and "concur_launch" not in x]
+
+
+def export_package(
+    task: KernelTask,
+    candidate: Candidate,
+    interface: Interface,
+    out: Path,
+    *,
+    config: EvalConfig | None = None,
+    name: str | None = None,
+    license: str = "unknown",
+) -> dict[str, object]:
+    """Verify a candidate and write its package; returns a summary. Raises UsageError for a kernel
+    that is not correct here, and a task that a guard cannot stand before; DeviceError and other
+    EvalErrors as the evaluator does."""
+    if interface.mutates or not FLAT.fullmatch(interface.structure):
+        fault = f"{task.name} changes its inputs, or nests its outputs"
+        raise UsageError(f"{fault}: no operator of torch can stand for it", "choose another task")
+    if not any(form.dtype for form in interface.inputs):
+        raise UsageError(f"{task.name} takes no tensor", "choose another task")
+    plain = re.sub(r"[^a-z0-9]+", "-", (name or task.name).lower()).strip("-") or "kernel"
+    plain = plain if plain[0].isalpha() else f"kernel-{plain}"
+    module = plain.replace("-", "_")
+    known = {
+        "name": plain,
+        "license": license,
+        "id": f"_{module}_{stable_hash([task.code, candidate.code])[:8]}",
+    }
+    config = config or EvalConfig()
+    build = config.build.model_copy(update={"lite_headers": False})
+    config = config.model_copy(update={"build": build})
+    target = out / "build" / _variant(candidate.language)
+    with tempfile.TemporaryDirectory() as held:
+        folder = Path(held) / "package"
+        folder.mkdir()
+        verdict, specs = _verified(task, candidate, config, folder)
+        certificate = {
+            "verdict": verdict.model_dump(mode="json"),
+            "protocol": {"version": PROTOCOL_VERSION, "config": config.model_dump(mode="json")},
+            "conditions": conditions(candidate.language).model_dump(mode="json"),
+            "interface": _forms(interface),
+            "built_for": _built_for(candidate.language, specs),
+        }
+        _fill(folder, module, task, candidate, certificate, known)
+        shutil.copytree(folder, target)
+    bounds = (t.speedup_lower, t.speedup_upper) if (t := verdict.timing) else (0.0, 0.0)
+    about = {"task": task, "verdict": verdict, "inputs": interface.inputs, "bounds": bounds}
+    text = rendered("README.md.j2", **known, **about, folder=out)
+    (out / "README.md").write_text(text, encoding="utf-8")
+    told = {"variant": target.name, "speedup": verdict.speedup, "device": verdict.device}
+    return known | told | {"folder": str(out), "task_id": task.task_id}
+
+
+def _fill(
+    folder: Path,
+    module: str,
+    task: KernelTask,
+    candidate: Candidate,
+    certificate: Mapping[str, object],
+    known: dict[str, str],
+) -> None:
+    """What stands beside the libraries: programs, guard, certificate and metadata."""
+
+    def put(name: str, text: str) -> None:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+
+    def put_json(name: str, value: object) -> None:
+        put(name, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+    put("reference.py", task.code)
+    put("candidate.py", candidate.code or "")
+    of_task = task.model_dump(mode="json", include={"task_id", "entry_point", "init_form"})
+    digests = {path.name: _sha256(path).hex() for path in _files(folder)}
+    put_json("certificate.json", {**of_task, **certificate, "id": known["id"], "files": digests})
+    put("__init__.py", GUARD.read_text(encoding="utf-8").replace("{id}", known["id"]))
+    put(f"{module}/__init__.py", rendered("beside.py.j2", id=known["id"]))
+    put_json("metadata.json", known | _metadata(candidate.language, folder))
+
+
+def _verified(
+    task: KernelTask, candidate: Candidate, config: EvalConfig, folder: Path
+) -> tuple[Verdict, list[ExtensionSpec]]:
+    """The verdict of a correct candidate, and what it asks to build; the libraries that the verdict
+    is of go to `folder`."""
+    with Evaluator(candidate.language, config, cuda_arch=gpu_arch()) as evaluator:
+        preparer = evaluator.preparer
+        prepared = preparer.prepare(candidate, task)
+        verdict = _correct(evaluator.run(task, candidate, prepared))
+        specs = preparer.requested(candidate, task) if prepared.libraries else []
+        if len({spec.name for spec in specs}) < len(specs):
+            raise UsageError("two of its extensions have one name", "name each its own")
+        with tempfile.TemporaryDirectory(dir=preparer.builder.work_root) as work:
+            if any(spec.uses_cuda for spec in specs):
+                made = {spec.key: _shipped(preparer.builder, spec, work) for spec in specs}
+                prepared = prepared.model_copy(update={"libraries": made})
+                verdict = _correct(evaluator.run(task, candidate, prepared))
+            for spec in specs:
+                shutil.copyfile(prepared.libraries[spec.key], folder / f"{spec.name}.so")
+    return verdict, specs
+
+
+def _correct(verdict: Verdict) -> Verdict:
+    if verdict.correct_custom:
+        return verdict
+    raise UsageError(
+        f"{verdict.candidate_id} is not correct here: {verdict.status.value}"
+        f" ({verdict.reason.value}) {verdict.detail}",
+        "export a kernel that `concur verify` finds correct on this machine",
+    )
+
+
+def _shipped(builder: Builder, spec: ExtensionSpec, work: str) -> str:
+    place, limit = Path(work) / spec.name, builder.config.timeout_s
+    made = _Shipped(spec, "full", place, builder.prepared, limit, builder.confine).build()
+    if not made.ok:
+        raise UsageError(f"extension {spec.name} does not build: {made.log[:500]}")
+    return made.path
+
+
+def _built_for(language: Language, specs: Sequence[ExtensionSpec]) -> dict[str, object]:
+    """What a process must be to run the kernel; None where it may be any."""
+    from torch import __version__ as torch
+
+    tuned = any(flag.startswith("-m") for spec in specs for flag in spec.extra_cflags)
+    arch = gpu_arch() if language.needs_gpu else None
+    return {
+        "torch": torch.partition("+")[0] if specs else None,
+        "python": sysconfig.get_config_var("SOABI") if specs else None,
+        "machine": platform.machine() if specs else None,
+        "cpu_flags": _cpu_flags() if tuned else [],
+        "capability": [int(part) for part in arch.split(".")] if arch else None,
+    }
+
+
+def _cpu_flags() -> list[str]:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+
+
+def _variant(language: Language) -> str:
+    """The build variant's name, as `kernels` reads it."""
+    from torch import __version__ as torch
+
+    if language.jit:
+        return "torch-cuda"
+    major, minor, *_ = torch.split(".")
+    cuda = conditions(language).cuda.replace(".", "") if language.needs_gpu else ""
+    backend = f"cu{cuda}" if cuda else "cpu"
+    return f"torch{major}{minor}-cxx11-{backend}-{platform.machine()}-{sys.platform}"
+
+
+def _metadata(language: Language, folder: Path) -> dict[str, object]:
+    digests = {
+        path.relative_to(folder).as_posix(): base64.b64encode(_sha256(path)).decode()
+        for path in _files(folder)
+    }
+    gpu = {"type": "cuda", "archs": [gpu_arch()]}
+    return {
+        "version": 0,
+        "python-depends": [],
+        "backend": gpu if language.needs_gpu else {"type": "cpu"},
+        "digest": {"algorithm": "sha256", "files": digests},
+    }
+
+
+def _forms(interface: Interface) -> dict[str, object]:
+    """The interface as the guard reads it: a tensor has no value, and what is none has no dtype."""
+
+    def rows(forms: Iterable[ArgumentForm]) -> list[dict[str, object]]:
+        parts = ({"value"} if form.dtype else {"shape", "stride", "dtype"} for form in forms)
+        return [form.model_dump(exclude=part) for form, part in zip(forms, parts, strict=True)]
+
+    groups = {name: rows(getattr(interface, name)) for name in ("inputs", "state", "outputs")}
+    return {**groups, "structure": interface.structure}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _sha256(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()

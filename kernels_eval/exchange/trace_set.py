@@ -1,0 +1,208 @@
+"""A folder of definitions, workloads, solutions and traces: FlashInfer-Bench's trace set
+(`definitions/`, `workloads/`, `solutions/`, `traces/`), or SOL-ExecBench's, where a problem is a
+folder with `definition.json`, `workload.jsonl` and solutions.
+
+Guarantees: what a file holds is told by its content, fields that we do not know are left aside;
+tasks, candidates and verdicts come in the order of the names of the files; what cannot be taken
+over is counted in `left_out`, with why; what is written is read again as it was. Does not run
+anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from kernels_eval.errors import UsageError, first_problem
+from kernels_eval.exchange.definitions import file_name, written
+from kernels_eval.exchange.flashinfer import Definition, Solution, Suite, Workload
+from kernels_eval.exchange.traces import Evaluation, verdict_row
+from kernels_eval.records import Json, KernelTask, Record
+from kernels_eval.tables import table_beside
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+LAYOUTS = table_beside(__file__)
+
+
+def is_trace_set(path: Path) -> bool:
+    """Whether a folder is one of these."""
+    patterns = (
+        "definitions/**/*.json",
+        "definition.json",
+        "*/definition.json",
+        "*/*/definition.json",
+    )
+    return path.is_dir() and any(next(path.glob(each), None) for each in patterns)
+
+
+class TraceSet:
+    """The content of a folder; empty without one. A record that lacks something is left out, and
+    the second of two with one name. Raises UsageError for a file that is not JSON."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root
+        self.definitions: dict[str, Definition] = {}
+        self.solutions: dict[str, Solution] = {}
+        self.workloads: dict[str, dict[str, Workload]] = {}
+        self.traces: list[Json] = []
+        self.left_out: Counter[str] = Counter()
+        """How often something could not be taken over, by why."""
+        if root:
+            self._read(root)
+
+    def _read(self, root: Path) -> None:
+        places: dict[Path, str] = {}
+        for path in sorted(root.rglob("*.json")):
+            row = _object(path.read_bytes(), str(path))
+            with self.counted():
+                if {"reference", "inputs"} <= row.keys():
+                    definition = record_of(Definition, row, path)
+                    _once(self.definitions, definition, path)
+                    places[path.parent] = definition.name
+                elif {"sources", "spec"} <= row.keys():
+                    _once(self.solutions, record_of(Solution, row, path), path)
+        for path in sorted(root.rglob("*.jsonl")):
+            for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+                where = f"{path} line {number}"
+                with self.counted():
+                    if line.strip():
+                        self._line(_object(line, where), where, places.get(path.parent))
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what cannot be taken over: a ValueError of the block."""
+        try:
+            yield
+        except ValueError as error:
+            self.left_out[str(error)] += 1
+
+    def _line(self, row: Json, where: str, near: str | None) -> None:
+        """A trace, or a workload of the definition beside it."""
+        held = row.get("workload") if "definition" in row else row
+        workload = record_of(Workload, held, where)
+        name = row.get("definition", near)
+        if not isinstance(name, str) or name not in self.definitions:
+            raise ValueError(f"{where} is of definition {str(name)[:80]!r}, which is not here")
+        known = self.workloads.setdefault(name, {})
+        identity = workload.uuid or f"{len(known)}"
+        if known.setdefault(identity, workload) != workload:
+            raise ValueError(f"{where}: the uuid {identity!r} stands for another workload already")
+        if row.get("evaluation"):
+            record_of(Evaluation, row["evaluation"], where)
+            self.traces.append({**row, "uuid": identity})
+
+    def add(
+        self,
+        definition: Definition,
+        workload: Workload,
+        solution: Solution,
+        evaluation: dict[str, object],
+    ) -> None:
+        """One trace with what it is of; a definition or solution of a known name is that one."""
+        self.definitions.setdefault(definition.name, definition)
+        self.solutions.setdefault(solution.name, solution)
+        uuid = str(workload.uuid)
+        self.workloads.setdefault(definition.name, {})[uuid] = workload
+        known = {"definition": definition.name, "uuid": uuid, "solution": solution.name}
+        self.traces.append(known | {"evaluation": evaluation})
+
+    def write(self, root: Path, suite: Suite) -> None:
+        """Files in the suite's own layout, under a new folder."""
+
+        def put(kind: str, rows: Iterable[object], *names: str, indent: int | None = None) -> None:
+            path = root / LAYOUTS[suite][kind].format(*map(file_name, names))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            text = "".join(json.dumps(row, indent=indent) + "\n" for row in rows)
+            path.write_text(text, encoding="utf-8")
+
+        for name, definition in self.definitions.items():
+            put("definition", [written(definition, suite)], name, indent=2)
+            rows = {
+                uuid: {"definition": name, "workload": written(workload, suite)}
+                for uuid, workload in self.workloads[name].items()
+            }
+            put("workload", [x["workload"] if suite == "sol" else x for x in rows.values()], name)
+            told = [row for row in self.traces if row["definition"] == name]
+            put("trace", [row | rows[row.pop("uuid")] for row in map(dict, told)], name)
+        for solution in self.solutions.values():
+            row = written(solution, suite)
+            put("solution", [row], solution.definition, solution.name, indent=2)
+
+    def tasks(self) -> Iterator[KernelTask]:
+        """One task a definition and workload."""
+        for name, definition in self.definitions.items():
+            for identity in self.workloads.get(name, ()):
+                if task := self.task(definition, identity):
+                    yield task
+
+    def task(self, definition: Definition, identity: str) -> KernelTask | None:
+        """The task of a workload; None where it is left out."""
+        with self.counted():
+            return definition.task(self.workloads[definition.name][identity], self.root)
+        return None
+
+    def candidates(self) -> Iterator[dict[str, object]]:
+        """One row a solution and workload, as tables of candidates have them."""
+        for solution in self.solutions.values():
+            with self.counted():
+                definition = self.definitions.get(solution.definition)
+                if definition is None:
+                    raise ValueError(f"definition {solution.definition!r} is not here")
+                language = solution.language
+                for identity, workload in self.workloads.get(definition.name, {}).items():
+                    if task := self.task(definition, identity):
+                        yield {
+                            "candidate_id": f"{solution.name}@{identity}",
+                            "task_id": task.task_id,
+                            "code": solution.code(definition, workload),
+                            "language": language and language.value,
+                            "generator": solution.author,
+                        }
+
+    def verdicts(self) -> Iterator[dict[str, object]]:
+        """One row a trace, as tables of verdicts have them; tasks that cannot be drawn have the
+        name of their workload."""
+        for trace in self.traces:
+            definition, name = self.definitions[trace["definition"]], str(trace.get("solution"))
+            task, solution = self.task(definition, trace["uuid"]), self.solutions.get(name)
+            unknown = f"definition/{definition.name}/{trace['uuid']}"
+            yield {
+                "candidate_id": f"{name}@{trace['uuid']}",
+                "task_id": task.task_id if task else unknown,
+                "generator": solution.author if solution else name,
+                **verdict_row(trace["evaluation"]),
+            }
+
+
+def _object(text: bytes, where: str) -> Json:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}", "give a complete file") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{where} is not a JSON object", "give a complete file")
+    return found
+
+
+def record_of(kind: type[Kind], row: object, where: object) -> Kind:
+    """A row as a record, without what is unknown. Raises ValueError that says where it is none."""
+    try:
+        return kind.model_validate(row, extra="ignore")
+    except ValidationError as error:
+        place, said = first_problem(error)
+        what = f"{where} is no {kind.__name__}: {place or 'all of it'}: {said}"
+        raise ValueError(what) from error
+
+
+def _once(known: dict[str, Kind], found: Kind, where: Path) -> None:
+    name = str(getattr(found, "name", ""))
+    if known.setdefault(name, found) != found:
+        raise ValueError(f"{where}: the name {name!r} stands for another one already")

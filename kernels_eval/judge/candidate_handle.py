@@ -1,0 +1,241 @@
+"""The parent's handle on the process that runs a candidate's kernel.
+
+Guarantees: every question has a deadline, and what this process cannot answer is the candidate's
+fault and ends the verification as a `Stop`. A SIGKILL that is not blamed on it, and the death of
+the fork server, pass through as SandboxError.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.judge.messages import (
+    CLAIMABLE,
+    LOG_BYTES,
+    CallReport,
+    ErrorReport,
+    LoadReport,
+    R,
+    Stop,
+    VerdictDraft,
+    parse_report,
+    unanswered,
+)
+from kernels_eval.judge.prepare import BoundedBuilds
+from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.model.trials import DECLARED, Comparison, Trial
+from kernels_eval.records import Candidate, Reason, stable_hash
+from kernels_eval.sandbox.channel import Fds, Message
+from kernels_eval.sandbox.sandbox import Child, ChildFailure
+from kernels_eval.source.spec import Build
+
+
+class MadeElsewhere(Exception):
+    """The candidate's constructor made parameters on the CPU, as under KernelBench: the reference's
+    have to be made there, too."""
+
+
+@dataclass
+class CandidateProcess:
+    """A candidate in its process, the reference that it is compared with, and the draft of its
+    verdict."""
+
+    child: Child
+    candidate: Candidate
+    reference: ReferenceProcess
+    builder: Builder
+    draft: VerdictDraft
+    calls: list[CallReport] = field(default_factory=list)
+    loaded: LoadReport = field(default_factory=LoadReport)
+    libraries: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.config = self.reference.config
+        self.builds = BoundedBuilds(self.builder, self.candidate, self.draft.flags)
+
+    def load(self, libraries: dict[str, str]) -> None:
+        """Import the module and construct it. Raises MadeElsewhere where the reference has to be
+        constructed again, on the CPU."""
+        reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
+        arguments, given = reference.arguments()
+        outputs, taken = reference.outputs_of("candidate")
+        with ExitStack() as held:
+            kept = self._kept_kernels()
+            kernels = (held.enter_context(open(kept, "rb")).fileno(),) if kept else ()
+            answer = self._request(
+                "load",
+                limits.load_s,
+                Reason.LOAD,
+                (given, taken, *kernels),
+                path=str(self.child.write_file("candidate.py", self.candidate.code or "")),
+                libraries=libraries,
+                language=self.candidate.language,
+                kernels=bool(kernels),
+                spec=reference.spec,
+                arguments=arguments,
+                outputs=outputs,
+            )
+        self.loaded = parse_report(LoadReport, answer)
+        drawn = reference.loaded.parameters and reference.construct_on != "cpu"
+        if self.loaded.made_elsewhere and drawn:
+            raise MadeElsewhere
+
+    @property
+    def _kernels_key(self) -> str:
+        """Where compiled kernels of this very source are kept: what a candidate has left behind is
+        given to nobody else."""
+        language = self.candidate.language
+        return stable_hash(["jit", language, language.versions(), self.candidate.code])
+
+    def _kept_kernels(self) -> str:
+        """The archive of what an earlier process of this source has compiled; empty without."""
+        found = self.candidate.language.jit_cache and self.builder.cache.find(self._kernels_key)
+        return found.path if found else ""
+
+    def keep_kernels(self) -> None:
+        """Keep what a JIT has compiled for this source. The archive is made by the candidate's
+        process, and never read in this one."""
+        if not self.candidate.language.jit_cache or self._kept_kernels():
+            return
+        folder, key = self.builder.work_root, self._kernels_key
+        archive = tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")
+        with archive, suppress(Stop):  # it is no part of the verdict
+            self.tell("pack_kernels", (archive.fileno(),))
+            self.builder.cache.store(key, Build(ok=True, key=key, path=archive.name))
+
+    def tell(self, command: str, fds: Fds = (), /, **arguments: object) -> Message:
+        """The unparsed answer to a command. Raises Stop where there is none."""
+        return self._request(command, self.config.limits.run_s, Reason.RUN, fds, **arguments)
+
+    def ask(self, command: str, model: type[R], fds: Fds = (), /, **arguments: object) -> R:
+        """The answer to a command as this record. Raises Stop where there is none."""
+        return parse_report(model, self.tell(command, fds, **arguments))
+
+    def ask_about(
+        self,
+        command: str,
+        model: type[R],
+        count: int = 1,
+        distribution: str = DECLARED,
+        **arguments: object,
+    ) -> R:
+        """The same, about so many sets of inputs that it has never seen."""
+        seeds = [secrets.randbits(31) for _ in range(count)]
+        inputs, descriptor = self.reference.draw(seeds, distribution)
+        return self.ask(command, model, (descriptor,), inputs=inputs, **arguments)
+
+    def _request(
+        self,
+        command: str,
+        timeout: float,
+        late: Reason,
+        fds: Fds = (),
+        /,
+        **arguments: object,
+    ) -> Message:
+        try:
+            answer = self.child.request(command, fds, timeout=timeout, **arguments)
+            while "build" in answer:
+                answer = self._late_build(answer["build"], timeout)
+        except ChildFailure as failure:
+            raise unanswered(failure, self.child, late) from failure
+        if "error" not in answer:
+            return answer
+        report = parse_report(ErrorReport, answer)
+        raise Stop(
+            Reason(report.error) if report.error in CLAIMABLE else Reason.EXCEPTION,
+            report.detail,
+            f"{report.trace}\n{self.child.log_tail(LOG_BYTES // 2)}",
+        )
+
+    def _late_build(self, spec: object, timeout: float) -> Message:
+        """Build what a constructor or a first call asks for; the child waits, its deadline does not
+        run."""
+        build = self.builds.build(spec)
+        if build.ok:
+            self.draft.late_tier = build.tier or None
+            self.libraries[build.key] = build.path
+        answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
+        return self.child.resume(answer, timeout)
+
+    def try_call(self) -> None:
+        """One call that is compared with nothing. Raises Stop where it fails."""
+        inputs, descriptor = self.reference.draw([secrets.randbits(31)])
+        how = {"in_place": False, "evaluate": False, "reruns": 0, "output_bytes": 0, "devices": []}
+        self.tell("call", (descriptor,), inputs=inputs, **how)
+
+    def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
+        """One forward call, compared; `transposed`: with other weights that are square matrices
+        transposed. Raises Stop where the outputs are not even of the right form."""
+        if trial.weights_seed is not None:
+            wanted, names = self.reference.used_statistics(), self.reference.loaded.parameter_names
+            how = {"statistics": wanted, "names": names, "transposed": transposed}
+            self.tell("weights", seed=trial.weights_seed, **how)
+        if trial.construct_seed is not None or trial.evaluate:  # as new: calls change statistics
+            self._rebuild(trial.construct_seed)
+        inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)
+        answer = self.tell(
+            "call",
+            (descriptor,),
+            inputs=inputs,
+            in_place=trial.in_place,
+            evaluate=trial.evaluate,
+            reruns=reruns,
+            output_bytes=sum(output.bytes for output in trial.outputs),
+            devices=[output.device for output in trial.outputs],
+        )
+        if trial.weights_seed is not None or trial.construct_seed is not None:
+            self._rebuild()
+        return self.compare(answer, trial, keep=trial.own_mode)
+
+    def _rebuild(self, seed: int | None = None) -> None:
+        arguments, descriptor = self.reference.arguments(seed)
+        self.tell("rebuild", (descriptor,), arguments=arguments, seed=seed)
+
+    def compare(self, answer: Message, trial: Trial, *, keep: bool = True) -> Comparison:
+        """Compare what was written before the last answer. Raises Stop where its form is wrong."""
+        report = parse_report(CallReport, answer)
+        if keep:
+            self.calls.append(report)
+        self.check_form(report, trial)
+        return self.reference.compare(trial)
+
+    def check_form(self, report: CallReport, trial: Trial) -> None:
+        """Raise Stop where outputs have not the form of this trial's."""
+        if not report.plain:
+            kind, *_ = report.kinds or ["nothing"]
+            lazy = report.tensors and report.kinds
+            reason = Reason.LAZY_OUTPUT if lazy else Reason.WRONG_SHAPE
+            raise Stop(reason, f"returns {kind}, not a plain tensor")
+        found, wanted = report.outputs, trial.outputs
+        devices = [output.device for output in wanted]
+        elsewhere = len(report.devices) == len(wanted) and report.devices
+        structure = self.reference.loaded.structure
+        for reason, what, seen, expected in (
+            (Reason.WRONG_DEVICE, "tensors on ", elsewhere or devices, devices),
+            (Reason.WRONG_SHAPE, "", [x.shape for x in found], [x.shape for x in wanted]),
+            (Reason.WRONG_SHAPE, "the structure ", report.structure, structure),
+            (Reason.WRONG_DTYPE, "", [x.dtype for x in found], [x.dtype for x in wanted]),
+        ):
+            if seen != expected:
+                raise Stop(reason, f"returns {what}{seen}, the reference {expected}")
+
+
+def unmatched_shapes(
+    reference: list[list[int]], candidate: list[list[int]]
+) -> tuple[list[int], int]:
+    """Which of the reference's parameters (indices) have no counterpart of their shape among the
+    candidate's, and how many elements the candidate's own unmatched parameters hold."""
+    left = list(candidate)
+    missing = []
+    for index, shape in enumerate(reference):
+        if shape in left:
+            left.remove(shape)
+        else:
+            missing.append(index)
+    return missing, sum(map(math.prod, left))

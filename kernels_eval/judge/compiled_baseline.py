@@ -1,0 +1,173 @@
+"""The parent's handle on the compiled reference: the second baseline of a task, made once and kept
+with its reference process.
+
+Guarantees: whatever goes wrong with it (it does not compile, compiles too long, answers wrongly,
+dies, compiles again while it is timed) costs this baseline with a reason, never a verdict; it is
+timed only after its answers to two sets of inputs have passed the gates that candidates have to
+pass; its outputs lie where no candidate can look, and no longer than they are compared. Does not
+guarantee a baseline for every task: `unavailable_reason` says why there is none. A SIGKILL that is
+not blamed on it passes through as SandboxError.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import NoReturn
+
+from kernels_eval.errors import SandboxError
+from kernels_eval.judge.messages import (
+    CompiledReport,
+    ErrorReport,
+    Stop,
+    one_line,
+    parse_report,
+)
+from kernels_eval.judge.reference_handle import ReferenceProcess, alone
+from kernels_eval.judge.timing import CompiledSampler
+from kernels_eval.model.trials import Comparison, Trial
+from kernels_eval.records import CompiledBaseline, Reason
+from kernels_eval.sandbox import machine
+from kernels_eval.sandbox.channel import Fds, Message
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+
+ROLE = "compiled"
+
+
+class Lost(Exception):
+    """The compiled reference can no longer be timed; its `unavailable_reason` says why."""
+
+
+class CompiledReference:
+    """One task's reference under torch.compile, in a process of its own."""
+
+    def __init__(self, reference: ReferenceProcess) -> None:
+        self.reference, self.config = reference, reference.config
+        self.mode = self.config.timing.compile_mode
+        self.unavailable_reason = ""
+        self.graphs = 0
+        self._child: Child | None = None
+        self._compile_s = 0.0
+
+    def open(self, server: ForkServer) -> None:
+        """Compile and check, once; afterwards only repeat what came of it. Raises SandboxError
+        where the machine failed."""
+        self._compile_s = 0.0
+        if self.unavailable_reason or (self._child is not None and self._child.dead is None):
+            return
+        self.close()
+        started = time.monotonic()
+        try:
+            child = self._child = Child(server, ROLE, self.config.limits, processes=True)
+            self._compile(child)
+            for trial in [trial for trial in self.reference.trials if trial.as_drawn]:
+                self._check(trial)
+        except Lost:
+            pass  # `unavailable_reason` says why
+        except SandboxError:
+            self.close()
+            raise
+        self._compile_s = time.monotonic() - started
+
+    def sampler(self, seeds: list[int]) -> CompiledSampler | None:
+        """What is timed, on the inputs of these seeds; None where there is nothing to time."""
+        with suppress(Lost):
+            if not self.unavailable_reason:
+                self.graphs = self._ask("timing_inputs", seeds=seeds).graphs
+                return CompiledSampler(self._sample, self._facts | {"graphs": self.graphs})
+        return None
+
+    def release_inputs(self) -> None:
+        """Give back the memory of the inputs: the samples are taken."""
+        if not self.unavailable_reason:
+            with suppress(Lost):  # it has been timed; the next candidate's verdict will say so
+                self._ask("timing_inputs", seeds=[])
+
+    def absent(self) -> CompiledBaseline:
+        """The record of a baseline that could not be timed."""
+        return CompiledBaseline(**self._facts, unavailable_reason=self.unavailable_reason)
+
+    @property
+    def _facts(self) -> Message:
+        return {"mode": self.mode, "compile_s": self._compile_s}
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    def _compile(self, child: Child) -> None:
+        path = child.write_file("task.py", self.reference.task.code)
+        self._ask("load", path=str(path), spec=self.reference.spec)
+        seed = self.reference.trials[0].seed
+        self._ask("compile", limit=self.config.timing.compile_s, mode=self.mode, seed=seed)
+
+    def _check(self, trial: Trial) -> None:
+        """Its answer must pass the gates that a candidate's has to. Raises Lost."""
+        memory = machine.sealed_memory(self.reference.output_bytes)  # which no candidate ever sees
+        try:
+            self._compare(trial, memory)
+        finally:
+            os.close(memory)
+
+    def _compare(self, trial: Trial, memory: int) -> None:
+        reference = self.reference
+        answer = self._ask("answer", (memory,), seed=trial.seed)
+        form = [(output.shape, output.dtype) for output in answer.outputs]
+        wanted = [(output.shape, output.dtype) for output in trial.outputs]
+        if form != wanted or answer.structure != reference.loaded.structure:
+            self._lose("its outputs have another form than those of the eager reference")
+        try:
+            measured = reference.ask_for(Comparison, "measure", (memory,), trial=trial.name)
+        except Stop as stop:
+            if reference.child.dead:
+                raise
+            self._lose(f"its output could not be compared: {stop.finding.detail}")
+        outcome = reference.judge(measured)
+        if outcome is not Reason.OK:
+            self._lose(
+                f"its output is not the eager reference's ({outcome}): relative RMS error"
+                f" {measured.rms:.2e}"
+            )
+
+    def _sample(self, calls: int) -> int:
+        answer = self._ask("sample", calls=calls)
+        if answer.graphs != self.graphs:
+            self._lose("torch.compile compiled it again while it was timed")
+        return answer.ns
+
+    def _ask(
+        self,
+        command: str,
+        fds: Fds = (),
+        /,
+        *,
+        limit: float = 0.0,
+        **arguments: object,
+    ) -> CompiledReport:
+        """Within `limit` seconds, by default those of the reference. Raises Lost where there is no
+        answer."""
+        limit = limit or self.config.limits.reference_s
+        if self._child is None:
+            self._lose(self.unavailable_reason or "its process is gone")
+        try:
+            with alone(self.reference.beside):
+                answer = self._child.request(command, fds, timeout=limit, **arguments)
+        except ChildFailure as failure:
+            late = failure.reason is Reason.RUN
+            said = f"took longer than {limit:g} s" if late else failure.detail
+            self._lose(f"{command}: {said}")
+        try:
+            if "error" in answer:
+                self._lose(f"{command}: {parse_report(ErrorReport, answer).detail}")
+            return parse_report(CompiledReport, answer)
+        except Stop as stop:
+            self._lose(f"{command}: {stop.finding.detail}")
+
+    def _lose(self, why: str) -> NoReturn:
+        self.unavailable_reason = one_line(why) or "no reason was given"
+        self.close()  # at once: its memory is needed
+        raise Lost(self.unavailable_reason)

@@ -1,0 +1,336 @@
+"""What a candidate's process says of itself, parsed (its form is checked, its content never
+trusted), what is found of a candidate, and the verdict that this becomes.
+
+Outputs are compared elsewhere, and times are bounded by the parent's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Annotated, TypeVar
+
+from pydantic import BeforeValidator, FailFast, Field, ValidationError, field_validator
+
+from kernels_eval.records import (
+    ArchitectureBuild,
+    Candidate,
+    Correctness,
+    KernelTask,
+    Phases,
+    Reason,
+    Record,
+    Timing,
+    Verdict,
+)
+from kernels_eval.sandbox.sandbox import Child, ChildFailure
+
+LOG_BYTES = 8192
+"""Of a process's log, as much as a verdict keeps."""
+
+
+class Finding(Record):
+    """Why a verification ended before every check had passed."""
+
+    reason: Reason
+    detail: str = ""
+    log: str = ""
+
+
+class Prepared(Record):
+    """What the build side found: libraries for the run side, or the finding that ends the
+    verification."""
+
+    candidate_id: str
+    libraries: dict[str, str] = {}
+    finding: Finding | None = None
+    flags: tuple[str, ...] = ()
+    tier: str | None = None
+    cached: bool = False
+    architectures: tuple[ArchitectureBuild, ...] = ()
+    seconds: float = 0.0
+
+
+class Stop(Exception):
+    """Ends the protocol: the verdict is known."""
+
+    def __init__(self, reason: Reason, detail: str = "", log: str = "") -> None:
+        super().__init__(reason)
+        self.finding = Finding(reason=reason, detail=storable(detail[:2000]), log=storable(log))
+
+
+def unanswered(failure: ChildFailure, child: Child, late: Reason) -> Stop:
+    """What it means that a child did not answer: `late` where its deadline has passed."""
+    reason = late if failure.reason is Reason.RUN else failure.reason
+    return Stop(reason, failure.detail, child.log_tail(LOG_BYTES))
+
+
+CLAIMABLE = frozenset(
+    map(
+        Reason,
+        """exception cuda_error out_of_memory undefined_symbol no_module syntax_error build_failed
+        forbidden_call build missing_model_new""".split(),
+    )
+)
+"""Reasons that a candidate's process may give for an error of its own. Never OK, never the
+reference's."""
+
+
+MOST_ITEMS = MOST_LETTERS = 65_536
+MOST_NS = 10**15
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Text = Annotated[str, Field(max_length=MOST_LETTERS)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
+Item = TypeVar("Item")
+Several = Annotated[list[Item], FailFast(), Field(max_length=MOST_ITEMS)]
+"""A list. The first item that is wrong is the last that is looked at."""
+Shape = Annotated[list[Count], FailFast(), Field(max_length=64)]
+
+
+def _few(value: object) -> object:
+    """The first entries of a dictionary."""
+    return dict(list(value.items())[:64]) if isinstance(value, dict) else value
+
+
+class Report(Record, extra="ignore", strict=True):
+    """Base of what a candidate's process reports. Unknown fields are ignored, types are strict, and
+    everything has bounds: no answer can overflow an arithmetic or hold the parent up."""
+
+
+class ErrorReport(Report):
+    """An error that a process reports of itself; `error` is a reason, empty where there is none."""
+
+    error: str = ""
+    detail: str = ""
+    trace: str = ""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_text(cls, said: object) -> object:
+        """The text of an exception may hold anything."""
+        return storable(said) if isinstance(said, str) else said
+
+
+class CaptureReport(ErrorReport):
+    """What a module, or its constructor, asks to build."""
+
+    specs: list[object] = []
+
+
+class LoadReport(Report):
+    """The constructed module: shapes of its parameters, and of what may be running statistics,
+    without dimensions of size 1; whether its constructor made parameters on the CPU although it was
+    told another device."""
+
+    parameters: Several[Shape] = []
+    statistics: Several[Shape] = []
+    made_elsewhere: bool = False
+
+
+class ReportedOutput(Report):
+    shape: Shape
+    dtype: Text
+
+
+class CallReport(Report):
+    """One compared call."""
+
+    kinds: Several[Text] = []
+    devices: Several[Text] = []
+    plain: bool = False
+    tensors: bool = False
+    expanded: bool = False
+    structure: Text = ""
+    custom_calls: Count = 0
+    mutated: bool = False
+    previous_changed: bool = False
+    rerun_differs: bool = False
+    outstanding_share: Finite = 0.0
+    outputs: Several[ReportedOutput] = []
+
+
+class OperatorReport(Report):
+    """Operators and custom kernels of one call."""
+
+    operators: Several[Text] = []
+    custom: Several[Text] = []
+    off_stream: Count = 0
+
+
+class ShareReport(Report):
+    """Share of a call's time in custom kernels."""
+
+    share: Finite
+
+
+class SampleReport(Report):
+    """One timed sample."""
+
+    ns: Annotated[int, Field(ge=0, le=MOST_NS)]
+    custom_calls: Count = 0
+
+
+class CompiledReport(CallReport):
+    """What the compiled reference says of a call, or of a sample; `graphs` were compiled."""
+
+    ns: Annotated[int, Field(ge=0, le=MOST_NS)] = 0
+    graphs: Count = 0
+
+
+class UnseenReport(Report):
+    """The different forms of the outputs of unseen inputs."""
+
+    forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
+    custom_calls: Count = 0
+
+
+class StateReport(Report):
+    """Settings that have changed since before the candidate was loaded: at most 64 of them."""
+
+    changed: Annotated[dict[str, Text], BeforeValidator(_few)] = {}
+
+
+class OrnamentReport(Report):
+    """Does the output stay the same when what the kernels wrote is replaced? None where nothing
+    would show."""
+
+    ornamental: bool | None
+
+
+REASON_OF_CHANGE: Mapping[str, Reason] = {
+    "current_stream": Reason.STREAM_ESCAPE,
+    "patched": Reason.HARNESS_TAMPERING,
+    **dict.fromkeys(
+        "default_dtype default_device threads current_device persisting_l2 deterministic".split(),
+        Reason.GLOBAL_STATE_CHANGED,
+    ),
+    "modes": Reason.HARNESS_TAMPERING,
+    "operators": Reason.HARNESS_TAMPERING,
+    "refused": Reason.FORBIDDEN_CALL,
+}
+"""The reason that a change of each setting stands for. Other settings are only flagged: honest code
+writes them."""
+
+FIX_OF_CHANGE: Mapping[str, str] = {
+    "current_stream": "launch on the current stream, or make it the current one again",
+    "patched": "leave functions of torch, time and Python as they are",
+    "default_dtype": "pass dtype= to what makes tensors",
+    "default_device": "pass device= to what makes tensors",
+    "threads": "calls of the model set the number of torch's threads (torch.set_num_threads,"
+    " at::set_num_threads or omp_set_num_threads); set it at import, where it is without effect, or"
+    " give a parallel region its own by `num_threads(n)`",
+    "current_device": "use the device of the inputs",
+    "persisting_l2": "leave cudaDeviceSetLimit alone",
+    "deterministic": "leave torch.use_deterministic_algorithms alone",
+    "modes": "leave every mode of torch that is entered",
+    "operators": "register operators in a namespace of your own",
+    "refused": "leave frames, trace functions, the garbage collector and ctypes alone",
+}
+"""What a candidate should do instead."""
+
+R = TypeVar("R", bound=Record)
+
+
+def parse_report(model: type[R], answer: object) -> R:
+    """The answer as `model`. Raises Stop (EXITED_EARLY) where it has another form: our own code did
+    not send it."""
+    try:
+        return model.model_validate(answer)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Stop(
+            Reason.EXITED_EARLY,
+            "the process answered with something that the protocol does not know:"
+            f" {one_line(where + ': ' + first['msg'])[:200]}",
+        ) from error
+
+
+def storable(text: str) -> str:
+    """Text that a record can hold and a terminal print: without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def one_line(text: str) -> str:
+    """Candidate text as data: one line, no control characters, at most 500 characters."""
+    return "".join(c if c.isprintable() else " " for c in text[:500]).strip()
+
+
+@dataclass
+class VerdictDraft:
+    """What is known of a verdict while it is reached: each step of the protocol adds its part.
+
+    Fields with the names of `Verdict`'s become those. `late_tier` is the header tier of a build
+    that a constructor asked for, `approximation` what was seen of one, `log` what a tool said of a
+    candidate that passed. `on_phase` is called with the name of each phase as it begins.
+    """
+
+    device: str = ""
+    isolation: tuple[str, ...] = ()
+    reference_operators: tuple[str, ...] = ()
+    precision_class: str | None = None
+    outputs_match: bool | None = None
+    correctness: Correctness | None = None
+    custom_kernels: tuple[str, ...] = ()
+    custom_kernel_time_share: float | None = None
+    library_calls: tuple[str, ...] = ()
+    timing: Timing | None = None
+    phases: Phases | None = None
+    run_s: float = 0.0
+    flags: list[str] = field(default_factory=list)
+    late_tier: str | None = None
+    approximation: str = ""
+    log: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    on_phase: Callable[[str], None] | None = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the wall seconds spent inside to this field of Phases."""
+        if self.on_phase:
+            self.on_phase(name)
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def verdict_of(
+    task: KernelTask,
+    candidate: Candidate,
+    prepared: Prepared,
+    finding: Finding,
+    draft: VerdictDraft | None = None,
+) -> Verdict:
+    """The record of a finding. Without a draft, of a candidate that never reached a device."""
+    draft = draft or VerdictDraft()
+    known = {name: value for name, value in vars(draft).items() if name in Verdict.model_fields}
+    if finding.reason is not Reason.OK:
+        known["timing"] = None
+    return Verdict(
+        **known
+        | {
+            "candidate_id": candidate.candidate_id,
+            "task_id": task.task_id,
+            "language": candidate.language,
+            "status": finding.reason.status,
+            "reason": finding.reason,
+            "detail": one_line(finding.detail),
+            "log_tail": (finding.log or draft.log)[-LOG_BYTES:],
+            "flags": tuple(dict.fromkeys((*prepared.flags, *draft.flags))),
+            "build_tier": draft.late_tier or prepared.tier,
+            "build_cached": prepared.cached,
+            "architectures": prepared.architectures,
+            "build_s": prepared.seconds,
+        }
+    )
+
+
+def no_code_verdict(task: KernelTask, candidate: Candidate) -> Verdict:
+    """The verdict of a response that holds no code, which needs no worker."""
+    reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
+    finding = Finding(reason=reason, detail="the response holds no complete module")
+    return verdict_of(task, candidate, Prepared(candidate_id=candidate.candidate_id), finding)

@@ -1,0 +1,344 @@
+"""The parent's half of timing a candidate: which inputs, in turn with whom (the reference, and the
+compiled reference where it is asked for), bounded by which clock."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+
+from kernels_eval.devices import throttled
+from kernels_eval.judge.candidate_handle import CandidateProcess
+from kernels_eval.judge.comparison import accepted, explained
+from kernels_eval.judge.compiled_baseline import CompiledReference, Lost
+from kernels_eval.judge.messages import SampleReport, Stop, UnseenReport, parse_report
+from kernels_eval.judge.timing import (
+    MOST_CALLS,
+    CompiledSampler,
+    ImplausibleTime,
+    measure,
+    unsettled,
+)
+from kernels_eval.model.trials import DECLARED, Comparison, UnseenComparison
+from kernels_eval.records import Reason, Timing
+from kernels_eval.sandbox.channel import Message
+from kernels_eval.sandbox.sandbox import Child
+
+SETS = (3, 64)
+"""Fewest and most sets of inputs that timed calls rotate over."""
+LARGE_BYTES = 2 << 30  # above this, two sets must do
+DRAW_S = 0.3  # time for drawing the sets of one process
+UNSEEN_S = 0.06  # and those of one round of the bound
+# most calls of a round of the bound: a delay once in a round must weigh little on each of them
+UNSEEN = 512
+UNSEEN_BYTES = 4 << 30
+"""Memory of a GPU for the inputs and outputs of a round. Calls of 60 us, three a round, counted up
+to five times what they took: a round costs a candidate up to a millisecond more than the
+reference."""
+BOUND_NS = 1e7
+# but more than a ring of eight buffers holds, where that does not take long: on a busy machine, too
+REVEALING, REVEALING_NS = 10, 1e8
+BOUND_REPEATS = (1, 5)
+CREDIBLE_REPEATS = 2
+"""Rounds that must agree that what was reported is not too little."""
+# calls that take long are bounded by fewer rounds: a delay of the machine weighs little on them
+BOUND_S = 0.06
+OVERHEAD_SHARE = 0.95
+"""The most of a round that can be taken for the cost of the round itself."""
+TELLING_SHARE = 0.2
+"""A round of which less is left without that cost tells nothing that could accuse: on a busy
+machine it may cost a candidate a quarter more than the reference."""
+AGAIN = 1
+"""How often a measurement that the machine disturbed is repeated."""
+COMPARED = 4
+"""Outputs of each round that are drawn after all of them are written, to be compared; so many
+others are compared that differ most."""
+UNSEEN_VARIED = ("mixed", "impulse")
+"""Trials whose distribution one call of each round has, so that an answer that is right on the
+task's own inputs alone shows while it is timed, too."""
+DOUBT = 2.0
+"""What a round costs the candidate at most, as a multiple of what it costs the reference."""
+ALONE_REPEATS, ALONE_NS = 3, 2.5e5
+"""Rounds of one call, and what a message and cold caches may cost such a call besides what they
+cost the reference."""
+BURNT_SHARE = 0.5
+"""Processor time in the reference's turns that is taken for work, of each thread: those of OpenMP
+spin for a while after a call."""
+UNSEEN_NAME = "unseen"
+PASS_PAIRS = 11
+"""Samples of each pass, where a task asks for gradients."""
+
+
+class PairedClock:
+    """Times a candidate against its reference. `idle_samples` counts timed samples and rounds in
+    which not every call called a custom kernel."""
+
+    def __init__(
+        self, process: CandidateProcess, compiled: CompiledReference | None = None
+    ) -> None:
+        self.process, self.reference, self.compiled = process, process.reference, compiled
+        self.config = process.config.timing
+        self.on_gpu = process.reference.device.startswith("cuda")
+        # what a process has computed that has ended is in no clock of its parent's
+        self.by_processor = (
+            not self.on_gpu and process.child.alone and process.child.processor_ns() > 0
+        )
+        self.idle_samples = 0
+        self.burnt_ns = self.waited_ns = 0
+        self.varied = [
+            trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_VARIED
+        ]
+        self.reference_used: dict[int, list[float]] = {}
+        """Nanoseconds of processor time of a call of the reference, in samples of so many calls."""
+
+    def measure(self) -> Timing:
+        """The timing. Raises Stop where the candidate reports less time than passes, computes in
+        the reference's turn, or gives wrong answers as soon as it is timed."""
+        self.process.tell("forget")
+        try:
+            timing = self._measured(self._draw())
+            for _ in range(AGAIN):  # in case the machine is quieter now
+                if unsettled(timing, self.config):
+                    timing = self._measured(self._draw())
+        except ImplausibleTime as error:
+            raise Stop(Reason.IMPLAUSIBLE_TIME, str(error)) from error
+        if self.burnt_ns > BURNT_SHARE * self.process.config.threads * self.waited_ns:
+            raise Stop(Reason.BACKGROUND_WORK, "the process computes while the reference is timed")
+        self._raise_for_bandwidth(timing)
+        return timing
+
+    def passes(self, timing: Timing) -> Timing:
+        """With the times of the forward and of the backward pass, each in turn with the
+        reference's. Without gradients, as it was."""
+        if not self.reference.loaded.gradients:
+            return timing
+        self._draw()
+        found = {}
+        for name in ("forward", "backward"):
+            asked = {"calls": timing.calls_per_sample, "only": name}
+            pairs = [
+                (
+                    int(self.reference.ask("sample", **asked)["ns"]),
+                    self.process.ask("sample", SampleReport, (), **asked).ns,
+                )
+                for _ in range(PASS_PAIRS)
+            ]
+            own, theirs = (statistics.median(spent) for spent in zip(*pairs, strict=True))
+            for whose, spent in (("reference", own), ("candidate", theirs)):
+                found[f"{whose}_{name}_ms"] = max(spent / timing.calls_per_sample / 1e6, 1e-9)
+        return timing.model_copy(update=found)
+
+    def _measured(self, seeds: list[int]) -> Timing:
+        """All processes in turn. Where the compiled reference is lost on the way, the other two are
+        timed once more from the start."""
+        if self.compiled and (sampler := self.compiled.sampler(seeds)):
+            with suppress(Lost):
+                return self._paired(sampler)
+        timing = self._paired(None)
+        if self.compiled is None:
+            return timing
+        return timing.model_copy(update={"compiled": self.compiled.absent()})
+
+    def _paired(self, compiled: CompiledSampler | None) -> Timing:
+        # Where all sets of inputs fit into the GPU's cache, each is called once after it was
+        # flushed.
+        cached = self.sets * self.reference.task_bytes < 2 * self.reference.loaded.cache_bytes
+        return measure(
+            self._reference_sample,
+            self._candidate_sample,
+            self.config,
+            bound=self._bound,
+            throttled=throttled if self.on_gpu else lambda: None,
+            most_calls=self.sets if self.on_gpu and cached else MOST_CALLS,
+            compiled=compiled,
+        )
+
+    def _draw(self) -> list[int]:
+        """Give both processes the same sets of inputs: as many as memory and time allow. Returns
+        their seeds."""
+        least, most = SETS
+        large = self.reference.task_bytes > LARGE_BYTES
+        if large:
+            least = 2
+        self.fewest = 1 if large else 2
+        seeds = [secrets.randbits(31) for _ in range(most)]
+        drawn = self.reference.ask("timing_inputs", seeds=seeds[:least])
+        one_set_s = max(drawn["seconds"] / least, 1e-6)
+        room = self.config.input_bytes // max(1, self.reference.task_bytes)
+        count = int(max(least, min(most, room, DRAW_S / one_set_s)))
+        if count > least:
+            self.reference.ask("timing_inputs", seeds=seeds[:count])
+        self.seeds, self.sets = seeds[:count], count
+        self._give_inputs()
+        if self.on_gpu:
+            room = max(room, UNSEEN_BYTES // max(1, self.reference.task_bytes))
+        self.unseen = int(max(self.fewest, min(UNSEEN, room, UNSEEN_S / one_set_s)))
+        if not large:
+            self.unseen = max(self.sets, self.unseen)
+        return self.seeds
+
+    def _give_inputs(self) -> None:
+        inputs, descriptor = self.reference.draw(self.seeds)
+        self.process.tell("timing_inputs", (descriptor,), inputs=inputs)
+        self.given = True
+
+    def _candidate_sample(self, calls: int) -> int:
+        if not self.given:
+            self._give_inputs()
+        sample = self.process.ask("sample", SampleReport, calls=calls)
+        self.idle_samples += sample.custom_calls < calls
+        return sample.ns
+
+    def _reference_sample(self, calls: int) -> int:
+        candidate, reference = self.process.child, self.reference.child
+        started, used = time.perf_counter_ns(), self._processor_ns(candidate)
+        own = self._processor_ns(reference)
+        sample = int(self.reference.ask("sample", calls=calls)["ns"])
+        if self.by_processor:
+            spent = self._processor_ns(reference) - own
+            self.reference_used.setdefault(calls, []).append(spent / calls)
+        self.burnt_ns += self._processor_ns(candidate) - used
+        self.waited_ns += time.perf_counter_ns() - started
+        return sample
+
+    def _processor_ns(self, child: Child) -> int:
+        return child.processor_ns() if self.by_processor else 0
+
+    # -- by the parent's clock ---------------------------------------------------------------------
+
+    def _bound(self, call_ns: float, reference_ns: float) -> tuple[float, float]:
+        """Nanoseconds that a call of the candidate takes on inputs that it has never seen, by
+        clocks it cannot reach: the least that noise leaves of it, 0 where that cannot be told, and
+        the best estimate.
+
+        In each round the candidate gets inputs after the clock has started, and the clock stops
+        when all outputs lie in memory of the reference process, which has done the same before:
+        what it took longer for that than for its samples is the cost of the round.
+        """
+        if used := self.reference_used:  # by the same clock as the rounds, where others compute
+            reference_ns = min(reference_ns, statistics.median(used[max(used)]))
+        # Samples are taken, and large inputs need the room.
+        self.reference.ask("timing_inputs", seeds=[])
+        self.process.tell("forget")
+        self.given = False
+        if self.compiled:
+            self.compiled.release_inputs()
+        reported = max(call_ns, 1.0)
+        fewest = max(self.fewest, int(min(REVEALING, self.unseen, REVEALING_NS / reported)))
+        wanted = min(self.unseen, max(fewest, BOUND_NS / reported))
+        most_calls = max(fewest, round(1.3 * wanted))  # and no more room: outputs can be gigabytes
+        for whose in ("own", "unseen"):
+            self.reference.share(whose, most_calls * self.reference.output_bytes)
+        overheads: list[float] = []
+        totals: list[float] = []
+        spent = 0.0
+        least = best = math.inf
+        least_rounds, most = BOUND_REPEATS
+        while len(totals) < least_rounds or (len(totals) < most and spent < BOUND_S * 1e9):
+            calls = max(fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
+            own, passed = self._round(calls)
+            overheads.append(own / calls - reference_ns)
+            totals.append(passed / calls)
+            spent += passed
+            total = min(totals)
+            # A round that cost the reference less than its samples says nothing about the cost.
+            doubt = DOUBT * max(overheads) if min(overheads) > 0 else total
+            least, best = (
+                total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
+                for overhead in (doubt, min(overheads))
+            )
+            if best < TELLING_SHARE * total:
+                least = 0.0
+            credible = call_ns >= self.config.clock_bound_share * best
+            if credible and len(totals) >= CREDIBLE_REPEATS:
+                break
+        return least, max(best, self._alone(reference_ns))
+
+    def _alone(self, reference_ns: float) -> float:
+        """The best estimate of a call whose inputs come alone: calls of one round could share their
+        work. It accuses nobody, for caches are cold. 0 where a message takes longer than what it
+        would tell."""
+        if reference_ns < ALONE_NS:
+            return 0.0
+        rounds = [self._round(1) for _ in range(ALONE_REPEATS)]
+        overhead = min(max(0.0, own - reference_ns) for own, _ in rounds)
+        return min(passed for _, passed in rounds) - overhead - ALONE_NS
+
+    def _round(self, calls: int) -> tuple[float, float]:
+        """Nanoseconds that the reference and then the candidate take for as many calls on unseen
+        inputs. Raises Stop where outputs are wrong that are drawn once all of them are written."""
+        reference, child = self.reference, self.process.child
+        seeds = [secrets.randbits(31) for _ in range(calls)]
+        names = [DECLARED] * calls
+        if calls > 1 and self.varied:
+            names[secrets.randbelow(calls)] = secrets.choice(self.varied)
+        drawn = reference.draw(seeds, names)
+        with ExitStack() as stopped:
+            own, _ = self._clocked(reference.child, reference.ask, drawn, "own", stopped)
+        if reference.loaded.mutates:
+            drawn = reference.draw(seeds, names)
+        with ExitStack() as stopped:
+            passed, answer = self._clocked(child, self.process.tell, drawn, "unseen", stopped)
+            positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED))
+            report = parse_report(UnseenReport, answer)
+            for form in report.forms:
+                self.process.check_form(form, reference.trials[0])
+            asked = {"positions": positions, "seeds": seeds, "distributions": names}
+            compared = reference.ask_for(UnseenComparison, "compare_unseen", **asked)
+        self.idle_samples += report.custom_calls < calls
+        for position, found in zip(compared.positions, compared.found, strict=True):
+            self._judge_unseen(found, names[position])
+        return own, passed
+
+    def _judge_unseen(self, found: Comparison, distribution: str) -> None:
+        """Raise Stop where an output of a round is wrong, or its inputs were changed."""
+        reference = self.reference
+        trial = replace(reference.trials[0], name=UNSEEN_NAME, distribution=distribution)
+        outcome = accepted(trial, found, self.process)
+        if outcome is not Reason.OK:
+            self.process.draft.outputs_match = False
+            raise explained(trial, outcome, found, self.process)
+        if found.mutates_inputs and not reference.loaded.mutates:
+            raise Stop(Reason.INPUT_MUTATED, "changes its inputs in place once it is timed")
+
+    def _clocked(
+        self,
+        child: Child,
+        ask: Callable[..., Message],
+        drawn: tuple[Message, int],
+        whose: str,
+        stopped: ExitStack,
+    ) -> tuple[float, Message]:
+        """The answer to `run_unseen`, and the nanoseconds until the child that gave it is `stopped`
+        (what is not written then comes too late), of processor time where that is less."""
+        (inputs, given), (outputs, taken) = drawn, self.reference.outputs_of(whose)
+        family, used = child.family(), self._processor_ns(child)
+        started = time.perf_counter_ns()
+        answer = ask("run_unseen", (given, taken), inputs=inputs, outputs=outputs)
+        stopped.enter_context(child.stopped(family))
+        passed = time.perf_counter_ns() - started
+        used = self._processor_ns(child) - used if self.by_processor else passed
+        return min(passed, used), answer
+
+    def _raise_for_bandwidth(self, timing: Timing) -> None:
+        """Outputs and used inputs must cross the memory bus, unless everything fits into the cache.
+        Raises Stop (IMPLAUSIBLE_TIME)."""
+        task_bytes, share = self.reference.task_bytes, self.config.bandwidth_share
+        peak, cache = self.reference.loaded.peak_bytes_per_s, self.reference.loaded.cache_bytes
+        if not peak or task_bytes < cache or self.sets * task_bytes < 4 * cache:
+            return
+        # Slow enough for all of its bytes? Which of them it must move takes most of a second to
+        # find out.
+        if timing.candidate_ms >= 1e3 * share * task_bytes / peak:
+            return
+        least_ms = 1e3 * self.reference.least_bytes() / peak
+        if timing.candidate_ms < share * least_ms:
+            raise Stop(
+                Reason.IMPLAUSIBLE_TIME,
+                f"{timing.candidate_ms:.4f} ms a call, but its bytes need {least_ms:.4f} ms at the"
+                f" {peak / 1e9:.0f} GB/s of this memory",
+            )

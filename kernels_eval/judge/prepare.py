@@ -1,0 +1,244 @@
+"""A candidate from source to libraries: screening, what it asks to be built, and the builds. Needs
+no device.
+
+Guarantees: every candidate ends as a `Prepared`, with libraries or with the finding that ends its
+verification; its module runs only in a confined child; a process that is killed from outside
+changes nothing, for its work is repeated (`kernels_eval.sandbox.sandbox`); an exception from here
+means that the machine failed, not the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kernels_eval.compile.cubins import cuobjdump
+from kernels_eval.compile.extensions import Builder
+from kernels_eval.config import EvalConfig
+from kernels_eval.judge.messages import (
+    LOG_BYTES,
+    CaptureReport,
+    Finding,
+    Prepared,
+    Stop,
+    parse_report,
+    unanswered,
+)
+from kernels_eval.records import Candidate, KernelTask, Reason
+from kernels_eval.sandbox.landlock import compiler_confinement
+from kernels_eval.sandbox.process_tree import Deadline
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer, retry_killed
+from kernels_eval.source.screening import Screening, screen, screen_native
+from kernels_eval.source.spec import Build, ExtensionSpec
+from kernels_eval.toolchain import HEADERS, places_of, python_include
+
+MOST_BUILDS = 16
+BUILDS_SHARE = 4
+"""All builds of one candidate may take so many times the deadline of one."""
+MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
+"""A call of load_inline or load that its signature does not allow."""
+
+
+@dataclass
+class BoundedBuilds:
+    """The builds that one process asks for, screened: at most so many, in so much time. What
+    screening notices is added to `flags`."""
+
+    builder: Builder
+    candidate: Candidate
+    flags: list[str]
+    made: list[tuple[ExtensionSpec, Build]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.deadline = Deadline(BUILDS_SHARE * self.builder.config.timeout_s)
+
+    def note(self, screened: Screening) -> None:
+        """Keep the flags. Raises Stop where the source is rejected."""
+        self.flags += screened.flags
+        if screened.reason:
+            raise Stop(screened.reason, screened.detail)
+
+    def build(self, asked: object) -> Build:
+        """What came of one request. Raises Stop: EXITED_EARLY where it is none, BUILD where it is
+        one too many, and the reason of a source that is rejected."""
+        spec = parse_report(ExtensionSpec, asked)
+        if len(self.made) >= MOST_BUILDS or self.deadline.passed():
+            what = f"asks for more than {MOST_BUILDS} builds, or for builds of more than"
+            raise Stop(
+                Reason.BUILD, f"{what} {self.deadline.limit_s:g} s of processor time and sleep"
+            )
+        self.note(screen_native(spec.text))
+        if spec.uses_cuda and not (self.candidate.language.needs_gpu or self.builder.tools.nvcc):
+            log = "CUDA sources in a candidate for the CPU"
+            build = Build(ok=False, key=spec.key, reason=Reason.BUILD_FAILED, log=log)
+        else:
+            build = self.builder.build(spec)
+        self.made.append((spec, build))
+        self.deadline.spent_s += 0.0 if build.cached else build.processor_s
+        return build
+
+
+def confined_builder(
+    config: EvalConfig, cache: Path | None = None, cuda_arch: str | None = None
+) -> Builder:
+    """A builder whose compilers read what they need and write to its own work folder, where this
+    kernel can confine them."""
+    builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
+    tools = builder.tools
+    programs = (tools.cxx, tools.nvcc, cuobjdump())
+    homes = [Path(path).resolve().parent.parent for path in programs if path]
+    read = [*places_of(tools.cache), tools.torch_dir, HEADERS, python_include(), *homes]
+    read += filter(None, [tools.cuda_home])
+    builder.confine = compiler_confinement(read, [builder.work_root])
+    return builder
+
+
+class Workplace:
+    """A confined builder, and a fork server that is started when it is first needed, and again
+    where it is gone."""
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        *,
+        cache: Path | None = None,
+        cuda_arch: str | None = None,
+        host: Workplace | None = None,
+    ) -> None:
+        """`host`: a workplace of this process whose fork server is used instead of one more."""
+        self.config, self._host = config, host
+        self.builder = confined_builder(config, cache, cuda_arch)
+        self._server: ForkServer | None = None
+
+    @property
+    def server(self) -> ForkServer:
+        if self._host:
+            return self._host.server
+        if self._server is None or not self._server.alive:
+            self.drop_reference()
+            readable = [self.builder.tools.cache]
+            self._server = ForkServer(threads=self.config.threads, readable=readable)
+        return self._server
+
+    @property
+    def isolation(self) -> tuple[str, ...]:
+        """The active layers; none if no process was needed yet."""
+        server = (self._host or self)._server
+        return server.isolation if server else ()
+
+    def drop_reference(self) -> None:
+        """Give up the children that are kept; without effect where none are."""
+
+    def close(self) -> None:
+        self.drop_reference()
+        if self._server:
+            self._server.close()
+
+
+class Preparer(Workplace):
+    """Screens candidates, reads their build requests in a sandboxed process, and builds them. Needs
+    no device."""
+
+    def prepare(self, candidate: Candidate, task: KernelTask | None = None) -> Prepared:
+        """Screen and build. With the task at hand, so are extensions that the constructor asks for:
+        no device waits for them.
+
+        Raises EvalError only where the machine fails.
+        """
+        return retry_killed(lambda: self._attempt(candidate, task))
+
+    def requested(self, candidate: Candidate, task: KernelTask) -> list[ExtensionSpec]:
+        """What a candidate asks to be built, as it asks for it. Raises Stop where it does not
+        say."""
+        asked = self._requested_builds(candidate.code or "", task)
+        return [parse_report(ExtensionSpec, each) for each in asked]
+
+    def _attempt(self, candidate: Candidate, task: KernelTask | None) -> Prepared:
+        started, builds = time.monotonic(), BoundedBuilds(self.builder, candidate, [])
+        finding: Finding | None = None
+        try:
+            self._screen_and_build(task, builds)
+        except Stop as stop:
+            finding = stop.finding
+        # one that failed tells nothing of a candidate that went on to another
+        kept = [each for each in builds.made if finding or each[1].ok]
+        made = [build for _, build in kept]
+        tiers = {build.tier for build in made}
+        return Prepared(
+            candidate_id=candidate.candidate_id,
+            libraries={build.key: build.path for build in made if build.ok},
+            finding=finding,
+            flags=tuple(dict.fromkeys(builds.flags)),
+            tier=next((tier for tier in ("full", "lite") if tier in tiers), None),
+            cached=bool(made) and all(build.cached for build in made),
+            architectures=tuple(self.builder.for_architectures(kept)),
+            seconds=time.monotonic() - started,
+        )
+
+    def _screen_and_build(self, task: KernelTask | None, builds: BoundedBuilds) -> None:
+        candidate = builds.candidate
+        if candidate.code is None:
+            reason = candidate.parse_reason or Reason.NO_CODE_BLOCK
+            raise Stop(reason, "the response holds no complete module")
+        builds.note(screen(candidate.code))
+        if candidate.language.jit or "load" not in candidate.code:
+            return
+        build = self._failed_build(self._requested_builds(candidate.code, task), builds)
+        while build and build.reason is Reason.BUILD_FAILED:
+            # Where the module catches that, it may ask for the build in another way.
+            failed = [made.key for _, made in builds.made if not made.ok]
+            asked = self._requested_builds(candidate.code, task, failed)
+            known = {spec.key for spec, _ in builds.made}
+            asked = [each for each in asked if parse_report(ExtensionSpec, each).key not in known]
+            if not asked:
+                break
+            build = self._failed_build(asked, builds)
+        if build:
+            lines = filter(None, map(str.strip, build.log.splitlines()))
+            raise Stop(Reason(build.reason), next(lines, "the build failed"), build.log)
+
+    def _failed_build(self, asked: list[object], builds: BoundedBuilds) -> Build | None:
+        """Build what is asked for, up to the first that fails. None where none does."""
+        return next((build for each in asked if (build := builds.build(each)).reason), None)
+
+    def _requested_builds(
+        self, code: str, task: KernelTask | None, failed: Sequence[str] = ()
+    ) -> list[object]:
+        """What the module asks to build at import, or else in its constructor, where builds with
+        the keys `failed` do."""
+        limit = self.config.build.capture_timeout_s
+        with Child(self.server, "capture", self.config.limits) as child:
+            path = child.write_file("candidate.py", code)
+            try:
+                answer = child.request("capture", path=str(path), failed=failed, timeout=limit)
+            except ChildFailure as failure:
+                raise unanswered(failure, child, Reason.LOAD) from failure
+            report = parse_report(CaptureReport, answer)
+            asked = report.specs
+            if not asked and not report.error and task is not None:
+                asked = self._asked_by_constructor(child, task)
+            if not asked:
+                self._raise_for_import(report, child)
+            return asked[:MOST_BUILDS]
+
+    def _raise_for_import(self, report: CaptureReport, child: Child) -> None:
+        """A module that can be imported nowhere needs no device to be wrong. Raises Stop."""
+        if report.error in (Reason.NO_MODULE, Reason.SYNTAX_ERROR):
+            raise Stop(Reason(report.error), report.detail, child.log_tail(LOG_BYTES))
+        if MISUSED.match(report.detail):
+            log = f"{report.trace}\n{child.log_tail(LOG_BYTES // 2)}"
+            raise Stop(Reason.EXCEPTION, report.detail, log)
+
+    def _asked_by_constructor(self, child: Child, task: KernelTask) -> list[object]:
+        """A constructor that fails or hangs here has no device and nothing built: the run side
+        judges it."""
+        asked = {"task_path": str(child.write_file("task.py", task.code))}
+        limit = self.config.build.capture_timeout_s
+        with suppress(ChildFailure):
+            answer = child.request("construct", init_form=task.init_form, timeout=limit, **asked)
+            return parse_report(CaptureReport, answer).specs
+        return []

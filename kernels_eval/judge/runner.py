@@ -1,0 +1,133 @@
+"""The processes of one device: a fork server, the reference of the task at hand, its compiled form,
+and a process for each candidate.
+
+Guarantees: a reference is kept while candidates of its task follow one another; a candidate's
+process serves one candidate. What is done with them is `kernels_eval.evaluator`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kernels_eval.config import EvalConfig
+from kernels_eval.judge.candidate_handle import CandidateProcess
+from kernels_eval.judge.compiled_baseline import CompiledReference
+from kernels_eval.judge.messages import VerdictDraft
+from kernels_eval.judge.prepare import Workplace
+from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.judge.timing import DRIFT, unsettled
+from kernels_eval.records import Candidate, KernelTask, Timing
+from kernels_eval.sandbox.sandbox import Child
+from kernels_eval.sandbox.warm_pool import WarmPool
+
+COMPILES = re.compile(
+    r"torch\.(?:compile|_dynamo)\b|^[ \t]*from torch import [^\n]*\bcompile\b|\.compile\(\)",
+    re.MULTILINE,
+)
+"""Sources that may use torch.compile, which starts compilers."""
+SLOWER = 1.2
+"""A reference median that differs by this factor from the first one of this process is flagged."""
+
+
+def starts_compilers(candidate: Candidate) -> bool:
+    """May its process start compilers?"""
+    return candidate.language.jit or bool(COMPILES.search(candidate.code or ""))
+
+
+class Runner(Workplace):
+    """Starts, keeps and closes the processes that verify candidates on one device."""
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        device: str,
+        *,
+        cache: Path | None = None,
+        cuda_arch: str | None = None,
+        ahead: bool | None = None,
+    ) -> None:
+        """`ahead`: start the next processes before there is work for them. By default on a GPU,
+        where starting one takes long."""
+        super().__init__(config, cache=cache, cuda_arch=cuda_arch)
+        self.device = device
+        ahead = device.startswith("cuda") if ahead is None else ahead
+        self.warm_pool = WarmPool(config, device, ahead=ahead)
+        self._reference: ReferenceProcess | None = None
+        self._compiled: CompiledReference | None = None
+        self._medians: dict[str, float] = {}
+
+    @contextmanager
+    def candidate(
+        self, candidate: Candidate, reference: ReferenceProcess, draft: VerdictDraft
+    ) -> Iterator[CandidateProcess]:
+        """The process of one candidate; the next one's is started meanwhile."""
+        # a child of the warm pool may not start compilers
+        if starts_compilers(candidate):
+            child = Child(self.server, "candidate", self.config.limits, processes=True)
+        else:
+            child = self.warm_pool.take(self.server, "candidate")
+        self.warm_pool.replenish(self.server)
+        reference.beside = child
+        try:
+            yield CandidateProcess(child, candidate, reference, self.builder, draft)
+        finally:
+            reference.beside = None
+            self.warm_pool.close_async(child.close)
+
+    def reference(self, task: KernelTask, construct_on: str | None = None) -> ReferenceProcess:
+        """The reference process at hand where it serves, else a new one, with its task loaded. One
+        whose weights were made on the CPU serves every candidate."""
+        server, held = self.server, self._reference
+        if (
+            held is None
+            or held.task != task
+            or held.child.dead
+            or held.construct_on != (construct_on or held.construct_on)
+        ):
+            self.drop_reference()
+            held = self._reference = ReferenceProcess(
+                lambda: self.warm_pool.take(server, "reference"),
+                task,
+                self.config,
+                self.device,
+                construct_on,
+            )
+            self.warm_pool.replenish(server)  # while this one computes
+            self.warm_pool.wait_closed()
+        held.load()
+        return held
+
+    def compiled(self, reference: ReferenceProcess) -> CompiledReference | None:
+        """The second baseline of this reference, where it is asked for: compiled for the first
+        candidate that is to be timed, and kept."""
+        if not self.config.timing.compiles:
+            return None
+        if self._compiled is None:
+            self._compiled = CompiledReference(reference)
+        self._compiled.open(self.server)
+        return self._compiled
+
+    def drift_flags(self, task: KernelTask, timing: Timing) -> list[str]:
+        """What a verdict notes about the machine: another speed than before, or lowered clocks."""
+        ratio = timing.reference_ms / self._medians.setdefault(task.task_id, timing.reference_ms)
+        flags = {
+            f"reference_drift:{ratio:.2f}": not 1 / SLOWER <= ratio <= SLOWER,
+            "clock_drift": abs(timing.drift) > DRIFT,
+            "throttled": timing.throttled,
+            "unstable": unsettled(timing, self.config.timing),
+        }
+        return [name for name, seen in flags.items() if seen]
+
+    def drop_reference(self) -> None:
+        for held in (self._compiled, self._reference):
+            if held:
+                self.warm_pool.close_async(held.close)
+        self._compiled = self._reference = None
+
+    def close(self) -> None:
+        self.drop_reference()
+        self.warm_pool.close()
+        super().close()

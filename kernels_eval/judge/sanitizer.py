@@ -1,0 +1,132 @@
+"""NVIDIA's compute-sanitizer over correct CUDA candidates: accesses out of bounds, races, memory
+read before it is written, barriers that not every thread reaches.
+
+Guarantees: the candidate runs in a confined child of its own, on the task's declared inputs, with
+a deadline; only what a tool counts is a finding, and a tool that does not get to the end of the
+calls is `not_run`, never a finding. Does not guarantee that a kernel is sound for other inputs, nor
+that a candidate which notices the tool behaves as it does without.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+from kernels_eval.compile.cubins import plain_name, tool_path
+from kernels_eval.config import EvalConfig
+from kernels_eval.errors import ToolchainError
+from kernels_eval.judge.messages import LOG_BYTES, Stop, VerdictDraft
+from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.judge.runner import Runner
+from kernels_eval.records import Candidate, Reason
+from kernels_eval.sandbox.sandbox import Child, ChildFailure
+from kernels_eval.toolchain import places_of
+
+PROGRAM = "compute-sanitizer"
+DONE = "every call returned"
+"""What the program under the tool prints last: a tool can count no errors of a program that it
+never started."""
+SUMMARY = re.compile(
+    r"^=+ (?:ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: .*\((\d+) error)", re.MULTILINE
+)
+FIRST_ERROR = re.compile(r"^=+ ((?:Error: |Invalid |Uninitialized |Barrier error).*)", re.MULTILINE)
+UNINITIALISED = re.compile(r"^=+ Uninitialized .*\n=+ +at (.*)$", re.MULTILINE)
+"""What initcheck prints of a read, and where it was."""
+ENVIRONMENT = {
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",  # else what lies beyond a tensor is torch's own block
+    "NV_COMPUTE_SANITIZER_LOCAL_CONNECTION_OVERRIDE": "uds",  # a child has no other sockets
+}
+MOST_KERNELS = 8
+PRINTED, PRINTED_READS = 3, 400
+"""Errors that a tool prints. Of initcheck's each is looked at: they fit into what is kept."""
+
+
+def installed() -> str:
+    """The path of compute-sanitizer. Raises ToolchainError where there is none."""
+    found = tool_path(PROGRAM)
+    if not found:
+        raise ToolchainError(
+            f"{PROGRAM} is not installed, and verification.eval.sanitizer asks for it",
+            "install it (NVIDIA's Debian repository: apt-get install cuda-sanitizer-13-0), put it"
+            " on PATH, or set verification.eval.sanitizer=off",
+        )
+    return found
+
+
+def wanted(config: EvalConfig, candidate: Candidate, draft: VerdictDraft) -> bool:
+    """Whether this candidate, which passed every other check, is one to look at."""
+    certainly_faster = draft.timing is not None and draft.timing.speedup_lower > 1
+    chosen = config.sanitizer == "correct" or (config.sanitizer == "curated" and certainly_faster)
+    return chosen and candidate.language.sanitized
+
+
+def sanitize(
+    runner: Runner,
+    reference: ReferenceProcess,
+    candidate: Candidate,
+    libraries: dict[str, str],
+    draft: VerdictDraft,
+) -> None:
+    """Run the tools, each in a process of its own, and note what they find as flags. Raises Stop
+    where a finding is to refuse, ToolchainError where the program is missing."""
+    config, program = reference.config, installed()
+    asked = {"spec": reference.spec, "libraries": libraries, "done": DONE}
+    asked["readable"] = [str(path) for path in places_of(runner.builder.tools.cache)]
+    sources = {"task": reference.task.code, "candidate": candidate.code or ""}
+    for tool in config.sanitizer_tools:
+        with Child(runner.server, "sanitizer", config.limits, processes=True) as child:
+            for name, code in sources.items():
+                asked[name] = str(child.write_file(f"{name}.py", code))
+            request = str(child.write_file("request.json", json.dumps(asked)))
+            under = [sys.executable, "-P", "-m", "kernels_eval.candidate.sanitized", request]
+            run = {
+                "program": [program, *_options(tool, draft.custom_kernels), *under],
+                "environment": ENVIRONMENT,
+            }
+            try:
+                said = str(child.request("run", timeout=config.sanitizer_s, **run).get("said"))
+                errors = errors_in(said, tool, draft.custom_kernels)
+            except ChildFailure as failure:
+                said, errors = f"{failure.detail}\n{child.log_tail(LOG_BYTES)}", None
+        if errors != 0:
+            draft.log = said
+            draft.flags.append(f"sanitizer:{tool}:{'not_run' if errors is None else errors}")
+        if errors and config.sanitizer_finding == "refuse":
+            reason = Reason.NON_DETERMINISTIC if tool == "racecheck" else Reason.CUDA_ERROR
+            first = FIRST_ERROR.search(said)
+            what = first[1] if first else "see the log"
+            raise Stop(reason, f"{tool} counts {errors} errors: {what}", said)
+
+
+def errors_in(said: str, tool: str, kernels: tuple[str, ...]) -> int | None:
+    """How many errors a tool counted, of initcheck those of the candidate's own kernels. None where
+    it did not finish, or counted none of a program that did not, or printed none of these kernels
+    and not all."""
+    counts = [int(errors or races) for errors, races in SUMMARY.findall(said)]
+    if not counts or not (any(counts) or DONE in said):
+        return None
+    if tool != "initcheck" or not max(counts):
+        return max(counts)
+    reads = UNINITIALISED.findall(said)
+    names = [re.compile(rf"\b{re.escape(name)}\b") for name in _plain_names(kernels)]
+    own = sum(any(name.search(place) for name in names) for place in reads)
+    return own if own or len(reads) == max(counts) else None
+
+
+def _options(tool: str, kernels: tuple[str, ...]) -> list[str]:
+    """Only the candidate's own kernels are looked at: torch's are not its fault, and take long. But
+    initcheck must see who else writes: to it, what a kernel wrote that it did not look at was never
+    written."""
+    options = ["--tool", tool, "--target-processes", "application-only"]
+    if tool == "initcheck":
+        return [*options, "--print-limit", str(PRINTED_READS), "--show-backtrace", "no"]
+    options += ["--print-limit", str(PRINTED)]
+    options += ["--report-api-errors", "no"] if tool == "memcheck" else []
+    for name in _plain_names(kernels[:MOST_KERNELS]):
+        options += ["--kernel-name", f"kernel_substring={name}"]
+    return options
+
+
+def _plain_names(kernels: tuple[str, ...]) -> list[str]:
+    return list(filter(None, map(plain_name, kernels)))

@@ -1,0 +1,267 @@
+"""Paired measurement and its statistics.
+
+The reference and the candidate are separate processes; the parent asks each in turn for a sample,
+in ABBA order, so slow drift of the machine hits both alike. A second baseline takes its turn
+between them (ACBBCA), in the same window and with as many calls. Guarantees: at least the
+configured pairs, an interval with every speedup, and a bound by the parent's own clock that the
+candidate cannot forge. Statistics are pure functions of the samples.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kernels_eval.config import TimingConfig
+from kernels_eval.records import CompiledBaseline, Timing
+from kernels_eval.sandbox.channel import Message
+
+Sampler = Callable[[int], int]
+"""Given a number of forward calls, runs them as one sample and returns nanoseconds as the process
+itself measured."""
+
+
+Bound = Callable[[float, float], tuple[float, float]]
+"""Given what a call of the candidate and one of the reference seem to take, in nanoseconds,
+measures what one of the candidate takes, by a clock that it cannot reach and on inputs it has not
+seen: the least that noise leaves of it, 0 where that cannot be told, and the best estimate."""
+
+NOTHING = 0.1
+"""Below this share of the best estimate, no noise explains what is reported."""
+WARM_ROUNDS = 12
+MOST_CALLS = 10_000
+
+
+DRIFT = 0.1
+"""A change of the reference's time within a measurement that quiet machines do not show."""
+DISTURBED, LONG_MS = 2.0, 0.1
+"""A call that takes so many milliseconds takes at most so many times its bound."""
+
+
+class ImplausibleTime(Exception):
+    """The candidate reports less time than the parent's clock saw pass."""
+
+
+@dataclass
+class _Series:
+    """The samples of one process, in nanoseconds."""
+
+    sample: Sampler
+    reported: list[int] = field(default_factory=list)
+
+    def take(self, calls: int) -> None:
+        self.reported.append(max(1, int(self.sample(calls))))
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.reported))
+
+
+@dataclass(frozen=True)
+class CompiledSampler:
+    """The reference under torch.compile: its sampler, and what its record says besides the
+    times."""
+
+    sample: Sampler
+    facts: Message
+
+
+def measure(
+    reference: Sampler,
+    candidate: Sampler,
+    config: TimingConfig,
+    *,
+    bound: Bound,
+    throttled: Callable[[], bool | None] = lambda: None,
+    most_calls: int = MOST_CALLS,
+    compiled: CompiledSampler | None = None,
+) -> Timing:
+    """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
+    is spent.
+
+    With `compiled`, all three until both intervals are, for half as long again. The budget is
+    `max_s`, and `precise_s` where the interval of `precise_pairs` is narrow enough by then: more
+    samples of slow calls would sharpen what the spread between processes blurs anyway. A sample
+    holds `most_calls` calls at most.
+
+    The candidate's time is never less than its bound: where it reports less than
+    `clock_bound_share` of it, the bound counts. `throttled()` tells whether the device slows its
+    clocks now. Raises ImplausibleTime where it reports less than `accused_share` of the least that
+    the bound can be, in every one of several rounds.
+    """
+    b = _Series(candidate)
+    baselines = [_Series(reference)]
+    if compiled:
+        baselines.append(_Series(compiled.sample))
+    series = [*baselines, b]
+    calls = _calls_per_sample(series, config, most_calls)
+    slowed = [throttled()]
+    started = time.monotonic()
+    elapsed_s = 0.0
+    while not _enough(baselines, b, elapsed_s, config):
+        for each in (*series, *reversed(series)):
+            each.take(calls)
+        elapsed_s = (time.monotonic() - started) * 2 / len(series)
+    slowed.append(throttled())
+    least, credible_ns = _plausible_bound(series, calls, config, bound)
+    slower = credible_ns * calls / b.median
+    if slower > 1:  # what was too fast to be credible is not what counts
+        b.reported = [max(1, round(ns * slower)) for ns in b.reported]
+    against = [_against(baseline, b, calls, config) for baseline in baselines]
+    return Timing(
+        **against[0],
+        candidate_ms=b.median / calls / 1e6,
+        pairs=len(b.reported),
+        calls_per_sample=calls,
+        clock_bound_ms=max(least, 1.0) / 1e6,
+        throttled=None if None in slowed else any(slowed),
+        compiled=CompiledBaseline(**compiled.facts, **against[1]) if compiled else None,
+    )
+
+
+def unsettled(timing: Timing, config: TimingConfig) -> bool:
+    """Did the machine disturb a measurement: does the reference's time drift, by more than the
+    interval that was asked for, is the candidate's far above its bound, or was less reported than
+    passed, so that the bound counts?"""
+    ratio = timing.candidate_ms / timing.clock_bound_ms
+    slowed = ratio > DISTURBED and timing.clock_bound_ms > LONG_MS
+    drifted = abs(timing.drift) > max(DRIFT, config.interval_width)
+    return drifted or slowed or abs(ratio - 1) < 1e-6
+
+
+def _enough(
+    baselines: list[_Series], candidate: _Series, elapsed_s: float, config: TimingConfig
+) -> bool:
+    """Is the budget spent, or is every interval narrow enough, over samples enough?"""
+    pairs = len(candidate.reported)
+    if pairs >= 4 and elapsed_s >= config.max_s:
+        return True
+    sampled_ns = min(sum(each.reported) for each in (*baselines, candidate))
+    enough = pairs >= config.min_pairs and sampled_ns >= config.min_side_s * 1e9
+    precise = pairs >= config.precise_pairs and elapsed_s >= config.precise_s
+    if not (enough or precise) or pairs % 10:
+        return False
+    intervals = (
+        log_ratio_interval(each.reported, candidate.reported, resamples=200) for each in baselines
+    )
+    return all((high - low) / 2 <= config.interval_width for low, high in intervals)
+
+
+def _against(
+    baseline: _Series, candidate: _Series, calls: int, config: TimingConfig
+) -> dict[str, float]:
+    """What the candidate is worth against one baseline: its latency in ms a call, the speedup with
+    its widened interval, its drift."""
+    reported = baseline.reported, candidate.reported
+    low, high = log_ratio_interval(*reported, resamples=config.bootstrap)
+    speedup = baseline.median / candidate.median
+    low, high = widened(low, high, math.log(speedup), config.process_spread)
+    return {
+        "reference_ms": baseline.median / calls / 1e6,
+        "speedup": speedup,
+        "speedup_lower": min(math.exp(low), speedup),
+        "speedup_upper": max(math.exp(high), speedup),
+        "drift": drift(baseline.reported),
+    }
+
+
+def widened(low: float, high: float, middle: float, spread: float) -> tuple[float, float]:
+    """A 95 % interval of a log-ratio within one process, made to hold for a later measurement in
+    another process: its arms and 1.96 standard deviations between processes, once for this process
+    and once for that one, add in quadrature (a prediction interval).
+    """
+    between = 1.96 * math.sqrt(2.0) * spread
+    below, above = (math.hypot(max(0.0, arm), between) for arm in (middle - low, high - middle))
+    return middle - below, middle + above
+
+
+def drift(samples: list[int]) -> float:
+    """How far the median of the last third of the samples is from that of the first third, as a
+    share of the first. Dimensionless."""
+    third = max(1, len(samples) // 3)
+    return float(np.median(samples[-third:]) / np.median(samples[:third])) - 1
+
+
+def log_ratio_interval(
+    reference: list[int], candidate: list[int], *, resamples: int, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of log(median(reference) / median(candidate)) over pairs (Efron
+    and Tibshirani 1993, ch. 13)."""
+    count = len(reference)
+    picks = np.random.default_rng(seed).integers(0, count, size=(resamples, count))
+    # floats, for what was reported may have grown beyond int64 (`measure`)
+    floats = (np.asarray(x, dtype=float) for x in (reference, candidate))
+    a, b = (np.log(np.median(x[picks], axis=1)) for x in floats)
+    low, high = np.quantile(a - b, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _calls_per_sample(series: list[_Series], config: TimingConfig, most_calls: int) -> int:
+    """Warm all processes, then batch calls until the shorter sample is long enough.
+
+    The batch grows by what the parent's clock sees, too: a process that reports next to nothing
+    does not get a million calls.
+    """
+    for each in series:
+        _warm(each, config)
+    faster = min(series, key=lambda each: min(each.reported))
+    calls, wanted = 1, config.sample_us * 1e3
+    shortest, wall = float(min(faster.reported)), 0
+    while shortest < wanted and wall < 20 * wanted and calls < most_calls:
+        calls = min(most_calls, calls * int(np.clip(np.ceil(wanted / shortest), 2, 10)))
+        started = time.perf_counter_ns()
+        faster.take(calls)
+        wall, shortest = wall + time.perf_counter_ns() - started, float(faster.reported[-1])
+    for each in series:
+        each.reported.clear()
+    return calls
+
+
+def _warm(series: _Series, config: TimingConfig) -> None:
+    """Take samples until two consecutive medians of 3 agree within 1 %, or a quarter of `precise_s`
+    is spent."""
+    last, spent = 0.0, 0
+    budget_ns = min(config.max_s / 8, config.precise_s / 4) * 1e9
+    for _ in range(WARM_ROUNDS):
+        for _ in range(3):
+            series.take(1)
+        now = float(np.median(series.reported[-3:]))
+        spent += sum(series.reported[-3:])
+        if (last and abs(now - last) <= 0.01 * last) or spent > budget_ns:
+            break
+        last = now
+
+
+def _plausible_bound(
+    series: list[_Series],
+    calls: int,
+    config: TimingConfig,
+    measured: Bound,
+) -> tuple[float, float]:
+    """The parent's own bound on a call of the candidate and the time that counts, in nanoseconds.
+    Raises ImplausibleTime.
+
+    A busy machine can slow one round, of either side. The smallest bound and the largest reported
+    time of all rounds are compared, and a difference that noise could make accuses nobody: then
+    the bound counts.
+    """
+    reference, *_, candidate = series
+    call_ns, least, bound = candidate.median / calls, math.inf, math.inf
+    for number in range(3):
+        if number:
+            again = [candidate.sample(calls) for _ in range(20)]
+            call_ns = max(call_ns, float(np.median(again)) / calls)
+        found = measured(call_ns, reference.median / calls)
+        least, bound = min(least, found[0]), min(bound, found[1])
+        if call_ns >= config.clock_bound_share * bound:
+            return bound, call_ns
+    if least > 0 and call_ns < max(config.accused_share * least, NOTHING * bound):
+        raise ImplausibleTime(
+            f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {least / 1e6:.4f}"
+            " ms pass"
+        )
+    return bound, bound

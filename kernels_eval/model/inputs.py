@@ -1,0 +1,508 @@
+"""Inputs and weights, made from a seed on the device itself, the same in two processes that never
+exchange them.
+
+Guarantees: for the same task source, seed, distribution and device, both processes hold
+bit-identical inputs; what a task's inputs mean (integers, labels, masks, triangular or symmetric
+matrices, probabilities) is kept when their distribution is varied. Does not guarantee that a varied
+distribution makes sense to every task: one under which the reference fails or is not finite is
+skipped.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random, SystemRandom
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels_eval.model.measurement import computable
+from kernels_eval.model.trials import (
+    DECLARED,
+    SHAPE_SCOPES,
+    TAILS,
+    InputNote,
+    InputPlan,
+    ModelSpec,
+)
+from kernels_eval.records import Json, stable_hash
+
+PERMUTED = "permuted"
+"""Not a distribution: the elements of floating arguments in another order, which keeps labels,
+masks and targets what they are."""
+BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
+"""What the blocks of `mixed` are drawn from."""
+STATISTICS = ("running_mean", "running_var")
+OFFSET = 8192.0
+"""The mean of `offset`, in standard deviations: in fp32 E[x^2] - E[x]^2 then has no digit left. A
+power of two, for long sums of it, too, are rounded without a bias: adding 1e5 values about 1e4 one
+by one is off by more than their spread."""
+
+PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+"""What the constant `PRECISION` of a task's module casts floating inputs and parameters to, as
+KernelBench's option of that name does (`src/kernelbench/eval.py`, `_process_input_tensor`, and
+`model.to(dtype=precision)`)."""
+Arguments = tuple[list[Any], Json]
+"""What a constructor is called with."""
+MOST_DISTINCT = 1 << 24
+"""Elements of a tensor that are made distinct, which sorts them."""
+DISTINCT = 2.0**-16
+"""How far apart they are moved, as a share of their size: some 100 units in the last place."""
+SMALL = 2.0**-9
+"""The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
+normalisations add to it."""
+
+
+def load_module(path: str, name: str) -> ModuleType:
+    """Execute a source file as a module of its own. The file must exist on disk: Triton and inspect
+    read it again."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_candidate(path: str) -> ModuleType:
+    """The same for a copy in the working directory, where a candidate may write: many write beside
+    their own file."""
+    return load_module(os.path.abspath(shutil.copy(path, os.curdir)), "candidate")
+
+
+def construct(module: ModuleType, task: ModuleType, spec: ModelSpec) -> nn.Module:
+    """Build a task's model the way KernelBench does: the same seed before the arguments are made
+    and again before the constructor runs.
+
+    Weights are made on `construct_on` (large ones take seconds on a CPU core); `moved` brings the
+    model to where it is used.
+    """
+    own = spec.model_copy(update={"precision": precision_of(task)})
+    return constructed(module, constructor_arguments(task, spec), own)
+
+
+def declared(task: dict[str, str], device: str, construct_on: str) -> ModelSpec:
+    """How a task's model is made that nothing is compared with; `task`: its `entry_point` and
+    `init_form`."""
+    return ModelSpec.model_validate(task | {"device": device, "construct_on": construct_on})
+
+
+def precision_of(task: ModuleType) -> str:
+    """What a task's module says of its precision. Raises ValueError for what is none."""
+    found = str(getattr(task, "PRECISION", ""))
+    if found not in PRECISIONS:
+        raise ValueError(f"PRECISION is {found!r}, which is none of {', '.join(PRECISIONS)[2:]}")
+    return found
+
+
+def constructor_arguments(module: ModuleType, spec: ModelSpec) -> Arguments:
+    """What a task's constructor is called with, drawn under the seed."""
+    torch.manual_seed(spec.seed)
+    with torch.device(spec.construct_on):
+        made = module.get_init_inputs()
+    args, kwargs = made[:2] if spec.init_form == "args_kwargs" else (made, {})
+    dtype, device = PRECISIONS[precision_of(module)], spec.construct_on
+    moved_kwargs = {name: _to_device(value, device, dtype) for name, value in kwargs.items()}
+    return [_to_device(value, device, dtype) for value in args], moved_kwargs
+
+
+def constructed(module: ModuleType, arguments: Arguments, spec: ModelSpec) -> nn.Module:
+    """A model as its constructor leaves it."""
+    args, kwargs = arguments
+    torch.manual_seed(spec.seed)
+    with torch.device(spec.construct_on):
+        model: nn.Module = getattr(module, spec.entry_point)(*args, **kwargs)
+    dtype = PRECISIONS[spec.precision]
+    return model.to(dtype) if dtype and isinstance(model, nn.Module) else model
+
+
+def moved(model: Any, device: str) -> Any:
+    return model.to(device) if isinstance(model, nn.Module) else model
+
+
+def made_elsewhere(model: Any, device: str) -> bool:
+    """Did the constructor make parameters on another device than it was asked to (Tensor(...)
+    does)? Then they were drawn by another random generator, and the same seed does not make the
+    same weights."""
+    kind = torch.device(device).type
+    return isinstance(model, nn.Module) and any(
+        parameter.device.type != kind for parameter in model.parameters()
+    )
+
+
+def make_inputs(
+    task: ModuleType,
+    seed: int,
+    distribution: str,
+    plan: InputPlan | None,
+    device: str,
+    shape: str = DECLARED,
+) -> list[Any]:
+    """Arguments for one forward call. `plan` (from `plan_inputs`) says which arguments may be
+    redrawn and resized; None: as declared."""
+    torch.manual_seed(seed)
+    with torch.device(device):
+        made, dtype = task.get_inputs(), PRECISIONS[precision_of(task)]
+        values = [_to_device(value, device, dtype) for value in made]
+    if plan is None:
+        return values
+    for index, dim, size in plan.shapes.get(shape, ()):
+        part = values[index].narrow(dim, 0, size)
+        values[index] = _laid_out(part, part)  # dense, in the order of its strides
+    if distribution != DECLARED:  # drawn last: what it changes lies within the smaller shape
+        values = [
+            _redraw(value, note, seed + index, distribution)
+            for index, (value, note) in enumerate(zip(values, plan.notes, strict=True))
+        ]
+    if plan.distinct:
+        for value, note in zip(values, plan.notes, strict=True):
+            if note.vary and not note.pattern and not note.symmetric:
+                _make_distinct(value)
+    return values
+
+
+def plan_inputs(inputs: list[Any]) -> InputPlan:
+    """What may vary: floating tensors that are not labels, masks or probabilities; zero patterns
+    and symmetry stay as declared. The smaller shapes are drawn anew by each call."""
+    sizes = [list(value.shape) if isinstance(value, Tensor) else None for value in inputs]
+    return InputPlan(notes=[_note(value) for value in inputs], shapes=smaller_shapes(sizes))
+
+
+def smaller_shapes(
+    shapes: list[list[int] | None], random: Random | None = None
+) -> dict[str, list[tuple[int, int, int]]]:
+    """Ways to make all arguments smaller consistently, so that no dimension starts to broadcast.
+
+    `batch_1`: the first dimension becomes 1, where its size occurs nowhere else. The others have
+    drawn sizes, and are named by what shrinks and by the tail that it leaves (`TAILS`): `each_1`
+    every dimension by itself, counted from the last (of matrices and vectors alone: a
+    kernel may rely on square images); `all_1` equal sizes together; `last_1` and `first_1` those
+    equal to the first tensor's last or first dimension. Whether the task accepts one of them is for
+    the reference to say. Sizes are secret without a `random`.
+    """
+    dims = [
+        (i, d, d - len(shape), size)
+        for i, shape in enumerate(shapes)
+        if shape
+        for d, size in enumerate(shape)
+    ]
+    sized = [shape for shape in shapes if shape]
+    if not sized or 0 in {size for *_, size in dims}:
+        return {}
+    lead = next((shape for shape in sized if len(shape) > 1), sized[0])
+    first = [dim for dim in dims if dim[-1] == lead[0]]
+    last = [dim for dim in dims if dim[-1] == lead[-1]]
+    variants = {}
+    if lead[0] > 1 and all(d == 0 for _, d, *_ in first):
+        variants["batch_1"] = [(i, d, 1) for i, d, *_ in first]
+    each = dims if max(map(len, sized)) <= 2 else []
+    for name, tail in TAILS.items():
+        for scope, chosen in zip(SHAPE_SCOPES, (each, dims, last, first), strict=True):
+            changed = _shrunk(chosen, scope == "each", tail, random or SystemRandom())
+            if changed:
+                variants[f"{scope}_{name}"] = changed
+    return variants
+
+
+def _shrunk(
+    dims: list[tuple[int, int, int, int]], by_place: bool, tail: int, random: Random
+) -> list[tuple[int, int, int]]:
+    """Draw smaller sizes for (argument, dimension, place from the last, size). The last dimensions
+    leave this tail, the others one of 1: so does what lies flat in memory."""
+    keyed = [((size, by_place and place), i, d, place) for i, d, place, size in dims if size > 4]
+    ends = {key for key, *_, place in keyed if place == -1} or {key for key, *_ in keyed}
+    drawn = {
+        key: drawn_size(key[0], tail if key in ends else 1, random)
+        for key in dict.fromkeys(key for key, *_ in keyed)
+    }
+    return [(i, d, drawn[key]) for key, i, d, _ in keyed]
+
+
+def drawn_size(size: int, tail: int, random: Random) -> int:
+    """A size from half of this one on that leaves `tail` elements over (-1: all but one) in blocks
+    of the largest power of two (at most 1,024) that allows a choice, and so in smaller blocks."""
+    block = 4
+    while block < 1024 and 8 * block <= size:
+        block *= 2
+    least = max(2, size // 2)
+    fitting = range(least + (tail - least) % block, size, block)
+    return random.choice(fitting) if fitting else max(2, size - abs(tail))
+
+
+def _note(value: Any) -> InputNote:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() == 0:
+        return InputNote(vary=False)
+    sample = computable(value.detach())
+    # labels, masks and targets of +-1 mean something by being integers
+    integers = bool((sample == sample.round()).all())
+    if integers or _probabilities(sample):
+        return InputNote(vary=False)
+    return InputNote(
+        vary=True,
+        pattern=bool((sample == 0).float().mean() > 0.2),
+        symmetric=sample.dim() >= 2 and torch.equal(sample, sample.mT),
+    )
+
+
+def _probabilities(sample: Tensor) -> bool:
+    if sample.dim() == 0 or sample.shape[-1] <= 1 or not bool((sample >= 0).all()):
+        return False
+    sums = sample.sum(-1)
+    return torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+
+
+def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
+    if distribution == PERMUTED and isinstance(value, Tensor) and value.is_floating_point():
+        return _permuted(value, seed)
+    if not note.vary:
+        return value
+    generator = torch.Generator(device=value.device).manual_seed(seed)
+    name = distribution.removesuffix("_positive")
+    drawn = _mixed(value, generator) if name == "mixed" else _drawn(value, generator, name)
+    if name != distribution:
+        drawn = drawn.abs() + 0.01
+    if note.pattern:
+        drawn = drawn.masked_fill(value == 0, 0)
+    if note.symmetric and drawn.shape[-1] == drawn.shape[-2]:
+        drawn = (drawn + drawn.mT) / 2
+    return _laid_out(drawn.to(value.dtype), value)  # a kernel may rely on the declared strides
+
+
+IMPULSE = (20, 36)
+"""Least and largest value of a large element. Above 36.7, 1 - sigmoid(x) is 0 in float64, too, and
+a kernel that is exact there, as from logits, would differ from the reference in any precision."""
+
+
+def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
+    """A tensor of one distribution. Those that are as declared take `value` but for a few elements:
+    `impulse` (two and one in 2,048 are large, 1,024 at most, so few that a look at 64 misses them)
+    and `non_finite` (one NaN, one infinity of each sign)."""
+    shape, device, size = value.shape, value.device, value.numel()
+    kind, _, factor = name.partition("_x")
+    if kind == "uniform":
+        return torch.rand(shape, generator=generator, device=device) * 2 - 1
+    if kind == "small_integers":
+        return torch.randint(-3, 4, shape, generator=generator, device=device).float()
+    drawn = torch.randn(shape, generator=generator, device=device) * float(factor or 1)
+    if kind == "sparse":
+        drawn *= torch.rand(shape, generator=generator, device=device) < 0.1
+    elif kind == "normal":
+        _make_uneven(drawn, float(factor or 1))
+    elif kind == "small":
+        drawn *= SMALL
+        if shape:  # a maximum that starts at 0 is wrong here, too
+            drawn[shape[0] // 2 :].abs_().neg_()
+    elif kind == "offset":
+        drawn += min(OFFSET, 2**-7 / torch.finfo(value.dtype).eps)
+    elif kind in ("impulse", "non_finite"):
+        drawn, random = _flat_copy(value), Random(generator.initial_seed())
+        odd = [math.nan, math.inf, -math.inf]
+        if kind == "impulse":
+            count = 2 + min(size // 2048, 1022)
+            odd = [random.uniform(*IMPULSE) * (-1) ** index for index in range(count)]
+        places = random.sample(range(size), min(len(odd), size))
+        if kind == "impulse" and size - 1 not in places and random.random() < 0.5:
+            places[-1] = size - 1
+        drawn.view(-1)[places] = torch.tensor(odd[: len(places)], device=device)
+    return drawn
+
+
+def _make_uneven(drawn: Tensor, spread: float) -> None:
+    """Give every other row an eighth of the spread, and make the last element along each longer
+    dimension 0 or, in such a row, larger than all others: a maximum, behind a clamp too, is then
+    wrong if it leaves the last element out. The second slice along the first and the last one
+    is negative: a maximum that starts at 0 is wrong there."""
+    if drawn.dim() > 1:
+        drawn[..., ::2, :] /= 8
+    ends = torch.tensor([0, 1.5, -1.5], device=drawn.device) * spread
+    for dim in range(drawn.dim()):
+        if drawn.shape[dim] >= 8:
+            end = drawn.select(dim, -1)
+            index = torch.arange(end.numel(), device=drawn.device)
+            end.copy_(ends[index % len(ends)].view(end.shape))
+    for dim in (0, -1) if drawn.dim() > 1 else ():
+        if drawn.shape[dim] > 3:
+            negative = drawn.select(dim, 1)
+            negative.abs_().neg_().sub_(spread)
+
+
+def _make_distinct(value: Tensor) -> None:
+    """Move equal elements of a float32 tensor apart, so far that what a task computes of them is
+    not equal but for rounding (softmax before topk)."""
+    if value.dtype != torch.float32 or not 1 < value.numel() <= MOST_DISTINCT:
+        return
+    rising, order = value.reshape(-1).sort(stable=True)
+    places = torch.arange(len(order), device=value.device)
+    nth = places - (places * (rising.diff(prepend=rising[:1]) != 0)).cummax(0).values
+    moves = nth * min(DISTINCT, 1 / (8 + 8 * float(nth.max())))
+    scale = rising[rising != 0].abs().nanmedian().nan_to_num(1)
+    rising = torch.where(rising != 0, rising * (1 - moves), scale * moves)
+    value.copy_(torch.empty_like(rising).scatter_(0, order, rising).view_as(value))
+
+
+def _mixed(value: Tensor, generator: torch.Generator) -> Tensor:
+    """The declared tensor with 16 blocks of other distributions, some of which alternate with it
+    from element to element: no few elements tell what the others are like."""
+    random, drawn = Random(generator.initial_seed()), _flat_copy(value)
+    flat = drawn.view(-1)
+    cuts = sorted(random.randrange(len(flat)) for _ in range(16))
+    for start, end in pairwise([0, *cuts, len(flat)]):
+        part = flat[start : end : random.choice((1, 1, 2, 3, 7))]
+        kind = random.choice(BLOCKS)
+        if kind != DECLARED and len(part):
+            part.copy_(_drawn(part, generator, kind))
+    return drawn
+
+
+def _laid_out(drawn: Tensor, value: Tensor) -> Tensor:
+    """Contiguous where `value` is: of gigabytes, no copy is made that is not needed."""
+    return drawn if value.is_contiguous() else torch.empty_like(value).copy_(drawn)
+
+
+def _flat_copy(value: Tensor) -> Tensor:
+    """Its elements as float32, one after the other, whatever its strides."""
+    return value.float().clone(memory_format=torch.contiguous_format)
+
+
+def _permuted(value: Tensor, seed: int) -> Tensor:
+    """The elements in another order. Of few, a drawn order may be the one they have: they are then
+    moved by one place."""
+    generator = torch.Generator(device=value.device).manual_seed(seed)
+    flat, order = value.reshape(-1), torch.randperm
+    drawn = flat[order(value.numel(), generator=generator, device=value.device)]
+    return (flat.roll(1) if torch.equal(drawn, flat) else drawn).reshape(value.shape)
+
+
+def parameters_of(model: Any) -> dict[str, Tensor]:
+    """The floating parameters by name, in order."""
+    held = model.named_parameters() if isinstance(model, nn.Module) else ()
+    return {name: p for name, p in held if p.is_floating_point()}
+
+
+def squeezed(parameter: Tensor) -> list[int]:
+    """Its shape without dimensions of size 1."""
+    return [size for size in parameter.shape if size != 1]
+
+
+def running_statistics(model: Any, *, renamed: bool = False) -> list[Tensor]:
+    """The running statistics of a model's normalisation layers, in order. Where there are none and
+    they may be `renamed`: all floating buffers, and tensors that are plain attributes."""
+    if not isinstance(model, nn.Module):
+        return []
+    buffers = {name: b for name, b in model.named_buffers() if b.is_floating_point()}
+    named = [b for name, b in buffers.items() if name.rpartition(".")[2] in STATISTICS]
+    if named or not renamed:
+        return named
+    held = [value for each in model.modules() for value in vars(each).values()]
+    plain = [x for x in held if isinstance(x, Tensor) and x.is_floating_point()]
+    return [*buffers.values(), *plain]
+
+
+def redraw_statistics(tensors: list[Tensor], seed: int) -> None:
+    """Refill running statistics, uniform in [0.5, 1.5]. A mean and the variance after it get the
+    same values, whichever of the two comes first."""
+    seen: dict[tuple[int, ...], int] = {}
+    for tensor in tensors:
+        shape = tuple(squeezed(tensor))
+        nth = seen[shape] = seen.get(shape, -1) + 1
+        _refill(tensor, [seed, "statistics", shape, nth // 2], uniform=True)
+
+
+def _refill(
+    tensor: Tensor, identity: list[object], *, uniform: bool = False, signed: bool = False
+) -> None:
+    """Refill from a hash of this: vectors uniform in [0.5, 1.5] (`signed`: every other element
+    negative), higher ranks normal with standard deviation 1 / sqrt(fan-in), so outputs keep their
+    scale."""
+    shape, device = squeezed(tensor), tensor.device
+    generator = torch.Generator(device).manual_seed(int(stable_hash(identity)[:15], 16))
+    if uniform or len(shape) < 2:
+        drawn = torch.rand(shape, generator=generator, device=device) + 0.5
+        if signed and shape:
+            drawn[1::2].neg_()
+    else:
+        drawn = torch.randn(shape, generator=generator, device=device)
+        drawn /= max(1, math.prod(shape[1:])) ** 0.5
+    with torch.no_grad():
+        tensor.copy_(drawn.reshape(tensor.shape))
+
+
+def randomise_weights(
+    model: nn.Module,
+    seed: int,
+    only: list[int] | None = None,
+    names: Sequence[str] = (),
+) -> None:
+    """Refill floating parameters from (seed, shape, how many of that shape came before): names do
+    not matter, nor dimensions of size 1.
+
+    A model that has parameters of all of these `names` is filled in their order first. `only`
+    chooses parameters by their position. Vectors have elements of either sign where the seed is
+    odd.
+    """
+    seen: dict[tuple[int, ...], int] = {}
+    own = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    if names and set(names) <= own.keys():
+        own = {name: own[name] for name in (*names, *own)}
+    for index, parameter in enumerate(own.values()):
+        shape = tuple(squeezed(parameter))
+        if only is None or index in only:
+            nth = seen[shape] = seen.get(shape, -1) + 1
+            _refill(parameter, [seed, shape, nth], signed=seed % 2 == 1)
+
+
+def transpose_weights(model: nn.Module) -> None:
+    """Transpose all square matrices among the parameters: a candidate may keep them so."""
+    with torch.no_grad():
+        for parameter in parameters_of(model).values():
+            if parameter.dim() == 2 and parameter.shape[0] == parameter.shape[1]:
+                parameter.copy_(parameter.t().clone())
+
+
+def flatten_outputs(output: Any) -> tuple[list[Any], str]:
+    """Leaves of a nested output in order, and a text that tells its structure. None (no attention
+    weights, say) is part of the structure."""
+    if output is None:
+        return [], "None"
+    if isinstance(output, dict):
+        items = [(f"{key}:", output[key]) for key in sorted(output, key=str)]
+        form = "{{{}}}"
+    elif isinstance(output, list | tuple):
+        items, form = [("", item) for item in output], "({})"
+    else:
+        return [output], "."
+    leaves, structure = [], []
+    for label, item in items:
+        inner, text = flatten_outputs(item)
+        leaves += inner
+        structure.append(label + text)
+    return leaves, form.format(",".join(structure))
+
+
+def plain_containers(output: Any) -> bool:
+    """Is a nested output made of containers that run no code when they are read: list, dict, tuple
+    and what only names a tuple's items?"""
+    kind = type(output)
+    if kind in (dict, OrderedDict):
+        return all(map(plain_containers, dict.values(output)))
+    if kind is list or (issubclass(kind, tuple) and kind.__iter__ is tuple.__iter__):
+        return all(map(plain_containers, output))
+    return not isinstance(output, list | tuple | dict)
+
+
+def _to_device(value: Any, device: str, dtype: torch.dtype | None = None) -> Any:
+    """The same on this device, floating tensors in this dtype."""
+    if isinstance(value, Tensor):
+        return value.to(device, dtype if value.is_floating_point() else None)
+    if isinstance(value, list | tuple):
+        return type(value)(_to_device(item, device, dtype) for item in value)
+    return value

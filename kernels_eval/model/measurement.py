@@ -1,0 +1,328 @@
+"""How far an output is from the expected one: comparisons of tensors, chunk by chunk, for outputs
+can be gigabytes. `kernels_eval.model.correctness` says what the errors mean."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels_eval.model.trials import Comparison
+
+FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-5, 1e-4, 0.1
+"""Relative errors (RMS, or of the worst element; at most) of which it is asked whether they look
+like rounding or like another formula."""
+FORMULA_SAMPLE, FORMULA_BINS, FORMULA_SHARE = 1 << 20, 64, 0.45
+SHORT_MANTISSA = (1 << 13) - 1
+"""The bits of a float32 that TF32, fp16 and bf16 do not have."""
+CHUNK = 1 << 24
+"""Elements compared at once: float64 copies of whole outputs would not fit beside them."""
+HUGE, SMALLER = 2.0**490, 2.0**-300
+"""The squares of larger values have no sum in float64: they are made smaller, by a power of two,
+which rounds nothing."""
+MARK, ALIKE = 1e3, 1 - 1e-3
+"""How large a mark is, and how many times larger than all others; how much alike marks are."""
+KERNELBENCH = (1e-4, 1e-2)
+"""Its absolute and relative tolerances: v0.1's, v0's."""
+
+
+def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
+    """Errors of one output tensor. `actual` and `reference` have the task's dtype, `oracle` is
+    float64 where it fitted; all have one shape."""
+    if not actual.is_floating_point() and not actual.is_complex():
+        unequal = int((actual != reference.to(actual.dtype)).sum())
+        error, equal = float(unequal > 0), not unequal
+        both = {"kernelbench_1e4": equal, "kernelbench_1e2": equal}
+        return Comparison(rms=error, reference_rms=0.0, max=error, unequal=unequal, **both)
+    y, a, r = (computable(x.reshape(-1)) for x in (oracle, actual, reference))
+    own_oracle = y.dtype == r.dtype and y.data_ptr() == r.data_ptr()
+    wide = a.dtype in (torch.float64, torch.complex128)
+    while wide and bool(((y.abs() > HUGE) & torch.isfinite(y)).any()):
+        y, a, r = (x * SMALLER for x in (y, a, r))
+    finite = all(map(_all_finite, (y, a) if own_oracle else (y, a, r)))
+    found = _measured(y, a, y if own_oracle else r, finite=finite)
+    seen = found.rms > FORMULA_RMS or found.max > FORMULA_MAX
+    asked = seen and found.rms < FORMULA_TO and not found.systematic
+    if asked and a.dtype == torch.float32 and _follows_output(y, a):
+        return found.model_copy(update={"systematic": True})
+    return found
+
+
+def least_step(x: Tensor) -> float:
+    """How far two elements are apart, as a share of |y| + RMS(y), that are not the same but for
+    rounding: ten times the gate of this type. Integers differ or not."""
+    continuous = x.is_floating_point() or x.is_complex()
+    return max(1e-4, 20 * torch.finfo(x.dtype).eps) if continuous else 0.0
+
+
+def unlike(a: Tensor, y: Tensor) -> Tensor:
+    """Where two tensors of one form are farther apart than `least_step`."""
+    if not a.is_floating_point() and not a.is_complex():
+        return a != y
+    step, alike = least_step(a), (a == y) | ((a != a) & (y != y))
+    wide = torch.promote_types(computable(a).dtype, torch.float32)
+    a, y = a.to(wide), y.to(wide)
+    scale = _unmarked_rms(y.reshape(-1), finite=False)
+    near = (a - y).abs() <= step * y.abs() + step * scale  # without overflow
+    return ~(near & torch.isfinite(y) | alike)
+
+
+def computable(x: Tensor) -> Tensor:
+    """FP8 as float32, for torch computes nothing in it."""
+    return x.float() if x.is_floating_point() and x.element_size() == 1 else x
+
+
+def _follows_output(y: Tensor, a: Tensor) -> bool:
+    """Is the error of up to a million spread elements a function of the output, beyond a constant
+    share of it?
+
+    An approximation (GELU by tanh, say) errs alike wherever the output is alike; rounding, of
+    inputs or outputs, scatters. So elements of like outputs are put into bins, whose means explain
+    more than 60 % of the squared error of an approximation, and under 10 % of a rounded one's (38 %
+    where digits are cut off). Bins of equal size see an error that is spread; bins of equal ratio
+    (3 to 6 %) one that sits in the farthest outputs, as an approximation's does on narrow inputs.
+    Values that all have the short mantissa of a smaller type were rounded to it.
+    """
+    step = -(-y.numel() // FORMULA_SAMPLE)
+    y, a = y[::step].double(), a[::step]
+    usable = torch.isfinite(y) & torch.isfinite(a) & (a != y)  # zeros tell nothing
+    y, a = y[usable], a[usable]
+    bins = min(FORMULA_BINS, y.numel() // 16)
+    if bins < 4 or not bool((a.view(torch.int32) & SHORT_MANTISSA).any()):
+        return False
+    error = a - y
+    error = error - y * (error @ y / (y @ y).clamp(min=1e-300))
+    ranks = y.argsort().argsort() * bins // y.numel()
+    mantissa, exponent = torch.frexp(y)
+    ratios = exponent * 64 + (mantissa * 32).floor()
+    return any(_explained(error, bins) > FORMULA_SHARE for bins in (ranks, ratios))
+
+
+def _explained(error: Tensor, bins: Tensor) -> float:
+    """Share of the squared error that the means of these bins explain, without bias: an error that
+    scatters has 0, however small the bins."""
+    _, index = bins.unique(return_inverse=True)
+    counts, squares = index.bincount(), index.bincount(error.square())
+    between = index.bincount(error).square() - squares
+    return float((between / (counts - 1).clamp(min=1)).sum() / squares.sum().clamp(min=1e-300))
+
+
+def _spans(count: int) -> list[slice]:
+    return [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+
+
+def _measured(y: Tensor, a: Tensor, r: Tensor, *, finite: bool) -> Comparison:
+    """`measure` of flat tensors, in float64 (or complex128). `finite`: there is no NaN and no
+    infinity, and sums stay on the device, which is waited for once."""
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    alone = r is y
+    sums = torch.zeros(4, dtype=torch.float64, device=y.device)
+    energy, worst = sums[0].clone(), sums[:2].clone()
+    cross = torch.zeros((), dtype=wide, device=y.device)
+    loose = torch.ones(2, dtype=torch.bool, device=y.device)
+    masks = reference_is_finite = True
+    count, least, mark = 0, torch.finfo(a.dtype).tiny, least_mark(y)
+    for span in _spans(y.numel()):
+        part = y[span] if finite else y[span][_usable(y[span], a[span], r[span])]
+        part = part if mark == math.inf else part[part.abs() < mark]
+        energy += _energy(part.to(wide))
+        count += part.numel()
+    # a kernel may flush to zero what is below `least`, and squares below 1e-300 have no sum
+    floor = min(1e-30, max(least / FORMULA_RMS, 1e-140))
+    scale = (energy / max(count, 1)).sqrt().clamp(min=floor)
+    # of what passes through values of about one, such as log(1 + exp(x)), and is no error of a tail
+    rounding = 8 * torch.finfo(a.dtype).eps * min(1.0, float(scale))
+    for span in _spans(y.numel()):
+        yy, aa = y[span].to(wide), a[span].to(wide)
+        rr = yy if alone else r[span].to(wide)
+        loose &= _near(aa, rr, finite)
+        if not finite:
+            masks = masks and _same_masks(aa, rr)
+            reference_is_finite = reference_is_finite and bool(torch.isfinite(rr).all())
+            usable = _usable(yy, aa, rr)
+            yy, aa, rr = yy[usable], aa[usable], rr[usable]
+        if not yy.numel():
+            continue
+        size = yy.abs()
+        marked = size >= mark if mark < math.inf else None
+        bound = size + scale
+        half = (size / 2).clamp_(min=rounding).masked_fill_(size < least, torch.inf)
+        for index, error in enumerate([aa - yy] if alone else [aa - yy, rr - yy]):
+            off = error.abs()
+            sums[2 + index] += (off > half).sum()
+            worst[index] = torch.maximum(worst[index], (off / bound).amax())
+            unmarked = error if marked is None else error.masked_fill(marked, 0)
+            sums[index] += _energy(unmarked)
+            if not index:
+                cross += torch.vdot(yy, unmarked)
+    (energy_off, own_off, *wrong_counts), (largest, own_largest) = sums.tolist(), worst.tolist()
+    most = sys.float_info.max  # JSON has no infinity
+    return Comparison(
+        rms=min((energy_off / max(count, 1)) ** 0.5 / float(scale), most),
+        reference_rms=(own_off / max(count, 1)) ** 0.5 / float(scale),
+        max=min(largest, most),
+        reference_max=own_largest,
+        wrong_share=0.0 if alone else wrong_counts[0] / max(count, 1),
+        reference_wrong_share=wrong_counts[1] / max(count, 1),
+        masks_match=masks,
+        finite=reference_is_finite,
+        systematic=_proportional(energy_off, float(energy), float(cross.abs())),
+        kernelbench_1e4=bool(loose[0]),
+        kernelbench_1e2=bool(loose[1]),
+    )
+
+
+def least_mark(y: Tensor) -> float:
+    """The size from which on elements of a flat tensor are marks, such as -1e9 for what is masked;
+    infinity where there are none. Next to them every error of the others would be small.
+
+    Marks differ by a thousandth at most, and are larger than 1,000 and than 1,000 times all others.
+    """
+    mark, largest = math.inf, _largest_below(math.inf, y)
+    while largest > MARK:
+        others = _largest_below(largest * ALIKE, y)
+        if not 0 < others * MARK < largest:
+            break
+        mark, largest = largest * ALIKE, others
+    return mark
+
+
+def _unmarked_rms(y: Tensor, *, finite: bool) -> float:
+    """RMS of the finite elements of a flat tensor that are no marks; 0 where there are none.
+    `finite`: all elements are."""
+    energy, count, mark = 0.0, 0, least_mark(y)
+    for span in _spans(y.numel()):
+        part = y[span].abs()
+        part = part if finite and mark == math.inf else part[part < mark]
+        energy += float(_energy(part.double()))
+        count += part.numel()
+    return (energy / count) ** 0.5 if count else 0.0
+
+
+def _largest_below(limit: float, y: Tensor) -> float:
+    largest = 0.0
+    for span in _spans(y.numel()):
+        if not y.is_complex():  # without a temporary where that is enough
+            low, high = map(float, torch.aminmax(y[span]))
+            if (within := max(-low, high)) < limit:
+                largest = max(largest, within)
+                continue
+        sizes = y[span].abs()
+        largest = max(largest, float(sizes.masked_fill(~(sizes < limit), 0).amax()))
+    return largest
+
+
+def _usable(*tensors: Tensor) -> Tensor:
+    """Where all of them are finite."""
+    return torch.stack([torch.isfinite(tensor) for tensor in tensors]).all(0)
+
+
+def _energy(x: Tensor) -> Tensor:
+    """The sum of squares, without a temporary as large as x."""
+    return torch.vdot(x, x).real
+
+
+def _near(a: Tensor, r: Tensor, finite: bool) -> Tensor:
+    """allclose(atol=limit, rtol=limit) for each of KernelBench's limits, NaN equal to NaN."""
+    if not finite:
+        near = [torch.isclose(a, r, atol=x, rtol=x, equal_nan=True).all() for x in KERNELBENCH]
+        return torch.stack(near)
+    largest = ((a - r).abs_() / (r.abs() + 1)).amax() if a.numel() else a.new_zeros(())
+    return torch.stack([largest <= limit for limit in KERNELBENCH])
+
+
+def _same_masks(a: Tensor, r: Tensor) -> bool:
+    infinities = [x[torch.isinf(r)] for x in (a, r)]
+    if r.is_complex():  # an infinity beside a NaN is not even equal to itself
+        infinities = list(map(torch.view_as_real, infinities))
+    return (
+        torch.equal(torch.isnan(a), torch.isnan(r))
+        and torch.equal(torch.isfinite(a), torch.isfinite(r))
+        and same(*infinities)
+    )
+
+
+def _proportional(squares: float, energy: float, cross: float) -> bool:
+    """Is the error a constant share of the output (98 % of its variance)? Then a formula is wrong;
+    rounding scatters."""
+    # roots first: the product of two tiny sums is 0, and the square of a large one overflows
+    return bool(squares and energy) and cross / squares**0.5 / energy**0.5 > 0.98**0.5
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """No NaN and no infinity, in one pass without a temporary: both propagate into the smallest and
+    the largest value. Not asked of complex tensors."""
+    if tensor.is_complex():
+        return False
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
+
+
+def same(a: object, b: object) -> bool:
+    """Bit for bit the same value, in lists, tuples and dictionaries, too; NaN equals NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        a, b = computable(a), computable(b)
+        # outputs can be gigabytes: the usual case first
+        if a.device == b.device and torch.equal(a, b):
+            return True
+        return bool(((a == b) | ((a != a) & (b != b))).all())
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return list(a) == list(b) and all(map(same, a.values(), b.values()))
+    return not isinstance(a, int | float | str | bool) or a == b
+
+
+def same_all(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """The same tensors, bit for bit."""
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+def all_close(one: list[Tensor], other: list[Tensor], rtol: float) -> bool:
+    """The same tensors but for rounding, see `close`."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(close(a, b, rtol) for a, b in pairs)
+
+
+def row_differences(actual: Tensor, own: Tensor) -> Tensor:
+    """The largest difference of each row of outputs, as a share of its largest finite value;
+    infinite where one has a NaN or an infinity that the other has not."""
+    if not own.is_floating_point() and not own.is_complex():
+        return (actual != own).any(1).float()
+    if own.element_size() < 4:
+        actual, own = actual.float(), own.float()
+    errors, sizes = (actual - own).abs(), own.abs()
+    if not _all_finite(own):  # what is right must not look as wrong as all else
+        same = (actual == own) | ((actual != actual) & (own != own))
+        errors, sizes = errors.masked_fill(same, 0), sizes.nan_to_num(0, 0, 0)
+    difference, scale = (x.amax(1).float() for x in (errors, sizes))
+    return (difference / scale.clamp(min=1e-30)).nan_to_num(math.inf, math.inf)
+
+
+def close(a: Tensor, b: Tensor, rtol: float) -> bool:
+    """|a - b| <= rtol (|b| + RMS(b)) everywhere, with NaN and infinities in the same places; no
+    absolute tolerance, so tiny values count."""
+    if a.shape != b.shape:
+        return False
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    a, b = computable(a.reshape(-1)), computable(b.reshape(-1))
+    finite = _all_finite(a) and _all_finite(b)
+    if not finite and not all(_same_masks(a[span], b[span]) for span in _spans(a.numel())):
+        return False
+    scale = _unmarked_rms(b, finite=finite)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    for span in _spans(b.numel()):
+        x, y = a[span].to(wide), b[span].to(wide)
+        if not finite:
+            usable = torch.isfinite(y)
+            x, y = x[usable], y[usable]
+        if not bool(((x - y).abs() <= rtol * y.abs() + rtol * scale).all()):  # no overflow
+            return False
+    return True

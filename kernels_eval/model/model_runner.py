@@ -1,0 +1,387 @@
+"""What every role that runs a model has in common: the model and a stopwatch on one device. The
+roles of `kernels_eval.reference` build on it too, in processes of their own.
+
+The functions of the clock are taken when this module is imported, before any candidate code runs:
+patching `time` or `torch.cuda` later does not reach them. Native code does; the parent's clock
+bounds what is reported here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels_eval.model.inputs import (
+    Arguments,
+    constructed,
+    flatten_outputs,
+    moved,
+    plain_containers,
+    randomise_weights,
+    redraw_statistics,
+    running_statistics,
+    squeezed,
+    transpose_weights,
+)
+from kernels_eval.model.shared_memory import Handed, Memory, Where, mapped, unpack, write
+from kernels_eval.model.trials import Gradients, ModelSpec
+from kernels_eval.sandbox.channel import Channel, Message
+
+now_ns = time.perf_counter_ns
+_synchronize = torch.cuda.synchronize
+_Event = torch.cuda.Event
+
+HOARD_BYTES = 1 << 30
+# of a large device's memory one in so many parts: asking the driver again for each call takes
+# longer than the call
+HOARD_SHARE = 32
+TIMED_COMMANDS = ("sample", "run_unseen")
+"""After these a process keeps its memory: the next one would have to get it again while time is
+taken."""
+MOST_FORMS = 4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_PERTURB = -1, -2, -4, -6
+
+
+_mallopt = ctypes.CDLL(None).mallopt
+"""Tunes glibc's allocator, which torch's Linux builds need."""
+
+
+def poison_allocations(on: bool) -> None:
+    """While on, memory that malloc hands out is filled with 0xFE (-1.7e38 as fp32): nothing right
+    is found in it by luck."""
+    _mallopt(M_PERTURB, 1 if on else 0)
+
+
+class ModelRunner:
+    """A model and a stopwatch on one device."""
+
+    spec: ModelSpec
+    module: ModuleType
+    """What defines the model."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.device = "cpu"
+        self.model: Any = None
+        self.timed_inputs: list[list[Any]] = []
+        self.turn = 0
+        self.flush: Tensor | None = None
+        self._hoard_bytes = 0
+        self.gradients: Gradients | None = None
+        self._timed_pass, self._stamps = "", list[tuple[Any, Any]]()
+
+    @property
+    def worked(self) -> int:
+        """Calls of custom kernels so far."""
+        return 0
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def prepare_device(self, device: str, threads: int) -> None:
+        self.device = device
+        torch.set_num_threads(threads)
+        # Memory that was freed stays mapped: without this every output of some megabytes costs page
+        # faults, in either process.
+        _mallopt(M_MMAP_MAX, 0)
+        _mallopt(M_TRIM_THRESHOLD, 1 << 30)
+        _mallopt(M_TOP_PAD, 16 << 20)
+        if self.on_gpu:
+            torch.cuda.init()
+            # torch asks NVML how many devices there are, which told some confined processes 0
+            torch.cuda._cached_device_count = max(1, torch._C._cuda_getDeviceCount())
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+    def do_prepare(self, device: str, threads: int) -> None:
+        """Make the device ready before the work is known: its context, and the kernels that every
+        verification needs."""
+        self.prepare_device(device, threads)
+        if self.on_gpu:
+            self.warm_up()
+            self.synchronise()
+
+    def warm_up(self) -> None:
+        """Run once what CUDA would load with its first use."""
+        x = torch.rand(64, 64, device=self.device) * 2 - 1
+        y = torch.randn(64, 64, device=self.device).clone().copy_(x).fill_(0.5)
+        torch.equal(x, y)
+        bool(((x == y) | (x != x)).all())
+        self.timed([])
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    def arguments(self, spec: ModelSpec) -> Arguments:
+        """What the constructor is called with."""
+        raise NotImplementedError
+
+    def construct(self, seed: int | None = None) -> Any:
+        """A new model as its constructor left it; without a seed, with the weights of the first."""
+        spec = self.spec.under(seed)
+        return constructed(self.module, self.arguments(spec), spec)
+
+    def build(self, seed: int | None = None) -> Any:
+        """The same, moved to the device."""
+        return moved(self.construct(seed), self.device)
+
+    def end_command(self, command: str) -> None:
+        """What follows each command, when nothing of it is referred to any more: cached device
+        memory goes back to the driver, for reference and candidate share one GPU, and neither sees
+        the other's cache."""
+        if not self.on_gpu or command in TIMED_COMMANDS:
+            return
+        if not self._hoard_bytes:
+            total = torch.cuda.get_device_properties(0).total_memory
+            self._hoard_bytes = max(HOARD_BYTES, total // HOARD_SHARE)
+        if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > self._hoard_bytes:
+            torch.cuda.empty_cache()
+
+    def synchronise(self) -> None:
+        if self.on_gpu:
+            _synchronize()
+
+    def forward(self, inputs: list[Any]) -> Any:
+        with torch.no_grad():
+            return self.called()(*inputs)
+
+    def called(self) -> Any:
+        """What one call calls: the model, with its backward pass where gradients are asked for."""
+        asked, model = self.gradients, self.model
+        if asked is None:
+            return model
+        return lambda *inputs: with_gradients(model, inputs, asked, self.during)
+
+    @contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        """The forward or the backward pass of a call; timed where it is the one asked for."""
+        if name != self._timed_pass:
+            yield
+            return
+        begin = self._stamp()
+        yield
+        self._stamps.append((begin, self._stamp()))
+
+    def _stamp(self, event: Any = None) -> Any:
+        if not self.on_gpu:
+            return now_ns()
+        event = event or _Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _passed_ns(self, stamps: list[tuple[Any, Any]]) -> int:
+        """Nanoseconds between these pairs of stamps; the device is done."""
+        if self.on_gpu:
+            return int(sum(begin.elapsed_time(end) for begin, end in stamps) * 1e6)
+        return sum(end - begin for begin, end in stamps)
+
+    def do_weights(
+        self,
+        seed: int,
+        statistics: list[list[int]],
+        names: Sequence[str] = (),
+        transposed: bool = False,
+    ) -> None:
+        """Redraw the parameters, mapped by the reference's `names` where all are there, and the
+        running statistics of these shapes."""
+        randomise_weights(self.model, seed, names=names)
+        if transposed:
+            transpose_weights(self.model)
+        held = running_statistics(self.model, renamed=True)
+        redraw_statistics([x for x in held if squeezed(x) in statistics], seed)
+        self.synchronise()
+
+    # -- shared memory -----------------------------------------------------------------------------
+
+    def memory(self, *, on_device: bool, size: int = 0) -> Memory:
+        """The memory whose descriptor has come with this message; `size` where it is a device's.
+        Raises OSError where this process could not open it."""
+        if not self.channel.descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return mapped(self.channel.descriptors.pop(0), on_device=on_device, size=size)
+
+    def do_run_unseen(self, inputs: Handed, outputs: Where) -> Message:
+        """Call the model on inputs that no process but the reference's has seen before, and put
+        the bytes of all outputs into shared memory once all calls are made.
+
+        The parent's clock spans all of it. Returns the different forms of the outputs, of which
+        there should be one.
+        """
+        sets, memory, model = self.unpacked(inputs), self.memory(**outputs), self.called()
+        counted = self.worked
+        with torch.no_grad():
+            made = [model(*values) for values in sets]
+            flat = [flatten_outputs(output) for output in made]
+            # by what tells their forms apart: describing hundreds takes longer than making them
+            forms = {
+                (structure, tuple((type(x), x.shape, x.dtype, x.device) for x in leaves))
+                if all(type(x) is Tensor for x in leaves) and plain_containers(output)
+                else index: (output, leaves, structure)
+                for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
+            }
+            described_forms = [described(*form) for form in list(forms.values())[:MOST_FORMS]]
+            if len(forms) == 1 and described_forms[0]["plain"]:
+                write(memory, [leaves for leaves, _ in flat])
+        self.synchronise()
+        return {"forms": described_forms, "custom_calls": self.worked - counted}
+
+    def unpacked(self, inputs: Handed) -> list[Any]:
+        """Sets of inputs in the memory that comes with this message."""
+        memory = self.memory(on_device=inputs["on_device"], size=inputs["size"])
+        return unpack(inputs["packed"], memory, inputs["count"], inputs["stride"])
+
+    # -- timing ------------------------------------------------------------------------------------
+
+    def do_sample(self, calls: int, only: str = "") -> Message:
+        """Time `calls` forward calls as one sample, each on the next of the prepared inputs.
+        Returns elapsed nanoseconds, of calls with gradients those of `only` one pass if asked."""
+        self._timed_pass, self._stamps = only, []
+        count = len(self.timed_inputs)
+        batch = [self.timed_inputs[(self.turn + i) % count] for i in range(calls)]
+        self.turn += calls
+        counted, spent = self.worked, self.timed(batch)
+        self._timed_pass = ""
+        spent = self._passed_ns(self._stamps) if only else spent
+        return {"ns": spent, "custom_calls": self.worked - counted}
+
+    def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
+        """Nanoseconds that the calls on these inputs take; on a GPU by its own clock, and `cold`:
+        with nothing in its cache."""
+        model = self.called()
+        # made before: the making takes time
+        begin, end = (_Event(enable_timing=True) if self.on_gpu else None for _ in range(2))
+        if cold and self.on_gpu:
+            if self.flush is None:
+                size = 3 * torch.cuda.get_device_properties(0).L2_cache_size
+                self.flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
+            self.flush.zero_()
+        with torch.no_grad():
+            self.synchronise()
+            started = self._stamp(begin)
+            for inputs in batch:
+                model(*inputs)
+            ended = self._stamp(end)
+            self.synchronise()
+        return self._passed_ns([(started, ended)])
+
+
+def best_s(work: Callable[[], object], tries: int) -> float:
+    """The fewest seconds that this work takes."""
+
+    def once() -> float:
+        started = now_ns()
+        work()
+        return (now_ns() - started) / 1e9
+
+    return min(once() for _ in range(tries))
+
+
+def described(output: Any, leaves: list[Any], structure: str) -> Message:
+    """The form of an output."""
+    plain = all(type(leaf) is Tensor for leaf in leaves) and plain_containers(output)
+    return {
+        "kinds": [type(leaf).__name__ for leaf in leaves],
+        "devices": [leaf.device.type if isinstance(leaf, Tensor) else "" for leaf in leaves],
+        "plain": plain,
+        "expanded": any(isinstance(leaf, Tensor) and is_expanded(leaf) for leaf in leaves),
+        "tensors": all(isinstance(leaf, Tensor) for leaf in leaves),
+        "structure": structure,
+        "outputs": [
+            {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves if plain
+        ],
+    }
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Does it hold one element many times?"""
+    strided = tensor.layout is torch.strided
+    sizes = zip(tensor.shape, tensor.stride(), strict=True) if strided else ()
+    return any(size > 1 and not stride for size, stride in sizes)
+
+
+Passes = Callable[[str], AbstractContextManager[None]]
+"""What spans the "forward" and the "backward" pass of a call."""
+
+
+def asked_gradients(model: Any, inputs: list[Any]) -> Gradients:
+    """Which gradients a task asks for that sets `GRADIENTS`. Raises ValueError where it has nothing
+    that has a gradient."""
+    floats = [index for index, x in enumerate(inputs) if _is_float(x)]
+    marked = [index for index in floats if inputs[index].requires_grad]
+    held = model.named_parameters() if isinstance(model, torch.nn.Module) else ()
+    names = [name for name, x in held if x.requires_grad and _is_float(x)]
+    if not floats and not names:
+        raise ValueError("GRADIENTS is set, but no argument and no parameter is a floating tensor")
+    return Gradients(arguments=len(inputs), wanted=marked or floats, parameters=names)
+
+
+def with_gradients(
+    model: Any, inputs: tuple[Any, ...], asked: Gradients, passes: Passes
+) -> tuple[Any, list[Any], list[Any]]:
+    """The output of a call, the gradients of its arguments and those of its parameters. Gradients
+    of the outputs are the last of `inputs`.
+
+    A model whose outputs have no gradient is asked for one: `backward(*gradients)` returns those of
+    the arguments and then those of the parameters. Outputs of another form than the reference's
+    have no gradients: `([], [])`. Raises what the model raises.
+    """
+    arguments, given = list(inputs[: asked.arguments]), inputs[asked.arguments :]
+    for index in asked.wanted:
+        arguments[index] = arguments[index].detach().requires_grad_()
+    leaves = [*(arguments[index] for index in asked.wanted), *_parameters(model, asked.parameters)]
+    with torch.enable_grad():
+        with passes("forward"):
+            output = model(*arguments)
+        outputs = [x for x in flatten_outputs(output)[0] if _is_float(x)]
+        if [x.shape for x in outputs] != [x.shape for x in given]:
+            return _detached(output), [], []
+        with passes("backward"):
+            found = _gradients(model, outputs, given, leaves)
+    count = len(asked.wanted)
+    return _detached(output), found[:count], found[count:]
+
+
+def _gradients(
+    model: Any, outputs: list[Tensor], given: tuple[Tensor, ...], leaves: list[Tensor]
+) -> list[Any]:
+    pairs = [pair for pair in zip(outputs, given, strict=True) if pair[0].requires_grad]
+    if pairs:
+        ends, starts = zip(*pairs, strict=True)
+        return list(torch.autograd.grad(ends, leaves, starts, materialize_grads=True))
+    if not callable(getattr(model, "backward", None)):
+        raise RuntimeError(
+            "no output has a gradient: use torch.autograd.Function, or define backward(*gradients)"
+        )
+    with torch.no_grad():
+        return flatten_outputs(model.backward(*given))[0]
+
+
+def _parameters(model: Any, names: tuple[str, ...]) -> list[Tensor]:
+    """The parameters of these names; where not all are there, its own in their order."""
+    held = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else {}
+    if set(names) <= held.keys():
+        return [held[name].requires_grad_() for name in names]
+    return [x for x in held.values() if x.requires_grad and _is_float(x)]
+
+
+def _is_float(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _detached(output: Any) -> Any:
+    """The same output without its history."""
+    if isinstance(output, Tensor):
+        return output.detach()
+    if isinstance(output, dict):
+        return {name: _detached(x) for name, x in output.items()}
+    if type(output) in (list, tuple):
+        return type(output)(map(_detached, output))
+    return output

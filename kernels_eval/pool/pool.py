@@ -1,0 +1,497 @@
+"""A bounded pipeline over Ray: build on CPU cores, run on devices, yield verdicts as they finish.
+
+Guarantees: exactly one verdict per candidate; at most a fixed number of candidates in memory,
+however many there are; a candidate that does not build never reaches a device; work is handed out
+by task so that references are reused; a worker that dies is replaced and its candidate tried again,
+as after a sandbox failure; nothing waits for a worker that does not start (its node is lost, say)
+while another one works; a worker whose GPU fails its health check is quarantined, its candidate
+goes to the others, and `Pool.quarantined` names it. Raises GpuLostError where no worker is left,
+where none starts, or where one candidate takes down three workers; UsageError where the nodes of a
+cluster differ; ClusterError where Ray fails; ToolchainError and DeviceError as they come. Leaving
+the pool, however early (Ctrl-C, an exception), stops every worker.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from kernels_eval.config import EvalConfig
+from kernels_eval.devices import device_for, gpu_arch, require_device
+from kernels_eval.errors import ClusterError, DeviceError, EvalError, GpuLostError, SandboxError
+from kernels_eval.judge.messages import Prepared, verdict_of
+from kernels_eval.pool.ray import (
+    Place,
+    gpu_type_for,
+    gpu_types,
+    interruptible,
+    measured_on,
+    place,
+    require_alike,
+    shortage,
+    start_ray,
+)
+from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
+from kernels_eval.pool.worker import TOGETHER_S, BuildWorker, Call, KernelWorker
+from kernels_eval.records import Candidate, KernelTask, Language, Verdict
+
+DEATHS = 5
+"""Deaths of workers (or of their sandboxes) on one candidate after which it is taken for the
+cause."""
+DEVICES_LOST = 3
+"""Devices that fail their health check after one candidate, after which it is taken for the
+cause."""
+RESUMES = "verified candidates are kept; rerun the same command to resume"
+START_S = 600
+"""How long work waits where no worker has started: a machine under load, or a cluster that adds
+nodes on demand."""
+SHORT_S = 60.0
+"""How long a worker may lack a device before a warning, while others work: nodes that restart are
+back by then, or a replacement is."""
+ASK_S = 0.02
+"""How soon work that comes later is begun by a worker that is idle."""
+WATCH_S = 10.0
+"""After so long without an answer the pool asks whether its own node is still there: calls that
+went through it are never answered then."""
+
+
+T = TypeVar("T")
+
+
+def arriving(queue: SimpleQueue[T | None]) -> Iterator[T | None]:
+    """What is put into a queue, until None is; None, too, where nothing lies in it now, which is
+    what `Pool.verify` takes it for."""
+    while True:
+        try:
+            found = queue.get_nowait()
+        except Empty:
+            yield None
+            continue
+        if found is None:
+            return
+        yield found
+
+
+@dataclass
+class _Item:
+    """One candidate on its way."""
+
+    task: KernelTask
+    candidate: Candidate
+    prepared: Prepared | None = None
+    deaths: int = 0
+    devices_lost: int = 0
+
+    @property
+    def call(self) -> Call:
+        """What a worker is told: what was prepared, too, once it is built."""
+        built = (self.prepared,) if self.prepared else ()
+        return self.task, self.candidate, *built
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it was under way when a worker or a device was lost."""
+        return bool(self.deaths or self.devices_lost)
+
+
+@dataclass
+class _Slot:
+    """One actor and what it is doing."""
+
+    make: Callable[[], Any]
+    """A new actor for it."""
+    items: list[_Item] = field(default_factory=list)
+    pending: Any = None
+    last_task: str = ""
+    at_once: int = 1
+    """How many items travel in the next call."""
+    since: float = 0.0
+    """When its work was given to it, or it was started (time.monotonic)."""
+    failures: int = 0
+    """How often in a row its actor has died before it had started."""
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Use a new actor, which gets no work before it has answered: one that Ray cannot place
+        never answers."""
+        self.actor, self.items, self.at_once = self.make(), [], 1
+        self.pending, self.since = self.actor.__ray_call__.remote(place), time.monotonic()
+
+    @property
+    def idle(self) -> bool:
+        return self.pending is None
+
+    def give(self, items: list[_Item]) -> None:
+        calls = [item.call for item in items]
+        self.items, self.pending = items, self.actor.several.remote(calls)
+        self.since = time.monotonic()
+
+
+@dataclass
+class Pool:
+    """Verifies many candidates on all devices of a Ray cluster. Use as a context manager."""
+
+    language: Language
+    config: EvalConfig = EvalConfig()
+    workers: int | None = None
+    builders: int | None = None
+    address: str | None = None
+    cuda_arch: str | None = None
+    gpu_type: str | None = None
+    """Ray's name of the GPUs to use in a cluster of several types; default: those of this node."""
+    builder: Callable[..., Any] = BuildWorker
+    """The class of the build workers. Replaced to measure the pool itself, and by tests."""
+    runner: Callable[..., Any] = KernelWorker
+    """The class of the workers that run candidates."""
+    at_once: int = 8
+    """Most candidates that travel in one call, while calls cost more than their work: see
+    `several` in kernels_eval.pool.worker."""
+    quarantined: list[str] = field(default_factory=list)
+    """One line for each worker whose device was given up: which, and what its health checks
+    saw."""
+    cautions: list[str] = field(default_factory=list)
+    """One line each time that fewer workers have a device than were asked for, while the run
+    continues with the others."""
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    """Since the pool was started."""
+    _builder_cpus: float = 1.0
+    _here: Place | None = None
+    _builders: list[_Slot] = field(default_factory=list)
+    _runners: list[_Slot] = field(default_factory=list)
+    _lost: list[_Slot] = field(default_factory=list)
+    _short: int = 0
+    """How many workers were last said to have no device."""
+    _checked: float = 0.0
+    """When that was last looked at (time.monotonic)."""
+    _watched: float = 0.0
+    """When Ray was last asked for the node of this process (time.monotonic)."""
+
+    def __enter__(self) -> Pool:
+        require_device(self.language)
+        start_ray(self.address)
+        import ray
+
+        resources: dict[str, float] = ray.cluster_resources()
+        cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
+        if self.language.needs_gpu and not gpus:
+            raise DeviceError(
+                "Ray sees no GPU in its cluster",
+                "start Ray where nvidia-smi lists one, or set language to cpp",
+            )
+        if self.language.needs_gpu and (chosen := gpu_type_for(self.gpu_type)):
+            self.gpu_type, gpus = chosen, gpu_types()[chosen]
+            self.cuda_arch = self.cuda_arch or measured_on(chosen, self.language)[1]
+        workers = self.workers or (gpus if self.language.needs_gpu else max(1, cpus // 2))
+        # Builds run at the lowest priority, so on the CPU they may use every core: the workers that
+        # time kernels go first.
+        builders = self.builders or (max(1, cpus - workers) if self.language.needs_gpu else cpus)
+        self._builder_cpus = max(0.0, min(1.0, (cpus - workers) / builders))
+        self.cuda_arch = self.cuda_arch or (gpu_arch() if self.language.needs_gpu else None)
+        self._here = place()
+        self._runners = [_Slot(self._new_runner) for _ in range(workers)]
+        shares = range(builders)
+        self._builders = [_Slot(partial(self._new_builder, share, builders)) for share in shares]
+        self.telemetry = Telemetry(builders, workers)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import ray
+
+        for slot in (*self._slots, *self._lost):
+            ray.kill(slot.actor)
+        self._builders, self._runners, self._lost = [], [], []
+
+    @property
+    def _slots(self) -> list[_Slot]:
+        return [*self._builders, *self._runners]
+
+    def _new_builder(self, share: int, shares: int) -> Any:
+        import ray
+
+        actor = ray.remote(self.builder).options(num_cpus=self._builder_cpus)
+        return actor.remote(self.config, self.cuda_arch, share, shares)
+
+    def _new_runner(self) -> Any:
+        import ray
+
+        actor = ray.remote(self.runner).options(
+            num_gpus=1 if self.language.needs_gpu else None,
+            num_cpus=1,
+            accelerator_type=self.gpu_type if self.language.needs_gpu else None,
+        )
+        return actor.remote(self.config, device_for(self.language), self.cuda_arch)
+
+    # -- the pipeline ------------------------------------------------------------------------------
+
+    def verify(
+        self, pairs: Iterable[tuple[KernelTask, Candidate] | None]
+    ) -> Generator[Verdict, None, None]:
+        """Verdicts in the order they finish. Takes from `pairs` only as fast as it can work; None
+        means that nothing is to be begun now: it asks again every `ASK_S` seconds.
+
+        Candidates in flight are dropped when the generator is closed or raises; the next call may
+        take them again.
+        """
+        if not self._runners:
+            raise GpuLostError(
+                f"no worker has a working device left: {'; '.join(self.quarantined)}",
+                "see nvidia-smi -q and dmesg",
+            )
+        waiting = iter(pairs)
+        retry: deque[_Item] = deque()
+        ready: deque[_Item] = deque()
+        finished: list[Verdict] = []
+        exhausted = paused = False
+
+        def to_build() -> _Item | None:
+            nonlocal exhausted, paused
+            if retry:
+                return retry.popleft()
+            try:
+                pair = next(waiting)
+            except StopIteration:
+                exhausted = True
+                return None
+            paused = pair is None
+            return _Item(*pair) if pair else None
+
+        limit = 2 * len(self._builders) + 4 * len(self._runners)
+        first: _Slot | None = None
+        since = 0.0
+        try:
+            while True:
+                for slot in self._builders:
+                    if slot.idle and len(ready) < limit:
+                        if items := _together(slot.at_once, to_build, retry):
+                            slot.give(items)
+                for slot in self._runners:
+                    if slot.idle and ready:
+                        slot.give(self._next_items(slot, ready))
+                self.telemetry.tick(len(ready))
+                for verdict in finished:
+                    self.telemetry.reached(verdict)
+                # Every worker has its next work by now: no device waits for the caller.
+                yield from finished
+                busy = [slot for slot in self._slots if not slot.idle]
+                if exhausted and not ready and not retry and not any(slot.items for slot in busy):
+                    return  # nothing is under way, and nothing is left to begin
+                if first or not since or (paused and not ready):
+                    since = time.monotonic()  # nothing has waited yet for a worker to start
+                wait_s = ASK_S if paused and not exhausted else math.inf
+                first = self._first_done(busy, since, wait_s)
+                finished = self._collect(first, ready, retry) if first else []
+                self._check_devices()
+        finally:
+            for slot in self._slots:
+                if slot.items:
+                    slot.items, slot.pending = [], None
+
+    def _collect(self, slot: _Slot, ready: deque[_Item], retry: deque[_Item]) -> list[Verdict]:
+        """Take a finished call off a slot. A finished build moves on; a finished run is a verdict;
+        a dead actor is replaced."""
+        import ray
+
+        if not slot.items:
+            self._started(slot)
+            return []
+        items, pending, slot.items, slot.pending = slot.items, slot.pending, [], None
+        building = slot in self._builders
+        self.telemetry.worked(BUILDERS if building else DEVICES, time.monotonic() - slot.since)
+        again = retry if building else ready
+        failures: tuple[type[Exception], ...] = (*_lost_errors(), ray.exceptions.RayTaskError)
+        try:
+            with interruptible():
+                answers, seconds = ray.get(pending)
+        except failures as error:
+            self._failed(slot, items, error)
+            again.extendleft(reversed(items))
+            return []
+        slot.at_once = min(2 * slot.at_once, self.at_once) if seconds < TOGETHER_S else 1
+        again.extendleft(reversed(items[len(answers) :]))
+        if not building:
+            return list(answers)
+        verdicts = []
+        for item, prepared in zip(items, answers, strict=False):
+            item.prepared = prepared
+            if prepared.finding:
+                verdicts.append(verdict_of(item.task, item.candidate, prepared, prepared.finding))
+            else:
+                ready.append(item)
+        return verdicts
+
+    def _failed(self, slot: _Slot, items: list[_Item], error: Any) -> None:
+        """Note that a call has failed. Raises where the items must not be tried again: too many
+        workers or devices were lost on one, or the fault is neither a sandbox's nor a device's."""
+        cause = None if isinstance(error, _lost_errors()) else error.cause
+        if cause is None:
+            self._replace(slot)
+        elif isinstance(cause, GpuLostError):
+            self._quarantine(slot, cause)
+        elif not isinstance(cause, SandboxError):
+            raise (
+                cause if isinstance(cause, EvalError) else error.as_instanceof_cause()
+            ) from error
+        slot.at_once = 1
+        for item in items:
+            item.devices_lost += isinstance(cause, GpuLostError)
+            item.deaths += not isinstance(cause, GpuLostError)
+            if cause is None and item.deaths >= DEATHS:
+                name = item.candidate.candidate_id
+                raise GpuLostError(
+                    f"a worker died {DEATHS} times on candidate {name}: {error}",
+                    f"see the Ray logs of this node; {RESUMES}",
+                ) from error
+            spent = item.deaths >= DEATHS or item.devices_lost >= DEVICES_LOST
+            if cause is not None and (spent or not self._runners):
+                raise cause from error
+
+    def _started(self, slot: _Slot) -> None:
+        """Handle the first answer of a worker; one that has died before it is replaced.
+
+        Raises UsageError where it is on a node that must not verify: see `require_alike`.
+        """
+        import ray
+
+        try:
+            found = ray.get(slot.pending)
+        except ray.exceptions.RayTaskError as error:
+            raise ClusterError(
+                f"a worker did not start: {error.cause!r}",
+                "install the same version of concur on every node",
+            ) from error
+        except _lost_errors() as error:
+            slot.failures += 1
+            self._replace(slot)
+            if slot.failures >= DEATHS:
+                slot.failures = 0
+                raise GpuLostError(
+                    f"a worker died {DEATHS} times while it started: {error}",
+                    "see the Ray logs of this node",
+                ) from error
+        else:
+            if self._here:
+                require_alike(self._here, found)
+            slot.pending, slot.failures = None, 0
+
+    def _check_devices(self) -> None:
+        """Add a caution, once for each change for the worse, where the cluster has fewer devices
+        than workers: a node is missing, or was lost. A worker that is only slow to start does not
+        lack a device."""
+        now = time.monotonic()
+        if now < self._checked + SHORT_S / 2:
+            return
+        self._checked = now
+        if not any(
+            slot.pending is not None and not slot.items and now - slot.since > SHORT_S
+            for slot in self._runners
+        ):
+            self._short = 0
+            return
+        kind = "GPU" if self.language.needs_gpu else "CPU"
+        short, warning = shortage(len(self._runners), kind, SHORT_S, self.gpu_type)
+        if short > self._short:
+            self.cautions.append(warning)
+        self._short = short
+
+    def _replace(self, slot: _Slot) -> None:
+        import ray
+
+        ray.kill(slot.actor)  # it may be out of reach only, and would keep its place
+        slot.start()
+
+    def _first_done(self, busy: list[_Slot], since: float, wait_s: float) -> _Slot | None:
+        """The slot that has answered first; None where none has within `wait_s` seconds. Raises
+        GpuLostError where nothing is under way and none has started since `since`, ClusterError
+        where no answer can come any more."""
+        import ray
+
+        began = time.monotonic()
+        deadline = math.inf if any(slot.items for slot in busy) else since + START_S
+        pending = [slot.pending for slot in busy]
+        while True:
+            patience_s = min(WATCH_S, START_S, wait_s)
+            with interruptible():
+                done = ray.wait(pending, timeout=patience_s)[0] if pending else []
+            if done:
+                return next(slot for slot in busy if slot.pending in done)
+            if not pending:
+                time.sleep(patience_s)
+            self._require_node()
+            now = time.monotonic()
+            if now > deadline:
+                raise GpuLostError(
+                    f"no worker has started within {START_S} s",
+                    f"`ray status` shows what the cluster lacks; {RESUMES}",
+                )
+            if now > began + wait_s:
+                return None
+
+    def _require_node(self) -> None:
+        """Raise ClusterError where Ray has lost the node that this process is on; asks at most
+        every `WATCH_S` seconds."""
+        import ray
+
+        if time.monotonic() < self._watched + WATCH_S:
+            return
+        self._watched = time.monotonic()
+        here = ray.get_runtime_context().get_node_id()
+        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == here):
+            raise ClusterError(
+                "Ray has lost the node that this process is on (was its raylet killed?)", RESUMES
+            )
+
+    def _quarantine(self, slot: _Slot, cause: GpuLostError) -> None:
+        """Give a worker no more work. Its actor lives on: it holds the broken GPU, which Ray would
+        hand to the next actor otherwise."""
+        self._runners.remove(slot)
+        self._lost.append(slot)
+        self.quarantined.append(str(cause.args[0]))
+
+    def _next_items(self, slot: _Slot, ready: deque[_Item]) -> list[_Item]:
+        """What a worker gets next: the oldest item of the task it serves, so that its reference is
+        used again; else the oldest of a task that no other worker serves; else the oldest."""
+        served = {other.last_task for other in self._runners if other is not slot}
+
+        def take() -> _Item | None:
+            if not ready:
+                return None
+            names = [item.task.task_id for item in ready]
+            own = (index for index, name in enumerate(names) if name == slot.last_task)
+            free = (index for index, name in enumerate(names) if name not in served)
+            index = next(own, next(free, 0))
+            item = ready[index]
+            del ready[index]
+            slot.last_task = item.task.task_id
+            return item
+
+        return _together(slot.at_once, take, ready)
+
+
+def _lost_errors() -> tuple[type[Exception], ...]:
+    """What Ray raises where a worker, or the node that held it or its answer, is gone."""
+    from ray import exceptions
+
+    names = "RayActorError NodeDiedError ObjectLostError WorkerCrashedError OutOfMemoryError"
+    return tuple(getattr(exceptions, name) for name in names.split())
+
+
+def _together(count: int, take: Callable[[], _Item | None], back: deque[_Item]) -> list[_Item]:
+    """Up to `count` items that travel in one call. An item that was under way when a worker was
+    lost travels alone: so the one at fault is found."""
+    items: list[_Item] = []
+    while len(items) < count and (item := take()):
+        if item.suspect and items:
+            back.appendleft(item)
+            break
+        items.append(item)
+        if item.suspect:
+            break
+    return items

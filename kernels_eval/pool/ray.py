@@ -1,0 +1,315 @@
+"""Joins and leaves Ray clusters, and refuses nodes that would reach other verdicts.
+
+Ray itself tries an address where nothing answers for minutes. Guarantees: an answer within
+`ANSWER_S`, also where something else listens there, nothing answers, the token is not the
+cluster's, or `auto` finds the notes of a cluster that is gone; no verdict from a node with other
+code, another torch, or a build cache elsewhere (`require_alike`). Does not say whether the cluster
+has a node on this machine, or free devices: `start_ray` and the pool do. Knows GPUs by the type of
+their node: those of one node are taken to be alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from kernels_eval.devices import Conditions, conditions, gpu_arch
+from kernels_eval.errors import ClusterError, EvalError, UsageError
+from kernels_eval.records import Language, stable_hash
+from kernels_eval.sandbox import reaper
+from kernels_eval.toolchain import default_cache
+
+ANSWER_S = 10.0
+FIX = (
+    "start a cluster with `ray start --head` and give the HOST:PORT that it prints, or auto on one"
+    " of its nodes; without an address, and without $RAY_ADDRESS, Ray is started here"
+)
+TOKEN_FIX = (
+    "give every node, and this one, RAY_AUTH_MODE=token and the head node's token (`ray"
+    " get-auth-token` shows it) in RAY_AUTH_TOKEN or in ~/.ray/auth_token; or, in a network that"
+    " nobody else reaches, start all nodes with RAY_AUTH_MODE=disabled"
+)
+GPU_TYPE = "accelerator_type:"
+QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""What every Ray process asks a head node first. No other server, and no other process of Ray, can
+answer it."""
+
+
+_leaving = threading.Lock()
+
+
+def address_of(given: str | None) -> str:
+    """The cluster to use: the one given, else $RAY_ADDRESS, else `local` (start Ray here)."""
+    return given or os.environ.get("RAY_ADDRESS") or "local"
+
+
+def require_cluster(address: str) -> None:
+    """Raises UsageError where no head node of a Ray cluster answers at `address` (`auto`, or
+    HOST:PORT)."""
+    if "://" in address:
+        raise UsageError(
+            f"{address} is an address for Ray Client, which cannot be used: the process that hands"
+            " out the work must be part of the cluster",
+            "run this on a node of the cluster, with the address auto or the HOST:PORT that `ray"
+            " start --head` printed",
+        )
+    from ray._private.authentication.authentication_token_setup import (
+        maybe_enable_token_auth_if_token_available,
+    )
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        # As Ray does: `auto` is $RAY_ADDRESS, a head node here, or the last one noted here.
+        head = canonicalize_bootstrap_address(address)
+    except (ConnectionError, ValueError, OSError) as error:
+        raise UsageError(f"no Ray cluster is found at {address}: {error}", FIX) from error
+    if head is None:
+        return
+    if address == "auto":  # as Ray does: a token is sent unasked only to a cluster of this machine
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    if found := _fault(head):
+        fault, fix = found
+        where = address if address == head else f"{address}, which is {head}"
+        raise UsageError(f"no Ray cluster can be joined at {where}: {fault}", fix)
+
+
+def _fault(head: str) -> tuple[str, str] | None:
+    """Why the head node at HOST:PORT cannot be joined, and the fix. None where it can."""
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel
+    from ray.exceptions import AuthenticationError
+
+    try:
+        # with Ray's own certificates and token, where it is told to use them
+        with init_grpc_channel(head, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            channel.unary_unary(QUESTION)(b"", timeout=ANSWER_S)
+    except AuthenticationError as error:
+        return str(error).splitlines()[0], TOKEN_FIX
+    except grpc.RpcError as error:
+        detail = (error.details() or "nothing answers").splitlines()[0]
+        return {
+            "DEADLINE_EXCEEDED": (f"no answer within {ANSWER_S:.0f} s", FIX),
+            "UNIMPLEMENTED": ("the server that answers there is not a head node", FIX),
+            "UNAUTHENTICATED": ("it requires a token, and got none or a wrong one", TOKEN_FIX),
+            "UNAVAILABLE": (detail.rpartition("last error: ")[2][-200:], FIX),
+        }.get(error.code().name)
+    return None  # an answer, or a refusal that Ray explains better
+
+
+def start_ray(address: str | None = None) -> None:
+    """Connect to a Ray cluster (`address`, else `$RAY_ADDRESS`), or start one in this process,
+    which then ends with it, however it ends. Does nothing where Ray runs already. Raises UsageError
+    where no cluster answers at the address, ClusterError where Ray fails.
+    """
+    # Ray's coming default: actors without a GPU keep CUDA_VISIBLE_DEVICES as it is.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        return
+    # Without an address Ray looks for the last `ray start`, whether it lives or not.
+    address = address_of(address)
+    if address != "local":
+        require_cluster(address)
+    try:
+        if address == "local":
+            reaper.watch_ray()
+        with keeping_sigterm():
+            ray.init(
+                address=address,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+    except Exception as error:  # a bare Exception where one of its servers did not start in time
+        where, hint = (
+            ("here", "see /tmp/ray/session_latest/logs; on a busy machine, try again")
+            if address == "local"
+            else (
+                f"at {address}",
+                "is this machine a node of that cluster? `ray start --address=HOST:PORT` makes it"
+                " one",
+            )
+        )
+        raise ClusterError(f"Ray did not start {where}: {error}", hint) from error
+
+
+def is_lost(error: BaseException) -> bool:
+    """Whether an error says that the cluster is gone, and not that a worker's own code failed."""
+    if isinstance(error, ClusterError):
+        return True
+    if "ray" not in sys.modules:
+        return False
+    from ray.exceptions import RayError, RayTaskError
+
+    return isinstance(error, RayError) and not isinstance(error, RayTaskError)
+
+
+def membership() -> str:
+    """This process's id in the cluster that it has joined; empty where it has joined none."""
+    import ray
+
+    return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else ""
+
+
+def leave(joined: str) -> None:
+    """Leave the cluster that was joined under this id, unless another thread has joined a new one
+    meanwhile: a head that is started again is another cluster, and the old connection never
+    answers again."""
+    import ray
+
+    with _leaving:
+        if joined and membership() == joined:
+            with suppress(Exception):  # the cluster may be gone already
+                ray.shutdown()
+
+
+@contextmanager
+def keeping_sigterm() -> Iterator[None]:
+    """Restore this process's SIGTERM handler, which `ray.init` replaces: a cancelled run must
+    notice that it was cancelled."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise what a signal's handler raised while Ray waited: Ray's compiled code hides it in a
+    SystemError."""
+    try:
+        yield
+    except SystemError as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, BaseException) and not isinstance(cause, Exception):
+            raise cause from None
+        raise
+
+
+class Place(NamedTuple):
+    """The node a process is on, and what it would verify with."""
+
+    node: str
+    cache: str
+    code: str
+    torch: str
+
+
+def place(_: object = None) -> Place:
+    """The Place of this process, a driver or a worker of a running Ray. (The ignored argument is
+    the actor that Ray calls it for.)"""
+    import ray
+
+    home = Path(__file__).parents[1]
+    files = ((file.relative_to(home), file.read_text()) for file in sorted(home.rglob("*.py")))
+    code = stable_hash([[path.as_posix(), text] for path, text in files])
+    node = ray.get_runtime_context().get_node_id()
+    return Place(node, str(default_cache()), code, version("torch"))
+
+
+def require_alike(here: Place, there: Place) -> None:
+    """Raises UsageError where a worker on another node than the driver's would not reach the same
+    verdicts."""
+    if there.node == here.node:
+        return  # the same files
+    differences = {
+        "code": (
+            "has another version of kernels_eval than this one",
+            "install the same version of concur on every node",
+        ),
+        "torch": (
+            f"has torch {there.torch}, this one {here.torch}",
+            "install the same version of torch on every node",
+        ),
+        "cache": (
+            f"keeps builds in {there.cache}, this one in {here.cache}",
+            "set CONCUR_CACHE to one path before `ray start` on every node, and here: a folder that"
+            " all share, or each node's own disk",
+        ),
+    }
+    for name, (difference, fix) in differences.items():
+        if getattr(there, name) != getattr(here, name):
+            raise UsageError(f"node {there.node[:8]} of the cluster {difference}", fix)
+
+
+def gpu_types() -> dict[str, int]:
+    """How many GPUs of each type the cluster has. Ray names the types, one for each node (H100)."""
+    import ray
+
+    found = Counter[str]()
+    for held in (node["Resources"] for node in ray.nodes() if node["Alive"]):
+        for name in held:
+            if name.startswith(GPU_TYPE) and held.get("GPU"):
+                found[name.removeprefix(GPU_TYPE)] += int(held["GPU"])
+    return dict(found)
+
+
+def gpu_type_for(asked: str | None) -> str | None:
+    """The type of the GPUs that workers get: the one asked for; where the cluster has several, that
+    of this node; None where any will do. Raises UsageError where there is none."""
+    import ray
+
+    there = gpu_types()
+    if asked is None and len(there) < 2:
+        return None
+    here = ray.get_runtime_context().get_node_id()
+    own = [node["Resources"] for node in ray.nodes() if node["NodeID"] == here]
+    wanted = [asked] if asked else [n for n in there for each in own if GPU_TYPE + n in each]
+    if not wanted or wanted[0] not in there:
+        named = ", ".join(f"{name} ({count})" for name, count in sorted(there.items())) or "none"
+        which = f"no GPU of the type {asked}" if asked else "GPUs of several types, this node none"
+        raise UsageError(
+            f"the cluster has {which}: {named}",
+            "choose one with --gpu-type, or verification.gpu_type in a profile",
+        )
+    return wanted[0]
+
+
+def measured_on(gpu_type: str, language: Language) -> tuple[Conditions, str | None]:
+    """The conditions and the compute capability of a node with GPUs of this type. Raises
+    DeviceError where it has none."""
+    import ray
+
+    asked = ray.remote(_measured).options(num_cpus=0, accelerator_type=gpu_type)
+    try:
+        found: tuple[Conditions, str | None] = ray.get(asked.remote(language))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, EvalError) else error from error
+    return found
+
+
+def _measured(language: Language) -> tuple[Conditions, str | None]:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # empty for a task that holds no GPU
+    return conditions(language), gpu_arch()
+
+
+def shortage(
+    wanted: int, kind: str, waited_s: float, gpu_type: str | None = None
+) -> tuple[int, str]:
+    """How many devices (Ray's `kind`: GPU, of a type where one is named, or CPU) the cluster lacks
+    for `wanted` workers, and a warning that says so."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    if gpu_type:
+        nodes = [node for node in nodes if GPU_TYPE + gpu_type in node["Resources"]]
+    there = sum(node["Resources"].get(kind, 0) for node in nodes)
+    short = max(0, wanted - int(there))
+    return short, (
+        f"{short} of {wanted} workers have had no device for {waited_s:.0f} s: the Ray cluster has"
+        f" {there:g} {kind}s on {len(nodes)} node{'s' * (len(nodes) != 1)} (a node is missing or"
+        " was lost); the run continues with the others"
+    )

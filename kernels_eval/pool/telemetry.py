@@ -1,0 +1,102 @@
+"""How a pool of workers has spent its time, for progress lines, tracking and reports.
+
+Guarantees: costs a few microseconds per candidate. Times are the driver's: a worker counts as busy
+from the moment it is given work until its answer is there. Does not see inside a GPU: a worker that
+is busy may leave its GPU idle while Python imports (see `Verdict.phases`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from kernels_eval.records import Verdict
+from kernels_eval.sandbox.channel import Answer
+
+BUILDERS, DEVICES = "builders", "devices"
+
+
+@dataclass
+class Telemetry:
+    """Sums since the pool was started. `summary` is what is shown and stored."""
+
+    builders: int = 0
+    devices: int = 0
+    queue_depth: int = 0
+    """Built candidates that wait for a device now."""
+    _sums: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Counts by name, and the seconds of a verdict, whose names end in "_s"."""
+    _statuses: Counter[str] = field(default_factory=Counter)
+    _most: int = 0
+    _began: float | None = None
+    _fed: float | None = None
+    _last: float = 0.0
+
+    def tick(self, ready: int) -> None:
+        """The queue between builders and devices holds `ready` candidates from now on."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        self._fed = now if self._fed is None and ready else self._fed
+        self._sums["depth"] += self.queue_depth * (now - self._last) if self._last else 0.0
+        self._last, self.queue_depth, self._most = now, ready, max(self._most, ready)
+
+    def worked(self, kind: str, seconds: float) -> None:
+        """One of the `builders` or `devices` was busy for so long."""
+        self._sums[kind] += seconds
+
+    def reached(self, verdict: Verdict) -> None:
+        self._statuses[verdict.status.value] += 1
+        self._sums["build_s"] += verdict.build_s
+        if verdict.build_tier:
+            for name in (verdict.build_tier, "built"):
+                self._sums[name] += 1
+            self._sums["cached"] += verdict.build_cached
+        if verdict.run_s > 0:
+            self._sums["on_device"] += 1
+            self._sums["run_s"] += verdict.run_s
+        for name, seconds in verdict.phases or ():
+            self._sums[name] += seconds
+
+    def summary(self) -> Answer:
+        """Plain numbers: seconds, shares in [0, 1], counts. `device_busy_share` is of the time
+        since the first finished build.
+
+        `built` counts candidates that a header tier was tried for; the tiers' shares and
+        `cache_hit_share` are of these.
+        """
+        sums, reached = self._sums, self._statuses.total()
+        wall_s, fed_s = (
+            0.0 if since is None else max(1e-9, self._last - since)
+            for since in (self._began, self._fed)
+        )
+        return {
+            "candidates": reached,
+            "wall_s": round(wall_s, 3),
+            "candidates_per_hour": round(3600 * reached / wall_s, 1) if wall_s else 0.0,
+            "builders": self.builders,
+            "devices": self.devices,
+            "builder_busy_share": _share(sums[BUILDERS], self.builders * wall_s),
+            "device_busy_share": _share(sums[DEVICES], self.devices * fed_s),
+            "device_s_per_candidate": round(sums[DEVICES] / reached, 4) if reached else 0.0,
+            "queue_depth_mean": round(sums["depth"] / wall_s, 2) if wall_s else 0.0,
+            "queue_depth_most": self._most,
+            "on_device": int(sums["on_device"]),
+            "built": int(sums["built"]),
+            **{
+                f"{share}_share": _share(sums[part], sums["built"])
+                for share, part in (("cache_hit", "cached"), ("lite", "lite"), ("full", "full"))
+            },
+            "seconds": {name: round(sums[name], 3) for name in sorted(sums) if name[-2:] == "_s"},
+            "statuses": dict(sorted(self._statuses.items())),
+        }
+
+    def line(self) -> str:
+        """A few words for a progress line."""
+        seen = self.summary()
+        rate = f"{seen['candidates_per_hour']:,.0f}/h, " if seen["wall_s"] >= 1 else ""
+        return f"{rate}devices {seen['device_busy_share']:.0%} busy, queue {self.queue_depth}"
+
+
+def _share(part: float, whole: float) -> float:
+    return round(min(1.0, part / whole), 4) if whole else 0.0

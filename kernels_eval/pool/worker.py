@@ -1,0 +1,105 @@
+"""Ray actors: one `KernelWorker` per GPU (or CPU slot), and `BuildWorker`s on CPU cores that feed
+them.
+
+An actor owns its fork server; what misbehaves or is killed below it does not leave it as an
+exception (kernels_eval.sandbox.sandbox). After a verdict that a broken GPU may have caused, the
+GPU's health is checked; where that fails twice, the actor raises GpuLostError and gives no verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from kernels_eval.config import EvalConfig
+from kernels_eval.evaluator import Evaluator
+from kernels_eval.judge.messages import Prepared, R
+from kernels_eval.judge.prepare import Preparer
+from kernels_eval.records import Candidate, KernelTask, Reason, Record, Verdict
+from kernels_eval.sandbox.health import DeviceHealth, HealthReport, check_health
+
+TOGETHER_S = 0.05
+"""Calls that have taken less than this together may travel together: a Ray call costs a few
+milliseconds of processor time."""
+BLAMES_THE_DEVICE = frozenset({Reason.CUDA_ERROR, Reason.CRASHED, Reason.LOAD, Reason.RUN})
+"""Reasons that a broken GPU produces as well as a broken kernel: such a verdict stands once a
+health check has passed."""
+
+Call = tuple[Record, ...]
+"""A task, a candidate and, for a `KernelWorker`, what was prepared."""
+
+
+def several(one: Callable[..., R], calls: list[Call]) -> tuple[list[R], float]:
+    """The answers to the first of these calls, as many as begin within `TOGETHER_S`, at least one;
+    and the seconds they took.
+
+    Quick calls (a rejected source, a build from the cache) share the cost of a Ray call; a slow one
+    makes nothing wait behind it.
+    """
+    started, answers = time.monotonic(), []
+    for arguments in calls:
+        answers.append(one(*arguments))
+        if time.monotonic() - started > TOGETHER_S:
+            break
+    return answers, time.monotonic() - started
+
+
+class BuildWorker:
+    """Screens and builds candidates on one CPU core."""
+
+    def __init__(
+        self, config: EvalConfig, cuda_arch: str | None, share: int = 0, shares: int = 1
+    ) -> None:
+        # Where a core is shared with a worker that times kernels, that worker always goes first.
+        os.nice(19)
+        self._preparer = Preparer(config, cuda_arch=cuda_arch)
+        self._share = (share, shares)
+        self._warm = False
+
+    def several(self, calls: list[Call]) -> tuple[list[Prepared], float]:
+        return several(self.prepare, calls)
+
+    def prepare(self, task: KernelTask, candidate: Candidate) -> Prepared:
+        if not self._warm:
+            self._preparer.builder.warm(*self._share)
+            self._warm = True
+        return self._preparer.prepare(candidate, task)
+
+
+class KernelWorker:
+    """Runs prepared candidates on one device. `check` replaces the health check (for tests); the
+    health of CPUs is not checked without it."""
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        device: str,
+        cuda_arch: str | None,
+        check: Callable[..., HealthReport] | None = None,
+    ) -> None:
+        self._evaluator = Evaluator(device, config, cuda_arch=cuda_arch)
+        runner = self._evaluator.runner
+        self._health: DeviceHealth | None = None
+        if check or device.startswith("cuda"):
+            self._health = DeviceHealth(
+                lambda: runner.server,
+                device,
+                config.limits,
+                runner.drop_reference,
+                runner.close,
+                check or check_health,
+            )
+
+    def several(self, calls: list[Call]) -> tuple[list[Verdict], float]:
+        return several(self.run, calls)
+
+    def run(self, task: KernelTask, candidate: Candidate, prepared: Prepared) -> Verdict:
+        """One verdict. Raises GpuLostError where the device does not work (any more), other
+        EvalErrors where the machine fails."""
+        if self._health:
+            self._health.remember()
+        verdict = self._evaluator.run(task, candidate, prepared)
+        if self._health and verdict.reason in BLAMES_THE_DEVICE:
+            self._health.confirm()
+        return verdict

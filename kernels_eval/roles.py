@@ -1,0 +1,79 @@
+"""The entry of a forked process: serves the commands of one role until its channel closes.
+
+The fork server starts roles by name. `capture` reads build requests out of a candidate's module,
+`candidate` runs the kernel. The other roles run the task alone, in processes that no candidate
+enters: they are imported only where they are served, so a candidate's process does not hold their
+code.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from importlib import import_module
+
+from kernels_eval.candidate.candidate import CandidateRole
+from kernels_eval.candidate.capture import Capture
+from kernels_eval.model import measurement, operators
+from kernels_eval.model.failures import report
+from kernels_eval.model.model_runner import ModelRunner
+from kernels_eval.records import Record
+from kernels_eval.sandbox import health
+from kernels_eval.sandbox.channel import Channel, ChannelClosed
+
+OTHER_ROLES = {
+    "reference": "reference.answers:Reference",
+    "compiled": "reference.task_runner:CompiledRole",
+    "workload": "reference.workload",
+    "profile": "reference.operator_times",
+    "peaks": "reference.operator_times",
+    "health": "sandbox.health",
+    "sanitizer": "candidate.sanitized",
+    "profiled": "candidate.profiled",
+}
+"""Modules whose functions are the commands, or whose class has them as methods."""
+
+
+def warm_up(kind: str) -> None:
+    """What the fork server does once for all of its children: `kind` is "workload" for those that
+    measure workloads, which costs seconds and memory that no other role needs."""
+    assert measurement and health  # imported for every child, which then need not
+    operators.warm_modes()
+    if kind == "workload":
+        import_module("kernels_eval.reference.workload").warm_up()
+
+
+def serve(role: str, channel: Channel) -> None:
+    channel.accepts_descriptors = True
+    session = role_of(role, channel)
+    while True:
+        try:
+            message = channel.receive_record()
+        except ChannelClosed:
+            return
+        command = message.pop("command")
+        handler = getattr(session, f"do_{command}")
+        try:
+            answer = handler(**message) or {}
+        except Exception as error:
+            answer = report(error)
+        if isinstance(session, ModelRunner):
+            with suppress(RuntimeError):  # a broken device: the next command says so
+                session.end_command(command)
+        if isinstance(answer, Record):
+            answer = answer.model_dump(mode="json")
+        descriptors = tuple(answer.pop("_descriptors", ()))
+        channel.send(answer, descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def role_of(name: str, channel: Channel) -> object:
+    """What serves a role."""
+    if name == "candidate":
+        return CandidateRole(channel)
+    if name == "capture":
+        return Capture()
+    module, _, role = OTHER_ROLES[name].partition(":")
+    found = import_module(f"kernels_eval.{module}")
+    return getattr(found, role)(channel) if role else found

@@ -1,0 +1,129 @@
+"""A health check of a device: a small computation with a known answer, in a child of its own, and
+how much memory is free.
+
+Guarantees: two checks that fail, one after the other, mean that the device is lost
+(`DeviceHealth.confirm` raises GpuLostError); memory that a killed process still holds is waited
+for, with a bound. Does not guarantee that every unit of the device is sound.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
+from pydantic import ValidationError
+
+from kernels_eval.config import LimitsConfig
+from kernels_eval.errors import GpuLostError, SandboxError
+from kernels_eval.records import Reason, Record
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+
+SIZE = 256
+CHECK_S = 60.0
+SOON_S, MEMORY_RETURN_S = 2.0, 20.0
+"""How long memory is waited for: as it is, and where nothing of this worker holds any."""
+ENOUGH_MEMORY = 0.9
+"""Share of the memory that was free at the start that must be free again; the rest is that of the
+processes that wait for the next candidate."""
+PAUSE_S = 0.05
+
+
+class HealthReport(Record):
+    """What one health check saw."""
+
+    right: bool
+    free_bytes: int
+
+
+def do_check(device: str, wanted_bytes: int, patience_s: float) -> HealthReport:
+    """The child's side."""
+    import torch
+
+    row, column = torch.arange(SIZE).view(1, -1), torch.arange(SIZE).view(-1, 1)
+    left, right = (3 * row + 5 * column) % 7 - 3, (row + 2 * column) % 5 - 2
+    expected = left @ right  # in integers; the sums are small enough to be exact in TF32 too
+    actual = (left.to(device).float() @ right.to(device).float()).cpu()
+
+    def free_bytes() -> int:
+        if device.startswith("cuda"):
+            return torch.cuda.mem_get_info(device)[0]
+        return int(psutil.virtual_memory().available)
+
+    deadline = time.monotonic() + patience_s
+    while (free := free_bytes()) < wanted_bytes and time.monotonic() < deadline:
+        time.sleep(PAUSE_S)  # the driver does not tell when memory comes back
+    return HealthReport(right=torch.equal(actual.long(), expected), free_bytes=free)
+
+
+def check_health(
+    server: ForkServer,
+    device: str,
+    limits: LimitsConfig,
+    wanted_bytes: int = 0,
+    patience_s: float = 0.0,
+) -> HealthReport:
+    """Run one check in a new child of `server`, which waits for so much free memory, `patience_s`
+    at most. Raises ChildFailure where the child does not answer."""
+    asked = {"device": device, "wanted_bytes": wanted_bytes, "patience_s": patience_s}
+    with Child(server, "health", limits) as child:
+        answer = child.request("check", timeout=CHECK_S + patience_s, **asked)
+        try:
+            return HealthReport.model_validate(answer)
+        except ValidationError:
+            detail = str(answer.get("detail", answer))[:500]
+            raise ChildFailure(Reason.EXCEPTION, detail) from None
+
+
+@dataclass
+class DeviceHealth:
+    """Whether one worker's device still works. `server` gives its fork server; `free_memory` makes
+    it give up the memory that its reference holds, `restart` all its processes."""
+
+    server: Callable[[], ForkServer]
+    device: str
+    limits: LimitsConfig
+    free_memory: Callable[[], None]
+    restart: Callable[[], None]
+    check: Callable[..., HealthReport] = check_health
+    _free_at_start: int | None = None
+
+    def remember(self) -> None:
+        """Note how much memory is free before any candidate has run. Raises GpuLostError where the
+        device does not work to begin with."""
+        if self._free_at_start is None:
+            self._free_at_start = self._check_twice(0).free_bytes
+
+    def confirm(self) -> None:
+        """Check the device after a verdict that a broken one may have caused. Raises GpuLostError
+        after two checks that failed."""
+        self._check_twice(int(ENOUGH_MEMORY * (self._free_at_start or 0)))
+
+    def _check_twice(self, wanted_bytes: int) -> HealthReport:
+        faults: list[str] = []
+        for patience_s in (SOON_S, MEMORY_RETURN_S):
+            asked = self.server(), self.device, self.limits, wanted_bytes, patience_s
+            try:
+                found = self.check(*asked)
+            except (SandboxError, ChildFailure) as error:
+                faults.append(str(error))
+            else:
+                free, wanted = found.free_bytes >> 20, wanted_bytes >> 20
+                if found.right and found.free_bytes >= wanted_bytes:
+                    return found
+                if found.right:
+                    faults.append(f"memory did not come back ({free} MB free of {wanted} MB)")
+                    self.free_memory()
+                    continue
+                faults.append("a matrix product was wrong")
+            self.restart()
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        which = f" (CUDA_VISIBLE_DEVICES={visible})" if visible else ""
+        raise GpuLostError(
+            f"{self.device} of {socket.gethostname()}{which} failed its health check twice:"
+            f" {'; then '.join(faults)}",
+            "look at nvidia-smi -q and dmesg (Xid) there",
+        )

@@ -1,0 +1,480 @@
+"""The parent's side of isolation: a fork server, and one disposable child per candidate.
+
+Guarantees: every wait has a deadline; a child that hangs, dies or exceeds its memory, its processes
+or its scratch directory is killed with all of its descendants, and nothing of it is left when it is
+closed; a dead child costs its own verdict only, and the death of a fork server costs none. Which
+layers are in force is probed once and recorded. Does not guarantee anything about what native code
+does to its own process: see docs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from kernels_eval.config import LimitsConfig
+from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError
+from kernels_eval.records import Reason
+from kernels_eval.sandbox import machine, process_tree
+from kernels_eval.sandbox.channel import (
+    Answer,
+    Channel,
+    ChannelClosed,
+    ChannelTimeout,
+    Fds,
+    Message,
+)
+from kernels_eval.sandbox.confinement import SCRATCH_FILES
+from kernels_eval.sandbox.layers import left_out
+from kernels_eval.toolchain import default_cache, places_of
+
+POLL_S = 0.1
+BY_PROCESSOR = ("capture",)
+"""Roles whose deadlines do not count the wait for a processor: what a source asks to build, and so
+its verdict, must not depend on how busy the machine is."""
+SCRATCH_POLL_S = 0.5
+MEMORY_SHARE = 0.6
+START_S, ANSWER_S = 180.0, 30.0
+"""How long the fork server may take to start, and for an answer."""
+RESTARTED = "it is started again with the next candidate"
+HEADLESS_S = 1.0
+"""For so long the threads of a killed process may still be in a driver when its first has ended."""
+HEADLESS = "the first thread of the process has ended while others go on"
+CHATTER = re.compile(
+    r"^(?:(?=[^\n]*Warning: )(?=[^\n]*\bNVML\b)[^\n]*+\n[ \t]+\S[^\n]*"
+    r"|(?=[^\n]*\[W)(?=[^\n]*\bNVML\b)[^\n]*|(?=[^\n]*execution_trace_observer\.cpp)[^\n]*)\n?",
+    re.MULTILINE,
+)
+"""Lines of torch in a log that say nothing of a candidate: NVML is kept away from it, and the
+record of its operators is ours."""
+BLAMED_ROLES: ContextVar[frozenset[str]] = ContextVar("BLAMED_ROLES", default=frozenset())
+"""Roles whose children are to blame for a SIGKILL themselves, in the attempt that is under way
+(kernels_eval.sandbox.sandbox)."""
+
+
+class ChildFailure(Exception):
+    """A child did not answer. `detail` says what was seen."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+class Child:
+    """A forked process serving commands. Use as a context manager: leaving it kills it.
+
+    `scratch` is where the parent puts files for the child to read. The child writes in
+    `scratch/work`, its working directory and home, which with the layer `tmpfs_scratch` only it can
+    see. `processes` lets it start other programs (Triton's compilers, torch.compile). A child that
+    dies of SIGKILL is a KilledError, unless its role is among `BLAMED_ROLES`: then a ChildFailure
+    as any other.
+    """
+
+    def __init__(
+        self,
+        server: ForkServer,
+        role: str,
+        limits: LimitsConfig,
+        *,
+        processes: bool = False,
+    ) -> None:
+        """Raises SandboxError where the fork server fails."""
+        self.server, self._limits, self.role = server, limits, role
+        most = min(limits.memory_gb * (1 << 30), MEMORY_SHARE * machine.machine_memory_bytes())
+        self._memory_bytes = int(most)
+        self._scratch_checked, self._whole_at = 0.0, time.monotonic()
+        self.scratch = server.scratch_for(role)
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self.pid: int | None = None
+        self.dead: SandboxError | ChildFailure | None = None
+        self.alone, self._known = not processes and "seccomp" in server.isolation, list[int]()
+        """Whether it cannot start processes."""
+        self.owed = ""
+        """The command that it has not answered yet."""
+        log = os.open(self.scratch / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        request = {
+            "spawn": role,
+            "scratch": str(self.scratch),
+            "limits": limits.model_dump(),
+            "processes": processes,
+        }
+        try:
+            self.pid = server.spawn(request, (theirs.fileno(), log))
+        except SandboxError:
+            self.close()  # a child that was forked all the same ends with its channel
+            raise
+        finally:
+            theirs.close()
+            os.close(log)
+
+    def request(
+        self, command: str, fds: Fds = (), /, *, timeout: float, **arguments: object
+    ) -> Answer:
+        """Send a command, with descriptors that stay the caller's, and wait for its answer. Raises
+        ChildFailure (timeout reasons are the caller's to rename), KilledError, and SandboxError
+        where the fork server is gone, which takes its children along."""
+        return self.resume({"command": command, **arguments}, timeout, fds)
+
+    def resume(self, message: Message, timeout: float, fds: Fds = ()) -> Answer:
+        """Send any message (an answer the child waits for) and wait for what it says next. Raises
+        as `request` does."""
+        self.begin(message, fds)
+        return self.finish(timeout)
+
+    def begin(self, message: Message, fds: Fds = ()) -> None:
+        """Send a message, and leave waiting for the answer to `finish`. Raises as `request`
+        does."""
+        if self.dead:
+            raise self.dead
+        command = str(message.get("command", "load"))
+        if self.channel.pending():  # it would be taken for the answer to another question
+            detail = f"the process answered before it was asked ({command!r})"
+            raise self._fail(Reason.EXITED_EARLY, detail)
+        try:
+            self.channel.send(message, fds)
+        except ChannelClosed as error:
+            raise self._post_mortem(str(error)) from None
+        self.owed = command
+
+    def finish(self, timeout: float) -> Answer:
+        """The answer to what was begun, within `timeout` seconds from now. Raises as `request`
+        does."""
+        if self.dead:
+            raise self.dead
+        try:
+            answer = self._wait(timeout)
+        except ChannelTimeout:
+            detail = f"no answer to {self.owed!r} within {timeout:g} s"
+            raise self._fail(Reason.RUN, detail) from None
+        except ChannelClosed as error:
+            raise self._post_mortem(str(error)) from None
+        self.owed = ""
+        if not isinstance(answer, dict):
+            detail = "the child answered with something else than a record"
+            raise self._fail(Reason.EXITED_EARLY, detail)
+        return answer
+
+    def write_file(self, name: str, text: str) -> Path:
+        """Put a source file where the child can read it."""
+        path = self.scratch / name
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return path
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has died, as far as can be seen without asking it."""
+        return self.dead is not None or self.pid is None or process_tree.has_ended(self.pid)
+
+    def _wait(self, timeout: float) -> object:
+        work = self._work(timeout)
+        ends = time.monotonic() + timeout * (process_tree.WALL_SHARE if work else 1)
+        while True:
+            try:
+                return self.channel.receive(min(POLL_S, max(0.0, ends - time.monotonic())))
+            except ChannelTimeout:
+                if time.monotonic() >= ends or (work and work.passed(self.pid)):
+                    raise
+            if self.pid is not None:
+                self._watch(self.pid)
+
+    def _work(self, timeout: float) -> process_tree.Deadline | None:
+        """A deadline in processor time and sleep; None where the clock alone counts."""
+        if self.pid is None or self.role not in BY_PROCESSOR:
+            return None
+        return process_tree.Deadline(timeout, -process_tree.processor_s(self.pid))
+
+    def _watch(self, pid: int) -> None:
+        """Kill the child where it exceeds a limit. Raises ChildFailure then; as `request` does
+        where it has ended."""
+        if process_tree.has_ended(pid):  # its orphans can keep the channel open
+            raise self._post_mortem("only descendants were left")
+        now = time.monotonic()
+        if not any(map(process_tree.headless, process_tree.descendants(pid))):
+            self._whole_at = now
+        elif now > self._whole_at + HEADLESS_S:
+            raise self._fail(Reason.EXITED_EARLY, HEADLESS)
+        limits, used, limit = self._limits, process_tree.usage(pid), self._memory_bytes
+        # Resident memory counts what forked children share; reading the exact share is slow.
+        if used.resident_bytes > limit and process_tree.proportional_memory(pid) > limit:
+            detail = f"resident memory above the limit of {limit / (1 << 30):.3g} GB"
+            raise self._fail(Reason.OUT_OF_MEMORY, detail)
+        for what in ("processes", "threads"):
+            count, most = getattr(used, what) - 1, getattr(limits, what)  # one is the keeper's
+            if count > most:
+                raise self._fail(Reason.CRASHED, f"killed: {count} {what}, the limit is {most}")
+        watched = "scratch_watch" in self.server.isolation
+        if watched and now > self._scratch_checked + SCRATCH_POLL_S:
+            size, files = machine.disk_usage(self.scratch / "work", SCRATCH_FILES)
+            self._scratch_checked = time.monotonic()
+            if size > limits.scratch_mb << 20 or files > SCRATCH_FILES:
+                seen = f"{files} files of {size >> 20} MB, the limit is {limits.scratch_mb} MB"
+                raise self._fail(Reason.CRASHED, f"killed: {seen}")
+
+    def _fail(self, reason: Reason, detail: str) -> ChildFailure:
+        self.dead = failure = ChildFailure(reason, detail)
+        self.kill()
+        return failure
+
+    def _post_mortem(self, error: str) -> SandboxError | ChildFailure:
+        """What the end of this child means."""
+        code, cpu_s = self.server.reap(self.pid)
+        self.pid = None
+        self.dead = self._cause(code, cpu_s, error)
+        return self.dead
+
+    def _cause(self, code: int | None, cpu_s: float, error: str) -> SandboxError | ChildFailure:
+        limit_s = self._limits.cpu_s
+        if code is None and not self.server.alive:
+            lost = "the fork server was killed, and its children with it"
+            return SandboxError(lost, RESTARTED)
+        if code is None:
+            detail = f"the process gave up its channel and kept running ({error})"
+            return ChildFailure(Reason.EXITED_EARLY, detail)
+        if code in (-signal.SIGKILL, -signal.SIGXCPU) and cpu_s >= limit_s:
+            detail = f"used {cpu_s:.0f} s of processor time, the limit is {limit_s} s"
+            return ChildFailure(Reason.RUN, detail)
+        if code == -signal.SIGKILL and self.role not in BLAMED_ROLES.get():
+            killed = f"the {self.role} process was killed by SIGKILL"
+            return KilledError(killed, "see whether dmesg names the OOM killer", self.role)
+        if code < 0:
+            name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
+            return ChildFailure(Reason.CRASHED, f"the process was killed by {name}")
+        detail = f"the process ended by itself with status {code} ({error})"
+        return ChildFailure(Reason.EXITED_EARLY, detail)
+
+    def processor_ns(self) -> int:
+        """Nanoseconds that this child and its descendants have spent on a processor, those of
+        threads that have ended included, as the kernel accounts them. 0 where it does not tell.
+        Nothing inside the child can change what it reads."""
+        total = 0
+        for pid in self._family():
+            with suppress(OSError):  # it has just ended
+                # the CPU-time clock of a process, see clock_getcpuclockid(3)
+                total += time.clock_gettime_ns(~pid << 3 | 2)
+        return total
+
+    def demand_ns(self) -> int:
+        """Nanoseconds that the living threads of this child and its descendants have spent on a
+        processor, or ready to run while others had it (schedstat). 0 where the kernel does not
+        tell."""
+        total = 0
+        for path in self.thread_files("schedstat"):
+            with suppress(OSError, ValueError):  # a thread that has just ended
+                total += sum(map(int, path.read_text().split()[:2]))
+        return total
+
+    @contextmanager
+    def stopped(self, known: Sequence[int] = ()) -> Iterator[None]:
+        """Meanwhile nothing in this child runs. The `known` members of its `family` are stopped
+        before others are looked for, which takes longer than some calls."""
+        stopped, found = list[int](), [*known] or self.family()
+        try:
+            while found:
+                stopped += found
+                _signal(found, signal.SIGSTOP)
+                # what was started meanwhile
+                found = [pid for pid in self.family() if pid not in stopped]
+            yield
+        finally:
+            _signal(stopped, signal.SIGCONT)
+
+    def family(self) -> list[int]:
+        """The processes that run code of this child: all but its keeper."""
+        if self.pid is None or not self.alone or not self._known:
+            self._known = [*self._family()[1:]]
+        return self._known
+
+    def _family(self) -> tuple[int, ...]:
+        return (self.pid, *process_tree.descendants(self.pid)) if self.pid else ()
+
+    def thread_files(self, name: str) -> list[Path]:
+        """The kernel's files of this name about the threads of this child and its descendants."""
+        folders = [Path(f"/proc/{pid}/task") for pid in self._family()]
+        return [path for folder in folders for path in folder.glob(f"*/{name}")]
+
+    def log_tail(self, count: int) -> str:
+        try:
+            with open(self.scratch / "log", "rb") as handle:
+                handle.seek(max(0, handle.seek(0, os.SEEK_END) - count))
+                return CHATTER.sub("", handle.read().decode("utf-8", "replace"))
+        except OSError:
+            return ""
+
+    def kill(self) -> None:
+        if self.pid is not None:
+            self.server.kill(self.pid)
+            self.pid = None
+
+    def close(self) -> None:
+        self.kill()
+        self.channel.close()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            os.kill(pid, number)
+
+
+class End(NamedTuple):
+    """Exit status of a child that has ended (negative: signal), as subprocess gives it, and the
+    seconds of processor time it used. None: it had to be killed, or the server is gone."""
+
+    status: int | None = None
+    cpu_s: float = 0.0
+
+
+class ForkServer:
+    """A process that has imported torch and never touches a GPU; forks children in milliseconds.
+    Raises SandboxError where it fails.
+
+    `isolation` names the active layers. `without` leaves some out (for tests;
+    `$CONCUR_ISOLATION_WITHOUT` does the same). `readable` are directories whose files children may
+    open by name but not list; by default the build cache, where their libraries are. `warm` names a
+    role ("workload") whose first use of torch would take every child seconds: the server does it
+    once.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        without: Collection[str] | None = None,
+        readable: Sequence[Path] | None = None,
+        warm: str = "",
+    ) -> None:
+        machine.remove_abandoned()
+        self.base = machine.new_folder()
+        caches = (default_cache(),) if readable is None else readable
+        self._readable = [str(path) for cache in caches for path in places_of(cache)]
+        ours, theirs = socket.socketpair()
+        self.channel = Channel(ours)
+        self._asking = threading.RLock()  # the warm pool starts and ends children in a thread
+        self._closed = False
+        program = [sys.executable, "-P", "-m", "kernels_eval.sandbox.forkserver"]
+        without = left_out() if without is None else without
+        said = self.base / "forkserver.log"
+        with open(said, "wb") as log:
+            self.process = subprocess.Popen(
+                [*program, str(theirs.fileno()), warm, *without],
+                pass_fds=(theirs.fileno(),),
+                env=machine.child_environment(threads),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        theirs.close()
+        try:
+            self.isolation = tuple(map(str, self.channel.receive_record(START_S)["isolation"]))
+        except (ChannelClosed, ChannelTimeout) as error:
+            tail = said.read_text(errors="replace")[-2000:]
+            self.close()
+            raise SandboxError(
+                f"the fork server did not start: {error}. {tail}", "concur doctor"
+            ) from error
+
+    def scratch_for(self, role: str) -> Path:
+        """A folder for one child. Raises SandboxError where this server is closed, and its folders
+        are gone."""
+        try:
+            scratch = Path(tempfile.mkdtemp(prefix=f"{role}-", dir=self.base))
+            (scratch / "work").mkdir(mode=0o700)
+        except FileNotFoundError as error:
+            gone = "the fork server is gone, and its folders with it"
+            raise SandboxError(gone, RESTARTED) from error
+        return scratch
+
+    def spawn(self, request: Message, fds: Fds) -> int:
+        """Fork a child. Returns its process id."""
+        try:
+            request |= {"readable": self._readable}
+            return int(self._ask(request, fds)["pid"])
+        except (ChannelClosed, ChannelTimeout, KeyError) as error:
+            # Whatever it still answers would be taken for the answer to another question.
+            self.close()
+            raise SandboxError(f"the fork server is gone: {error}", RESTARTED) from error
+
+    def reap(self, pid: int | None) -> End:
+        """How a child that has ended did end."""
+        return self._end_of("wait", pid)
+
+    def kill(self, pid: int) -> None:
+        """Kill a child with all of its descendants; they are gone when this returns."""
+        if self.alive:
+            self._end_of("kill", pid)
+        else:
+            process_tree.kill_descendants(pid)
+
+    def _end_of(self, question: str, pid: int | None) -> End:
+        if pid is None:
+            return End()
+        try:
+            return End(**self._ask({question: pid}))
+        except (ChannelClosed, ChannelTimeout):
+            self.close()
+            return End()
+
+    def _ask(self, message: Message, fds: Fds = ()) -> Answer:
+        with self._asking:
+            self.channel.send(message, fds)
+            return self.channel.receive_record(ANSWER_S)
+
+    @property
+    def alive(self) -> bool:
+        return not self._closed and self.process.poll() is None
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+        shutil.rmtree(self.base, ignore_errors=True)
+
+
+T = TypeVar("T")
+
+
+def retry_killed(work: Callable[[], T]) -> T:
+    """Call `work()` until it returns, and return its result. From the fifth SIGKILL of a role on,
+    that role is among `BLAMED_ROLES` meanwhile.
+
+    Raises SandboxError at the fifth death of the fork server.
+    """
+    deaths: Counter[str] = Counter()
+    while True:
+        blamed = frozenset(role for role, count in deaths.items() if count >= KILL_ATTEMPTS - 1)
+        before = BLAMED_ROLES.set(blamed)
+        try:
+            return work()
+        except SandboxError as error:
+            role = error.role if isinstance(error, KilledError) else "fork server"
+            deaths[role] += 1
+            if deaths[role] >= KILL_ATTEMPTS:
+                raise
+        finally:
+            BLAMED_ROLES.reset(before)

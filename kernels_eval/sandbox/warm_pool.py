@@ -1,0 +1,117 @@
+"""A warm pool: children that have their device ready before there is work for them. It also closes
+children in the background.
+
+On a GPU a new process spends 0.3 s on its CUDA context and a killed one 0.1 s on giving back its
+memory: here both happen while another candidate is compared. Guarantees: a warm child comes from
+the fork server as every child does and has run our code only; one that failed or was killed while
+it waited costs nothing but the time saved; after `settle` nothing starts or ends, so nothing
+disturbs a clock; after `wait_closed` the memory of closed children is free. Does not guarantee that
+a warm child is there: `take` then starts one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+
+from kernels_eval.config import EvalConfig
+from kernels_eval.errors import SandboxError
+from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
+
+PREPARE_S = 60.0
+WANTED = {"candidate": 2, "reference": 1}
+"""Warm children of each role. Two candidates: one that fails at once leaves no time to start
+another."""
+
+
+class WarmPool:
+    """Warm children of each role, on one device. With `ahead` off, children start when they are
+    taken and end when they are closed."""
+
+    def __init__(self, config: EvalConfig, device: str, *, ahead: bool) -> None:
+        self.config, self.device, self.ahead = config, device, ahead
+        self.starting: dict[str, deque[tuple[ForkServer, Future[Child]]]] = {
+            role: deque() for role in WANTED
+        }
+        self._closing: list[Future[None]] = []
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "warm pool")
+
+    def take(self, server: ForkServer, role: str) -> Child:
+        """A child of this server for that role. Raises SandboxError where the fork server fails."""
+        return self.warm_child(server, role) or Child(server, role, self.config.limits)
+
+    def replenish(self, server: ForkServer) -> None:
+        """Begin to start missing children."""
+        if self.ahead:
+            for role, count in WANTED.items():
+                while len(self.starting[role]) < count:
+                    future = self._thread.submit(self._start, server, role)
+                    self.starting[role].append((server, future))
+
+    def close_async(self, close: Callable[[], None]) -> None:
+        """Close a child, or its owner, in the background."""
+        if self.ahead:
+            self._closing.append(self._thread.submit(close))
+        else:
+            close()
+
+    def wait_closed(self) -> None:
+        """Wait until closed children have given back their memory."""
+        closing, self._closing = self._closing, []
+        for future in closing:
+            future.result()
+
+    def settle(self) -> None:
+        """Wait until nothing starts or ends."""
+        self.wait_closed()
+        for role, starting in self.starting.items():
+            for server, _ in list(starting):
+                if child := self.warm_child(server, role):
+                    ready: Future[Child] = Future()
+                    ready.set_result(child)
+                    starting.append((server, ready))
+
+    def close(self) -> None:
+        self.wait_closed()
+        for starting in self.starting.values():
+            while starting:
+                with suppress(SandboxError):
+                    starting.popleft()[1].result().close()
+
+    def warm_child(self, server: ForkServer, role: str) -> Child | None:
+        """The oldest warm child of that role, ready; None where there is none, or where it is of no
+        use to this server."""
+        if not self.starting[role]:
+            return None
+        origin, starting = self.starting[role].popleft()
+        try:
+            child = starting.result()
+        except SandboxError:
+            return None
+        # One that was killed while it waited, or whose device fails: the next child will say so.
+        with suppress(SandboxError, ChildFailure):
+            if origin is server and server.alive:
+                if child.owed:
+                    child.finish(PREPARE_S)
+                if not child.gone:
+                    return child
+        child.close()
+        return None
+
+    def _start(self, server: ForkServer, role: str) -> Child:
+        child = Child(server, role, self.config.limits)
+        prepare = {"command": "prepare", "device": self.device, "threads": self.config.threads}
+        try:
+            child.begin(prepare)
+        except (SandboxError, ChildFailure) as failure:
+            child.close()
+            raise SandboxError(
+                f"a warm {role} process did not start: {failure}", "one is started on demand"
+            ) from failure
+        return child

@@ -1,0 +1,1 @@
+"""What a candidate's text says and asks for, read without running it."""

@@ -1,0 +1,397 @@
+"""Static checks on candidate source, before anything runs.
+
+Guarantees: rejects only what no honest kernel needs and what is certain from the text (a
+subprocess, a socket, ctypes, the garbage collector, frame walking, patching torch or time);
+everything else is at most a flag. Comments, docstrings and words are not evidence: Python is read
+as a syntax tree. Does not guarantee that what passes is honest: the run finds that out.
+
+Static checks on the C++ and CUDA sources of a candidate, as tokens: comments, string contents
+and words in them are no evidence.
+
+Rejects only calls that no kernel needs and that are certain from the tokens: starting programs,
+opening sockets, tracing processes, loading libraries, leaving the process. What an honest kernel
+may have is a flag at most. Does not see what macros and pointers hide: the run does.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from kernels_eval.records import Reason
+from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
+
+MOST_LETTERS = 1_000_000
+"""Of a source that is looked at. Time to screen it grows with its length, and with nothing else."""
+
+FORBIDDEN_MODULES = frozenset(
+    """subprocess socket ctypes gc multiprocessing signal pty ptrace resource urllib
+    requests http ftplib asyncio _thread pickle marshal importlib.machinery cffi
+    numpy.ctypeslib""".split()
+)
+REACHED_MODULES = frozenset("subprocess socket ctypes gc pickle _thread".split())
+"""Forbidden ones that are no names of torch's own, so that reaching them through torch means
+them."""
+HARMLESS_PARTS = {"multiprocessing": {"cpu_count"}, "gc": {"collect"}}
+"""What honest code uses of forbidden modules. A module of which nothing else is used may be
+imported."""
+FLAGGED_MODULES = frozenset(
+    "threading inspect sys os time importlib concurrent tempfile shutil pathlib numpy".split()
+)
+FORBIDDEN_CALLS = frozenset(
+    """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
+    os.spawnv os.abort sys._getframe sys._current_frames
+    sys.settrace sys.setprofile inspect.currentframe inspect.stack inspect.trace
+    inspect.getclosurevars""".split()
+)
+REMOVALS = ("os.remove", "os.unlink", "os.rmdir")
+LEADING_OUT = frozenset(
+    "tb_frame gi_frame cr_frame ag_frame __closure__ cell_contents __globals__".split()
+)
+"""Attributes of tracebacks, generators and functions that lead to the verifier's own code."""
+UNRECORDED = frozenset(
+    """redispatch _op_dk _get_operation_overload _enable_record_function
+    _add_execution_trace_observer _remove_execution_trace_observer
+    _enable_execution_trace_observer _disable_execution_trace_observer""".split()
+)
+"""Names by which an operator of torch is called without a record of it."""
+IMPORTS = ("__import__", "import_module", "importlib.import_module")
+PATCHED_ROOTS = {"torch", "time", "builtins", "sys"}
+# Settings of torch that honest code writes by assignment.
+HONEST_SETTINGS = tuple(
+    """torch.backends. torch._dynamo.config. torch._inductor.config. torch._functorch.config.
+    torch.utils.cpp_extension.CUDA_HOME torch.utils.cpp_extension.COMMON_NVCC_FLAGS
+    sys.dont_write_bytecode sys.stdout sys.stderr""".split()
+)
+
+
+@dataclass(frozen=True)
+class Screening:
+    """`reason` is None where nothing certain was found; `flags` names what was noticed."""
+
+    reason: Reason | None = None
+    detail: str = ""
+    flags: tuple[str, ...] = ()
+
+
+def screen(code: str) -> Screening:
+    """Read a candidate's Python source. Returns a rejection only where it is certain, with the line
+    it stands on."""
+    if len(code) > MOST_LETTERS:
+        detail = f"a source of {len(code):,} characters; the limit is {MOST_LETTERS:,}"
+        return Screening(Reason.SYNTAX_ERROR, detail)
+    try:
+        tree = parse_source(code)
+    except UNPARSABLE as error:
+        line = getattr(error, "lineno", None)
+        said = getattr(error, "msg", str(error)) or "nested too deep for Python"
+        detail = f"line {line}: {said}" if line else said
+        return Screening(Reason.SYNTAX_ERROR, detail)
+    nodes = list(_imported(tree))
+    reader = _Reader(_harmless(nodes), PATCHED_ROOTS - _own_names(nodes))
+    for node in nodes:
+        reader.read(node)
+    if not reader.has_model:
+        reader.flags.add("no_static_model_new")
+    _, reason, detail = min(reader.found, default=(0, None, ""), key=lambda found: found[0])
+    return Screening(reason, detail, tuple(sorted(reader.flags)))
+
+
+class _Reader:
+    def __init__(self, harmless: set[str], roots: set[str]) -> None:
+        """`harmless` are forbidden modules that do no harm here, `roots` are names of modules that
+        nobody may patch."""
+        self.harmless, self.roots = harmless, roots
+        self.found: list[tuple[int, Reason, str]] = []
+        self.flags: set[str] = set()
+        self.has_model = False
+
+    def read(self, node: ast.AST) -> None:
+        """Look at one node, whatever is below it."""
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    if alias.name not in self.harmless:
+                        self._module(alias.name, node)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                self._import_from(module, names, node)
+            case ast.Attribute():
+                self._attribute(node)
+            case ast.Subscript(slice=ast.Constant(value=str(name))):
+                if _dotted(node.value) == "sys.modules":
+                    self._module(name, node)
+            case ast.Constant(value=str(name)) if name in UNRECORDED:
+                self._reject(Reason.FORBIDDEN_CALL, node, f"names {name}")
+            case ast.Call():
+                self._call(node)
+            case ast.Assign(targets=targets):
+                for target in targets:
+                    self._target(target)
+            case ast.AugAssign(target=target):
+                self._target(target)
+            case ast.Try():
+                self.flags.add("try")
+            case ast.ClassDef(name="ModelNew"):
+                self.has_model = True
+
+    def _reject(self, reason: Reason, node: ast.stmt | ast.expr, what: str) -> None:
+        self.found.append((node.lineno, reason, f"line {node.lineno}: {what}"))
+
+    def _module(self, name: str, node: ast.stmt | ast.expr) -> None:
+        root = name.split(".")[0]
+        if root == "kernels_eval":
+            self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
+        elif {name, root} & FORBIDDEN_MODULES:
+            self._reject(Reason.FORBIDDEN_CALL, node, f"imports {name}")
+        elif root in FLAGGED_MODULES:
+            self.flags.add(f"imports:{root}")
+
+    def _import_from(self, module: str, names: list[ast.alias], node: ast.ImportFrom) -> None:
+        if not {alias.name for alias in names} <= HARMLESS_PARTS.get(module, set()):
+            self._module(module, node)
+        for alias in names:
+            reached = module.startswith("torch") and alias.name in REACHED_MODULES
+            hidden = alias.name in LEADING_OUT | UNRECORDED
+            if reached or hidden or f"{module}.{alias.name}" in FORBIDDEN_CALLS:
+                self._reject(Reason.FORBIDDEN_CALL, node, f"imports {module}.{alias.name}")
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        path = _dotted(node)
+        through = path.startswith("torch.") or "ctypeslib" in path.split(".")
+        if through and node.attr in REACHED_MODULES:
+            self._reject(Reason.FORBIDDEN_CALL, node, f"reaches {path}")
+        elif node.attr in LEADING_OUT | UNRECORDED:
+            self._reject(Reason.FORBIDDEN_CALL, node, f"reads {node.attr}")
+
+    def _call(self, node: ast.Call) -> None:
+        name = _dotted(node.func)
+        match node.args:
+            case [ast.Constant(value=str(imported)), *_] if name in IMPORTS:
+                self._module(imported, node)
+            case [_, ast.Constant(value=str(read)), *_] if name == "getattr":
+                if read in LEADING_OUT | UNRECORDED:
+                    self._reject(Reason.FORBIDDEN_CALL, node, f"reads {read}")
+        if ".".join(name.split(".")[-2:]) in FORBIDDEN_CALLS:  # torch's modules hold some, too
+            self._reject(Reason.FORBIDDEN_CALL, node, f"calls {name}")
+        elif name in REMOVALS and node.args and _is_not_its_own(node.args[0]):
+            what = f"calls {name} for a file that it has not made; only its own may be removed"
+            self._reject(Reason.FORBIDDEN_CALL, node, what)
+        elif name == "setattr" and node.args and self._patched(_dotted(node.args[0])):
+            what = f"sets an attribute of {_dotted(node.args[0])}"
+            self._reject(Reason.HARNESS_TAMPERING, node, what)
+        elif name in ("exec", "eval", "__import__", "open", "compile"):
+            self.flags.add(f"calls:{name}")
+
+    def _target(self, target: ast.expr) -> None:
+        for node in ast.walk(target):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                name = _dotted(node)
+                if self._patched(name) and not name.startswith(HONEST_SETTINGS):
+                    self._reject(Reason.HARNESS_TAMPERING, node, f"assigns to {name}")
+                elif node.attr == "__class__":
+                    self.flags.add("assigns:__class__")
+
+    def _patched(self, name: str) -> bool:
+        return name.split(".")[0] in self.roots
+
+
+def _harmless(nodes: list[ast.AST]) -> set[str]:
+    """Modules of which only HARMLESS_PARTS are used, under every name that they are imported by."""
+    imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    bound = {(each.asname or each.name, each.name) for each in imports}
+    names, named, harmless = dict(bound), Counter[str](), Counter[str]()
+    for node in nodes:
+        match node:
+            case ast.Name(id=name):
+                named[names.get(name, "")] += 1
+            case ast.Attribute(value=ast.Name(id=name), attr=part) if part in HARMLESS_PARTS.get(
+                names.get(name, ""), ()
+            ):
+                harmless[names[name]] += 1
+    alone = len(names) == len(bound)  # no name stands for two modules
+    return {name for name, count in harmless.items() if alone and count == named[name]}
+
+
+def _own_names(nodes: list[ast.AST]) -> set[str]:
+    """Names that the source binds itself, as arguments or by calls of its own classes, and never to
+    a module."""
+    classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
+    own: set[str] = set()
+    modules: set[str] = set()
+    for node in nodes:
+        match node:
+            case ast.arg(arg=name):
+                own.add(name)
+            case ast.Assign(value=ast.Call(func=ast.Name(id=made))) if made in classes:
+                own.update(each.id for each in node.targets if isinstance(each, ast.Name))
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                modules.update((each.asname or each.name).split(".")[0] for each in names)
+            case ast.Constant(value=str(name)):  # of `__import__`, `sys.modules`, say
+                modules.add(name)
+    return set() if "*" in modules else own - modules
+
+
+def _imported(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every node that an import of this module may run: all but the bodies of
+    `if __name__ == "__main__":`, where the module does not name itself otherwise."""
+    named = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    renamed = any(node.id == "__name__" and isinstance(node.ctx, ast.Store) for node in named)
+    yield tree
+    for node in tree.body:
+        match node:
+            case ast.If(
+                test=ast.Compare(
+                    left=ast.Name("__name__"),
+                    ops=[ast.Eq()],
+                    comparators=[ast.Constant("__main__")],
+                )
+            ) if not renamed:
+                kept = node.orelse
+            case _:
+                kept = [node]
+        for each in kept:
+            yield from ast.walk(each)
+
+
+def _is_not_its_own(path: ast.expr) -> bool:
+    """Does this certainly name a file that a candidate has not made: the module itself, or one
+    outside of its working directory and /tmp?"""
+    match path:
+        case ast.Constant(value=str(name)):
+            place = PurePosixPath(name)
+            outside = place.is_absolute() and not place.is_relative_to("/tmp")
+            return outside or ".." in place.parts or place.name == "candidate.py"
+    return isinstance(path, ast.Name) and path.id == "__file__"
+
+
+def _dotted(node: ast.AST) -> str:
+    return ".".join(name_path(node))
+
+
+# Functions of libc that end, leave, watch or talk to the outside of a process. As a call of a free
+# function, they have no other meaning.
+FORBIDDEN_FUNCTIONS = frozenset(
+    """system popen fork vfork execl execlp execle execv execvp execve execvpe
+    posix_spawn posix_spawnp ptrace process_vm_readv process_vm_writev dlopen dlsym
+    dlvsym dlmopen dlinfo dl_iterate_phdr setenv putenv unsetenv getppid kill killpg
+    tgkill syscall _exit _Exit quick_exit daemon unlink rmdir chmod chown mknod
+    mount umount inotify_init io_uring_setup memfd_create shm_open mprotect prctl""".split()
+)
+# Names that are common words as well: forbidden only where their header is included.
+WITH_HEADER = {
+    "sys/socket.h": ("socket", "connect", "bind", "listen", "accept", "send", "recv", "sendto"),
+    "netdb.h": ("getaddrinfo",),
+}
+FLAGGED_FUNCTIONS = frozenset(
+    "fopen open ifstream ofstream getenv pthread_create signal sigaction mmap exit abort".split()
+)
+FLAGGED_NAMES = {
+    "std::thread": "threads",
+    "std::async": "threads",
+    "std::jthread": "threads",
+    "cudaStreamCreate": "own_stream",
+    "cudaStreamCreateWithFlags": "own_stream",
+    "cudaGraphLaunch": "cuda_graph",
+    "cudaDeviceSetLimit": "device_limit",
+    "cudaDeviceReset": "device_reset",
+    "cudaHostAlloc": "host_memory",
+}
+LIBRARIES = re.compile(
+    r"\b(cublas|cudnn|cusparse|cusolver|cufft|curand|mkl|cblas|dnnl)[A-Z_]\w*(?=\s*\()"
+)
+# Every pattern here takes time that grows with the text only: none looks for the end of something
+# again and again where there is none.
+COMMENT_OR_LITERAL = re.compile(
+    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|R"(?P<d>[^()\\\s]{0,16})\(.*?(?:\)(?P=d)"|\Z)"""
+    r"""|"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])*+'|\\.""",
+    re.DOTALL,
+)
+CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
+BODY = re.compile(r"[^;{}()]*\)\s*(?:(?:const|noexcept)\s*)*(?:->[\w\s:<>,*&]{1,80})?\{")
+LAMBDA = re.compile(r"\bauto\b[\s&]*+(\w++)\s*+=\s*+\[")
+TYPE = re.compile(r"\b(?:struct|class|using|typename)\s++(\w++)")
+VARIABLE = re.compile(r"(?:\b(\w++)[\s&*]++|>[\s&*]*+)(?:\(\s*+\*\s*+)?(\w++)\s*+[,;={)]")
+MOST_FLAGS = 64
+NO_TYPES = frozenset("return else do case throw co_return and or not goto".split())
+OWN_OF_TORCH = re.compile(
+    r"(?:\bTORCH_LIBRARY\w*\s*\(|#\s*define[\s\\]+\w+)[\s\\]*+(?:aten|prims?)\b"
+)
+"""Registers operators among torch's own, or other code for one of these, or hides that behind a
+macro."""
+INCLUDE = re.compile(r"""^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]""", re.MULTILINE)
+
+
+def screen_native(text: str) -> Screening:
+    """Read the native sources of one extension. Returns a rejection only where it is certain, with
+    the line it stands on."""
+    if len(text) > MOST_LETTERS:
+        detail = f"native sources of {len(text):,} characters; the limit is {MOST_LETTERS:,}"
+        return Screening(Reason.BUILD_FAILED, detail)
+    headers = set(INCLUDE.findall(COMMENT_OR_LITERAL.sub(_blank_comment, text)))
+    code = COMMENT_OR_LITERAL.sub(_blank, text)
+    forbidden = set(FORBIDDEN_FUNCTIONS)
+    for header, names in WITH_HEADER.items():
+        forbidden.update(names if header in headers else ())
+    flags = {
+        f"native:{flag}"
+        for name, flag in FLAGGED_NAMES.items()
+        if re.search(rf"\b{re.escape(name)}\b", code)
+    }
+    calls = [match for match in CALL.finditer(code) if match[1] in forbidden | FLAGGED_FUNCTIONS]
+    flags |= {f"native:{match[1]}" for match in calls if match[1] in FLAGGED_FUNCTIONS}
+    flags |= {f"library:{match[0][:80]}" for match in LIBRARIES.finditer(code)}
+    found = Screening(flags=tuple(sorted(flags)[:MOST_FLAGS]))
+    own = {match[1] for match in calls if _is_defined(code, match)}
+    own.update(LAMBDA.findall(code), TYPE.findall(code), _variables(code))
+    for match in calls:
+        name = match[1]
+        if name in forbidden and name not in own and not _is_declared(code, match.start()):
+            line = text.count("\n", 0, match.start()) + 1
+            detail = f"native source, line {line}: calls {name}"
+            return replace(found, reason=Reason.FORBIDDEN_CALL, detail=detail)
+    if tampering := OWN_OF_TORCH.search(code):
+        line = text.count("\n", 0, tampering.start()) + 1
+        detail = f"native source, line {line}: registers operators in a namespace of torch"
+        return replace(found, reason=Reason.HARNESS_TAMPERING, detail=detail)
+    return found
+
+
+def _is_defined(code: str, match: re.Match[str]) -> bool:
+    """Is this the definition of a function or a member? A name that the source defines itself may
+    be called."""
+    before = code[max(0, match.start(1) - 80) : match.start(1)]
+    kind = before.rstrip(" \t\r\n*&")
+    typed = kind != before and (kind[-1:].isalnum() or kind[-1:] in ("_", ">"))
+    return typed and BODY.match(code, match.end()) is not None
+
+
+def _variables(code: str) -> Iterator[str]:
+    """Names behind a type: variables, and arguments, pointers to functions among them."""
+    for match in VARIABLE.finditer(code):
+        if match[1] not in NO_TYPES:
+            yield match[2]
+
+
+def _is_declared(code: str, position: int) -> bool:
+    """Is the name at this place preceded by a type, as in a declaration?"""
+    before = code[max(0, position - 80) : position].rstrip(" \t")
+    word = re.search(r"(\w+)[*&]*$", before)
+    return word is not None and word.group(1) not in NO_TYPES
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Spaces for a comment or a literal; what never ends is left alone, for no compiler takes
+    it."""
+    text = match[0]
+    ends = text.startswith("//") or text.endswith(("/", '"', "'"))
+    if not ends or text.startswith("\\"):
+        return text
+    return "\n".join(" " * len(line) for line in text.split("\n"))
+
+
+def _blank_comment(match: re.Match[str]) -> str:
+    return _blank(match) if match[0].startswith("/") else match[0]

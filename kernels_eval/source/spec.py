@@ -1,0 +1,200 @@
+"""What a candidate asks to build, which compiler flags it may pass on, and what came of it.
+
+Every flag that names a file to load, a file to write or another tool is refused. An allow-list,
+since compilers have many spellings of the same thing.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from kernels_eval.compile.schedule import asked_for
+from kernels_eval.records import Reason, Record, stable_hash
+
+MOST_FLAG_LETTERS = 16_384
+"""Of all flags together. Longer ones do not fit into a command line."""
+LONGEST_NAME = 200
+"""Of a name that becomes a file's, in bytes: file systems take 255."""
+FUNCTION = re.compile(r"[\w:<>, ]{1,500}")
+SOURCE_FILE = re.compile(r".+\.(c|cc|cpp|cxx|cu|h|hh|hpp|cuh)")
+"""A compiler hands files of other names to the linker, which reads them as scripts."""
+
+
+class ExtensionSpec(Record):
+    """One `load_inline` or `load` call as the candidate made it. For `load`, `files` holds (name,
+    text) of the sources."""
+
+    kind: Literal["inline", "files"] = "inline"
+    name: str
+    cpp_sources: tuple[str, ...] = ()
+    cuda_sources: tuple[str, ...] = ()
+    functions: tuple[str, ...] | None = None
+    extra_cflags: tuple[str, ...] = ()
+    extra_cuda_cflags: tuple[str, ...] = ()
+    extra_ldflags: tuple[str, ...] = ()
+    files: tuple[tuple[str, str], ...] = ()
+    headers: tuple[tuple[str, str], ...] = Field(default=(), exclude_if=lambda found: not found)
+    """(name, text) of those that the candidate wrote to its disk and its sources include"""
+    python_module: bool = True
+
+    @field_validator("extra_cflags", "extra_cuda_cflags", "extra_ldflags")
+    @classmethod
+    def _as_a_shell_splits_them(cls, flags: tuple[str, ...]) -> tuple[str, ...]:
+        """torch writes flags into a shell line: one string may hold several, and an empty one is
+        none. Idle ones are left out."""
+        if sum(map(len, flags)) > MOST_FLAG_LETTERS:
+            return flags  # `unusable_reason` says so
+        try:
+            return without_idle(part for flag in flags for part in shlex.split(flag))
+        except ValueError:
+            return flags  # an unbalanced quote: the compiler will say so
+
+    @property
+    def uses_cuda(self) -> bool:
+        return bool(self.cuda_sources) or any(
+            name.endswith((".cu", ".cuh")) for name, _ in self.files
+        )
+
+    @property
+    def unusable_reason(self) -> str:
+        """Why no compiler is asked at all; empty where one may be."""
+        flags = (*self.extra_cflags, *self.extra_cuda_cflags, *self.extra_ldflags)
+        if (letters := sum(len(flag) + 1 for flag in flags)) > MOST_FLAG_LETTERS:
+            return f"compiler flags of {letters} characters; the limit is {MOST_FLAG_LETTERS}"
+        if not self.name.isidentifier() or len(self.name.encode()) > LONGEST_NAME:
+            # it becomes a macro and a file name
+            return (
+                f"the extension's name {self.name[:80]!r} is not an identifier of at most"
+                f" {LONGEST_NAME} bytes"
+            )
+        try:
+            asked_for(self.extra_cuda_cflags)
+        except ValueError as error:
+            return str(error)
+        for name, _ in self.files:
+            if not _names_a_file(name) or not SOURCE_FILE.fullmatch(name):
+                return f"{name[:80]!r} is no name of a source file"
+        for name, _ in self.headers:
+            if not _names_a_file(name):
+                return f"{name[:80]!r} is no name of a header"
+        for name in self.functions or ():
+            if not FUNCTION.fullmatch(name):
+                return f"{name[:80]!r} is no name of a function"
+        return ""
+
+    @property
+    def text(self) -> str:
+        written = (text for _, text in (*self.files, *self.headers))
+        return "\n".join([*self.cpp_sources, *self.cuda_sources, *written])
+
+    @property
+    def key(self) -> str:
+        """Identity of the request itself, without the toolchain: how a child finds what was built
+        for it."""
+        return stable_hash(self.model_dump(mode="json"))
+
+
+def _names_a_file(name: str) -> bool:
+    plain = name.isprintable() and "/" not in name and name not in ("", ".", "..")
+    return plain and len(name.encode()) <= LONGEST_NAME
+
+
+class Build(Record):
+    """What came of a build. `path` is the library where `ok`; `reason` is a compile_error, timeout
+    or rejected reason where not.
+
+    `seconds` are by the clock, and `processor_s` the compilers' processor time and sleep.
+    `library_bytes` is the size of a library that is kept; 0 where nobody has noted it. `lasting` is
+    False where the same source may fare otherwise another time (a deadline, a compiler that was
+    killed): such a build is not kept.
+    """
+
+    ok: bool
+    key: str
+    path: str = ""
+    library_bytes: int = 0
+    tier: str = ""
+    reason: Reason | Literal[""] = ""
+    log: str = ""
+    seconds: float = 0.0
+    processor_s: float = 0.0
+    cached: bool = False
+    lasting: bool = True
+
+
+PLAIN_FLAG = re.compile(
+    r"-O\w*|-std=[\w+]+|--std=[\w+]+|-[fm][\w=.+-]+|-W(no-)?[a-z][\w=+-]*|-w|-g\d?|-ggdb\d?|-G|-v|-s|-pipe|-rdynamic|-shared|-static-lib(gcc|stdc\+\+)|--param=[\w-]+=\d+|-pthread|-pedantic|-ansi|-D\w+(=\S*)?|-U\w+"
+    r"|-(I|L|isystem)[\w./+-]+|-l[\w.+-]+|-Wl,(-rpath[,=][\w./$+-]+|--gc-sections|-Bsymbolic(-functions)?|--strip-all|-s|--no-as-needed|--as-needed|-O\d|--no-undefined|-z,\w+)"
+    r"|-?-?(use_fast_math|expt-[\w-]+|extended-lambda|device-debug|source-in-ptx|src-in-ptx|allow-unsupported-compiler|lineinfo|generate-line-info|restrict|extra-device-vectorization|verbose|resource-usage|res-usage)"
+    r"|-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|ftz|prec-div|prec-sqrt|fmad|rdc|default-stream|threads|t|O|std"
+    r"|optimize|dopt|split-compile|cudart"
+    r"|relocatable-device-code|diag-suppress|diag_suppress|Werror|disable-warnings)(=?[\w=,.+\[\]-]*)"
+    r"|--warn-on-[\w-]+|--allow-expensive-optimizations=\w+|--register-usage-level=\d+|-Xfatbin(=-compress-all)?|-compress-all"
+    r"|-?-?(Xptxas|ptxas-options|Xcudafe|Xnvlink)(=[\w=,.+-]+)?"
+)
+IDLE_FLAG = re.compile(
+    r"-f(no-)?lto(=[\w-]+)?|-f(no-)?(fat-lto-objects|use-linker-plugin|whole-program-vtables)"
+    r"|-flto-(partition|compression-level)=\w+|-fdiagnostics-(color|show)[\w=-]*"
+    r"|-fopt-info(-\w+)*|-ftime-report|-MM?D|-MP"
+)
+"""Flags that honest candidates pass, and whose work starts more programs or writes more files: they
+are left out, as no result depends on them. An extension is one unit as a rule, which gains nothing
+from optimisation at link time."""
+DANGEROUS_F = re.compile(
+    r"-f(plugin|dump|profile|test-coverage|callgraph|stack-usage|opt-info|save-|auxinfo|lto|wpa|compare-debug|diagnostics|time)"
+)
+TAKES_VALUE = re.compile(
+    r"-?-?(arch|gpu-architecture|code|gencode|generate-code|maxrregcount|Xptxas|ptxas-options|Xcudafe|diag-suppress|I|L|D|std|threads|t|param|optimize|dopt"
+    r"|isystem|default-stream|cudart)"
+)
+REACHES_OUT = re.compile(
+    r"[\w.]/|/[\w.]|@|plugin|specs|wrapper|dump|save-temps|^-o|^-M|^-W[lpa],|^-B|^-i|odir|output|keep|^-?-?run|-aux"
+)
+PASSES_ON = re.compile(r"(?:-Xcompiler|--compiler-options)(?:=(.*))?")
+VALUE = re.compile(r"[\w=,./+\[\]][\w=,./+\[\]-]*")
+"""Of a flag. One that begins like a flag is looked at as such: the compiler may not know the flag
+before it, or that it takes a value."""
+TAKES_FLAGS = re.compile(r"-?-?(Xptxas|ptxas-options|Xcudafe)(?P<value>-[\w=,.+-]+)")
+"""Flags of nvcc alone, with a value that is a flag: another compiler does not start with them."""
+
+
+def without_idle(flags: Iterable[str]) -> tuple[str, ...]:
+    """These flags without those of IDLE_FLAG, which a compiler may be told to pass on, too."""
+    kept: list[str] = []
+    for flag in flags:
+        passed_on = kept and kept[-1] in ("-Xcompiler", "--compiler-options")
+        if not IDLE_FLAG.fullmatch(flag.removeprefix("-Xcompiler=")):
+            kept.append(flag)
+        elif passed_on:
+            kept.pop()
+    return tuple(kept)
+
+
+def refused_flag(flags: Sequence[str], *, passed_on: bool = False) -> str | None:
+    """The first flag that candidates may not pass to a compiler; None where all are harmless.
+    `passed_on`: one compiler passes them on to another, once."""
+    left = list(flags)
+    while left:
+        flag = left.pop(0)
+        if not flag.isprintable():
+            return flag
+        if not passed_on and (match := PASSES_ON.fullmatch(flag)):
+            inner = match.group(1) or (left.pop(0) if left else "")
+            parts = re.split(r"[,\s]+", inner.strip("'\" "))
+            if (bad := refused_flag(parts, passed_on=True)) is not None:
+                return bad
+        elif (
+            not PLAIN_FLAG.fullmatch(flag) and not TAKES_VALUE.fullmatch(flag)
+        ) or DANGEROUS_F.match(flag):
+            return flag
+        elif left and (
+            (TAKES_VALUE.fullmatch(flag) and VALUE.fullmatch(left[0]))
+            or TAKES_FLAGS.fullmatch(flag + left[0])
+        ):
+            left.pop(0)
+    return None

@@ -51,6 +51,7 @@ from kernels_eval.errors import ToolchainError, UsageError
 from kernels_eval.records import ArchitectureBuild, Reason
 from kernels_eval.sandbox.process_tree import WALL_SHARE, Deadline
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
+from kernels_eval.source.swaps import asked_for
 from kernels_eval.toolchain import HEADERS, Toolchain, default_cache
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
@@ -165,7 +166,7 @@ class Attempt:
 
     @cached_property
     def _swaps(self) -> list[int]:
-        return schedule.asked_for(self.spec.extra_cuda_cflags)
+        return asked_for(self.spec.extra_cuda_cflags)
 
     def _reordered(self) -> Outcome:
         """Make the swaps of instructions that the flags ask for. Only a confined process reads the

@@ -40,8 +40,6 @@ WINDOW = 15
 """Cycles within which the result of an instruction of fixed latency may not be there: the largest
 stall count."""
 ARCH = "sm_90"
-FLAG = "-DCONCUR_SCHEDULE="
-MOST_SWAPS = 64
 Nearest = dict[tuple[str, str, str], int]
 _FUNCTION = re.compile(r"Function : (\S+)\n(.*?)(?=Function : |\Z)", re.DOTALL)
 _RELOCATED = re.compile(r"^\.section \.rela\.text\.(\S+)\s+RELA\n0x", re.MULTILINE)
@@ -192,15 +190,6 @@ class Swap:
 
 
 # -- swaps -----------------------------------------------------------------------------------------
-
-
-def asked_for(flags: Iterable[str]) -> list[int]:
-    """The swaps that flags ask for, by their numbers. Raises ValueError for other texts, and
-    for too many."""
-    numbers = [each for x in flags if x.startswith(FLAG) for each in x[len(FLAG) :].split("_")]
-    if len(numbers) > MOST_SWAPS or not all(re.fullmatch("[0-9]{1,9}", each) for each in numbers):
-        raise ValueError(f"{FLAG} takes up to {MOST_SWAPS} numbers between underscores")
-    return [*map(int, numbers)]
 
 
 def reorder(library: Path, numbers: Sequence[int], listing: Callable[[], str]) -> None:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from kernels_eval.compile.schedule import asked_for
 from kernels_eval.records import Reason, Record, stable_hash
+from kernels_eval.source.swaps import asked_for
 
 MOST_FLAG_LETTERS = 16_384
 """Of all flags together. Longer ones do not fit into a command line."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import accumulate
 from random import Random
 
-from kernels_eval.compile.schedule import FLAG as SWAPS
 from kernels_eval.records import Language
+from kernels_eval.source.swaps import FLAG as SWAPS
 from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.tables import table_beside
 

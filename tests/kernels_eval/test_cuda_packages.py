@@ -16,6 +16,7 @@ from kernels_eval.evaluator import Evaluator
 from kernels_eval.exchange.package import export_package
 from kernels_eval.model.trials import Interface
 from kernels_eval.records import Language
+from kernels_eval.source.swaps import FLAG
 from tests.kernels_eval.test_sanitizer import HONEST, ROWS, kernel
 from tests.support.kernels import QUICK, candidate
 
@@ -54,9 +55,9 @@ def instructions(library) -> list[bytes]:
     return [each.word for _, block in schedule.blocks(library, done.stdout) for each in block]
 
 
-@pytest.mark.parametrize("flag", ["-DPLAIN=1", f"{schedule.FLAG}1"])
+@pytest.mark.parametrize("flag", ["-DPLAIN=1", f"{FLAG}1"])
 def test_a_package_holds_the_library_that_was_verified(tmp_path, flag):
-    if gpu_arch() != "9.0" and flag.startswith(schedule.FLAG):
+    if gpu_arch() != "9.0" and flag.startswith(FLAG):
         pytest.skip("swaps are of sm_90")
     asked = candidate(ROWS, with_flag(flag), language=Language.CUDA)
     told = export_package(ROWS, asked, INTERFACE, tmp_path / "it", config=QUICK, name="rows")
@@ -76,7 +77,7 @@ def test_the_flag_changes_the_order_of_instructions_and_the_verdict_is_on_that_l
         pytest.skip("swaps are of sm_90")
     found = {}
     with Evaluator(Language.CUDA, QUICK, cuda_arch=gpu_arch()) as evaluator:
-        for flag in (f"{schedule.FLAG}1", f"{schedule.FLAG}1_1"):
+        for flag in (f"{FLAG}1", f"{FLAG}1_1"):
             asked = candidate(ROWS, with_flag(flag), language=Language.CUDA)
             prepared = evaluator.preparer.prepare(asked, ROWS)
             verdict = evaluator.run(ROWS, asked, prepared)

@@ -21,6 +21,7 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.errors import ToolchainError, UsageError
 from kernels_eval.judge.prepare import confined_builder
 from kernels_eval.source.spec import Build, ExtensionSpec
+from kernels_eval.source.swaps import FLAG
 
 pytestmark = pytest.mark.slow
 SOURCE = r"""
@@ -335,15 +336,15 @@ def test_the_flag_of_a_source_says_which_swaps_its_library_has(tmp_path):
     def built(*flags: str) -> Build:
         return builder.build(ExtensionSpec(**spec, extra_cuda_cflags=flags))
 
-    plain, one, again = built(), built(f"{schedule.FLAG}3"), built(f"{schedule.FLAG}3_40000")
+    plain, one, again = built(), built(f"{FLAG}3"), built(f"{FLAG}3_40000")
     assert plain.ok and one.ok and again.ok, (plain.log, one.log, again.log)
     words = [code(Path(build.path)) for build in (plain, one, again)]
     assert Counter(words[0]) == Counter(words[1]) == Counter(words[2])
     assert [sum(map(ne, *pair)) for pair in pairwise(words)] in ([2, 2], [2, 3])
-    assert built(f"{schedule.FLAG}3").cached
+    assert built(f"{FLAG}3").cached
     for wrong in ("", "x", "1__2", "-1", "_".join("1" * 65)):
-        assert "numbers between underscores" in built(schedule.FLAG + wrong).log
-    for_another = built(f"{schedule.FLAG}3", "-arch=sm_80")
+        assert "numbers between underscores" in built(FLAG + wrong).log
+    for_another = built(f"{FLAG}3", "-arch=sm_80")
     assert not for_another.ok and "holds no code for sm_90" in for_another.log
 
 

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from kernels_eval.compile.schedule import asked_for
 from kernels_eval.records import Language
 from kernels_eval.source.spec import refused_flag
+from kernels_eval.source.swaps import asked_for
 from kernels_eval.source.syntax import parse_source
 from tasks.search import flags
 from tasks.search.parameters import changed, parameters_of, usage, with_values

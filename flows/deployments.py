@@ -68,8 +68,9 @@ from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.progress import observed_by, report
-from tasks.publishing.lineage import find_curated, lineage
+from tasks.publishing.lineage import find_curated
 from tasks.reporting.text import cell
+from tasks.samples import Samples
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import SnapshotRef
 from tasks.training.reinforce import STAGE as REINFORCEMENT
@@ -318,14 +319,8 @@ def curate_again(
 ) -> list[SnapshotRef]:
     """One training set per strategy, with the thresholds of `config.curation`. Raises UsageError
     where none could be made."""
-    line = lineage(find_curated(config.root, of))
-    if not (line.verdicts and line.candidates and line.tasks):
-        raise UsageError(
-            f"the verdicts, candidates or tasks of {line.curated.path} are gone",
-            "restore their snapshots, or refresh again",
-        )
-    verdicts, candidates = line.verdicts.ref, line.candidates.ref
-    others = [known.ref if known else None for known in (line.workloads, line.flags)]
+    samples = Samples.above(find_curated(config.root, of).open())
+    equal = equal_kernels(config.deduplication)
     rows, made, problems = [], dict[str, SnapshotRef](), []
     names = list(dict.fromkeys(strategies))
     progress = ProgressArtifact("curation-progress", "share of the training sets that are made")
@@ -335,8 +330,7 @@ def curate_again(
             asked |= {"size": size} if size else {}
             try:
                 rule = validated(CurationConfig, asked, f"strategy {name!r}")
-                above = (verdicts, candidates, line.tasks.ref, rule, *others)
-                ref = call_stage(curate, *above, equal_kernels(config.deduplication))
+                ref = call_stage(curate, samples, rule, equal)
             except UsageError as error:
                 problems.append(error)
                 get_run_logger().warning("no training set by %s: %s", name, error)
@@ -350,12 +344,12 @@ def curate_again(
         raise problems[0]
     rows += [("not made", "-", str(each)) for each in problems]
     table = [dict(zip(("strategy", "samples", "taken"), row, strict=True)) for row in rows]
-    about = f"Training sets of the verdicts {verdicts.fingerprint}"
+    about = f"Training sets of the verdicts {samples.verdicts.fingerprint}"
     create_table_artifact("training-sets", table, about)
     show_snapshots({f"training set, {name}": ref for name, ref in made.items()})
     for name, ref in made.items():
         with warn_on_error(f"the composition of the set by {name}"):
-            key, figures = key_of(name), draw_curated(name, ref, verdicts, candidates, *others)
+            key, figures = key_of(name), draw_curated(name, ref, samples)
             if tables := tables_of(figures):
                 about = f"What the set by {cell(name)} holds"
                 create_markdown_artifact(f"training-set-{key}", tables, about)

@@ -18,7 +18,6 @@ from flows.morning.step import write_morning_report
 from flows.runtime.guard import guarded_flow, optional, require_room_for, shown
 from flows.set_figures import draw_curated
 from kernels_eval.devices import conditions, device_for
-from kernels_eval.records import Record
 from tasks.analysis.config import ObservationConfig
 from tasks.analysis.stage import found_in
 from tasks.analysis.step import analyse
@@ -30,6 +29,7 @@ from tasks.profiling.stage import Line
 from tasks.profiling.step import profile_kernels
 from tasks.progress import gathering, observed_by
 from tasks.reporting.text import as_text
+from tasks.samples import Samples
 from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
@@ -41,28 +41,12 @@ COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "li
 """Counts of rows that a manifest may hold."""
 
 
-class Samples(Record):
-    """Verified candidates, and measurements of their tasks and reasoning."""
-
-    tasks: SnapshotRef
-    candidates: SnapshotRef
-    verdicts: SnapshotRef
-    workloads: SnapshotRef | None = None
-    flags: SnapshotRef | None = None
-    profiles: SnapshotRef | None = None
-
-
 class Refreshed(Samples):
     """The snapshots of one refresh. `analysis` is None where it failed; `cautions` then say why."""
 
     curated: SnapshotRef
     analysis: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
-
-    @property
-    def snapshots(self) -> dict[str, SnapshotRef]:
-        """Those that exist, by name."""
-        return {name: ref for name, ref in self if isinstance(ref, SnapshotRef)}
 
 
 @guarded_flow("refresh the data set", "refresh")
@@ -82,10 +66,8 @@ def run_stages(config: PipelineConfig) -> Refreshed:
     require_room_for()
     with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
-        of = (samples.verdicts, samples.candidates, samples.tasks)
         equal = equal_kernels(config.deduplication)
-        others = (samples.workloads, samples.flags, equal, samples.profiles)
-        curated = call_stage(curate, *of, config.curation, *others)
+        curated = call_stage(curate, samples, config.curation, equal)
         analysis, cautions = analysed(config.analysis, samples)
     made = Refreshed(**dict(samples), curated=curated, analysis=analysis)
     _, undrawn = optional(
@@ -186,8 +168,7 @@ def _observed(
 
 def draw_figures(refreshed: Refreshed, strategy: str) -> None:
     """Draw the verdicts and the training set: files beside its table, and an artifact."""
-    made_of = (refreshed.verdicts, refreshed.candidates, refreshed.workloads, refreshed.flags)
-    files = draw_curated(strategy, refreshed.curated, *made_of)
+    files = draw_curated(strategy, refreshed.curated, refreshed)
     if text := tables_of(files):
         create_markdown_artifact("training-set", text, "What the training set holds")
 

@@ -23,8 +23,9 @@ from tasks.analysis.composition import (
     overlap,
     status_by_family,
 )
-from tasks.curation.tables import deciding
+from tasks.curation.tables import deciding_of
 from tasks.files import explain_write_errors
+from tasks.samples import Samples
 from tasks.store import SnapshotRef
 from tasks.workload.families import families_of
 
@@ -116,10 +117,7 @@ class Figures:
 def draw_curated(
     strategy: str,
     curated: SnapshotRef,
-    verdicts: SnapshotRef,
-    candidates: SnapshotRef,
-    workloads: SnapshotRef | None = None,
-    flags: SnapshotRef | None = None,
+    samples: Samples,
 ) -> tuple[Path, ...]:
     """Figures of verdicts and the training set taken from them, beside its table; existing ones are
     kept. Empty where the root is remote."""
@@ -128,8 +126,7 @@ def draw_curated(
         return ()
     directory = training_set.local_dir("figures")
     if not (directory / TABLES_FILE).exists():  # written last
-        others = (ref.open() if ref else None for ref in (workloads, flags))
-        frame = deciding(verdicts.open(), candidates.open(), *others)
+        frame = deciding_of(samples)
         figures = Figures(frame)
         taken = training_set.read(columns=["candidate_id"])
         figures.add(strategy, frame.join(taken, on="candidate_id", how="semi"))

@@ -40,13 +40,13 @@ from flows.ablation.results import one_line
 from flows.ablation.samples import unit_of_set
 from flows.ablation.track import AblationTracker
 from flows.config import PipelineConfig
-from flows.refresh import Samples
 from kernels_eval.pool.ray import start_ray
 from tasks.benchmark.comparison.records import Branch, BranchState
 from tasks.curation.step import curate
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.policy import call_stage
 from tasks.progress import hours, report
+from tasks.samples import Samples
 from tasks.store import SnapshotRef
 from tasks.tracking.stages import training_headline
 
@@ -108,14 +108,12 @@ class Branches:
     def curate_all(self) -> None:
         """Make every branch's set, and find who trains on whose."""
         samples = self.samples
-        of = (samples.verdicts, samples.candidates, samples.tasks)
         units: dict[tuple[str, int], list[Job]] = {}
         for job in self.jobs:
             rule = job.plan.curation
             try:
                 equal = equal_kernels(job.config.deduplication)
-                others = (samples.workloads, samples.flags, equal, samples.profiles)
-                job.curated = call_stage(curate, *of, rule, *others)
+                job.curated = call_stage(curate, samples, rule, equal)
             except Exception as error:  # of this rule on these samples: the others may work
                 job.problem = f"curation: {one_line(error)}"
                 continue

@@ -39,7 +39,7 @@ from flows.ablation.track import AblationTracker
 from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
 from flows.naming import ablation_name
-from flows.refresh import Samples, verified_samples
+from flows.refresh import verified_samples
 from flows.runtime.guard import checking
 from flows.runtime.root_lock import in_use
 from flows.runtime.shutdown import stops_soon
@@ -47,6 +47,7 @@ from kernels_eval.records import Json, Record
 from tasks.benchmark.comparison.records import Ablation
 from tasks.policy import call_stage
 from tasks.progress import observed_by
+from tasks.samples import Samples
 from tasks.sources import stage as sources
 from tasks.sources.step import load_tasks
 from tasks.store import SnapshotRef

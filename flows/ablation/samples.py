@@ -17,7 +17,6 @@ from flows.ablation.branch import finished_answers, finished_branch, planned_tra
 from flows.ablation.estimate import Work
 from flows.ablation.plan import Plan, branch_pipeline
 from flows.config import PipelineConfig
-from flows.refresh import Samples
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, stable_hash
 from tasks.curation import flags as flags_stage
@@ -25,9 +24,10 @@ from tasks.curation.kernels import with_kernels
 from tasks.curation.source import Source
 from tasks.curation.stage import planned as planned_curation
 from tasks.curation.strategies import curate
-from tasks.curation.tables import deciding
+from tasks.curation.tables import deciding_of
 from tasks.decontamination import stage as decontamination
 from tasks.decontamination.deduplication import equal_kernels
+from tasks.samples import Samples
 from tasks.sources import stage as sources
 from tasks.store import SnapshotRef
 from tasks.store.lookup import find_snapshot
@@ -167,10 +167,8 @@ def work_left(
         )
     units: dict[tuple[str, int], list[Plan]] = {}
     heights: dict[tuple[str, int], int] = {}
-    above = (samples.workloads, samples.flags, samples.profiles)
-    opened = [ref.open() if ref else None for ref in above]
     judged = samples.candidates.open()
-    frame = deciding(samples.verdicts.open(), judged, *opened)
+    frame = deciding_of(samples)
     equal = equal_kernels(pipeline.deduplication)
     for plan in plans:
         try:
@@ -201,11 +199,8 @@ def _progress(
 ) -> tuple[bool, bool]:
     """Whether branches that share a training are trained, and whether they are done."""
     own = branch_pipeline(pipeline, members[0])
-    made = (samples.verdicts, samples.candidates, samples.tasks)
-    above = (samples.workloads, samples.flags, equal_kernels(pipeline.deduplication))
-    sets = [
-        planned_curation(*made, plan.curation, *above, samples.profiles).ref for plan in members
-    ]
+    equal = equal_kernels(pipeline.deduplication)
+    sets = [planned_curation(samples, plan.curation, equal).ref for plan in members]
     sets = [curated for curated in sets if curated.open().finished]
     trained = any(planned_training(own, samples.tasks, curated).finished for curated in sets)
     return trained, any(finished_branch(own, samples.tasks, each, suite) for each in sets)

@@ -13,12 +13,13 @@ from tasks.curation.pool import CUT_OFF, eligible_samples, ends, without_flags
 from tasks.curation.strategies import CONCISE_AND_FAST, curate
 from tasks.curation.tables import (
     curated_rows,
-    deciding,
+    deciding_of,
     joined_on_candidate,
     named_tasks,
     texts_of,
 )
 from tasks.progress import report
+from tasks.samples import Samples
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import CORRECT, CURATED
 from tasks.versions import CURATION_VERSION
@@ -35,17 +36,17 @@ def joined(verdicts: SnapshotRef, candidates: SnapshotRef) -> pl.DataFrame:
 
 
 def planned(
-    verdicts: SnapshotRef,
-    candidates: SnapshotRef,
-    tasks: SnapshotRef,
-    config: CurationConfig,
-    workloads: SnapshotRef | None = None,
-    flags: SnapshotRef | None = None,
-    equal: EqualKernels | None = same_text,
-    profiles: SnapshotRef | None = None,
+    samples: Samples, config: CurationConfig, equal: EqualKernels | None = same_text
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    above = (verdicts, candidates, tasks, workloads, flags, profiles)
+    above = (
+        samples.verdicts,
+        samples.candidates,
+        samples.tasks,
+        samples.workloads,
+        samples.flags,
+        samples.profiles,
+    )
     identity = [config.model_dump(mode="json"), _compared_by(equal)]
     return Snapshot.planned(STAGE, identity, above, CURATION_VERSION)
 
@@ -55,35 +56,27 @@ def _compared_by(equal: EqualKernels | None) -> str:
 
 
 def run(
-    verdicts: SnapshotRef,
-    candidates: SnapshotRef,
-    tasks: SnapshotRef,
-    config: CurationConfig,
-    workloads: SnapshotRef | None = None,
-    flags: SnapshotRef | None = None,
-    equal: EqualKernels | None = same_text,
-    profiles: SnapshotRef | None = None,
+    samples: Samples, config: CurationConfig, equal: EqualKernels | None = same_text
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CURATED, each row labelled with the criterion that took
     it.
 
-    `workloads` name the operators of tasks whose verdicts name none; the manifest's
-    `operators_from` counts the correct samples by where those are from. `flags` are the flaws of
-    the traces; the manifest's `trace_flags` counts them (`flag_counts`). `profiles` say what limits
-    correct samples (columns `bottleneck` and `sol_score`). `equal` finds equal
+    The samples' `workloads` name the operators of tasks whose verdicts name none; the manifest's
+    `operators_from` counts the correct samples by where those are from. Their `flags` are the flaws
+    of the traces; the manifest's `trace_flags` counts them (`flag_counts`). Their `profiles` say
+    what limits correct samples (columns `bottleneck` and `sol_score`). `equal` finds equal
     kernels of a task, of which one is taken; None: all are. The manifest's other counts are those
     of `told_of`. Raises UsageError where nothing is taken, and as `curate` does.
     """
-    snapshot = planned(verdicts, candidates, tasks, config, workloads, flags, equal, profiles)
+    snapshot = planned(samples, config, equal)
     if snapshot.finished:
         return snapshot.ref
-    others = (ref.open() if ref else None for ref in (workloads, flags, profiles))
-    frame = deciding(verdicts.open(), candidates.open(), *others)
-    frame = with_kernels(frame, config, candidates.open(), equal)
+    candidates = samples.candidates.open()
+    frame = with_kernels(deciding_of(samples), config, candidates, equal)
     taken = curate(frame, config)
     if taken.is_empty():
         raise nothing_taken(frame, config)
-    rows = curated_rows(taken, texts_of(candidates.open(), taken), named_tasks(tasks.open()))
+    rows = curated_rows(taken, texts_of(candidates, taken), named_tasks(samples.tasks.open()))
     snapshot.append(rows.iter_rows(named=True), CURATED, key="candidate_id")
     counts = dict(sorted(rows["criterion"].value_counts().iter_rows()))
     summary = ", ".join(f"{name} {count}" for name, count in counts.items())

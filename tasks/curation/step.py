@@ -18,7 +18,8 @@ curate = stage_task(
     stage.run,
     stage.planned,
     "curate the training set",
-    lambda verdicts, config, **_: (
-        f"curate a training set of {rows_of(verdicts)} verdicts by the strategy {config.strategy}"
+    lambda samples, config, **_: (
+        f"curate a training set of {rows_of(samples.verdicts)} verdicts"
+        f" by the strategy {config.strategy}"
     ),
 )

@@ -12,6 +12,7 @@ import polars as pl
 
 from tasks.curation.pool import COLUMNS, OPTIONAL, known_ratio
 from tasks.operators import is_single_operator
+from tasks.samples import Samples
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CURATED, KERNEL_PROFILES
 
@@ -48,6 +49,13 @@ def deciding(
     )
     frame = with_profiles(with_operators(frame, workloads), profiles)
     return with_flags(frame, flags) if flags else frame
+
+
+def deciding_of(samples: Samples) -> pl.DataFrame:
+    """`deciding`, of the snapshots of these samples."""
+    others = (samples.workloads, samples.flags, samples.profiles)
+    opened = [ref.open() if ref else None for ref in others]
+    return deciding(samples.verdicts.open(), samples.candidates.open(), *opened)
 
 
 def with_profiles(frame: pl.DataFrame, profiles: Snapshot | None) -> pl.DataFrame:

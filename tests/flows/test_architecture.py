@@ -26,7 +26,7 @@ LAYERS = {"kernels_eval": 0, "tasks": 1, "flows": 2}
 # what every stage may use; `sources` is the place of records
 SHARED = {
     *("store", "tables", "files", "versions", "progress", "policy", "retry", "operators"),
-    *("sources", "reporting", "scores"),
+    *("sources", "reporting", "scores", "samples"),
 }
 HEAVY = ("torch", "ray", "trl", "vllm", "mlflow", "prefect", "transformers")
 DATA = (

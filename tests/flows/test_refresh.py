@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from flows.config import PipelineConfig
+from tasks.curation import stage
+from tasks.curation.config import CurationConfig
+from tasks.tables import KERNEL_PROFILES
 from tests.support.planted import QUICK, planted
+from tests.support.samples import finished, line_of, sample
 
 pytestmark = pytest.mark.slow  # a Prefect server
 
@@ -15,8 +19,9 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home, tmp_pa
     from prefect import flow
     from prefect.artifacts import Artifact
 
-    from flows.refresh import Samples, analysed
+    from flows.refresh import analysed
     from tasks.reporting.text import as_text
+    from tasks.samples import Samples
 
     config = PipelineConfig(root=str(tmp_path), analysis=QUICK)
     refs = planted(tmp_path, 100)
@@ -44,3 +49,23 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home, tmp_pa
     )
     shown = Artifact.get("observations")
     assert shown is not None and shown.data == as_text(cautions[0])  # as text, not as markup
+
+
+def test_sets_that_are_curated_again_know_the_profiles_of_the_first(prefect_home, tmp_path):
+    from prefect import flow
+
+    from flows.deployments import curate_again
+
+    line = line_of(tmp_path, [sample("a", 0, 10, 2.0), sample("b", 0, 10, 2.0)])
+    profile = {"candidate_id": "a-0", "cause": "uncoalesced", "rewrote_bottleneck": True}
+    empty = {"numbers": [], "operators": [], "kernels": [], "reference_operators": []}
+    profiles = finished(tmp_path, "kernel-profiles", [empty | profile], KERNEL_PROFILES, "k")
+    stage.run(line.model_copy(update={"profiles": profiles}), CurationConfig())
+
+    config = PipelineConfig.model_validate(
+        {"root": str(tmp_path), "curation": {"require_rewritten_bottleneck": True}}
+    )
+    again = flow(lambda: curate_again(config, None, ["min_length"], None), name="curate again")
+    (made,) = again()
+    rows = made.open().read()
+    assert rows.select("candidate_id", "bottleneck").rows() == [("a-0", "uncoalesced")]

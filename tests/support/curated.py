@@ -5,6 +5,7 @@ from tasks.curation import stage
 from tasks.curation.config import CurationConfig
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.stage import run as choose
+from tasks.samples import Samples
 from tasks.store import Snapshot, fingerprint
 from tasks.tables import CANDIDATES, TASKS, TRACE_FLAGS, VERDICTS, WORKLOADS
 
@@ -92,7 +93,10 @@ def line(
     raised = (
         None if flags is None else kept("trace-flags", flagged, TRACE_FLAGS, {}, judged, written)
     )
-    return stage.run(judged, written, ref, config or CurationConfig(), counted, raised)
+    samples = Samples(
+        tasks=ref, candidates=written, verdicts=judged, workloads=counted, flags=raised
+    )
+    return stage.run(samples, config or CurationConfig())
 
 
 def _candidate(entry):

@@ -46,10 +46,11 @@ def make(root):
     """Three training sets and a benchmark of two models under a root, which is returned."""
     line = line_of(root, verdicts(1, 300, 6), "line")
     for strategy in ("concur", "min_length", "speedup"):
-        curation.run(*line, CurationConfig.model_validate({"strategy": strategy}))
+        curation.run(line, CurationConfig.model_validate({"strategy": strategy}))
     answers = []
     for model, seed in (("base", 2), ("tuned", 3)):
-        judged, candidates, _ = line_of(root, verdicts(seed, 80, 10), model)
+        line = line_of(root, verdicts(seed, 80, 10), model)
+        judged, candidates = line.verdicts, line.candidates
         answers.append(benchmark.Answers(model=model, candidates=candidates, verdicts=judged))
     benchmark.run(answers, BenchmarkConfig(samples_per_task=10, token_limits=(900,)))
     return root

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
+from tasks.samples import Samples
 from tasks.store import Snapshot
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 
@@ -109,15 +110,15 @@ def finished(
 
 
 def line_of(root, samples, name="x"):
-    """Finished verdicts, candidates (the other way round) and tasks."""
+    """Finished samples: verdicts, candidates (the other way round) and tasks."""
     tasks = [
         {"task_id": task, "name": f"name {task}", "code": f"code {task}", "entry_point": "Model"}
         for task in sorted({row["task_id"] for row in samples})
     ]
-    return (
-        finished(root, "verification", samples, VERDICTS, name),
-        finished(root, "synthesis", samples[::-1], CANDIDATES, name),
-        finished(root, "tasks", tasks, TASKS, name),
+    return Samples(
+        verdicts=finished(root, "verification", samples, VERDICTS, name),
+        candidates=finished(root, "synthesis", samples[::-1], CANDIDATES, name),
+        tasks=finished(root, "tasks", tasks, TASKS, name),
     )
 
 

@@ -71,7 +71,8 @@ def test_a_limit_of_tokens_is_scored_beside_the_answers_as_they_are(recomputed):
 
 def test_answers_of_unknown_length_have_no_score_at_a_limit(tmp_path):
     rows = [row | {"completion_tokens": None} for row in verdicts(1, 20, 2)]
-    judged, candidates, _ = line_of(tmp_path, rows)
+    line = line_of(tmp_path, rows)
+    judged, candidates = line.verdicts, line.candidates
     answers = [Answers(model="base", candidates=candidates, verdicts=judged)]
     ref = run(answers, BenchmarkConfig(ks=(1,), token_limits=(50,), resamples=100))
     for row in scores_of(ref, limits=(50,)):

@@ -2,6 +2,7 @@
 and that texts stay on the disk."""
 
 import random
+import shutil
 
 import pytest
 
@@ -9,9 +10,10 @@ from kernels_eval.errors import UsageError
 from tasks.curation import stage
 from tasks.curation.config import CurationConfig
 from tasks.curation.strategies import curate
-from tasks.curation.tables import deciding
+from tasks.curation.tables import deciding, deciding_of
+from tasks.samples import Samples
 from tasks.store.snapshot import Snapshot
-from tasks.tables import CURATED, VERDICTS, WORKLOADS
+from tasks.tables import CURATED, KERNEL_PROFILES, TRACE_FLAGS, VERDICTS, WORKLOADS
 from tests.support.samples import FUSION, SINGLE, finished, frame, line_of, sample
 
 
@@ -40,7 +42,7 @@ def rows(tasks=30):
 def test_every_row_of_a_training_set(tmp_path, strategy):
     samples = rows()
     config = CurationConfig(strategy=strategy)
-    made = stage.run(*line_of(tmp_path, samples), config).open()
+    made = stage.run(line_of(tmp_path, samples), config).open()
     curated = made.read()
     expected = curate(frame(*samples), config)
     assert curated.columns == CURATED.names
@@ -74,25 +76,26 @@ def test_every_row_of_a_training_set(tmp_path, strategy):
 def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path):
     refs = line_of(tmp_path, rows())
     config = CurationConfig()
-    half = stage.planned(*refs, config)
-    whole = curate(deciding(refs[0].open(), refs[1].open()), config)["candidate_id"].to_list()
+    half = stage.planned(refs, config)
+    whole = curate(deciding_of(refs), config)["candidate_id"].to_list()
     half.append(
         [{"candidate_id": name, "criterion": "there already"} for name in whole[:4]], CURATED
     )
-    made = stage.run(*refs, config).open()
+    made = stage.run(refs, config).open()
     assert made.read()["candidate_id"].to_list() == whole and made.manifest["rows"] == len(whole)
     before = made.parts()
-    assert stage.run(*refs, config) == made.ref and made.parts() == before
+    assert stage.run(refs, config) == made.ref and made.parts() == before
 
 
 def test_strategies_lie_side_by_side(tmp_path):
     refs = line_of(tmp_path, rows())
     names = ("concur", "min_length", "random")
-    assert len({stage.run(*refs, CurationConfig(strategy=name)).fingerprint for name in names}) == 3
+    assert len({stage.run(refs, CurationConfig(strategy=name)).fingerprint for name in names}) == 3
 
 
 def test_deciding_reads_no_text(tmp_path):
-    verdicts, candidates, _ = line_of(tmp_path, rows())
+    line = line_of(tmp_path, rows())
+    verdicts, candidates = line.verdicts, line.candidates
     read = deciding(verdicts.open(), candidates.open())
     assert read.height == 90
     assert not {"response", "reasoning", "answer", "code", "log_tail"} & set(read.columns)
@@ -115,46 +118,41 @@ def test_operators_are_the_verdicts_where_it_names_any_else_those_that_were_coun
     refs = line_of(tmp_path, samples)
     counted = workloads(tmp_path, {"a": FUSION, "b": SINGLE, "c": FUSION, "d": None})
     config = CurationConfig(strategy="random", size=9)
-    made = stage.run(*refs, config, counted).open()
+    made = stage.run(refs.model_copy(update={"workloads": counted}), config).open()
     kinds = dict(made.read().select("task_id", "operator_kind").iter_rows())
     assert kinds == {"a": "single_operator", "b": "single_operator", "c": "fusion", "d": "fusion"}
     assert made.manifest["operators_from"] == {"unknown": 1, "verdict": 1, "workload": 2}
     assert made.manifest["upstream"] == "x x x w".split()
-    without = stage.run(*refs, config).open()
+    without = stage.run(refs, config).open()
     assert without.fingerprint != made.fingerprint
     assert without.manifest["operators_from"] == {"unknown": 3, "verdict": 1}
     assert dict(without.read().select("task_id", "operator_kind").iter_rows())["b"] == "fusion"
 
 
 def test_verdicts_of_a_version_without_operators_are_balanced_by_workloads_or_refused(tmp_path):
-    _, candidates, tasks = line_of(tmp_path, rows(4))
-    older = Snapshot(str(tmp_path), "verification", "older")
-    older.append(rows(4), VERDICTS.remove(VERDICTS.get_field_index("reference_operators")))
-    verdicts = older.publish(config={}).ref
+    line = line_of(tmp_path, rows(4))
+    snapshot = Snapshot(str(tmp_path), "verification", "older")
+    snapshot.append(rows(4), VERDICTS.remove(VERDICTS.get_field_index("reference_operators")))
+    older = line.model_copy(update={"verdicts": snapshot.publish(config={}).ref})
     with pytest.raises(UsageError, match="needs the columns reference_operators"):
-        stage.run(verdicts, candidates, tasks, CurationConfig())
-    made = stage.run(
-        verdicts,
-        candidates,
-        tasks,
-        CurationConfig(),
-        workloads(tmp_path, {f"t0{i}": SINGLE for i in range(4)}),
-    ).open()
+        stage.run(older, CurationConfig())
+    counted = workloads(tmp_path, {f"t0{i}": SINGLE for i in range(4)})
+    made = stage.run(older.model_copy(update={"workloads": counted}), CurationConfig()).open()
     assert set(made.read()["operator_kind"]) == {"single_operator"}
 
 
 def test_nothing_taken_is_an_error_that_says_why(tmp_path):
     wrong = [sample("a", 0, 10, None, status="incorrect")]
     with pytest.raises(UsageError, match="took none of 1 candidates .0 correct"):
-        stage.run(*line_of(tmp_path / "wrong", wrong), CurationConfig())
+        stage.run(line_of(tmp_path / "wrong", wrong), CurationConfig())
     later = [
         sample("a", 0, 10, None, status="incorrect"),
         sample("a", 1, 10, 2.0) | {"turn": 2, "parent": "a-0"},
     ]
     refs = line_of(tmp_path / "later", later)
     with pytest.raises(UsageError, match="1 correct.*later_turns=true"):
-        stage.run(*refs, CurationConfig())
-    assert stage.run(*refs, CurationConfig(later_turns=True)).open().read()[
+        stage.run(refs, CurationConfig())
+    assert stage.run(refs, CurationConfig(later_turns=True)).open().read()[
         "candidate_id"
     ].to_list() == ["a-1"]
 
@@ -167,3 +165,21 @@ def test_a_configuration_of_an_older_version_still_loads():
         "strategy": "concur",
     }
     assert CurationConfig.model_validate(older) == CurationConfig()
+
+
+def test_the_samples_of_a_set_are_all_that_it_was_made_from(tmp_path):
+    """A set that is made again of another's samples lacks none of their measurements."""
+    line = line_of(tmp_path, rows())
+    measured = {
+        "workloads": workloads(tmp_path, {"t00": SINGLE}),
+        "flags": finished(tmp_path, "trace-flags", [], TRACE_FLAGS, "f"),
+        "profiles": finished(tmp_path, "kernel-profiles", [], KERNEL_PROFILES, "k"),
+    }
+    samples = line.model_copy(update=measured)
+    made = stage.run(samples, CurationConfig()).open()
+    assert Samples.above(made) == samples
+    again = CurationConfig(strategy="random")
+    assert stage.planned(Samples.above(made), again) == stage.planned(samples, again)
+    shutil.rmtree(samples.verdicts.open().path)
+    with pytest.raises(UsageError, match="the verdicts that .* was made from are gone"):
+        Samples.above(made)

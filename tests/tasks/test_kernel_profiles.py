@@ -222,14 +222,15 @@ def test_a_set_takes_only_samples_that_rewrote_the_bottleneck_and_says_what_limi
     rows = [row | {"rewrote_bottleneck": number == 0} for number, row in enumerate(rows)]
     profiles = of_profiles(tmp_path, rows)
     strict = CurationConfig(require_rewritten_bottleneck=True)
-    made = curation.run(*refs, strict, profiles=profiles).open().read()
+    profiled = refs.model_copy(update={"profiles": profiles})
+    made = curation.run(profiled, strict).open().read()
     kept = made.select("candidate_id", "bottleneck", "sol_score").rows()
     assert kept == [(ids[0], "uncoalesced", 0.7)]
-    every = curation.run(*refs, CurationConfig(), profiles=profiles).open().read()
+    every = curation.run(profiled, CurationConfig()).open().read()
     found = dict(every.select("candidate_id", "bottleneck").iter_rows())
     assert found == {ids[0]: "uncoalesced", ids[1]: "elsewhere", ids[2]: None}
     with pytest.raises(UsageError, match=r"profile\.enabled"):
-        curation.run(*refs, strict)
+        curation.run(refs, strict)
     assert "require_rewritten_bottleneck" not in CurationConfig().model_dump()
 
 

@@ -46,7 +46,8 @@ def read(monkeypatch):
 
 def test_correct_samples_are_flagged_and_counted(tmp_path, read, monkeypatch):
     monkeypatch.setattr(flags, "BATCH_TEXTS", 2)
-    verdicts, candidates, _ = line_of(tmp_path, rows())
+    line = line_of(tmp_path, rows())
+    verdicts, candidates = line.verdicts, line.candidates
     made = flags.run(verdicts, candidates, QualityConfig()).open()
     found = dict(made.read().select("candidate_id", "trace_flags").iter_rows())
     loop = ["repetitive", "ends_in_loop"]
@@ -71,12 +72,14 @@ def test_correct_samples_are_flagged_and_counted(tmp_path, read, monkeypatch):
 
 
 def test_what_was_measured_once_is_not_read_again(tmp_path, read):
-    verdicts, candidates, _ = line_of(tmp_path, rows())
+    line = line_of(tmp_path, rows())
+    verdicts, candidates = line.verdicts, line.candidates
     half = flags.planned(verdicts, candidates, QualityConfig())
     first = flags.run(verdicts, candidates, QualityConfig()).open()
     assert half.fingerprint == first.fingerprint
     more = [*rows(), sample("d", 0, 7, 1.0) | {"reasoning": FINE + " " + FINE}]
-    second = flags.run(*line_of(tmp_path, more, "y")[:2], QualityConfig()).open()
+    again = line_of(tmp_path, more, "y")
+    second = flags.run(again.verdicts, again.candidates, QualityConfig()).open()
     assert len(read) == 7
     assert second.manifest["rows"] == 7
     assert second.read()["candidate_id"].is_unique().all()
@@ -87,7 +90,8 @@ def test_what_was_measured_once_is_not_read_again(tmp_path, read):
 
 
 def test_a_killed_run_goes_on(tmp_path, read):
-    verdicts, candidates, _ = line_of(tmp_path, rows())
+    line = line_of(tmp_path, rows())
+    verdicts, candidates = line.verdicts, line.candidates
     whole = flags.run(verdicts, candidates, QualityConfig()).open()
     kept = whole.read().head(4).to_dicts()
     for part in (*whole.parts(), f"{whole.path}/manifest.json"):
@@ -151,10 +155,11 @@ def test_flags_are_names_that_are_known_and_unknown_traces_are_refused():
 
 
 def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path):
-    verdicts, candidates, tasks = line_of(tmp_path, rows())
-    measured = flags.run(verdicts, candidates, QualityConfig())
+    line = line_of(tmp_path, rows())
+    measured = flags.run(line.verdicts, line.candidates, QualityConfig())
+    flagged = line.model_copy(update={"flags": measured})
     config = CurationConfig(strategy="random", size=9, max_per_task=None)
-    made = stage.run(verdicts, candidates, tasks, config, None, measured).open()
+    made = stage.run(flagged, config).open()
     none = dict.fromkeys(FLAGS, 0)
     assert made.manifest["trace_flags"] == {
         "correct": none | {"repetitive": 2, "ends_in_loop": 2, "truncated": 1},
@@ -162,20 +167,22 @@ def test_the_training_sets_manifest_counts_flags_and_what_they_left_out(tmp_path
         "left_out": 0,
     }
     strict = config.model_copy(update={"exclude_flags": ("repetitive",)})
-    made = stage.run(verdicts, candidates, tasks, strict, None, measured).open()
+    made = stage.run(flagged, strict).open()
     assert made.manifest["trace_flags"]["taken"] == none | {"truncated": 1}
     assert made.manifest["trace_flags"]["left_out"] == 2
     assert set(made.read()["candidate_id"]) == {"a-1", "b-0", "c-0", "c-1"}
     assert made.manifest["upstream"][-1] == measured.fingerprint
-    assert stage.run(verdicts, candidates, tasks, config).open().manifest["trace_flags"] is None
+    assert stage.run(line, config).open().manifest["trace_flags"] is None
 
     only = line_of(tmp_path, [row for row in rows() if row["reasoning"] == LOOP], "loops")
     with pytest.raises(UsageError, match="every correct one has a trace flag"):
-        stage.run(*only, strict, None, flags.run(*only[:2], QualityConfig()))
+        measured = flags.run(only.verdicts, only.candidates, QualityConfig())
+        stage.run(only.model_copy(update={"flags": measured}), strict)
 
 
 def test_deciding_reads_flags_and_no_text(tmp_path):
-    verdicts, candidates, _ = line_of(tmp_path, rows())
+    line = line_of(tmp_path, rows())
+    verdicts, candidates = line.verdicts, line.candidates
     measured = flags.run(verdicts, candidates, QualityConfig()).open()
     table = deciding(verdicts.open(), candidates.open(), None, measured)
     assert table["trace_flags"].null_count() == 1

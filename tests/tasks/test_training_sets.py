@@ -9,7 +9,7 @@ from tasks.curation.explain import explain
 from tasks.curation.kernels import with_kernels
 from tasks.curation.pool import ends
 from tasks.curation.strategies import curate
-from tasks.curation.tables import deciding
+from tasks.curation.tables import deciding_of
 from tasks.decontamination.config import DeduplicationConfig
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.synthesis.parsing import guessed_finish, is_unfinished
@@ -20,7 +20,7 @@ BLOCK = "Thoughts.</think>\n```python\nclass ModelNew: ...\n```\n"
 
 
 def told(tmp_path, rows, equal=stage.same_text, **config):
-    made = stage.run(*line_of(tmp_path, rows), CurationConfig(**config), equal=equal).open()
+    made = stage.run(line_of(tmp_path, rows), CurationConfig(**config), equal=equal).open()
     return made.read()["candidate_id"].to_list(), made.manifest
 
 
@@ -50,7 +50,7 @@ def test_an_answer_that_the_token_limit_cut_off_is_left_out_and_counted(tmp_path
     }
     ids, manifest = told(tmp_path / "in", rows, cut_off_answers=True)
     assert ids == ["a-0", "b-0", "c-0", "d-0"] and manifest["answers_end"]["left_out"] == 0
-    kept = stage.run(*line_of(tmp_path / "more", rows), CurationConfig(cut_off_answers=True))
+    kept = stage.run(line_of(tmp_path / "more", rows), CurationConfig(cut_off_answers=True))
     reasons = kept.open().read()["finish_reason"].to_list()
     assert reasons == ["length", "length", "length", None]  # what training reads
     said = explain(frame(*rows), CurationConfig(), "a-0").reasons
@@ -129,12 +129,12 @@ def test_the_next_kernel_of_a_task_takes_the_place_of_an_equal_one(tmp_path):
     assert ids == ["a-0", "b-0", "a-2"]
     refs = line_of(tmp_path / "again", rows)
     config = CurationConfig(single_operator_quota=0.9)
-    known = deciding(refs[0].open(), refs[1].open())
-    known = with_kernels(known, config, refs[1].open(), stage.same_text)
+    known = deciding_of(refs)
+    known = with_kernels(known, config, refs.candidates.open(), stage.same_text)
     said = " ".join(explain(known, config, "a-1").reasons)
     assert "its kernel is that of a-0, which was taken" in said
     many = CurationConfig(strategy="min_length", size=9, max_per_task=None)
-    known = with_kernels(known, many, refs[1].open(), stage.same_text)
+    known = with_kernels(known, many, refs.candidates.open(), stage.same_text)
     assert "a-1" not in curate(known, many)["candidate_id"].to_list()
 
 

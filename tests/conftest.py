@@ -36,16 +36,46 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
+@pytest.fixture(scope="session")
+def prefect_api(tmp_path_factory):
+    """The environment of a client of the session's Prefect server."""
+    from tests.support.shared import service, session_folder
+
+    return service("prefect", session_folder(tmp_path_factory))
+
+
+@pytest.fixture(scope="session")
+def ray_head(tmp_path_factory):
+    """The environment of a driver of the session's Ray head, without GPUs."""
+    from tests.support.shared import service, session_folder
+
+    return service("ray", session_folder(tmp_path_factory))
+
+
+@pytest.fixture(scope="session")
+def servers(prefect_api, ray_head):
+    """The environment of a command that uses both: it starts in a second, not in twenty."""
+    return prefect_api | ray_head
+
+
 @pytest.fixture(scope="module")
-def prefect_home(tmp_path_factory):
-    """A Prefect of its own: server, database and stored results end with the file of tests."""
+def prefect_home(prefect_api, tmp_path_factory):
+    """A home of its own with stored results, for flows in this process; the server is the
+    session's."""
     from prefect import settings
-    from prefect.testing.utilities import prefect_test_harness
 
     home = tmp_path_factory.mktemp("prefect")
-    updates = {settings.PREFECT_HOME: home, settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
-    with (
-        settings.temporary_settings(updates=updates),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
+    updates = {
+        settings.PREFECT_API_URL: prefect_api["PREFECT_API_URL"],
+        settings.PREFECT_HOME: home,
+        settings.PREFECT_LOCAL_STORAGE_PATH: home / "storage",
+    }
+    with settings.temporary_settings(updates=updates):
         yield home
+
+
+@pytest.fixture
+def shared_ray(ray_head, monkeypatch):
+    """`start_ray` joins the session's head, and this process stays there."""
+    for name, value in ray_head.items():
+        monkeypatch.setenv(name, value)

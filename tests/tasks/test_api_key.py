@@ -28,7 +28,7 @@ def blocks(prefect_home):
 
     kept = {"endpoint": KEY + "\n", "a-mapping": {"key": KEY}, "blank": " "}
     for name, value in kept.items():  # a line feed, as a file or a prompt gives it
-        Secret(value=value).save(name, _sync=True)
+        Secret(value=value).save(name, overwrite=True, _sync=True)
 
 
 class Endpoint:

@@ -33,7 +33,6 @@ from kernels_eval.compile.lite import (
     certain_error,
     definitions,
     only_declares,
-    plain_text,
 )
 from kernels_eval.compile.prepared import COMMON_CXX, SHIMS, WRAPPED, Prepared
 from kernels_eval.compile.process import (
@@ -50,6 +49,7 @@ from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError, UsageError
 from kernels_eval.records import ArchitectureBuild, Reason
 from kernels_eval.sandbox.process_tree import WALL_SHARE, Deadline
+from kernels_eval.source.lexer import blank
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
 from kernels_eval.source.swaps import asked_for
 from kernels_eval.toolchain import HEADERS, Toolchain, default_cache
@@ -143,7 +143,7 @@ class Attempt:
 
     @cached_property
     def _text(self) -> str:
-        return plain_text(self.spec.text)
+        return blank(self.spec.text)
 
     def _compile_and_link(self) -> Outcome:
         """Up to the first step that does not succeed."""
@@ -265,7 +265,7 @@ class Attempt:
     def _only_declares(self) -> bool:
         """Whether main.cpp holds only prototypes over lite's plainest types: then it needs no
         operator of torch."""
-        text = plain_text("\n".join(self.spec.cpp_sources))
+        text = blank("\n".join(self.spec.cpp_sources))
         return self.tier == "lite" and bool(self.spec.cuda_sources) and only_declares(text)
 
     def _variant(self, arch: str) -> str:
@@ -455,7 +455,7 @@ class Builder:
     def lite_can(self, spec: ExtensionSpec) -> bool:
         """Whether to try lite: not for sources that bind themselves, or name what only torch's
         whole header has."""
-        text = plain_text(spec.text)
+        text = blank(spec.text)
         return (
             spec.kind == "inline"
             and bool(spec.functions)

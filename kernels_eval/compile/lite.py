@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
-# Patterns for texts of candidates take time that grows with the text only: none looks again and
-# again for the end of what has none.
-COMMENT_OR_LITERAL = re.compile(r'//[^\n]*|/\*.*?(?:\*/|\Z)|"(?:\\.|[^"\\\n])*+"|\\.', re.DOTALL)
 
 # What only torch's whole header has, or what lite must not guess: such a source goes straight to
 # `full`.
@@ -117,11 +114,6 @@ _DECLARED = re.compile(r"^  ([^\n;{}=()]*?)\b(\w+)\(([^\n;{}]*)\) const;$", re.M
 _STRUCT = re.compile(r"^struct TORCH_API (\w+) \{(.*?)^\};", re.MULTILINE | re.DOTALL)
 _CALL = re.compile(r"static ([^\n;]*? call\([^\n;]*\));")
 _SYMINT = re.compile(r"^namespace symint \{.*?^\}", re.MULTILINE | re.DOTALL)
-
-
-def plain_text(source: str) -> str:
-    """The source without comments and string literals."""
-    return COMMENT_OR_LITERAL.sub(" ", source)
 
 
 def standard_headers(text: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kernels_eval.errors import UsageError
+from kernels_eval.source.module_text import visible_text
 
 if TYPE_CHECKING:
     from pydantic_core import CoreSchema
@@ -160,18 +161,11 @@ def registered() -> Mapping[str, Language]:
     return found
 
 
-# Linear in the text, whoever wrote it: a comment that is not closed is not searched for again.
-_LINE = r"//.*?(?=\n|\\n|\Z)|^[ \t]*#[ \t!].*?$"
-_LINES = re.compile(_LINE, re.DOTALL | re.MULTILINE)
-_COMMENT = re.compile(rf"/\*.*?\*/|{_LINE}", re.DOTALL | re.MULTILINE)
-
-
 def languages_of(source: str) -> tuple[Language, ...]:
     """The languages that a candidate's kernels are written in, by its text: usually one.
 
     C++ counts only alone, for CUDA sources have a C++ half. None for plain PyTorch.
     """
-    closed, mark, rest = source.rpartition("*/")
-    text = _COMMENT.sub("", closed + mark) + _LINES.sub("", rest)
+    text = visible_text(source)
     found = tuple(language for language in Language if language.sign.search(text))
     return tuple(each for each in found if not each.half_of_others) or found

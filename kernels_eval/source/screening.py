@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from kernels_eval.records import Reason
+from kernels_eval.source.lexer import blank
 from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
 
 MOST_LETTERS = 1_000_000
@@ -305,11 +306,6 @@ LIBRARIES = re.compile(
 )
 # Every pattern here takes time that grows with the text only: none looks for the end of something
 # again and again where there is none.
-COMMENT_OR_LITERAL = re.compile(
-    r"""//[^\n]*|/\*.*?(?:\*/|\Z)|R"(?P<d>[^()\\\s]{0,16})\(.*?(?:\)(?P=d)"|\Z)"""
-    r"""|"(?:\\.|[^"\\\n])*+"|'(?:\\.|[^'\\\n])*+'|\\.""",
-    re.DOTALL,
-)
 CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
 BODY = re.compile(r"[^;{}()]*\)\s*(?:(?:const|noexcept)\s*)*(?:->[\w\s:<>,*&]{1,80})?\{")
 LAMBDA = re.compile(r"\bauto\b[\s&]*+(\w++)\s*+=\s*+\[")
@@ -331,8 +327,8 @@ def screen_native(text: str) -> Screening:
     if len(text) > MOST_LETTERS:
         detail = f"native sources of {len(text):,} characters; the limit is {MOST_LETTERS:,}"
         return Screening(Reason.BUILD_FAILED, detail)
-    headers = set(INCLUDE.findall(COMMENT_OR_LITERAL.sub(_blank_comment, text)))
-    code = COMMENT_OR_LITERAL.sub(_blank, text)
+    headers = set(INCLUDE.findall(blank(text, literals=False)))
+    code = blank(text)
     forbidden = set(FORBIDDEN_FUNCTIONS)
     for header, names in WITH_HEADER.items():
         forbidden.update(names if header in headers else ())
@@ -381,17 +377,3 @@ def _is_declared(code: str, position: int) -> bool:
     before = code[max(0, position - 80) : position].rstrip(" \t")
     word = re.search(r"(\w+)[*&]*$", before)
     return word is not None and word.group(1) not in NO_TYPES
-
-
-def _blank(match: re.Match[str]) -> str:
-    """Spaces for a comment or a literal; what never ends is left alone, for no compiler takes
-    it."""
-    text = match[0]
-    ends = text.startswith("//") or text.endswith(("/", '"', "'"))
-    if not ends or text.startswith("\\"):
-        return text
-    return "\n".join(" " * len(line) for line in text.split("\n"))
-
-
-def _blank_comment(match: re.Match[str]) -> str:
-    return _blank(match) if match[0].startswith("/") else match[0]

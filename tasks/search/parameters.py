@@ -27,6 +27,7 @@ from itertools import accumulate, chain, zip_longest
 from random import Random
 
 from kernels_eval.records import Language
+from kernels_eval.source.lexer import blank
 from kernels_eval.source.syntax import UNPARSABLE
 from tasks.search.flags import TABLE
 
@@ -149,11 +150,8 @@ def usage(code: str, language: Language) -> float:
 STATEMENT_ENDS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 """A string behind one of these is a docstring."""
 NATIVE = re.compile(r"#include|__global__|(?:torch|at)::Tensor")
-HIDDEN = re.compile(
-    r'R"([^()\\\s]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|//(?:\\\n|[^\n])*|/\*.*?\*/'
-    r"|(?<![0-9a-fA-F])'(?:\\.|[^'\\\n])+'"
-    r"|^[ \t]*#[ \t]*if[ \t]+0\b.*?^[ \t]*#[ \t]*(?:endif|el\w+)\b",
-    re.DOTALL | re.MULTILINE,
+SWITCHED_OFF = re.compile(
+    r"^[ \t]*#[ \t]*if[ \t]+0\b.*?^[ \t]*#[ \t]*(?:endif|el\w+)\b", re.DOTALL | re.MULTILINE
 )
 DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
 NUMBER = r"(?<![\w.])(\d+)(?=[uUlL]*(?![\w.]))"
@@ -204,7 +202,7 @@ def _native(code: str) -> str:
             body = token.string[quotes.end() : -len(quotes[1])]
             if len(quotes[1]) == 1:
                 body = re.sub(r"\bfor\b", "   ", body.replace("\\n", " \n"))
-            body = HIDDEN.sub(lambda found: _blank(found[0]), body)
+            body = SWITCHED_OFF.sub(lambda found: _blank(found[0]), blank(body))
             start = lines[token.start[0] - 1] + token.start[1] + quotes.end()
             text = text[:start] + body + text[start + len(body) :]
     return text

@@ -718,7 +718,7 @@ def test_the_counters_add_up(builder, tmp_path):
     source.write_text(FAKE)
     support = (
         Path(sys.modules["kernels_eval.toolchain"].__file__ or "").parent
-        / "headers/support/concur_launch.cpp"
+        / "compile/headers/support/concur_launch.cpp"
     )
     library = tmp_path / "libconcur_launch.so"
     includes = [f"-I{path}" for path in builder.tools.plain_includes]

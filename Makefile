@@ -17,7 +17,7 @@ EVERYWHERE := not gpu and not vllm and not browser and not slow
 test: $(STAMP)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks
+	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist loadfile tests/benchmarks tests/flows tests/tasks experiments
 	$(BIN)/python -m pytest -m "$(EVERYWHERE)" --numprocesses 2 --dist worksteal tests/kernels_eval
 
 test-slow: $(STAMP)
@@ -54,11 +54,12 @@ docs: $(STAMP)
 install: $(STAMP)
 
 # The stamp is newer than what defines the environment; an interrupted install is done again.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt experiments/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or 3.12 is needed and none was found; install one or set PYTHON=/path/to/python3.12"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,docs,train,server]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable ./experiments
 	@touch $(STAMP)
 
 # vLLM's CPU build in an environment of its own, for its tests (3.4 GB). The three packages that are removed again are CUDA builds in most

@@ -95,7 +95,7 @@ class PipelineConfig(Record, title="concur run"):
     def guarded(self) -> GuardedRun:
         """What the guards of a run need of this."""
         synthesis = self.synthesis
-        recorded = synthesis.sampler in ("recorded", "scripted")
+        recorded = synthesis.sampler == "recorded"
         return GuardedRun(
             root=self.root,
             reserve_gib=self.guard.reserve_gib,

@@ -18,12 +18,13 @@ from pydantic import AfterValidator, BaseModel, Field, WithJsonSchema
 
 from flows.config import PipelineConfig, load_profile, profile_names
 from kernels_eval.errors import UsageError
+from kernels_eval.extensions import known_names
 from kernels_eval.records import Json, Record
 from kernels_eval.rewards import RECIPES
 from tasks.curation.config import STRATEGY_NAMES
 from tasks.search.config import SearchConfig
-from tasks.sources.config import TasksConfig
-from tasks.synthesis.config import SynthesisConfig
+from tasks.sources import config as sources
+from tasks.synthesis import config as synthesis
 
 ROOT_VARIABLE = "CONCUR_ROOT"
 """Environment variable of a worker: the root of forms that name none."""
@@ -51,10 +52,10 @@ def _choices(config: type[BaseModel], field: str) -> tuple[str, ...]:
 Profile = Annotated[str, *_one_of(profile_names())]
 StrategyName = Annotated[str, *_one_of(list(STRATEGY_NAMES))]
 Strategy = Annotated[str, *_one_of([AS_PROFILE, *STRATEGY_NAMES])]
-Source = Annotated[str, *_one_of([AS_PROFILE, *_choices(TasksConfig, "source")])]
+Source = Annotated[str, *_one_of([AS_PROFILE, *known_names(sources.GROUP, sources.BUILT_IN)])]
 Reward = Annotated[str, *_one_of([AS_PROFILE, *RECIPES])]
 Method = Annotated[str, *_one_of([AS_PROFILE, *_choices(SearchConfig, "method")])]
-Sampler = Annotated[str, *_one_of([AS_PROFILE, *_choices(SynthesisConfig, "sampler")])]
+Sampler = Annotated[str, *_one_of([AS_PROFILE, *known_names(synthesis.GROUP, synthesis.BUILT_IN)])]
 
 
 class Key(str):

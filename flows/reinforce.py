@@ -15,8 +15,6 @@ from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import SnapshotRef
-from tasks.synthesis.config import ContrastConfig
-from tasks.synthesis.contrast import contrast_prompts
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
 from tasks.training.stage import adapter_of
@@ -28,7 +26,7 @@ def reinforce_adapter(
 ) -> SnapshotRef:
     """GRPO on the training tasks, from the adapter of a finished training."""
     require_room_for()
-    prompts, recipe = prompts_asked(config, tasks), config.reinforcement
+    prompts, recipe = prompts_for(config, tasks), config.reinforcement
     snapshot = reinforce.planned(trained, recipe, prompts)
     if snapshot.finished:
         return snapshot.ref
@@ -39,14 +37,6 @@ def reinforce_adapter(
         environment(config, known, prompts) as made,
     ):
         return reinforce.run(trained, recipe, prompts, made)
-
-
-def prompts_asked(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
-    """By task_id, the prompts that the policy answers."""
-    prompts, recipe = prompts_for(config, tasks), config.reinforcement
-    if not recipe.contrast:
-        return prompts
-    return contrast_prompts(prompts, ContrastConfig(kernels=recipe.contrast, seed=recipe.seed))
 
 
 @guarded_flow("reinforce and track", "reinforce and track")

@@ -25,12 +25,13 @@ from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.contrast import Kernel, compared
+from tasks.synthesis.earlier import Kernel, with_earlier_kernels
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of
 from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
-from tasks.synthesis.stage import UNDECISIVE, candidate_row, make_sampler
+from tasks.synthesis.samplers import make_sampler
+from tasks.synthesis.stage import UNDECISIVE, candidate_row
 from tasks.tables import KERNEL_PROFILES, VERDICTS
 from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import STAGE as VERIFICATION
@@ -202,7 +203,9 @@ def prompt_of(plan: Plan, language: Language, hardware: str | None, verdicts: Sn
     one, say of it; or two with their speedups."""
     prompt, parents = render(plan.task, language, hardware), plan.parents
     if plan.operator == "cross":
-        return compared(prompt, sorted(Kernel(each.score, each.code) for each in parents))
+        return with_earlier_kernels(
+            prompt, sorted(Kernel(each.score, each.code) for each in parents)
+        )
     name = parents[0].candidate_id
     known = known_rows(verdicts.root, PROFILES, "candidate_id", [name], KERNEL_PROFILES)
     limits = ({key: row[key] for key in LIMIT} for row in known if row["limit"])

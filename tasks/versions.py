@@ -15,8 +15,6 @@ SOURCES_VERSION = 1
 """How tasks of other formats become ours. In no key: a tasks snapshot is its content."""
 SYNTHESIS_VERSION = 2
 """Which requests are made of tasks, and what is kept of an answer."""
-TEACHER_VERSION = 2
-"""What the scripted teacher writes."""
 PARSER_VERSION = 2
 """How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
 CANDIDATE_TABLE_VERSION = 3

@@ -29,7 +29,7 @@ TASKS: Mapping[str, str] = {
         "what `get_init_inputs()` returns: `args` (a list) or `args_kwargs` (`[args, kwargs]`)"
     ),
     "source": (
-        "origin: `bundled`, `kernelbook`, `kernelbench`, `tritonbench`, `generated`, `user`, or the"
+        "origin: `bundled`, `kernelbook`, `kernelbench`, `user`, the name of an extension, or the"
         " value of the table"
     ),
     "level": "KernelBench level, or number of operators of a generated task; null elsewhere",

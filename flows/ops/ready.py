@@ -56,7 +56,7 @@ def endpoint(config: SynthesisConfig, root: str) -> str:
     """Not asked where a finished snapshot has the answers of this very configuration: a rerun
     needs no server."""
     from tasks.store import snapshots
-    from tasks.synthesis.stage import require_endpoint
+    from tasks.synthesis.samplers import require_endpoint
 
     asked = config.model_dump(mode="json")
     for there in snapshots(root, "synthesis"):

@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kernels_eval.errors import UsageError
+from kernels_eval.extensions import extension_names, load_extension
 from kernels_eval.source.module_text import visible_text
 
 if TYPE_CHECKING:
@@ -144,20 +145,19 @@ class Language(str, metaclass=_Registry):
 
 @cache
 def registered() -> Mapping[str, Language]:
-    """Every language by name. Raises UsageError where an installed one cannot be imported."""
+    """Every language by name. Raises UsageError where an installed one cannot be imported, or has
+    another name than its entry point."""
     found = {name: Language(name) for name in BUILT_IN}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        try:
-            language = entry.load()
-            if not isinstance(language, Language) or language != entry.name:
-                raise TypeError(f"it is no Language of the name {entry.name!r}")
-        except Exception as error:
-            where = entry.dist.name if entry.dist else "an installed package"
+    for name in extension_names(GROUP):
+        if name in found:
+            continue
+        language = load_extension(GROUP, name, Language)
+        if language != name:
             raise UsageError(
-                f"language {entry.name!r} of {where} cannot be used: {error}",
-                f"correct its entry point {entry.value} in the group {GROUP}, or uninstall it",
-            ) from error
-        found.setdefault(entry.name, language)
+                f"the language {language} is registered under the name {name!r}",
+                f"give its entry point in the group {GROUP} the language's own name",
+            )
+        found[name] = language
     return found
 
 

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 
-from kernels_eval.records import Sparing
+from kernels_eval.extensions import require_known
+from kernels_eval.records import Record
 
-LATER = {"revision": None, "code_column": "code", "seed": 0, "count": 1000, "sizes": "cpp"}
-LATER |= {"precision": "fp32"}
-"""Keys that earlier versions did not have, and what they did."""
+GROUP = "concur.task_sources"
+BUILT_IN = ("bundled", "kernelbook", "kernelbench", "files")
 
 
-class TasksConfig(Sparing):
+class TasksConfig(Record):
     """A task source. `location` is a Parquet file, a folder or a hub id; the bundled tasks need
     none."""
 
-    source: Literal["bundled", "kernelbook", "kernelbench", "tritonbench", "files", "generated"] = (
-        "bundled"
-    )
-    """where tasks come from: those that ship with concur, a public set, files of your own, or
-    programs that are generated from a seed"""
+    source: str = "bundled"
+    """where tasks come from: bundled (they ship with concur), kernelbook, kernelbench, files of
+    your own, or the name of an extension (docs/how-to/extend.md)"""
     location: str | None = None
     """a file, folder or hub id; null: bundled with concur, or the set's own hub id"""
     split: Literal["all", "train", "heldout", "gradients"] = "train"
-    """bundled and generated tasks only; bundled ones that ask for gradients are apart"""
-    seed: int = 0
-    """generated: another seed gives other programs"""
-    count: PositiveInt = 1000
-    """generated: how many programs; `limit` takes the first of them"""
-    sizes: Literal["cpp", "cuda"] = "cpp"
-    """generated: sizes of the inputs, for a processor's core or for a GPU"""
+    """of bundled tasks; those that ask for gradients are apart"""
     levels: tuple[int, ...] | None = None
     """KernelBench levels"""
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
@@ -42,6 +34,10 @@ class TasksConfig(Sparing):
     """files: the column of a table that holds the programs"""
     limit: PositiveInt | None = None
     """take the first N tasks"""
+    options: dict[str, Any] = {}
+    """settings of an extension, by the names it documents"""
 
-    def _says(self, name: str, value: object) -> bool:
-        return name not in LATER or value != LATER[name]
+    @field_validator("source")
+    @classmethod
+    def _is_known(cls, source: str) -> str:
+        return require_known(GROUP, source, BUILT_IN)

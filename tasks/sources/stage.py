@@ -3,9 +3,12 @@ exactly these."""
 
 from __future__ import annotations
 
+from types import FunctionType
+
 from kernels_eval.errors import UsageError
+from kernels_eval.extensions import load_extension
 from kernels_eval.records import KernelTask
-from tasks.sources.config import TasksConfig
+from tasks.sources.config import BUILT_IN, GROUP, TasksConfig
 from tasks.store import Snapshot, SnapshotRef, fingerprint
 from tasks.tables import TASKS
 
@@ -14,37 +17,37 @@ STAGE = "tasks"
 
 def load_tasks(config: TasksConfig) -> list[KernelTask]:
     """Tasks of the configured source. Raises UsageError naming what cannot be read."""
-    from tasks.sources import bundled, files, generated, kernelbench, kernelbook, tritonbench
-
-    location, revision = config.location or "", config.revision
-    if config.source in ("tritonbench", "files") and not location:
-        raise UsageError(
-            f"tasks.source is {config.source!r} but tasks.location is not set",
-            "--set tasks.location=PATH",
-        )
-    match config.source:
-        case "bundled":
-            found = bundled.load(config.split)
-        case "kernelbench":
-            location = location or kernelbench.HUB_ID
-            found = kernelbench.load(location, config.levels, revision, config.precision)
-        case "kernelbook":
-            location, revision = location or kernelbook.HUB_ID, revision or kernelbook.PINNED
-            found = kernelbook.load(location, revision, limit=config.limit)
-        case "tritonbench":
-            found = tritonbench.load(location)
-        case "files":
-            found = files.load(location, config.code_column)
-        case "generated":
-            if config.split == "gradients":
-                raise UsageError("no generated task asks for gradients", "--set tasks.split=train")
-            found = generated.load(config.seed, config.count, config.split, config.sizes)
+    found = _load(config)
     if not found:
         raise UsageError(
             f"the task source {config.source} holds no task",
             "check tasks.location, tasks.levels and tasks.split",
         )
     return found[: config.limit]
+
+
+def _load(config: TasksConfig) -> list[KernelTask]:
+    from tasks.sources import bundled, files, kernelbench, kernelbook
+
+    location, revision = config.location or "", config.revision
+    match config.source:
+        case "bundled":
+            return bundled.load(config.split)
+        case "kernelbench":
+            location = location or kernelbench.HUB_ID
+            return kernelbench.load(location, config.levels, revision, config.precision)
+        case "kernelbook":
+            location, revision = location or kernelbook.HUB_ID, revision or kernelbook.PINNED
+            return kernelbook.load(location, revision, limit=config.limit)
+        case "files":
+            if not location:
+                raise UsageError(
+                    "tasks.source is 'files' but tasks.location is not set",
+                    "--set tasks.location=PATH",
+                )
+            return files.load(location, config.code_column)
+    load = load_extension(GROUP, config.source, FunctionType, BUILT_IN)
+    return list(load(config))
 
 
 def run(config: TasksConfig, root: str) -> SnapshotRef:

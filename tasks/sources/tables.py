@@ -17,14 +17,13 @@ from kernels_eval.errors import UsageError
 from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.records import KernelTask
 from tasks.progress import caution
-from tasks.sources import files, kernelbench, kernelbook, tritonbench
+from tasks.sources import files, kernelbench, kernelbook
 from tasks.sources.files import columns_of, number_of, rows_of, shown
 from tasks.sources.hub import is_hub_id
 
 TASK_FORMS: dict[tuple[str, ...], Callable[[Path], list[KernelTask]] | None] = {
     ("task_id", "code"): None,
     kernelbench.NEEDED: kernelbench.load,
-    tritonbench.COLUMNS: tritonbench.load,
     files.COLUMNS: files.load,
 }
 """Columns that make a table of tasks, and what loads such a table where not `load` itself. The
@@ -86,7 +85,7 @@ def load(location: str | Path, wanted: Collection[str] | None = None) -> list[Ke
     KernelBench's form); only those whose task_id or name is in `wanted`, where it is given.
 
     A table has `task_id` and `code` (other columns of KernelTask as well, where they are there),
-    KernelBench's columns, TritonBench-T's, or `name` and `code`. Raises UsageError for what cannot
+    KernelBench's columns, or `name` and `code`. Raises UsageError for what cannot
     be read, and where one task_id stands for two different programs.
     """
     path = Path(location).expanduser()

@@ -33,10 +33,19 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Json
+from tasks.policy import secret
 from tasks.progress import caution
 from tasks.sources.files import shown
 from tasks.synthesis.addresses import Address, Addresses, Pulse
-from tasks.synthesis.sampler import Request, Requests, Response, Sampler
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.sampler import (
+    Request,
+    Requests,
+    Response,
+    Sampler,
+    required,
+    tokenizer_of,
+)
 from tasks.synthesis.tail import Tail
 
 log = logging.getLogger(__name__)
@@ -114,6 +123,21 @@ class OpenAISampler(Sampler):
                 "give something like http://127.0.0.1:8000/v1",
             )
         self._addresses = Addresses(url.rstrip("/") for url in urls)
+
+    @classmethod
+    def from_config(
+        cls, config: SynthesisConfig, root: str, adapter: Path | None = None
+    ) -> OpenAISampler:
+        block = config.api_key_block
+        return cls(
+            required(config, "base_url", "http://HOST:PORT/v1"),
+            required(config, "model", "NAME"),
+            api_key_env=config.api_key_env,
+            api_key=secret(block) if block else None,
+            key_place=f"the Prefect secret block {block}" if block else None,
+            concurrency=config.concurrency,
+            tokenizer=tokenizer_of(config, root),
+        )
 
     def __repr__(self) -> str:
         return f"OpenAISampler({str(self._addresses)!r}, {self.model!r}, {self.api_key_env!r})"

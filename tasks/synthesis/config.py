@@ -14,9 +14,12 @@ from pydantic import (
     field_validator,
 )
 
-from kernels_eval.records import Record, SamplingParams, Sparing
+from kernels_eval.extensions import require_known
+from kernels_eval.records import Record, SamplingParams
 from tasks.synthesis.known_models import sampling_for
-from tasks.synthesis.scripted.config import TeacherConfig
+
+GROUP = "concur.samplers"
+BUILT_IN = ("recorded", "transformers", "openai", "vllm")
 
 
 class ServerConfig(Record, coerce_numbers_to_str=True):
@@ -76,25 +79,12 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
         return [list(self.args), self.max_model_len] if self.args or self.max_model_len else []
 
 
-class ContrastConfig(Record):
-    """Contrastive prompts (CUDA-L1): earlier kernels of a task are shown with their speedups."""
-
-    kernels: str
-    """a .parquet or .jsonl file of correct kernels: task_id, code, speedup"""
-    shown: PositiveInt = 2
-    """kernels in a prompt, each from another range of speedups"""
-    temperature: PositiveFloat = 1.0
-    """lower: the fastest ranges are drawn more often"""
-    seed: int = 0
-    """another one shows others"""
-
-
-class SynthesisConfig(Sparing):
+class SynthesisConfig(Record):
     """The generator and its settings. Default: the recorded responses that ship with concur."""
 
-    sampler: Literal["recorded", "transformers", "openai", "vllm", "scripted"] = "recorded"
-    """recorded responses, a model in this process, an OpenAI-compatible endpoint, vLLM servers that
-    concur starts, or a script that answers generated tasks (`teacher`)"""
+    sampler: str = "recorded"
+    """recorded responses, transformers (a model in this process), openai (a compatible endpoint),
+    vllm (servers that concur starts), or the name of an extension (docs/how-to/extend.md)"""
     model: str | None = None
     """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
     responses: str | None = None
@@ -117,35 +107,24 @@ class SynthesisConfig(Sparing):
     """one line on the target hardware for the prompt"""
     concurrency: PositiveInt = 64
     """openai: requests in flight"""
-    tail_wait_s: NonNegativeFloat | None = None
-    """openai, vllm: seconds for the last requests of a run, once all are sent and at most
-    `tail_share` is unanswered; then they are cancelled, and another run asks them again. What is
-    cut off are the longest answers. null: wait for all"""
-    tail_share: float = Field(default=0.02, gt=0, le=1)
-    """share of a run's requests that is its tail, rounded down; only with tail_wait_s"""
     turns: int = Field(default=1, ge=1, le=8)
     """answers per sample: above 1, failed kernels are sent back to the model with feedback"""
     refine_below_speedup: NonNegativeFloat = 1.0
     """turns: also follow up correct kernels if the lower bound (95 %) of the speedup is at most
     this; 0: never"""
-    profiles: Literal["shown", "withheld"] = Field(
-        default="withheld", exclude_if=lambda profiles: profiles == "withheld"
-    )
+    profiles: Literal["shown", "withheld"] = "withheld"
     """turns: whether a follow-up of a correct kernel says what limits it (and correct kernels are
     profiled); withheld is its control, with the same turns"""
     adapter: str | None = None
     """vllm: the adapter of server.adapters to sample from instead of the model"""
     server: ServerConfig = ServerConfig()
-    teacher: TeacherConfig = TeacherConfig()
-    contrast: ContrastConfig | None = None
-    """earlier kernels in the prompt; null: none"""
+    options: dict[str, Any] = {}
+    """settings of an extension, by the names it documents"""
 
-    def _says(self, name: str, value: object) -> bool:
-        if name in ("tail_wait_s", "tail_share"):
-            return self.tail_wait_s is not None
-        return (name != "teacher" or self.sampler == "scripted") and (
-            name != "contrast" or value is not None
-        )
+    @field_validator("sampler")
+    @classmethod
+    def _is_known(cls, sampler: str) -> str:
+        return require_known(GROUP, sampler, BUILT_IN)
 
     @field_validator("sampling")
     @classmethod
@@ -157,25 +136,12 @@ class SynthesisConfig(Sparing):
             else sampling_for(info.data.get("model"), sampling)
         )
 
-    @field_validator("contrast")
-    @classmethod
-    def _recordings_have_one_prompt(
-        cls, contrast: ContrastConfig | None, info: ValidationInfo
-    ) -> ContrastConfig | None:
-        if contrast and info.data.get("sampler") in ("recorded", "scripted"):
-            raise ValueError(
-                f"{info.data['sampler']} responses answer no other prompt: set synthesis.sampler to"
-                " a model, or contrast to null"
-            )
-        return contrast
-
     @field_validator("turns")
     @classmethod
     def _recordings_have_one_turn(cls, turns: int, info: ValidationInfo) -> int:
-        sampler = info.data.get("sampler")
-        if turns > 1 and sampler in ("recorded", "scripted"):
+        if turns > 1 and info.data.get("sampler") == "recorded":
             raise ValueError(
-                f"{sampler} responses hold no answer to a follow-up: set synthesis.sampler to a"
+                "recorded responses hold no answer to a follow-up: set synthesis.sampler to a"
                 " model, or turns to 1"
             )
         return turns

@@ -26,8 +26,17 @@ from tasks.sources.small_model import (
     chat_text,
     load_causal_model,
     load_tokenizer,
+    resolve_model,
 )
-from tasks.synthesis.sampler import Request, Requests, Response, Sampler
+from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.sampler import (
+    Request,
+    Requests,
+    Response,
+    Sampler,
+    model_name,
+    required,
+)
 
 GOING = 0.9
 """Share of a batch's rows that are still written, below which the finished ones leave it."""
@@ -67,6 +76,13 @@ class TransformersSampler(Sampler):
         self.generator = name
         self._location, self._adapter, self._device = model, adapter, device
         self._batch_size = batch_size
+
+    @classmethod
+    def from_config(
+        cls, config: SynthesisConfig, root: str, adapter: Path | None = None
+    ) -> TransformersSampler:
+        model = resolve_model(required(config, "model", "NAME"), root)
+        return cls(model, adapter, name=model_name(config, adapter))
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """One response per request, in the order in which they finish."""

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernels_eval.errors import UsageError
+from kernels_eval.records import stable_hash
 from tasks.sources import bundled
 from tasks.sources.files import existing, read_parquet
+from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import guessed_finish
-from tasks.synthesis.sampler import Request, Requests, Response, Sampler
+from tasks.synthesis.sampler import Request, Requests, Response, Sampler, tokenizer_of
 
 COLUMNS = ("level", "problem_id", "sample_id", "model", "response")
 
@@ -26,6 +28,27 @@ class RecordedSampler(Sampler):
     for."""
 
     generator = "recorded"
+    answers_follow_ups = False
+
+    @classmethod
+    def from_config(
+        cls, config: SynthesisConfig, root: str, adapter: Path | None = None
+    ) -> RecordedSampler:
+        tokenizer = tokenizer_of(config, root)
+        return ResponsesFile(config.responses, tokenizer) if config.responses else cls(tokenizer)
+
+    @classmethod
+    def data_version(cls, config: SynthesisConfig) -> str:
+        """Recorded responses are data: their content is part of what was asked."""
+        if not config.responses:
+            return stable_hash(bundled.texts())
+        path = Path(config.responses)
+        if not path.is_file():
+            raise UsageError(
+                f"{config.responses} is not a file",
+                "give a Parquet file of responses with --set synthesis.responses=PATH",
+            )
+        return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in the order of the requests, fewer where a recording is missing."""

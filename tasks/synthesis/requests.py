@@ -27,16 +27,12 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Row, Status, Verdict, stable_hash
-from tasks.files import file_sha256
 from tasks.progress import duration
-from tasks.sources import bundled
 from tasks.store import Snapshot
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.contrast import CONTRAST_VERSION, Kernel, contrast_prompt, read_kernels
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, followed_up, limit_words, said_of
-from tasks.synthesis.sampler import Request, Response
-from tasks.versions import TEACHER_VERSION
+from tasks.synthesis.sampler import Request, Response, Sampler
 
 ENOUGH = 5
 """Answers before a rate is shown."""
@@ -83,20 +79,14 @@ class Questions:
     tasks: list[KernelTask]
     config: SynthesisConfig
     language: Language
-    generator: str
+    sampler: Sampler
 
     @cached_property
     def _data(self) -> str:
-        return data_version(self.config)
-
-    @cached_property
-    def _kernels(self) -> Mapping[str, list[Kernel]]:
-        return read_kernels(self.config.contrast.kernels) if self.config.contrast else {}
+        return self.sampler.data_version(self.config)
 
     def prompt(self, task: KernelTask) -> str:
-        prompt, contrast = render(task, self.language, self.config.hardware), self.config.contrast
-        kernels = self._kernels.get(task.task_id, ())
-        return contrast_prompt(prompt, kernels, contrast) if contrast else prompt
+        return self.sampler.prompt(task, render(task, self.language, self.config.hardware))
 
     def request(
         self, task: KernelTask, prompt: str, sample_index: int, *follow_up: int | str
@@ -106,7 +96,14 @@ class Questions:
         turn, parent = follow_up or (1, None)
         seed = self.config.sampling.seed + sample_index + (int(turn) - 1) * SEED_STEP
         sampling = self.config.sampling.model_copy(update={"seed": seed})
-        asked = [task.code, prompt, self.generator, sampling.identity, sample_index, self._data]
+        asked = [
+            task.code,
+            prompt,
+            self.sampler.generator,
+            sampling.identity,
+            sample_index,
+            self._data,
+        ]
         return Request.model_validate(
             {
                 "request_key": stable_hash([*asked, *follow_up]),
@@ -268,47 +265,3 @@ class Speed:
         passed_s = max(1e-6, time.monotonic() - self._began)
         tokens = f"{self._tokens / passed_s:,.0f} tokens/s, " if self._tokens else ""
         return f" ({tokens}{duration(left * passed_s / self._answers)} left)"
-
-
-def data_version(config: SynthesisConfig) -> str:
-    """Recorded responses are data: their content is part of what was asked. So are an adapter's,
-    arguments of a server, what is planted into a scripted answer, and the kernels of contrastive
-    prompts. Raises UsageError where a file of them is missing."""
-    if config.contrast:
-        kernels = Path(config.contrast.kernels)
-        if not kernels.is_file():
-            raise UsageError(
-                f"{kernels} is not a file",
-                "give earlier kernels with --set synthesis.contrast.kernels=PATH",
-            )
-        rest = data_version(config.model_copy(update={"contrast": None}))
-        return stable_hash([CONTRAST_VERSION, file_sha256(kernels), rest])
-    if config.sampler == "vllm":
-        decisive = [config.server.identity, _adapter_digest(config)]
-        return stable_hash(decisive) if any(decisive) else ""
-    if config.sampler == "scripted":
-        return stable_hash([TEACHER_VERSION, config.teacher.model_dump(mode="json")])
-    if config.sampler != "recorded":
-        return ""
-    if not config.responses:
-        return stable_hash(bundled.texts())
-    path = Path(config.responses)
-    if not path.is_file():
-        raise UsageError(
-            f"{config.responses} is not a file",
-            "give a Parquet file of responses with --set synthesis.responses=PATH",
-        )
-    return stable_hash([path.stat().st_size, path.stat().st_mtime_ns])
-
-
-def _adapter_digest(config: SynthesisConfig) -> str:
-    """Of the files of the adapter that is asked by name: its content counts, not where it lies.
-    Empty where none is asked, or where the sampler says what is missing."""
-    location = Path(config.server.adapters.get(config.adapter or "", "")).expanduser()
-    if not config.adapter or not location.is_dir():
-        return ""
-    digests = []
-    for path in sorted(location.glob("adapter_*")):
-        if path.is_file():
-            digests.append([path.name, file_sha256(path)])
-    return stable_hash(digests)

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Record, SamplingParams
-from tasks.sources.small_model import count_tokens
+from tasks.sources.small_model import count_tokens, resolve_model
+
+if TYPE_CHECKING:
+    from tasks.synthesis.config import SynthesisConfig
 
 
 class Request(Record):
@@ -63,9 +67,30 @@ class Sampler:
 
     generator: str
     served: str | None = None
+    answers_follow_ups: ClassVar[bool] = True
+    """whether a later turn can be asked of it"""
 
     def __init__(self, tokenizer: str | Path | None = None) -> None:
         self.tokenizer = tokenizer
+
+    @classmethod
+    def from_config(
+        cls, config: SynthesisConfig, root: str, adapter: Path | None = None
+    ) -> Sampler:
+        """The sampler that a configuration asks for; `root` is the folder of snapshots, `adapter`
+        the directory of a LoRA adapter to sample from. Raises UsageError naming the setting that
+        is wrong."""
+        raise NotImplementedError
+
+    @classmethod
+    def data_version(cls, config: SynthesisConfig) -> str:
+        """What beside the configuration decides its answers, such as the content of a file; part
+        of every request's key. Raises UsageError where a file is missing."""
+        return ""
+
+    def prompt(self, task: KernelTask, prompt: str) -> str:
+        """The prompt that it is asked with; `prompt` is the task's own."""
+        return prompt
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in any order, at most one per request. Raises an EvalError only for
@@ -79,3 +104,27 @@ class Sampler:
 
     def close(self) -> None:
         """Nothing is held between calls of `sample`."""
+
+
+def required(config: SynthesisConfig, setting: str, example: str) -> Any:
+    """A setting of the configuration. Raises UsageError where it is not set."""
+    value = getattr(config, setting)
+    if value is None:
+        raise UsageError(
+            f"synthesis.sampler is {config.sampler!r} but synthesis.{setting} is not set",
+            f"--set synthesis.{setting}={example}",
+        )
+    return value
+
+
+def tokenizer_of(config: SynthesisConfig, root: str) -> str | None:
+    """The generator's tokenizer, as a directory or hub id."""
+    return resolve_model(config.tokenizer, root) if config.tokenizer else None
+
+
+def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
+    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it
+    lies in, or by its name."""
+    named = config.adapter if config.sampler == "vllm" else None
+    added = adapter.parent.name[:12] if adapter is not None else named
+    return f"{config.model}+{added}" if added else str(config.model)

@@ -32,13 +32,15 @@ from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import ClusterError, DeviceError, EvalError, UsageError
-from kernels_eval.records import Json
+from kernels_eval.records import Json, stable_hash
+from tasks.files import file_sha256
+from tasks.sources.small_model import resolve_model
 from tasks.synthesis import sizing
 from tasks.synthesis.addresses import Addresses
 from tasks.synthesis.client import OpenAISampler
-from tasks.synthesis.config import ServerConfig
+from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.replica import Replica, ReplicaSpec, ReplicaStatus
-from tasks.synthesis.sampler import Requests, Response, Sampler
+from tasks.synthesis.sampler import Requests, Response, Sampler, required, tokenizer_of
 
 log = logging.getLogger(__name__)
 
@@ -322,6 +324,25 @@ class VllmSampler(Sampler):
         self.servers: Servers | None = None
         self._length = self.concurrency = 0
 
+    @classmethod
+    def from_config(
+        cls, config: SynthesisConfig, root: str, adapter: Path | None = None
+    ) -> VllmSampler:
+        name = required(config, "model", "NAME")
+        adapters, asked = config.server.adapters, config.adapter
+        if adapter is not None:
+            asked = adapter.parent.name[:12]
+            adapters = adapters | {asked: str(adapter)}
+        logs = None if "://" in root else Path(root) / "logs" / "vllm"
+        model, tokenizer = resolve_model(name, root), tokenizer_of(config, root)
+        return cls(model, name, config.server, adapters, asked, logs, tokenizer)
+
+    @classmethod
+    def data_version(cls, config: SynthesisConfig) -> str:
+        """Arguments of a server, and the content of an adapter that is asked by name."""
+        decisive = [config.server.identity, _adapter_digest(config)]
+        return stable_hash(decisive) if any(decisive) else ""
+
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. An exception, in here or at the caller's, stops the servers."""
         if not requests:
@@ -465,3 +486,16 @@ class VllmSampler(Sampler):
             api_key=secrets.token_urlsafe(24),
             log_dir=str(self._logs),
         )
+
+
+def _adapter_digest(config: SynthesisConfig) -> str:
+    """Of the files of the adapter that is asked by name: its content counts, not where it lies.
+    Empty where none is asked, or where the sampler says what is missing."""
+    location = Path(config.server.adapters.get(config.adapter or "", "")).expanduser()
+    if not config.adapter or not location.is_dir():
+        return ""
+    digests = []
+    for path in sorted(location.glob("adapter_*")):
+        if path.is_file():
+            digests.append([path.name, file_sha256(path)])
+    return stable_hash(digests)

@@ -20,13 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, Json, Language, candidate_id
-from tasks.policy import secret
 from tasks.progress import report
-from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.synthesis.config import SynthesisConfig
@@ -37,101 +35,19 @@ from tasks.synthesis.requests import (
     Questions,
     RequestSet,
     Speed,
-    data_version,
     first_requests,
     follow_up_requests,
 )
-from tasks.synthesis.sampler import Request, Response, Sampler
+from tasks.synthesis.sampler import Request, Response, Sampler, model_name
+from tasks.synthesis.samplers import make_sampler, sampler_class
 from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
-
-if TYPE_CHECKING:
-    from tasks.synthesis.client import OpenAISampler
 
 STAGE = "synthesis"
 UNDECISIVE = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
 """Settings that decide nothing of a turn's answers. `turns` says only how often there is one
 more."""
 OF_LATER_TURNS = frozenset({"refine_below_speedup", "profiles"})
-
-
-def make_sampler(config: SynthesisConfig, root: str, adapter: Path | None = None) -> Sampler:
-    """The configured sampler. Raises UsageError naming the setting that is missing."""
-    tokenizer = resolve_model(config.tokenizer, root) if config.tokenizer else None
-    if config.sampler == "recorded":
-        from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
-
-        if config.responses:
-            return ResponsesFile(config.responses, tokenizer)
-        return RecordedSampler(tokenizer)
-    if config.sampler == "scripted":
-        from tasks.synthesis.scripted.teacher import ScriptedSampler
-
-        return ScriptedSampler(config.teacher, tokenizer)
-    if config.model is None:
-        raise _missing(config, "model=NAME")
-    if config.sampler == "openai":
-        return _client(config, config.model, tokenizer)
-    model = resolve_model(config.model, root)
-    if config.sampler == "transformers":
-        from tasks.synthesis.local import TransformersSampler
-
-        return TransformersSampler(model, adapter, name=model_name(config, adapter))
-    from tasks.synthesis.server import VllmSampler
-
-    adapters, asked = config.server.adapters, config.adapter
-    if adapter is not None:
-        asked = adapter.parent.name[:12]
-        adapters = adapters | {asked: str(adapter)}
-    logs = None if "://" in root else Path(root) / "logs" / "vllm"
-    return VllmSampler(
-        *(model, config.model, config.server, adapters, asked, logs, tokenizer),
-        tail_wait_s=config.tail_wait_s,
-        tail_share=config.tail_share,
-    )
-
-
-def require_endpoint(config: SynthesisConfig) -> str:
-    """Ask the endpoint of `sampler: openai` for its models, in words. Raises UsageError or
-    EvalError where it does not answer, refuses the key or lacks the model."""
-    if config.model is None:
-        raise _missing(config, "model=NAME")
-    return _client(config, config.model, None).require_model()
-
-
-def _client(config: SynthesisConfig, model: str, tokenizer: str | None) -> OpenAISampler:
-    from tasks.synthesis.client import OpenAISampler
-
-    if config.base_url is None:
-        raise _missing(config, "base_url=http://HOST:PORT/v1")
-    block = config.api_key_block
-    return OpenAISampler(
-        config.base_url,
-        model,
-        api_key_env=config.api_key_env,
-        api_key=secret(block) if block else None,
-        key_place=f"the Prefect secret block {block}" if block else None,
-        concurrency=config.concurrency,
-        tokenizer=tokenizer,
-        tail_wait_s=config.tail_wait_s,
-        tail_share=config.tail_share,
-    )
-
-
-def _missing(config: SynthesisConfig, setting: str) -> UsageError:
-    name = setting.partition("=")[0]
-    return UsageError(
-        f"synthesis.sampler is {config.sampler!r} but synthesis.{name} is not set",
-        f"--set synthesis.{setting}",
-    )
-
-
-def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
-    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it
-    lies in, or by its name."""
-    named = config.adapter if config.sampler == "vllm" else None
-    added = adapter.parent.name[:12] if adapter is not None else named
-    return f"{config.model}+{added}" if added else str(config.model)
 
 
 class Synthesis:
@@ -156,7 +72,7 @@ class Synthesis:
         self._before = (candidates, verdicts) if candidates and verdicts else None
         if (turn > 1) != (self._before is not None):
             raise ValueError(f"turn {turn} has no candidates to follow up")
-        if turn > 1 and config.sampler in ("recorded", "scripted"):
+        if turn > 1 and not sampler_class(config.sampler).answers_follow_ups:
             raise UsageError(
                 f"{config.sampler} responses hold no answer to a follow-up",
                 "set synthesis.sampler to a model, or synthesis.turns to 1",
@@ -171,7 +87,7 @@ class Synthesis:
             config.model_dump(mode="json", exclude=set(unused)),
             language.value,
             model_name(config, adapter),
-            data_version(config),
+            sampler_class(config.sampler).data_version(config),
             *([turn] if turn > 1 else []),
         ]
         versions = (SYNTHESIS_VERSION, PARSER_VERSION)
@@ -187,7 +103,7 @@ class Synthesis:
         sampler = make_sampler(self.config, snapshot.root, self.adapter)
         try:
             self._bring_along()
-            with self._requests(sampler.generator) as requests:
+            with self._requests(sampler) as requests:
                 counts = self._ask(requests, sampler)
         finally:
             sampler.close()
@@ -220,8 +136,8 @@ class Synthesis:
             snapshot.append(map(in_turn, before.rows_of(left)), CANDIDATES)
 
     @contextmanager
-    def _requests(self, generator: str) -> Iterator[RequestSet]:
-        asked = Questions(read_tasks(self._tasks), self.config, self.language, generator)
+    def _requests(self, sampler: Sampler) -> Iterator[RequestSet]:
+        asked = Questions(read_tasks(self._tasks), self.config, self.language, sampler)
         if self._before is None:
             yield first_requests(asked)
             return
@@ -250,9 +166,8 @@ class Synthesis:
         total, left = len(requests), requests.without(snapshot.keys("request_key"))
         asked = sampler.generator if self._turn == 1 else f"{sampler.generator}, turn {self._turn}"
         answered = total - len(left)
-        if len(left) and self.config.sampler == "vllm":  # for minutes, where the model is large
-            report(STAGE, answered, total, f"{asked}: starting servers")
-        elif len(left):
+        if len(left):
+            report(STAGE, answered, total, f"{asked}: waiting for the first answer")
             # Loading a tokenizer takes seconds, in which answers that have arrived would not be
             # on the disk.
             sampler.count_tokens([""])

@@ -31,7 +31,7 @@ COMPLETE = "complete.json"
 KEPT = 2
 TOLD = 8
 """Differences from a checkpoint that an error lists."""
-WITHOUT_EFFECT = {"checkpoint_every_steps", "base_url", "contrast"}
+WITHOUT_EFFECT = {"checkpoint_every_steps", "base_url"}
 """Keys of the recipe that change nothing in the adapter, or only by the prompts, which an identity
 holds: a run may resume with another value."""
 

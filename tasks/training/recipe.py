@@ -194,11 +194,8 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     """vLLM servers that write the answers, such as http://127.0.0.1:8000/v1, started with
     --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True on the same file system; null: this
     process writes them"""
-    contrast: str | None = Field(default=None, exclude_if=lambda kernels: kernels is None)
-    """a .parquet or .jsonl file of correct kernels (task_id, code, speedup), of which each prompt
-    shows two with their speedups (CUDA-L1, arXiv:2507.14111); null: prompts show none"""
     seed: Annotated[int, Field(ge=0, lt=2**27)] = 0
-    """order of tasks, answers, earlier kernels that are shown"""
+    """order of tasks and answers"""
     checkpoint_every_steps: PositiveInt = 10
     """optimiser steps between checkpoints"""
 

@@ -21,7 +21,7 @@ STAGE = "reinforcement"
 
 def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    decisive = recipe.model_dump(mode="json", exclude={"base_url", "contrast"})
+    decisive = recipe.model_dump(mode="json", exclude={"base_url"})
     config = [decisive, sorted(prompts.items())]
     return Snapshot.planned(STAGE, config, [trained], TRAINING_VERSION)
 

@@ -237,7 +237,7 @@ def test_one_process_at_a_time_makes_a_model_s_answers(tmp_path, monkeypatch):
     from flows.ablation import branch
     from tasks.store import SnapshotRef
 
-    config = pipeline_of(AblationConfig(profile="proof", overrides=(f"root={tmp_path}",)))
+    config = pipeline_of(AblationConfig(profile="local", overrides=(f"root={tmp_path}",)))
     suite = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="0" * 32)
     held = []
 

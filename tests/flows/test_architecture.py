@@ -8,13 +8,15 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
 
 import flows
+from kernels_eval.extensions import GROUPS
 from kernels_eval.languages import BUILT_IN
 from kernels_eval.source.syntax import parse_source
 from tests.support.cases import cases
@@ -29,6 +31,7 @@ SHARED = {
     *("sources", "reporting", "scores", "samples"),
 }
 HEAVY = ("torch", "ray", "trl", "vllm", "mlflow", "prefect", "transformers")
+EXPERIMENTS = ROOT / "experiments"
 DATA = (
     ROOT / "tasks" / "sources" / "bundled"
 )  # programs handed to users and models, not modules of ours
@@ -109,6 +112,57 @@ def test_the_rule_itself(module, imported, wrong):
 
 def test_imports_go_one_way_and_stages_do_not_meet():
     assert [pair for pair in imports() if wrong_way(*pair)] == []
+
+
+def private_names(tree):
+    """Names with a leading underscore that a module imports, or takes of other objects than its
+    own `self` and `cls`."""
+    parts = {part for name in imports_of(tree, "an experiment") for part in name.split(".")}
+    parts |= {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls")
+    }
+    of_tuples = {"_replace", "_asdict"}  # public, whatever their names say
+    return sorted(name for name in parts - of_tuples if re.match(r"_(?!_)", name))
+
+
+@pytest.mark.parametrize(
+    "code, found",
+    [
+        ("from tasks.sources.files import _row", ["_row"]),
+        ("import tasks._hidden.files", ["_hidden"]),
+        ("from tasks.sources import files\nfiles._row()", ["_row"]),
+        ("Sampler()._client", ["_client"]),
+        ("self._client = Sampler.__name__", []),
+        ("from __future__ import annotations\n_own()", []),
+    ],
+)
+def test_the_search_for_private_names(code, found):
+    assert private_names(parse_source(code)) == found
+
+
+def test_nothing_of_the_core_imports_experiments():
+    assert [pair for pair in imports() if pair[1].split(".")[0] == "experiments"] == []
+
+
+def test_experiments_use_public_names_and_each_has_a_readme_and_a_test():
+    modules = sorted(EXPERIMENTS.rglob("*.py"))
+    assert EXPERIMENTS / "tritonbench" / "source.py" in modules
+    found = {path.name: private_names(parsed(path)) for path in modules}
+    assert {name: names for name, names in found.items() if names} == {}
+    for folder in {path.parent for path in modules} - {EXPERIMENTS}:
+        assert (folder / "README.md").is_file() and list(folder.glob("test_*.py")), folder
+
+
+def test_every_entry_point_of_the_experiments_is_there():
+    project = tomllib.loads((EXPERIMENTS / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = project["entry-points"]
+    assert "tritonbench" in groups["concur.task_sources"] and set(groups) <= set(GROUPS)
+    for places in groups.values():
+        for place in places.values():
+            module, _, name = place.partition(":")
+            assert hasattr(import_module(module), name), place
 
 
 def module_imports():

@@ -30,7 +30,7 @@ def _no_variables(monkeypatch):
 
 def test_an_empty_form_is_the_profile(tmp_path):
     forms = (CandidatesForm(), TrainingSetForm(), TrainingForm(), ReinforcementForm())
-    for profile in ("local", "nightly", "paper", "proof"):
+    for profile in ("local", "nightly", "paper"):
         run = RunForm(profile=profile, root=str(tmp_path))
         assert configuration(run, *forms, BenchmarkForm()) == load_profile(
             profile, (f"root={tmp_path}",)
@@ -141,8 +141,9 @@ def test_what_cannot_be_used_is_one_sentence(overrides, said, tmp_path):
 def test_answers_that_cannot_be_compared_or_batched_are_one_sentence(samples, said, tmp_path):
     with pytest.raises(UsageError, match=said) as raised:
         configuration(
-            RunForm(profile="proof", root=str(tmp_path)),
+            RunForm(profile="local", root=str(tmp_path)),
             ReinforcementForm(samples_per_task=samples),
+            advanced=AdvancedForm(overrides=["reinforcement.batch_size=16"]),
         )
     assert "\n" not in str(raised.value).strip()
 

@@ -9,7 +9,7 @@ import pytest
 from flows import forms
 from flows.config import PipelineConfig, load_profile
 from flows.deployments import REWARDS, newest_adapter, reinforce_with_rewards
-from flows.reinforce import of_training, prompts_asked, reinforce_adapter
+from flows.reinforce import of_training, reinforce_adapter
 from flows.rollouts import environment, environment_of
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
@@ -18,7 +18,6 @@ from tasks.sources import bundled
 from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.store.snapshot import Snapshot
 from tasks.synthesis.prompts import render
-from tasks.training import reinforce
 from tests.support.commands import concur, run, tiny
 from tests.support.commands import environment as variables
 from tests.support.curated import line, sample
@@ -53,39 +52,6 @@ def test_a_base_model_that_is_gone_is_told_before_any_worker_starts(tmp_path):
     assert not ray.is_initialized()
 
 
-def test_prompts_show_earlier_kernels_where_the_recipe_gives_some(tmp_path):
-    curated = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
-    trained = adapted(curated, "training", "f00d", base="b")
-    config, tasks, _ = of_training(PipelineConfig(root=curated.root), None)
-    plain = prompts_asked(config, tasks)
-    recipe = config.reinforcement
-
-    def asked(speedup, name="kernels.jsonl"):
-        path = tmp_path / name
-        rows = [("t/1", "fast_kernel()", speedup), ("t/1", "slow_kernel()", 0.5)]
-        path.write_text(
-            "\n".join(
-                json.dumps({"task_id": task_id, "code": code, "speedup": each})
-                for task_id, code, each in rows
-            )
-        )
-        shown = recipe.model_copy(update={"contrast": str(path)})
-        prompts = prompts_asked(config.model_copy(update={"reinforcement": shown}), tasks)
-        return prompts, reinforce.planned(trained, shown, prompts).fingerprint
-
-    prompts, fingerprint = asked(4.0)
-    assert prompts["t/1"].startswith(plain["t/1"])
-    assert prompts["t/1"].index("slow_kernel()") < prompts["t/1"].index("fast_kernel()")
-    assert "Speedup 4" in prompts["t/1"]
-    assert {name: text for name, text in prompts.items() if name != "t/1"}.items() <= plain.items()
-    assert asked(4.0, "elsewhere.jsonl")[1] == fingerprint != asked(8.0)[1]
-    assert reinforce.planned(trained, recipe, plain).fingerprint != fingerprint
-    assert "contrast" not in recipe.model_dump()
-    gone = recipe.model_copy(update={"contrast": str(tmp_path / "gone.jsonl")})
-    with pytest.raises(UsageError, match=r"gone\.jsonl, the earlier kernels"):
-        prompts_asked(config.model_copy(update={"reinforcement": gone}), tasks)
-
-
 def test_a_reinforced_adapter_is_scored_by_its_fingerprint(tmp_path):
     curated = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
     trained = adapted(curated, "training", "f00d", base="b")
@@ -95,16 +61,6 @@ def test_a_reinforced_adapter_is_scored_by_its_fingerprint(tmp_path):
     assert newest_adapter(config, "bee") == reinforced
     with pytest.raises(UsageError, match="of the stage curation, which has no adapter"):
         newest_adapter(config, curated.fingerprint)
-
-
-def test_the_proofs_settings_are_for_the_small_student():
-    """Its window is 4,096 tokens; answers are as long as those of its benchmark, and the divergence
-    from its first adapter is measured."""
-    config = load_profile("proof")
-    recipe = config.reinforcement
-    assert recipe.sampling.max_tokens == config.benchmark.sampling.max_tokens == 1600
-    assert recipe.beta > 0 and recipe.learning_rate < config.training.learning_rate
-    assert recipe.samples_per_task > PipelineConfig().reinforcement.samples_per_task
 
 
 ONE_STEP = {"steps": 1, "tasks_per_step": 1, "samples_per_task": 2, "batch_size": 2, "beta": 0.01}

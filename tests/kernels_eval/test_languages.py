@@ -16,6 +16,7 @@ from kernels_eval.evaluator import Evaluator
 from kernels_eval.languages import BUILT_IN, GROUP, Language, languages_of, registered
 from kernels_eval.records import Candidate, Reason, stable_hash
 from tasks.synthesis.prompts import EXAMPLE_TASK, render
+from tests.support.installed import install
 from tests.support.kernels import QUICK, kernel_task
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/add-a-language.md"
@@ -25,16 +26,6 @@ TASK = kernel_task(EXAMPLE_TASK.replace("512, 2048", "33, 64").replace("[2048]",
 def blocks(title):
     (found,) = re.findall(rf'```\w+ title="{title}"\n(.*?)\n```', PAGE.read_text(), re.DOTALL)
     return found
-
-
-def install(folder, name, code, entry_points):
-    """What `pip install` makes of a package with one module."""
-    (folder / f"{name}.py").write_text(code)
-    info = folder / f"concur_{name}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: concur-{name}\nVersion: 1.0\n")
-    lines = [f"{key} = {value}" for key, value in entry_points.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]) + "\n")
 
 
 @pytest.fixture
@@ -54,7 +45,7 @@ def site(tmp_path, monkeypatch):
 @pytest.fixture
 def plain_c(site):
     project = tomllib.loads(blocks("pyproject.toml"))["project"]
-    install(site, "plain_c", blocks("plain_c.py"), project["entry-points"][GROUP])
+    install(site, "plain_c", blocks("plain_c.py"), GROUP, project["entry-points"][GROUP])
     return Language("plain_c")
 
 
@@ -93,7 +84,7 @@ def test_one_more_language_is_known_everywhere(plain_c):
 
 
 def test_a_language_that_cannot_be_imported_is_named(site):
-    install(site, "broken", "import nothing_of_that_name", {"broken": "broken:LANGUAGE"})
+    install(site, "broken", "import nothing_of_that_name", GROUP, {"broken": "broken:LANGUAGE"})
     assert Language("cpp") == "cpp"
     with pytest.raises(UsageError, match="'broken' of concur-broken cannot be used: No module"):
         list(Language)

@@ -107,7 +107,7 @@ class Quick:
                 self.at_once -= 1
 
     def sampler(self, config, root, adapter=None):
-        from tasks.synthesis.stage import model_name
+        from tasks.synthesis.sampler import model_name
 
         name = model_name(config, adapter)
         with self._lock:

@@ -4,7 +4,7 @@ directly."""
 from kernels_eval.records import KernelTask, Language, SamplingParams
 from tasks.sources.stage import keep
 from tasks.synthesis.client import OpenAISampler
-from tasks.synthesis.sampler import Request
+from tasks.synthesis.sampler import Request, Sampler
 
 KEY, KEY_ENV = "sk-very-secret-0123456789", "CONCUR_TEST_KEY"
 MINE = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
@@ -14,6 +14,13 @@ def tasks_snapshot(root, count=1):
     """A snapshot of tasks t/0, t/1, ... whose code is a comment."""
     found = [KernelTask(task_id=f"t/{n}", name=f"t{n}", code=f"# {n}") for n in range(count)]
     return keep(found, str(root), {})
+
+
+def named_sampler(name="m"):
+    """A sampler that is only known by its name."""
+    sampler = Sampler()
+    sampler.generator = name
+    return sampler
 
 
 def make_request(

@@ -50,7 +50,7 @@ from tasks.synthesis.sampler import Response
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tests.support.cases import cases
-from tests.support.requests import make_request
+from tests.support.requests import make_request, named_sampler
 
 CASES = cases("refine")
 
@@ -484,7 +484,12 @@ def test_what_the_first_turn_asks_and_who_its_candidates_are_stays_as_it_was(tmp
     tasks = snapshot.publish(config={}, rows=1).ref
     for changes in ({}, {"turns": 3}, {"refine_below_speedup": 2.0}):
         requests = first_requests(
-            Questions(read_tasks(tasks), config(samples_per_task=2, **changes), Language.CPP, "m")
+            Questions(
+                read_tasks(tasks),
+                config(samples_per_task=2, **changes),
+                Language.CPP,
+                named_sampler(),
+            )
         )
         assert list(requests.keys) == [
             "6129ddefdaadb5c4375070bce9f542d8",

@@ -9,7 +9,7 @@ from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, Speed, first_requests
 from tasks.synthesis.sampler import Response
-from tests.support.requests import tasks_snapshot
+from tests.support.requests import named_sampler, tasks_snapshot
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def asked(tasks, **changes):
     config = SynthesisConfig(
         sampler="openai", model="m", base_url="http://h/v1", samples_per_task=4, **changes
     )
-    return first_requests(Questions(read_tasks(tasks), config, Language.CUDA, "m"))
+    return first_requests(Questions(read_tasks(tasks), config, Language.CUDA, named_sampler()))
 
 
 def test_each_reading_gives_the_same_requests_in_the_order_of_tasks(tasks):

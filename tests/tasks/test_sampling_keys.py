@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 from kernels_eval.records import KernelTask, Language, SamplingParams, candidate_id
-from tasks.benchmark.config import BenchmarkConfig
 from tasks.sources.stage import read_tasks
-from tasks.store import Snapshot, fingerprint, known_rows
+from tasks.store import Snapshot, known_rows
 from tasks.synthesis import requests as requests_module
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.requests import Questions, first_requests
 from tasks.synthesis.stage import STAGE, Synthesis
 from tasks.tables import CANDIDATES, SAMPLING, TASKS
 from tests.support.cases import cases
+from tests.support.requests import named_sampler
 
 CASES = cases("sampling_keys")
 
@@ -50,7 +50,9 @@ def config(sampling, samples=2):
 
 def request_keys(tasks, sampling):
     return tuple(
-        first_requests(Questions(read_tasks(tasks), config(sampling), Language.CUDA, "m")).keys
+        first_requests(
+            Questions(read_tasks(tasks), config(sampling), Language.CUDA, named_sampler())
+        ).keys
     )
 
 
@@ -75,15 +77,6 @@ def test_a_request_keeps_its_key_and_a_setting_that_is_sent_gives_another(tasks,
             assert list(request_keys(tasks, SamplingParams(**sampling))) == case["keys"]
     found = [key for later in [{}, *LATER] for key in request_keys(tasks, SamplingParams(**later))]
     assert len(set(found)) == len(found)
-
-
-def test_the_fingerprint_of_a_configuration_stays(tasks):
-    known = CASES["benchmark"]
-    plain = BenchmarkConfig(**known["metrics"])
-    assert fingerprint("benchmark", plain) == known["fingerprint"]
-    sampling = SamplingParams(max_tokens=4096, top_k=20)
-    other = BenchmarkConfig(**known["metrics"], sampling=sampling)
-    assert fingerprint("benchmark", other) != known["fingerprint"]
 
 
 def old_row(request_key, index):

@@ -9,7 +9,7 @@ from kernels_eval.records import SamplingParams
 from tasks.sources import bundled
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.recorded import RecordedSampler
-from tasks.synthesis.stage import make_sampler
+from tasks.synthesis.samplers import make_sampler
 from tests.support.cases import cases
 from tests.support.chat_server import completion, serving
 from tests.support.requests import MINE, make_request, without_proxies

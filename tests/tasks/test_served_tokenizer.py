@@ -12,8 +12,9 @@ from kernels_eval.records import Language
 from tasks.sources.small_model import SmallModelConfig, build_small_model, count_tokens
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.sampler import Response
+from tasks.synthesis.samplers import make_sampler
 from tasks.synthesis.server import VllmSampler, served_tokenizer
-from tasks.synthesis.stage import Synthesis, make_sampler
+from tasks.synthesis.stage import Synthesis
 from tests.support.chat_server import completion, serving
 from tests.support.requests import tasks_snapshot
 

@@ -20,8 +20,9 @@ from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import server as server_module
 from tasks.synthesis import sizing
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
+from tasks.synthesis.samplers import make_sampler
 from tasks.synthesis.server import VllmSampler, options, serve_command
-from tasks.synthesis.stage import Synthesis, make_sampler
+from tasks.synthesis.stage import Synthesis
 from tests.support.cases import cases
 from tests.support.pools import fresh_ray
 from tests.support.requests import make_request

@@ -1,0 +1,1 @@
+"""A controlled experiment: generated tasks, a scripted teacher with known faults, a student."""

@@ -1,0 +1,70 @@
+"""What installed packages add to concur, found by entry points: task sources, samplers, search
+operators, languages and strategies.
+
+Guarantees: an extension is loaded when it is first asked for by name; a name that nobody provides
+is a UsageError that lists the known ones. Does not guarantee that an extension works: its errors
+are its own. docs/how-to/extend.md has an example of each group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from kernels_eval.errors import UsageError, cause_of
+
+T = TypeVar("T")
+
+GROUPS = {
+    "concur.task_sources": "task source",
+    "concur.samplers": "sampler",
+    "concur.search_operators": "search operator",
+    "concur.languages": "language",
+    "concur.strategies": "strategy",
+}
+"""Groups of entry points, and what an error calls one of their entries."""
+
+
+def extension_names(group: str) -> list[str]:
+    """The names that installed packages register in a group, sorted."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def known_names(group: str, built_in: Iterable[str]) -> list[str]:
+    """The built-in names of a group in their order, then those of installed packages."""
+    return list(dict.fromkeys([*built_in, *extension_names(group)]))
+
+
+def require_known(group: str, name: str, built_in: Iterable[str]) -> str:
+    """The name, if it is built in or an installed package registers it. Raises UsageError."""
+    built_in = tuple(built_in)
+    if name in built_in or name in extension_names(group):
+        return name
+    raise UsageError(
+        f"there is no {GROUPS[group]} {name!r}; known are"
+        f" {', '.join(known_names(group, built_in))}",
+        f"correct the name, or install the package that registers it in the group {group}"
+        " (docs/how-to/extend.md)",
+    )
+
+
+def load_extension(group: str, name: str, expected: type[T], built_in: Iterable[str] = ()) -> T:
+    """The object that an installed package registers under a name.
+
+    Raises UsageError for a name that nobody registers, and where the object cannot be imported or
+    is not of the `expected` type.
+    """
+    require_known(group, name, built_in)
+    entry = next(iter(entry_points(group=group, name=name)))
+    try:
+        extension = entry.load()
+        if not isinstance(extension, expected):
+            raise TypeError(f"it is no {expected.__name__}")
+    except Exception as error:
+        where = entry.dist.name if entry.dist else "an installed package"
+        raise UsageError(
+            f"the {GROUPS[group]} {name!r} of {where} cannot be used: {cause_of(error)}",
+            f"correct its entry point {entry.value} in the group {group}, or uninstall it",
+        ) from error
+    return extension

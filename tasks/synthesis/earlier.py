@@ -1,0 +1,42 @@
+"""Earlier kernels of a task in its prompt, each with its speedup, for a model to compare.
+
+Source of the form: Li et al., "CUDA-L1: Improving CUDA Optimization via Contrastive Reinforcement
+Learning", arXiv:2507.14111, section 2.4; the wording is ours.
+
+Guarantees: the prompt begins with the task's own. A kernel is quoted as in a follow-up: in a fence
+that nothing inside can close, without control characters and marks of a chat template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tasks.synthesis.prompts import block
+from tasks.synthesis.refine import MOST_CODE, bounded
+
+EARLIER = """\
+{prompt}
+Here are earlier modules for this program, all of them right, with their speedup over the original:
+
+{kernels}
+
+First compare them: say which is faster, and why. Then write a module that is faster than each of \
+them. Everything above still holds; answer with the complete module in a single code block.
+"""
+
+
+class Kernel(NamedTuple):
+    """An earlier kernel; `speedup` is above 0."""
+
+    speedup: float
+    code: str
+
+
+def with_earlier_kernels(prompt: str, kernels: Sequence[Kernel]) -> str:
+    """The prompt with all of these kernels, in their order."""
+    quoted = []
+    for kernel in kernels:
+        code = block(bounded(kernel.code, MOST_CODE, paths=True))
+        quoted.append(f"Speedup {kernel.speedup:.3g}:\n\n{code}")
+    return EARLIER.format(prompt=prompt, kernels="\n\n".join(quoted))

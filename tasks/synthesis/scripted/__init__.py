@@ -1,1 +1,0 @@
-"""A sampler without a model: answers to generated tasks with planted properties."""

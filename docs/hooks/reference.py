@@ -12,8 +12,9 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import columns
 
@@ -63,20 +64,13 @@ def pages() -> dict[str, str]:
 
 
 def commands(group: Any, path: str = "concur") -> Iterator[tuple[str, Any, Any]]:
-    """Every command of the tree that is not hidden, with its words and a context of its own, group
-    before what is in it."""
-    import click
+    """The group and every command, with its words and a context of its own."""
+    import typer
 
-    def below(command: Any, path: str, parent: Any) -> Iterator[tuple[str, Any, Any]]:
-        context = click.Context(
-            command, info_name=path.rpartition(" ")[2], parent=parent, **command.context_settings
-        )
-        yield path, command, context
-        for name in command.list_commands(context) if isinstance(command, click.Group) else ():
-            if (found := command.get_command(context, name)) and not found.hidden:
-                yield from below(found, f"{path} {name}", context)
-
-    yield from below(group, path, None)
+    context = typer.Context(group, info_name=path, **group.context_settings)
+    yield path, group, context
+    for name, command in group.commands.items():
+        yield f"{path} {name}", command, typer.Context(command, info_name=name, parent=context)
 
 
 def cli_page() -> str:
@@ -99,7 +93,7 @@ def cli_page() -> str:
             "",
         ]
         rows = [
-            _option_row(path, option, context)
+            _option_row(path, option)
             for option in command.get_params(context)
             if option.param_type_name == "option"
         ]
@@ -107,25 +101,32 @@ def cli_page() -> str:
     return "\n".join(lines)
 
 
-def _option_row(path: str, option: Any, context: Any) -> str:
-    import click
-
+def _option_row(path: str, option: Any) -> str:
     if not option.help:
         raise Undescribed(f"{path} {option.opts[0]} has no help")
-    said, _, default = option.help.partition("  [default: ")
-    found = option.get_default(context, call=False)
-    if not default and context.show_default and found is not None and not option.is_flag:
-        default = ", ".join(map(str, found)) if isinstance(found, list | tuple) else str(found)
-    if option.is_flag:
-        value = ""
-    elif isinstance(option.type, click.Choice):
-        value = ", ".join(f"`{choice}`" for choice in option.type.choices)
-    else:
-        value = f"`{option.make_metavar(context)}`"
-    value += ", repeatable" if option.multiple else ""
+    default = ""
+    if isinstance(option.show_default, str):
+        default = option.show_default
+    elif option.show_default and option.default is not None and not option.is_flag:
+        default = str(option.default)
+    value = "" if option.is_flag else _value_of(option)
     value += ", required" if option.required else ""
-    names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    return f"| {names} | {_cell(value)} | {_cell(default.removesuffix(']'))} | {_cell(said)} |"
+    names = ", ".join(f"`{name}`" for name in option.opts)
+    return f"| {names} | {_cell(value)} | {_cell(default)} | {_cell(option.help)} |"
+
+
+def _value_of(option: Any) -> str:
+    """What is typed behind an option: its metavar, the choices, or the type."""
+    if option.metavar:
+        return f"`{option.metavar}`"
+    for kind in (option.type_descriptor.annotation, *get_args(option.type_descriptor.annotation)):
+        if get_origin(kind) is Literal:
+            return ", ".join(f"`{choice}`" for choice in get_args(kind))
+        if isinstance(kind, type) and issubclass(kind, Enum):
+            return ", ".join(f"`{choice.value}`" for choice in kind)
+        if kind in (int, float):
+            return "number"
+    return "text"
 
 
 # -- configuration ---------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flows.cli.common import command, emit
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,13 +20,6 @@ if TYPE_CHECKING:
     from tasks.analysis.config import ObservationConfig
     from tasks.analysis.records import Difficulty, Observations
     from tasks.curation.source import Source
-
-
-@command
-def analyze(as_json: bool, **options: Any) -> None:
-    """Analyse how reasoning length relates to correctness and speedup."""
-    analysis = analysis_of(**options)
-    emit(analysis.as_json(), as_json, "analyze", found=analysis)
 
 
 class Analysis(NamedTuple):

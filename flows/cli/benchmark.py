@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flows.cli.common import command, emit
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,17 +32,6 @@ OF_CANDIDATES = ("candidate_id", "task_id", "generator", "model", "sample_index"
 NEEDED = ("task_id", "status")
 KS, PS = (1, 5, 10), (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
 LEVEL = re.compile(r"kernelbench/L(\d+)/")
-
-
-@command
-def benchmark(ks: str, ps: str, as_json: bool, **options: Any) -> None:
-    """Score existing verdicts: Exec and fast_p at pass@k, with intervals and by level."""
-    from tasks.benchmark.score_table import HEADER, table_of
-
-    options |= {"ks": parsed_numbers(ks, "--k", int), "ps": parsed_numbers(ps, "--p", float)}
-    data = score_table(**options)
-    names, rows = table_of(data)
-    emit(data, as_json, "benchmark", names=names, rows=rows, numbers=names[len(HEADER) :])
 
 
 def score_table(

@@ -1,81 +1,216 @@
-"""What the commands of `concur` share: options, exit statuses, tables and `--json`.
+"""What the commands of `concur` share: how a function becomes a command, shared options, exit
+statuses and extras.
 
-Options are in `options.toml`, what a command prints for a person in `templates/`. Exit status: 0
-done; 1 the run or the machine failed; 2 the input cannot be used; 130 interrupted. Importing this
-module loads nothing heavy.
+A command is a function: its signature is its options, its docstring the help, and the data it
+returns is printed as a page (`flows.cli.render`) or, with `--json`, as one JSON object.
+
+Exit status: 0 done; 1 the run or the machine failed; 2 the input cannot be used; 130 interrupted.
+Importing this module loads nothing heavy.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from enum import StrEnum
+from functools import wraps
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal, TypeVar
 
-import click
+import typer
+import typer.core
+from typer import Option
 
+from flows.cli.render import render
 from kernels_eval.errors import DeviceError, EvalError, UsageError
-from kernels_eval.tables import table_beside
+from kernels_eval.installation import install_command
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-HERE = Path(__file__).parent
-OPTIONS: dict[str, Any] = table_beside(__file__, "options.toml")
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
-PIPE_WIDTH = 140
-"""Columns of a table that is written to a pipe or a file."""
+EXTRAS = {
+    "batch": ["ray", "polars", "pyarrow", "huggingface_hub", "datasets"],
+    "line": [
+        *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "httpx", "anyio"),
+        *("mlcroissant", "matplotlib", "scipy", "statsmodels", "datasketch", "supervisor"),
+    ],
+    "train": ["trl", "peft", "accelerate"],
+    "serve": ["fastapi", "starlette", "uvicorn", "prometheus_client", "httpx", "anyio"],
+    "server": ["flask_wtf", "psycopg"],
+}
+"""The extras of the package, each with the modules by which it is known to be installed."""
+NEEDS: dict[str, Sequence[str]] = {}
+"""The extras that each command needs, by its name."""
+
+Json = dict[str, Any]
+"""The data of a command: what `--json` prints."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# -- shared options --------------------------------------------------------------------------------
+
+KernelLanguage = Literal["cpp", "cuda", "triton"]
+AsJson = Annotated[bool, Option("--json", help="Print the result as one JSON object.")]
+Root = Annotated[str, Option(help="Folder of the snapshots.")]
+StackRoot = Annotated[str, Option(help="Folder of snapshots, databases and logs.")]
+Profile = Annotated[str, Option(help="A profile's name, or the path of a YAML file.")]
+Verdicts = Annotated[
+    str | None,
+    Option(
+        metavar="PLACE",
+        help="A verification snapshot, the --out of verify-batch, or Parquet.",
+        show_default="newest in --root",
+    ),
+]
+Candidates = Annotated[
+    str | None,
+    Option(
+        metavar="PLACE",
+        help="Candidates of the verdicts.",
+        show_default="beside the snapshot, or in the same files",
+    ),
+]
+Curated = Annotated[
+    str | None,
+    Option(
+        metavar="SNAPSHOT",
+        help="A curated snapshot: fingerprint or directory.",
+        show_default="the newest",
+    ),
+]
+Quick = Annotated[
+    bool,
+    Option("--quick", help="Take fewer timing samples: all checks, but wider intervals."),
+]
+RayAddress = Annotated[
+    str | None,
+    Option(
+        "--address",
+        metavar="ADDRESS",
+        help="A Ray cluster: auto or HOST:PORT.",
+        show_default="start one here",
+    ),
+]
 
 
-class Command(click.Command):
-    """A command whose faults end as one line on stderr and an exit status."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        # A script starts background jobs with SIGINT ignored, and Python keeps that.
-        if threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-        with exit_statuses():
-            require_extras(OPTIONS.get(str(self.name), {}).get("needs", ()))
-            return super().invoke(ctx)
+def repeated(*names: str, metavar: str | None = None, help: str) -> Any:
+    """Return an option that may be given several times; its value is a list."""
+    text = f"{help} Repeatable."
+    return Option(*names, metavar=metavar, help=text, default_factory=list, show_default=False)
 
 
-def command(function: Callable[..., Any]) -> Command:
-    """Make a function a command with the options of its name, to be registered in `main`."""
-    name = function.__name__.replace("_", "-")
-    return click.command(name, cls=Command, params=list(options_of(name)))(function)
+def setting(what: str, example: str) -> Any:
+    """Return the option `--set KEY=VALUE`, which overrides keys of `what`."""
+    text = f"Override a key of {what}, such as {example}."
+    return repeated("--set", metavar="KEY=VALUE", help=text)
 
 
-def require_extras(extras: Sequence[str]) -> None:
-    """Raises UsageError that names those of these extras that are not installed. To be called
-    inside a command."""
-    absent = [extra for extra in extras if not all(map(_installed, OPTIONS["extras"][extra]))]
-    if absent:
-        names = " and ".join(f"`{extra}`" for extra in absent)
-        raise UsageError(
-            f"`concur {click.get_current_context().info_name}` needs the"
-            f" {'extras' if absent[1:] else 'extra'} {names}: pip install"
-            f" 'concur[{','.join(absent)}]'"
-        )
+# -- commands --------------------------------------------------------------------------------------
 
 
-def extra_of(error: ModuleNotFoundError) -> str:
-    """The extra that holds a module that is missing; empty where none does."""
-    top = (error.name or "").partition(".")[0]
-    return next((extra for extra, held in OPTIONS["extras"].items() if top in held), "")
+class Group(StrEnum):
+    """A heading of the help, in its order."""
+
+    VERIFY = "Verify kernels"
+    DATA = "Make training data"
+    TRAIN = "Train and compare"
+    FIND = "Find things"
+    MACHINE = "Check and clean this machine"
+    STACK = "Run the servers"
 
 
-def _installed(module: str) -> bool:
-    with suppress(ImportError):  # a finder may refuse a name
-        return find_spec(module) is not None
-    return False
+class Grouped(typer.core.TyperGroup):
+    """A group whose help lists its commands under headings, each with a whole sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for group in Group:
+            rows = []
+            for name, command in self.commands.items():
+                if vars(command)["rich_help_panel"] == group.value:
+                    text = command.get_short_help_str(500).rstrip(".")
+                    rows.append((name, f"{text}."))
+            with formatter.section(group.value):
+                formatter.write_dl(rows)
+
+
+class Command(typer.core.TyperCommand):
+    """A command whose numbers are finite: NaN lies within every range."""
+
+    def invoke(self, ctx: Any) -> Any:
+        parameters: list[Any] = self.params
+        for parameter in parameters:
+            value = ctx.params.get(parameter.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                text = f"{value} is not a finite number."
+                raise typer.BadParameter(text, ctx=ctx, param=parameter)
+        return super().invoke(ctx)
+
+
+app = typer.Typer(
+    cls=Grouped,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="If an extra is missing, the command names it.",
+)
+
+
+def command(
+    group: Group,
+    *,
+    needs: Sequence[str] = (),
+    succeeded: str = "",
+    prints: bool = True,
+) -> Callable[[Function], Function]:
+    """Register a function as the command of its name.
+
+    `needs` are extras that must be installed. The data it returns is printed, as JSON with
+    `--json`, and text as it is; the exit status is 1 where `data[succeeded]` is false. With
+    `prints=False` the function prints by itself, and `--json` is its own affair.
+    """
+
+    def register(function: Function) -> Function:
+        name = function.__name__.rstrip("_").replace("_", "-")
+        signature = inspect.signature(function, eval_str=True)
+        parameters = dict(signature.parameters)
+        wants_json = "as_json" in parameters
+        if prints and not wants_json:
+            parameters["as_json"] = inspect.Parameter(
+                "as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson
+            )
+
+        @wraps(function)
+        def run(**options: Any) -> None:
+            as_json = options["as_json"] if wants_json else options.pop("as_json", False)
+            _accept_interrupts()
+            with exit_statuses():
+                require_extras(needs, name)
+                data = function(**options)
+            if isinstance(data, str):
+                typer.echo(data)
+            elif prints:
+                typer.echo(json.dumps(data) if as_json else render(data))
+            if succeeded and not data[succeeded]:
+                sys.exit(1)
+
+        run.__annotations__ = {key: each.annotation for key, each in parameters.items()}
+        vars(run)["__signature__"] = signature.replace(parameters=list(parameters.values()))
+        NEEDS[name] = needs
+        app.command(name, cls=Command, rich_help_panel=group.value)(run)
+        return function
+
+    return register
+
+
+def _accept_interrupts() -> None:
+    """Undo that a script starts background jobs with SIGINT ignored, which Python keeps."""
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
@@ -90,128 +225,36 @@ def exit_statuses() -> Iterator[None]:
     except ModuleNotFoundError as error:
         if not (extra := extra_of(error)):
             raise
-        click.echo(f"error: {error}: pip install 'concur[{extra}]'", err=True)
+        typer.echo(f"error: {error}: {install_command(extra)}", err=True)
         sys.exit(2)
     except EvalError as error:
-        click.echo(f"error: {error}", err=True)
+        typer.echo(f"error: {error}", err=True)
         sys.exit(2 if isinstance(error, UsageError | DeviceError) else 1)
     except KeyboardInterrupt:
-        click.echo(INTERRUPTED, err=True)
+        typer.echo(INTERRUPTED, err=True)
         sys.exit(130)
 
 
-# -- options ---------------------------------------------------------------------------------------
+# -- extras ----------------------------------------------------------------------------------------
 
 
-def options_of(command: str) -> Iterator[click.Parameter]:
-    """The options of a command: those that it shares, its own, and `--json` as `as_json`."""
-    own = {name: told for name, told in OPTIONS[command].items() if name != "needs"}
-    shared = [OPTIONS["shared"][group] for group in own.pop("use", ())]
-    what = own.pop("json", None)
-    for table in (*shared, own):
-        for name, told in table.items():
-            yield _option(name, **told)
-    if what:
-        text = f"Print {what} as one JSON object."
-        yield _option("--json", into="as_json", is_flag=True, help=text)
+def require_extras(extras: Iterable[str], name: str) -> None:
+    """Raises UsageError that names those of these extras that command `name` needs and that are not
+    installed."""
+    absent = [extra for extra in extras if not all(map(_installed, EXTRAS[extra]))]
+    if absent:
+        names = " and ".join(f"`{extra}`" for extra in absent)
+        noun = "extras" if absent[1:] else "extra"
+        raise UsageError(f"`concur {name}` needs the {noun} {names}: {install_command(*absent)}")
 
 
-class _FiniteRange(click.FloatRange):
-    """A range without NaN, which is in every other one, and infinities."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return found
+def extra_of(error: ModuleNotFoundError) -> str:
+    """Return the extra that holds a module that is missing; empty where none does."""
+    top = (error.name or "").partition(".")[0]
+    return next((extra for extra, held in EXTRAS.items() if top in held), "")
 
 
-def _option(name: str, into: str | None = None, **told: Any) -> click.Option:
-    least, most = told.pop("min", None), told.pop("max", None)
-    match told.get("type"):
-        case "int":
-            told["type"] = int if least is None else click.IntRange(least, most)
-        case "float":
-            told["type"] = _FiniteRange(min=least)
-    if choices := told.pop("choices", None):
-        told["type"] = click.Choice(choices)
-    return click.Option([name, into] if into else [name], **told)
-
-
-# -- output ----------------------------------------------------------------------------------------
-
-
-def emit(data: Any, as_json: bool, show: str | Callable[[Any], object], **more: object) -> None:
-    """Print `data` as exactly one JSON object, or for a person: through the template `show`, which
-    also gets `more`, or by calling it."""
-    if as_json:
-        click.echo(json.dumps(data))
-    elif isinstance(show, str):
-        click.echo(rendered(show, data, **more))
-    else:
-        show(data)
-
-
-def rendered(name: str, data: Any, **more: object) -> str:
-    """The template `name` with `data`; nothing that it prints acts on a terminal if `shown`."""
-    return _templates().get_template(f"{name}.txt.j2").render(data=data, table=table, **more)
-
-
-@cache
-def _templates() -> Environment:
-    from tasks.progress import duration, hours
-    from tasks.reporting.templates import environment
-    from tasks.reporting.text import clean
-    from tasks.sources.files import shown
-
-    filters = {
-        "clean": clean,
-        "counted": counted,
-        "duration": duration,
-        "form": lambda value, form=",": "" if value is None else format(value, form),
-        "hours": hours,
-        "shown": shown,
-        "units": in_units,
-    }
-    return environment(HERE / "templates", filters=filters, extensions=["jinja2.ext.do"])
-
-
-def table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[object]],
-    *,
-    right: Collection[str] = (),
-    width: int = PIPE_WIDTH,
-) -> str:
-    """A table; columns named in `right` hold numbers. Cells are text, never markup."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(title=Text(title) if title else None, show_header=any(columns))
-    for name in columns:
-        number = name in right
-        made.add_column(
-            Text(name), justify="right" if number else "left", no_wrap=number, overflow="fold"
-        )
-    for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
-    console = Console(width=None if sys.stdout.isatty() else width)
-    with console.capture() as printed:
-        console.print(made)
-    return printed.get().rstrip("\n")
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """`name 1,234, other 5`."""
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
-
-
-def in_units(size: float) -> str:
-    """Bytes for a person, in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1000
-    return f"{size:,.1f} TB"
+def _installed(module: str) -> bool:
+    with suppress(ImportError):  # a finder may refuse a name
+        return find_spec(module) is not None
+    return False

@@ -1,20 +1,33 @@
-"""`concur ls`, `concur show` and `concur open`: what is under a root, and where to look at it."""
+"""Commands that find what is there: snapshots, pages, reports, profiles and their settings."""
 
 from __future__ import annotations
 
 import json
 import os
 import webbrowser
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import click
+from typer import Argument, Option
 
-from flows.cli.common import command, emit, require_extras
+from flows.cli.common import (
+    AsJson,
+    Candidates,
+    Group,
+    Json,
+    Profile,
+    Root,
+    StackRoot,
+    command,
+    require_extras,
+    setting,
+)
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:
+    from flows.morning.history import Refresh
     from tasks.store import Snapshot
 
 SERVERS = {"prefect": "PREFECT_API_URL", "mlflow": "MLFLOW_TRACKING_URI"}
@@ -24,8 +37,14 @@ PAGES = {
 }
 
 
-@command
-def ls(root: str, stage: str | None, as_json: bool) -> None:
+@command(Group.FIND)
+def ls(
+    *,
+    root: Root = ".concur",
+    stage: Annotated[
+        str | None, Option(help="Snapshots of this stage only, such as curation.")
+    ] = None,
+) -> Json:
     """List the snapshots under a root, with rows, size and date, and the refreshes that made them.
 
     `concur show FINGERPRINT` shows one.
@@ -36,39 +55,53 @@ def ls(root: str, stage: str | None, as_json: bool) -> None:
     if not Path(root).is_dir():
         raise UsageError(f"there is no directory {root}", "name one with --root")
     found = [each for each in scan(Path(root)) if stage in (None, each.stage)]
-    data = {
+    snapshots = [
+        each.model_dump(include={"stage", "fingerprint", "finished", "rows", "bytes"})
+        | {"changed_at": datetime.fromtimestamp(each.changed_s, UTC).isoformat(" ", "minutes")}
+        for each in sorted(found, key=lambda each: each.changed_s)
+    ]
+    return {
         "root": root,
-        "snapshots": [
-            each.model_dump(include={"stage", "fingerprint", "finished", "rows", "bytes"})
-            | {"changed_at": datetime.fromtimestamp(each.changed_s, UTC).isoformat(" ", "minutes")}
-            for each in sorted(found, key=lambda each: each.changed_s)
-        ],
-        "refreshes": [each.model_dump(mode="json") for each in refreshes(root)],
+        "snapshots": snapshots,
+        "refreshes": [refresh_row(each) for each in refreshes(root)],
     }
-    emit(data, as_json, "ls")
 
 
-@command
-@click.argument("fingerprint")
-def show(fingerprint: str, root: str, rows: int, as_json: bool) -> None:
-    """Show a snapshot: its manifest, its columns and its first rows.
+def refresh_row(refresh: Refresh) -> Json:
+    """Return a refresh with the names of its snapshots."""
+    names = {name: f"{ref.stage}/{ref.fingerprint}" for name, ref in refresh.snapshots.items()}
+    return refresh.model_dump(mode="json") | {"snapshots": names}
 
-    FINGERPRINT is the beginning of one, or the snapshot's directory.
-    """
+
+@command(Group.FIND, needs=["batch"])
+def show(
+    fingerprint: Annotated[
+        str,
+        Argument(
+            metavar="FINGERPRINT",
+            help="The beginning of a fingerprint, or the snapshot's directory.",
+        ),
+    ],
+    *,
+    root: Root = ".concur",
+    rows: Annotated[int, Option(min=0, metavar="N", help="Print the first N rows.")] = 3,
+) -> Json:
+    """Show a snapshot: its manifest, its columns and its first rows."""
     from tasks.store.lookup import find_snapshot
 
     snapshot = find_snapshot(root, fingerprint).open()
-    data = {
+    return {
         "path": snapshot.path,
+        "finished": snapshot.finished,
         "manifest": snapshot.manifest if snapshot.finished else None,
         "columns": {each.name: str(each.type) for each in snapshot.schema()},
-        "rows": _first(snapshot, rows),
+        "rows": first_rows(snapshot, rows),
     }
-    emit(data, as_json, "show")
 
 
-def _first(snapshot: Snapshot, most: int) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
+    """Return at most `most` rows, as plain data."""
+    found: list[Json] = []
     for _, frame in snapshot.frames():
         if len(found) >= most:
             break
@@ -76,18 +109,29 @@ def _first(snapshot: Snapshot, most: int) -> list[dict[str, object]]:
     return found
 
 
-@command
-@click.argument("what", type=click.Choice([*PAGES, *SERVERS]))
-def open(what: str, root: str, as_json: bool) -> None:
+@command(Group.FIND)
+def open(
+    what: Annotated[
+        Literal["report", "view", "prefect", "mlflow"],
+        Argument(
+            metavar="WHAT",
+            help="What to open.",
+        ),
+    ],
+    *,
+    root: StackRoot = ".concur",
+    as_json: AsJson = False,
+) -> Json:
     """Print the address of the newest report, the candidates, Prefect or MLflow, and open it if
     there is a browser."""
-    address = _server(what, root) if what in SERVERS else _page(what, root)
+    address = server_address(what, root) if what in SERVERS else page_address(what, root)
     shown = {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"} & os.environ.keys()
     opened = bool(shown) and not as_json and webbrowser.open(address)
-    emit({"what": what, "address": address, "opened": opened}, as_json, lambda _: print(address))
+    return {"what": what, "address": address, "opened": opened}
 
 
-def _page(what: str, root: str) -> str:
+def page_address(what: str, root: str) -> str:
+    """Return the address of a page in a root. Raises UsageError where it was not written."""
     name, fix = PAGES[what]
     page = Path(root).absolute() / name
     if not page.is_file():
@@ -95,8 +139,9 @@ def _page(what: str, root: str) -> str:
     return page.as_uri()
 
 
-def _server(what: str, root: str) -> str:
-    require_extras(["line"])
+def server_address(what: str, root: str) -> str:
+    """Return the address of a server's pages. Raises UsageError where none runs."""
+    require_extras(["line"], "open")
     from flows.ops.control import use_stack
     from flows.ops.health import mlflow_page
 
@@ -108,3 +153,129 @@ def _server(what: str, root: str) -> str:
             f"no {what} server is running for {root}", f"start one with `concur up --root {root}`"
         )
     return mlflow_page(address) if what == "mlflow" else address.removesuffix("/api")
+
+
+@command(Group.FIND, needs=["line"])
+def view(
+    place: Annotated[
+        str | None,
+        Argument(
+            metavar="PLACE", help="A root, a verification, or Parquet.", show_default="--root"
+        ),
+    ] = None,
+    *,
+    root: Root = ".concur",
+    candidates: Candidates = None,
+    tasks: Annotated[
+        str | None,
+        Option(
+            metavar="TASKS",
+            help="Tasks of the candidates: Parquet or task files.",
+            show_default="beside the snapshot",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None,
+        Option(
+            metavar="DIR",
+            help="Folder to write.",
+            show_default="view, in the root or the current folder",
+        ),
+    ] = None,
+    opened: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
+) -> Json:
+    """Write a static site of the candidates in PLACE, and print the path of its first page.
+
+    PLACE is a root, the --out of verify-batch, a verification snapshot, or Parquet with
+    verdicts. The site opens from disk and can be published as it is.
+    """
+    from flows.view import write_view
+
+    found = write_view(place or root, candidates, tasks=tasks, out=out)
+    if opened:
+        webbrowser.open(Path(found["page"]).as_uri())
+    return found
+
+
+@command(Group.FIND, needs=["line"])
+def morning(
+    *,
+    root: Annotated[str, Option(envvar="CONCUR_ROOT", help="Folder of the snapshots.")] = ".concur",
+) -> Json:
+    """Report what is new since the previous refresh, what failed and why, and the cost."""
+    from flows.morning import text
+    from flows.morning.report import newest
+
+    return text.as_json(newest(root))
+
+
+@command(Group.FIND)
+def profiles() -> Json:
+    """List the profiles that ship with concur, and what each is for."""
+    from flows.config import load_profile, profile_names, shipped_dir
+
+    found = []
+    for name in profile_names():
+        path, config = shipped_dir("profiles") / f"{name}.yaml", load_profile(name)
+        about = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        found.append(
+            {
+                "name": name,
+                "language": config.language.value,
+                "root": config.root,
+                "about": about,
+                "path": str(path),
+            }
+        )
+    return {"profiles": found}
+
+
+@command(Group.FIND)
+def config(
+    what: Annotated[
+        Literal["show", "schema"],
+        Argument(
+            metavar="WHAT",
+            help="The values, or the JSON Schema.",
+        ),
+    ],
+    *,
+    profile: Profile = "local",
+    overrides: Annotated[list[str], setting("the profile", "language=cuda")],
+) -> Json | str:
+    """Show the configuration that a run with a profile would have, or the JSON Schema of profiles.
+
+    `show` says of every key whether its value comes from --set, the profile or the defaults.
+    `schema` is for editors: name the file in the first line of a profile, as
+    `# yaml-language-server: $schema=FILE`.
+    """
+    from flows.config import PipelineConfig, load_profile, read_profile
+    from tasks.reporting.text import masked
+
+    if what == "schema":
+        return json.dumps(PipelineConfig.model_json_schema())
+    values = masked(load_profile(profile, overrides).model_dump(mode="json"))
+    in_profile = [key for key, _ in dotted(read_profile(profile))]
+    in_overrides = [override.partition("=")[0] for override in overrides]
+
+    def source(key: str) -> str:
+        if is_among(key, in_overrides):
+            return "--set"
+        return "profile" if is_among(key, in_profile) else "default"
+
+    keys = {key: {"value": value, "from": source(key)} for key, value in dotted(values)}
+    return {"profile": profile, "keys": keys}
+
+
+def dotted(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key with its dotted path that holds a value, not keys."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def is_among(key: str, keys: list[str]) -> bool:
+    """Return whether a key is among these, or below one of them."""
+    return any(key == each or key.startswith(f"{each}.") for each in keys)

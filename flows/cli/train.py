@@ -1,25 +1,38 @@
-"""`concur train`: an adapter from an existing training set; `concur reinforce`: a better one by
-rewards."""
+"""Commands that train models and compare training sets."""
 
 from __future__ import annotations
 
+import atexit
+import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from flows.cli.common import command, emit
+import typer
+from typer import Option
+
+from flows.cli.common import INTERRUPTED, Curated, Group, Json, Root, command, setting
 from kernels_eval.errors import UsageError
 
 
-@command
+@command(Group.TRAIN, needs=["train"])
 def train(
-    as_json: bool,
-    root: str,
-    curated: str | None,
-    profile: str,
-    overrides: tuple[str, ...],
-    merged: str | None,
-    merged_dtype: Literal["bfloat16", "float32"],
-) -> None:
+    *,
+    root: Root = ".concur",
+    curated: Curated = None,
+    profile: Annotated[
+        str, Option(help="The profile whose `training` and `tracking` are used.")
+    ] = "local",
+    overrides: Annotated[list[str], setting("the profile", "training.num_epochs=1")],
+    merged: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR", help="Merge base and adapter into one model there, if the check passes."
+        ),
+    ] = None,
+    merged_dtype: Annotated[
+        Literal["bfloat16", "float32"], Option(help="Data type of the merged weights.")
+    ] = "bfloat16",
+) -> Json:
     """Train an adapter on an existing curated set; print its path and its run in MLflow.
 
     If the training is stopped, rerun the same command to resume it.
@@ -31,7 +44,7 @@ def train(
 
     join_stack(root)
     given = load_profile(profile, overrides)
-    if merged and Path(merged).exists():  # now, and not after hours of training
+    if merged and merged.exists():  # now, and not after hours of training
         raise UsageError(f"{merged} exists", "give a new directory for the merged weights")
     place = find_curated(root, curated).root
     embed(given.model_copy(update={"root": place}))  # before prefect is imported
@@ -46,14 +59,32 @@ def train(
         "mlflow": tracked and tracked.model_dump(),
     }
     if merged:
-        summary["merged"] = merge_trained(config, tasks, found, trained, Path(merged), merged_dtype)
-    emit(summary, as_json, "train")
+        summary["merged"] = merge_trained(config, tasks, found, trained, merged, merged_dtype)
+    summary["serve"] = (
+        f"vllm serve {summary['base_model']} --enable-lora --max-lora-rank {summary['rank']}"
+        f" --lora-modules tuned={summary['adapter']}"
+    )
+    return summary
 
 
-@command
+@command(Group.TRAIN, needs=["train"])
 def reinforce(
-    as_json: bool, root: str, training: str | None, profile: str, overrides: tuple[str, ...]
-) -> None:
+    *,
+    root: Root = ".concur",
+    training: Annotated[
+        str | None,
+        Option(
+            metavar="SNAPSHOT",
+            help="A finished training: fingerprint or directory.",
+            show_default="the newest",
+        ),
+    ] = None,
+    profile: Annotated[
+        str,
+        Option(help="The profile whose `reinforcement`, `verification` and `tracking` are used."),
+    ] = "local",
+    overrides: Annotated[list[str], setting("the profile", "reinforcement.steps=20")],
+) -> Json:
     """Improve a trained adapter with rewards from the verifier (GRPO); print where it is.
 
     Rerun the same command to resume one that was stopped.
@@ -69,8 +100,97 @@ def reinforce(
     config, tasks, trained = of_training(given, training)
     with served_and_shown() as progress:
         reinforced, run_id = reinforce_and_track(config, tasks, trained)
-    summary = summary_of(trained, reinforced) | {
-        "seconds": progress.seconds,
-        "mlflow": run_id,
-    }
-    emit(summary, as_json, "reinforce")
+    summary = summary_of(trained, reinforced)
+    return summary | {"seconds": progress.seconds, "mlflow": run_id}
+
+
+@command(Group.TRAIN, needs=["train"], succeeded="complete")
+def ablate(
+    *,
+    profile: Annotated[
+        str | None,
+        Option(help="A profile's name, or the path of a YAML file.", show_default="ablation"),
+    ] = None,
+    overrides: Annotated[list[str], setting("the profile", "training.num_epochs=1")],
+    strategies: Annotated[
+        str | None,
+        Option(metavar="S,S,...", help="Names, YAML files, or all. The first is the baseline."),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        Option(
+            metavar="N,N,...",
+            help="Maximum numbers of samples; `all` is no limit.",
+            show_default="all",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        Option(
+            metavar="N,N,...", help="Seeds of curation, training and sampling.", show_default="0,1"
+        ),
+    ] = None,
+    max_gpu_hours: Annotated[
+        float | None,
+        Option(metavar="HOURS", help="Refuse to start or to continue above this budget."),
+    ] = None,
+    max_parallel_branches: Annotated[
+        int | None,
+        Option(
+            "--parallel",
+            metavar="N",
+            help="Number of parallel branches.",
+            show_default="one per GPU",
+        ),
+    ] = None,
+    verdicts: Annotated[
+        str | None,
+        Option(
+            metavar="SNAPSHOT",
+            help="Start from this verification snapshot.",
+            show_default="refresh first",
+        ),
+    ] = None,
+    only_estimate: Annotated[
+        bool, Option("--estimate", help="Print the estimated cost and stop.")
+    ] = False,
+) -> Json:
+    """Compare strategies: curate, train and benchmark each, at every size and with every seed.
+
+    Rerun the same command to resume a stopped ablation and to retry failed branches. The exit
+    status is 1 if a branch failed or was left out.
+    """
+    from flows.ablation.plan import (
+        ablation_config,
+        parsed_list,
+        pipeline_of,
+        planned_branches,
+    )
+    from flows.ablation.run import estimated, run_ablation
+    from flows.launch import require_ready
+    from flows.ops.control import join_stack
+
+    config = ablation_config(
+        profile=profile,
+        overrides=overrides,
+        strategies=parsed_list(strategies, "--strategies", str),
+        sizes=parsed_list(sizes, "--sizes", int),
+        seeds=parsed_list(seeds, "--seeds", int),
+        max_gpu_hours=max_gpu_hours,
+        max_parallel_branches=max_parallel_branches,
+        verdicts=verdicts,
+    )
+    pipeline = pipeline_of(config)
+    planned_branches(config)
+    require_ready(pipeline, *(() if config.verdicts else ("refresh",)), "training", "benchmark")
+    join_stack(pipeline.root)
+    if only_estimate:
+        return estimated(config, pipeline) | {"complete": True}
+    try:
+        return run_ablation(config, pipeline)
+    except KeyboardInterrupt:
+        # Branches work in threads that nothing can interrupt; what they finished is on disk. End
+        # Ray and the embedded Prefect: the interpreter would wait for the threads.
+        typer.echo(INTERRUPTED, err=True)
+        atexit._run_exitfuncs()
+        os._exit(130)

@@ -12,7 +12,7 @@ import pytest
 import flows
 from benchmarks.analysis_scale import plant, planted_frame
 from flows.cli.analyze import analysis_of, read
-from flows.cli.common import rendered
+from flows.cli.render import render
 from kernels_eval.errors import UsageError
 from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot
@@ -66,7 +66,7 @@ def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path):
     )
     alone = analysis_of(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
     assert joined.observations == alone.observations and joined.difficulty == alone.difficulty
-    printed = rendered("analyze", joined.as_json(), found=joined)
+    printed = render(joined.as_json())
     assert joined.observations.finding[0] in printed
 
 

@@ -323,13 +323,16 @@ def test_what_the_command_imports_first_loads_nothing_heavy(module):
     assert loaded.isdisjoint(HEAVY), loaded & set(HEAVY)
 
 
-def test_help_loads_click_and_nothing_else_that_is_installed():
-    """`concur --help` answers in under half a second: measured, click and our own commands take
+TYPER = ("typer", "annotated_doc", "shellingham")
+
+
+def test_help_loads_typer_and_nothing_else_that_is_installed():
+    """`concur --help` answers in under half a second: measured, typer and our own commands take
     0.1 s, and pydantic, rich or YAML alone would double that."""
     script = "from flows.cli.main import main; main(['--help'], standalone_mode=False)"
     loaded = loaded_by(script) - loaded_by("pass")
     installed = {name for name in metadata.packages_distributions() if name in loaded}
-    assert "click" in loaded and installed <= {"click", "flows", "kernels_eval"}, installed
+    assert "typer" in loaded and installed <= {*TYPER, "flows", "kernels_eval"}, installed
 
 
 def test_the_trusted_side_of_verification_imports_no_torch():

@@ -16,9 +16,9 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-import click
 import polars as pl
 import pytest
+import typer
 import yaml
 from click.testing import CliRunner
 
@@ -28,7 +28,16 @@ from kernels_eval.source.syntax import parse_source
 from tests.support import commands as support
 from tests.support.browser import chromium
 from tests.support.curated import line, sample
-from tests.support.doc_commands import PAGES, ROOT, Command, check, commands, fences, parse_concur
+from tests.support.doc_commands import (
+    PAGES,
+    ROOT,
+    Command,
+    UsageError,
+    check,
+    commands,
+    fences,
+    parse_concur,
+)
 from tests.support.samples import frame
 from tests.support.samples import sample as verified
 
@@ -72,7 +81,7 @@ def test_what_is_wrong_is_seen():
         ["analyze", "--seed", "x"],
         ["verify-batch", "c.parquet"],
     ):
-        with pytest.raises(click.UsageError):
+        with pytest.raises(UsageError):
             parse_concur(words)
     for words, key in (
         (["run", "--set", "verification.worker=2"], "verification.workers"),
@@ -303,7 +312,9 @@ def test_the_reference_names_every_command_option_and_key(site):
     cli = (site / "reference" / "cli.html").read_text(encoding="utf-8")
     for name, command in main.commands.items():
         assert f"concur {name}<" in cli, name
-        for option in (found for found in command.params if isinstance(found, click.Option)):
+        for option in (
+            found for found in command.params if isinstance(found, typer.core.TyperOption)
+        ):
             assert f"<code>{option.opts[0]}</code>" in cli, (name, option.opts)
     keys = (site / "reference" / "configuration.html").read_text(encoding="utf-8")
 

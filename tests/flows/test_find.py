@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from flows.cli.main import main
-from flows.config import PipelineConfig, load_profile, profile_names, shipped_dir
+from flows.config import load_profile, profile_names, shipped_dir
 from flows.morning.history import entered, refreshes
 from tasks.store import Snapshot, fingerprint
 from tasks.tables import TASKS
@@ -51,7 +51,7 @@ def test_ls_lists_snapshots_and_refreshes(root):
     assert [each["finished"] for each in found.values()].count(False) == 1
     assert [each["ending"] for each in data["refreshes"]] == ["finished"]
     text = typed("ls --root made")
-    assert "3 snapshots" in text and "unfinished" in text and root[5].fingerprint[:12] in text
+    assert [text.count(each.fingerprint) for each in root.values()] == [1, 2]
     assert json.loads(typed("ls --root made --stage curation --json"))["snapshots"] == []
     assert "--root" in typed("ls --root gone", 2)
 
@@ -64,7 +64,7 @@ def test_show_prints_manifest_columns_and_rows(root, name):
     assert data["manifest"]["rows"] == 5 and data["columns"]["task_id"] == "string"
     assert [row["task_id"] for row in data["rows"]] == ["t0", "t1", "t2", "t3"]
     text = typed(f"show {asked}")
-    assert "task_id: t2" in text and "task_id: t3" not in text and "\x1b" not in text
+    assert "t2" in text and "t3" not in text and "\x1b" not in text
 
 
 def test_show_says_which_name_is_none_or_several(root):
@@ -92,7 +92,7 @@ def test_open_prints_the_address_and_starts_a_browser_where_there_is_one(root, m
     page = os.path.abspath("made/report.html")
     with open(page, "w") as file:
         file.write("<p>")
-    assert typed("open report --root made").strip() == f"file://{page}"
+    assert f"file://{page}\n" in typed("open report --root made")
     asked = []
     monkeypatch.setattr("webbrowser.open", lambda address: asked.append(address) or True)
     monkeypatch.setenv("BROWSER", "some")
@@ -105,7 +105,7 @@ def test_open_names_the_servers_of_this_shell_or_says_how_to_start_them(root, mo
     assert "concur up --root made" in typed("open prefect --root made", 2)
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///x.db")
-    assert typed("open prefect --root made") == "http://127.0.0.1:4200\n"
+    assert "http://127.0.0.1:4200\n" in typed("open prefect --root made")
     assert "no mlflow server" in typed("open mlflow --root made", 2)
 
 
@@ -120,16 +120,14 @@ def test_config_says_where_each_value_comes_from():
     words = "config show --profile nightly --set verification.workers=3 --set tasks={limit: 2}"
     done = CliRunner().invoke(main, [*words.split()[:-2], "tasks={limit: 2}", "--json"])
     data = json.loads(done.stdout)
-    where = data["sources"]
-    assert data["configuration"]["verification"]["workers"] == 3
-    assert where["verification.workers"] == where["tasks.limit"] == "--set"
-    assert where["verification.chunk_size"] == where["root"] == "profile"
-    assert where["guard.reserve_gib"] == "default"
-    again = PipelineConfig.model_validate(data["configuration"])
-    assert (
-        again.model_dump()
-        == load_profile("nightly", ["verification.workers=3", "tasks={limit: 2}"]).model_dump()
-    )
+    keys = {key: tuple(each.values()) for key, each in data["keys"].items()}
+    assert keys["verification.workers"] == (3, "--set")
+    assert keys["tasks.limit"] == (2, "--set")
+    assert keys["verification.chunk_size"][1] == keys["root"][1] == "profile"
+    assert keys["guard.reserve_gib"][1] == "default"
+    values = {key: value for key, (value, _) in keys.items()}
+    overrides = ["verification.workers=3", "tasks={limit: 2}"]
+    assert load_profile("nightly", overrides, values) == load_profile("nightly", overrides)
     assert "did you mean" in typed("config show --set verification.worker=1", 2)
 
 

@@ -15,18 +15,17 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from flows.cli.common import OPTIONS
-from flows.cli.main import GROUPS, main
+from flows.cli.common import EXTRAS, NEEDS
+from flows.cli.main import main
+from kernels_eval.installation import install_command
 from tests.support import commands
 from tests.support.audit import needed
 from tests.support.doc_commands import fences
 
 PROJECT = tomllib.loads((commands.ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS = OPTIONS["extras"]
-COMMANDS = [name for group in GROUPS.values() for name in group]
 TIME_LIMITS = ("limits.run_s", "limits.load_s", "limits.reference_s", "build.timeout_s")
 """Seconds of a verification that a busy machine may exceed."""
-NEEDY = {name: OPTIONS[name]["needs"] for name in COMMANDS if "needs" in OPTIONS[name]}
+NEEDY = {name: list(extras) for name, extras in NEEDS.items() if extras}
 
 BLOCKED = """
 import json, sys
@@ -71,7 +70,7 @@ def without(modules, *words, cwd, **env):
 
 def test_the_base_is_small(optional):
     extras = {module for extra in ("batch", "line", "train") for module in EXTRAS[extra]}
-    assert extras <= optional and not {"torch", "numpy", "click", "pydantic"} & optional
+    assert extras <= optional and not {"torch", "numpy", "typer", "pydantic"} & optional
 
 
 def test_every_extra_is_known_by_all_that_it_installs():
@@ -127,18 +126,29 @@ def test_a_missing_extra_is_one_line_that_says_which(monkeypatch, tmp_path):
         said = " and ".join(f"`{extra}`" for extra in needs)
         word = "extras" if needs[1:] else "extra"
         assert done.stderr == (
-            f"error: `concur {name}` needs the {word} {said}: pip install"
-            f" 'concur[{','.join(needs)}]'\n"
+            f"error: `concur {name}` needs the {word} {said}: {install_command(*needs)}\n"
         )
         assert (done.exit_code, done.stdout, os.listdir()) == (2, "", [])
 
 
-def test_one_extra_of_two_is_named_alone(tmp_path):
+def test_one_extra_of_two_is_named_alone_for_this_interpreter_and_this_clone(tmp_path):
     done = without({"prefect", "mlflow"}, "run", cwd=tmp_path)
-    assert done.stderr == (
-        "error: `concur run` needs the extra `line`: pip install 'concur[line]'\n"
-    )
+    install = f"{sys.executable} -m pip install '{commands.ROOT}[line]'"
+    assert done.stderr == f"error: `concur run` needs the extra `line`: {install}\n"
     assert done.returncode == 2
+
+
+def test_an_installed_copy_names_where_it_came_from(monkeypatch, tmp_path):
+    """A package of this name on an index is a stranger's."""
+
+    class Installed:
+        def read_text(self, name):
+            return '{"url": "file:///w/concur-0.1.0-py3-none-any.whl"}'
+
+    monkeypatch.setattr("kernels_eval.installation.CHECKOUT", tmp_path)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: Installed())
+    wheel = "'concur[line] @ file:///w/concur-0.1.0-py3-none-any.whl'"
+    assert install_command("line") == f"{sys.executable} -m pip install {wheel}"
 
 
 # -- the wheel -------------------------------------------------------------------------------------
@@ -212,4 +222,5 @@ def test_the_wheel_in_a_fresh_environment_verifies_a_kernel(wheel, tmp_path):
     done = commands.run([str(python.with_name("concur")), *words], env, tmp_path)
     assert json.loads(done.stdout)["status"] == "correct", done.stderr
     run = commands.run([str(python.with_name("concur")), "run"], env, tmp_path)
-    assert "pip install 'concur[line,train]'" in run.stderr and run.returncode == 2
+    assert f"{python} -m pip install 'concur[line,train] @ {wheel.as_uri()}'" in run.stderr
+    assert run.returncode == 2

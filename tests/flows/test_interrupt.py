@@ -14,15 +14,16 @@ from tests.support.commands import CONCUR, environment, kill_tree, start
 
 ENDS_S = 45.0
 IDLE = """
-import click, signal, sys, time
-from flows.cli.common import Command
+import signal, time
+from flows.cli.common import Group, app, command
 
-def idle():
+@command(Group.MACHINE, prints=False)
+def idle() -> None:
     print("up", flush=True)
     time.sleep(600)
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a script does for a job in the background
-Command("idle", callback=idle)()
+app()
 """
 
 

@@ -34,7 +34,7 @@ def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
     options = ("--license", "mit", "--observations", tmp_path / "seen.md", "--name", "Mine")
     status, out, err = concur(*to_set, *options)
     assert (status, err) == (0, "")
-    assert "concur: train 3 rows" in out and "revision:  refresh-20" in out
+    assert "concur  train 3" in out and "refresh-20" in out
     card = (tmp_path / "set/README.md").read_text()
     assert "seen lengths" in card and "# Mine" in card
     status, out, _ = concur(*to_set, *options, "--json", "--curated", curated.fingerprint[:9])
@@ -45,7 +45,7 @@ def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
 
 def test_a_share_that_holds_out_no_task_is_said(tmp_path, curated, to_set):
     _, out, _ = concur(*to_set, "--holdout", "0.000001")
-    assert "concur has no split test" in out and "--holdout" in out
+    assert "without test  concur" in out
     _, out, _ = concur(*to_set, "--json")
     assert json.loads(out)["without_test"] == [], "nothing was to be held out"
 
@@ -54,7 +54,7 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
     other = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
     concur(*to_set, "--curated", curated.fingerprint)
     status, out, err = concur("diff", to_set[-1], other.fingerprint, *to_set[1:3])
-    assert status == 0 and err == "" and "the task is gone from the source: 1" in out
+    assert status == 0 and err == "" and "candidate 1, task 1" in out
     status, out, _ = concur("diff", curated.open().path, other.open().path, "--json")
     assert status == 0 and json.loads(out)["reasons"]["samples_lost"] == {"task": 1, "candidate": 1}
 

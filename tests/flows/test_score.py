@@ -294,7 +294,7 @@ def test_the_command_prints_a_table_or_one_json_object(tmp_path):
         main, ["benchmark", "--verdicts", path, "--k", "1", "--resamples", "100"]
     )
     assert done.exit_code == 0, done.output
-    assert "level 2" in done.output and "50.0" in done.output and "H200" in done.output
+    assert "level 2" in done.output and "0.5" in done.output and "H200" in done.output
     command = [
         sys.executable,
         "-m",

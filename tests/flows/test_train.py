@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from flows.cli.common import rendered
 from flows.cli.main import main
 from flows.config import PipelineConfig
 from flows.track import training_run_record
@@ -144,23 +143,6 @@ def test_bad_input_is_told_at_once(tmp_path, arguments, said):
         main, ["train", *(argument.format(tmp=tmp_path) for argument in arguments)]
     )
     assert done.exit_code == 2 and said in done.stderr and done.stdout == ""
-
-
-def test_what_is_printed():
-    data = CASES["printed_training"]
-    out = rendered("train", data)
-    for said in (
-        "4,800 rows of c0ffee, 12 left out",
-        "0.7000 before training, 0.6100 at the end",
-        "3.10% of the adapter's effect",
-        "concur-paper/3",
-        "tuned=/a",
-    ):
-        assert said in out
-    out = rendered(
-        "train", data | {"merged": None, "mlflow": None, "held_out": {}, "new_work": False}
-    )
-    assert "MLflow" not in out and "held out" not in out and "trained earlier" in out
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-import click
+import typer
 
 import flows
 from flows.cli.main import main
@@ -29,6 +29,8 @@ PAGES = [
 ]
 FENCE = re.compile(r"^(`{3,})(\w*)([^\n]*)\n(.*?)^\1", re.MULTILINE | re.DOTALL)
 SHELLS = ("sh", "bash", "shell", "console")
+UsageError = typer.BadParameter.__base__
+"""What a command raises for words that it does not understand."""
 PLACEHOLDER = re.compile(r"\.\.\.|[A-Z]{3,}")
 
 
@@ -150,8 +152,8 @@ def _check_module(command):
 
 
 def parse_concur(words):
-    """The context of the command that these words call, parsed by click but not called. Raises
-    click.UsageError or AssertionError."""
+    """The context of the command that these words call, parsed but not called. Raises
+    UsageError or AssertionError."""
     context = main.make_context(
         "concur", list(words), resilient_parsing="--help" in words or "--version" in words
     )
@@ -161,12 +163,12 @@ def parse_concur(words):
         if hasattr(context, "_protected_args")
         else list(context.args)
     )
-    while isinstance(group, click.Group) and rest:
+    while isinstance(group, typer.core.TyperGroup) and rest:
         name, group, rest = group.resolve_command(context, rest)
         context = group.make_context(
             name, list(rest), parent=context, resilient_parsing="--help" in rest
         )
-        rest = list(context.args) if isinstance(group, click.Group) else []
+        rest = list(context.args) if isinstance(group, typer.core.TyperGroup) else []
     _check_settings(context)
     return context
 

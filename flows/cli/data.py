@@ -1,0 +1,270 @@
+"""Commands that make training data: the whole pipeline, and its stages on what exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+from flows.cli.common import (
+    Candidates,
+    Curated,
+    Group,
+    Json,
+    Profile,
+    Root,
+    Verdicts,
+    command,
+    repeated,
+    require_extras,
+    setting,
+)
+
+File = str | None
+
+
+@command(Group.DATA)
+def run(
+    *,
+    profile: Profile = "local",
+    overrides: Annotated[list[str], setting("the profile", "verification.workers=2")],
+    only: Annotated[
+        Literal["refresh"] | None,
+        Option(help="Stop after the refresh (tasks to curated set)."),
+    ] = None,
+) -> Json:
+    """Run the pipeline: tasks, synthesis, verification, curation, training, benchmark, tracking."""
+    require_extras(["line"] if only else ["line", "train"], "run")
+    from flows.config import load_profile
+    from flows.launch import launch, require_ready
+    from flows.ops.control import join_stack
+
+    config = load_profile(profile, overrides)
+    join_stack(config.root)
+    require_ready(config, "refresh", *(() if only else ("training", "benchmark")))
+    summary = launch(config, refresh_only=only == "refresh")
+    if only:
+        return summary
+    return summary | {"prefect_ui": prefect_ui()} | mlflow_ui(config.tracking_uri, config.root)
+
+
+def prefect_ui() -> str:
+    """Return the address of Prefect's pages, or the command that serves them."""
+    if address := os.environ.get("PREFECT_API_URL"):
+        return address.removesuffix("/api")
+    home = os.environ.get("PREFECT_HOME", "")
+    return f"PREFECT_HOME={home} {tool('prefect')} server start   (http://127.0.0.1:4200)"
+
+
+def mlflow_ui(uri: str, root: str) -> Json:
+    """Return the command that serves MLflow's pages, where no server does."""
+    if uri.startswith("http"):
+        return {}
+    place = Path(root).absolute()
+    return {
+        "mlflow_ui": f"{tool('mlflow')} server --backend-store-uri {uri}"
+        f" --artifacts-destination {place}/mlartifacts"
+    }
+
+
+def tool(name: str) -> str:
+    """Return a program as this user can type it: beside the running interpreter if it is there."""
+    beside = Path(sys.executable).with_name(name)
+    if not beside.exists():
+        return name
+    here = Path.cwd()
+    return str(beside.relative_to(here) if beside.is_relative_to(here) else beside)
+
+
+@command(Group.DATA, needs=["line"])
+def curate(
+    *,
+    verdicts: Verdicts = None,
+    candidates: Candidates = None,
+    root: Root = ".concur",
+    strategies: Annotated[
+        list[str],
+        Option(
+            "--strategy",
+            help="Name of a strategy, a YAML file, or all. Repeatable.",
+            default_factory=lambda: ["concur"],
+            show_default="concur",
+        ),
+    ],
+    sizes: Annotated[
+        str | None,
+        Option("--size", metavar="N,N,...", help="Maximum number of samples; one set per size."),
+    ] = None,
+    overrides: Annotated[list[str], setting("the strategy", "min_speedup=2")],
+    out: Annotated[
+        File,
+        Option(metavar="DIR", help="Write each set as Parquet, and curation.json, to this folder."),
+    ] = None,
+    explain: Annotated[
+        str | None,
+        Option(metavar="CANDIDATE_ID", help="Explain why this candidate was selected or not."),
+    ] = None,
+) -> Json:
+    """Choose training sets from existing verdicts, by one strategy or many."""
+    from flows.curate import curate_table, explain_candidate, parsed_sizes
+
+    options = {
+        "verdicts": verdicts,
+        "candidates": candidates,
+        "root": root,
+        "strategies": strategies,
+        "sizes": parsed_sizes(sizes),
+        "overrides": overrides,
+    }
+    if explain is None:
+        return curate_table(out=out, **options)
+    return {"explanations": explain_candidate(explain, **options)}
+
+
+@command(Group.DATA, needs=["line"])
+def publish(
+    *,
+    root: Root = ".concur",
+    curated: Curated = None,
+    also: Annotated[
+        list[str],
+        repeated(
+            metavar="SNAPSHOT", help="Another set, as a configuration named after its strategy."
+        ),
+    ],
+    out: Annotated[str, Option(metavar="DIR", help="Folder to create.")],
+    name: Annotated[str | None, Option(help="Name of the data set.")] = None,
+    license: Annotated[
+        str | None,
+        Option(metavar="ID", help="Licence of the set, as named by the hub, such as apache-2.0."),
+    ] = None,
+    holdout: Annotated[
+        float | None,
+        Option(metavar="SHARE", help="Share of the tasks for the split `test`."),
+    ] = None,
+    observations: Annotated[
+        File, Option(metavar="FILE", help="Markdown for the card's section Observations.")
+    ] = None,
+    decontamination: Annotated[
+        File,
+        Option(metavar="FILE", help="Markdown for the card's section on decontamination."),
+    ] = None,
+    figures: Annotated[
+        list[str],
+        repeated("--figure", metavar="FILE", help="An image for the card."),
+    ],
+    push: Annotated[
+        str | None,
+        Option(
+            metavar="REPO_ID",
+            help="Also push the set to the hub; the token is read from HF_TOKEN.",
+        ),
+    ] = None,
+    public: Annotated[
+        bool, Option("--public", help="Push to a public repository.", show_default="private")
+    ] = False,
+) -> Json:
+    """Write a curated set as a folder that datasets.load_dataset loads."""
+    from tasks.publishing.sets import publish_set
+
+    return publish_set(
+        root,
+        out,
+        curated=curated,
+        also=also,
+        push=push,
+        public=public,
+        observations=observations,
+        decontamination=decontamination,
+        figures=figures,
+        name=name,
+        license=license,
+        holdout_share=holdout,
+    )
+
+
+@command(Group.DATA, needs=["line"])
+def diff(
+    old: Annotated[str, Argument(metavar="OLD", help="A curated snapshot or a published folder.")],
+    new: Annotated[str, Argument(metavar="NEW", help="The one to compare it with.")],
+    *,
+    root: Annotated[
+        str, Option(help="Folder of the snapshots named by a fingerprint.")
+    ] = ".concur",
+) -> Json:
+    """Compare two curated snapshots or published folders: what changed, and why."""
+    from tasks.publishing.sets import diff_sets
+
+    changes: Json = json.loads(diff_sets(root, old, new, as_json=True))
+    return changes
+
+
+@command(Group.DATA, needs=["line"])
+def analyze(
+    *,
+    verdicts: Verdicts = None,
+    candidates: Candidates = None,
+    root: Root = ".concur",
+    other_verdicts: Annotated[
+        File, Option(metavar="PATH", help="Verdicts of another generator on the same tasks.")
+    ] = None,
+    other_candidates: Annotated[
+        File, Option(metavar="PATH", help="Candidates of these verdicts.")
+    ] = None,
+    out: Annotated[
+        str, Option(metavar="DIR", help="Folder for report.md, analysis.json and the figures.")
+    ] = "analysis",
+    seed: Annotated[
+        int, Option(help="Seed for the permutation test and the random groups of tasks.")
+    ] = 0,
+) -> Json:
+    """Analyse how reasoning length relates to correctness and speedup."""
+    from flows.cli.analyze import analysis_of
+
+    return analysis_of(
+        verdicts,
+        candidates,
+        root=root,
+        out=out,
+        other_verdicts=other_verdicts,
+        other_candidates=other_candidates,
+        seed=seed,
+    ).as_json()
+
+
+@command(Group.DATA, needs=["line"])
+def search(
+    *,
+    root: Root = ".concur",
+    profile: Profile = "local",
+    verdicts: Annotated[
+        str | None,
+        Option(
+            metavar="SNAPSHOT",
+            help="Verified candidates to begin with: fingerprint or directory.",
+            show_default="the newest",
+        ),
+    ] = None,
+    overrides: Annotated[list[str], setting("the profile", "search.evaluations=64")],
+) -> Json:
+    """Search for faster variants of correct kernels; print the gains that are confirmed.
+
+    Block and tile sizes, unrolling and launch bounds are changed; with search.operators also flags,
+    and a model rewrites. Rerun the same command to resume a search that was stopped.
+    """
+    from flows.config import load_profile
+    from flows.launch import embed, served_and_shown
+    from flows.ops.control import join_stack
+
+    join_stack(root)
+    embed(config := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
+    from flows.search import begun_with, search_and_track, summary_of
+
+    begun = begun_with(config, verdicts)
+    with served_and_shown() as progress:
+        searched, _ = search_and_track(*begun)
+    return summary_of(searched) | {"seconds": progress.seconds}

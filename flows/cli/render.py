@@ -1,0 +1,243 @@
+"""Draw for a person the data that a command prints with `--json`.
+
+Guarantees: every key of the data appears, whatever its shape: plain values as `name  value` lines,
+mappings as sections, lists of mappings as tables. A table that is wider than the page is continued
+in a second one that repeats its first column. Nothing that is printed acts on a terminal. Does not
+guarantee that a long text is whole.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Json = dict[str, Any]
+
+PIPE_WIDTH = 140
+"""Columns of a page that is written to a pipe or a file."""
+LINE_CHARS = 100
+"""Longest list or mapping that is written on one line."""
+CELL_CHARS = 60
+"""Widest column of text; longer cells are folded."""
+MOST_CHARS = 400
+"""Characters of a value, of which a cell shows no more; `--json` has the whole."""
+HEADING_CHARS = 14
+"""Longest heading of a column that is not folded for narrow cells."""
+BORDER = 3
+"""Characters beside each column of a table."""
+_INTERVAL = {"value", "lower", "upper"}
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
+
+
+def render(data: Json) -> str:
+    """Return the page of a command's data."""
+    return "\n".join(_blocks(data, ""))
+
+
+# -- sections --------------------------------------------------------------------------------------
+
+
+def _blocks(data: Mapping[str, Any], title: str) -> list[str]:
+    """The lines, tables and sections of a mapping: its plain values first, under its heading."""
+    pairs: dict[str, list[str]] = {}
+    below: list[str] = []
+    for name, value in data.items():
+        plain = _plain_lines(name, value)
+        if plain is not None:
+            pairs[label(name)] = plain
+            continue
+        heading = f"{title}: {label(name)}" if title else label(name)
+        rows = _rows(value)
+        if rows is None:
+            below += ["", heading, *_blocks(value, heading)]
+        else:
+            below += _table(rows, heading)
+    return [_pairs(pairs), *below] if pairs else below
+
+
+def _plain_lines(name: str, value: Any) -> list[str] | None:
+    """The lines of a value that needs no section or table of its own; None where it does."""
+    if isinstance(value, Mapping) and not _is_interval(value):
+        inline = inline_text(value)
+        flat = not any(isinstance(each, Mapping | list) for each in value.values())
+        return [inline] if flat and len(inline) <= LINE_CHARS else None
+    if isinstance(value, list):
+        if any(isinstance(each, Mapping) for each in value):
+            return None
+        line = text_of(name, value)
+        if len(line) > LINE_CHARS:
+            return [text_of(name, each) for each in value]
+        return [line]
+    return [text_of(name, value)[:MOST_CHARS]]
+
+
+def _pairs(pairs: Mapping[str, list[str]]) -> str:
+    width = max(map(len, pairs))
+    lines = []
+    for name, values in pairs.items():
+        lines.append(f"{name:{width}}  {values[0]}")
+        lines += [f"{'':{width}}  {more}" for more in values[1:]]
+    return "\n".join(lines)
+
+
+def _rows(value: Any) -> list[Json] | None:
+    """The rows of a list of mappings, or of a mapping whose values are mappings."""
+    if isinstance(value, list):
+        return [dict(each) if isinstance(each, Mapping) else {"": each} for each in value]
+    of_mappings = all(isinstance(each, Mapping) and each for each in value.values())
+    if len(value) > 1 and of_mappings:
+        return [{"": name} | dict(row) for name, row in value.items()]
+    return None
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _table(rows: Sequence[Mapping[str, Any]], title: str) -> list[str]:
+    """The rows as tables no wider than the page. A column without any value is left out; one of
+    mappings that are too long for a cell becomes a table below, with the first column."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    columns: dict[str, list[Any]] = {}
+    nested = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        if any(_is_nested(value) for value in values):
+            nested.append(name)
+        elif any(value not in (None, "", []) for value in values):
+            columns[name] = values
+    tables = ["", title]
+    for part in _split(columns, console.width):
+        tables.append(_drawn(console, part))
+    first = next(iter(columns), "")
+    for name in nested:
+        below = [{first: row.get(first)} | (row.get(name) or {}) for row in rows]
+        tables += _table(below, f"{title}: {label(name)}")
+    return tables
+
+
+def _is_nested(value: Any) -> bool:
+    if not isinstance(value, Mapping) or _is_interval(value):
+        return False
+    return len(inline_text(value)) > CELL_CHARS
+
+
+def _split(columns: Mapping[str, list[Any]], width: int) -> Iterable[dict[str, list[Any]]]:
+    """Groups of columns that fit the width, each group with the first column."""
+    if not columns:
+        return
+    first, *others = columns.items()
+    part, used = dict([first]), _width(*first) + BORDER
+    for name, values in others:
+        needed = _width(name, values) + BORDER
+        if len(part) > 1 and used + needed >= width:
+            yield part
+            part, used = dict([first]), _width(*first) + BORDER
+        part[name] = values
+        used += needed
+    yield part
+
+
+def _width(name: str, values: Iterable[Any]) -> int:
+    """Characters of a column: its heading, folded, or its widest cell."""
+    heading = label(name)
+    word = max([min(len(heading), HEADING_CHARS), *map(len, heading.split())])
+    cell = max((len(text_of(name, value)) for value in values), default=0)
+    return max(word, min(cell, CELL_CHARS), 1)
+
+
+def _drawn(console: Any, columns: Mapping[str, list[Any]]) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table()
+    for name, values in columns.items():
+        justify: Any = "right" if all(map(_is_number, values)) else "left"
+        drawn.add_column(
+            Text(label(name)), justify=justify, overflow="fold", width=_width(name, values)
+        )
+    for cells in zip(*columns.values(), strict=True):
+        texts = [text_of(name, value) for name, value in zip(columns, cells, strict=True)]
+        drawn.add_row(*(Text(text[:MOST_CHARS]) for text in texts))
+    with console.capture() as printed:
+        console.print(drawn)
+    return str(printed.get()).rstrip("\n")
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def label(name: str) -> str:
+    """Return a key as words: `median_speedup` as `median speedup`; other texts stay."""
+    *above, last = name.split(": ")
+    words = last.replace("_", " ") if _NAME.fullmatch(last) else last
+    return clean_line(": ".join([*map(label, above), words]))
+
+
+def text_of(name: str, value: Any) -> str:
+    """Return a value on one line; the name of its key says its unit."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(name, value)
+    if isinstance(value, Mapping):
+        return inline_text(value)
+    if isinstance(value, list):
+        return ", ".join(text_of(name, each) for each in value) or "none"
+    return clean_line(value)
+
+
+def inline_text(value: Mapping[str, Any]) -> str:
+    """Return a mapping on one line: `0.5 [0.4, 0.6]` of an interval, else `name 1, other 2`."""
+    if _is_interval(value):
+        middle, lower, upper = (text_of("", value[key]) for key in ("value", "lower", "upper"))
+        return middle if lower == "-" else f"{middle} [{lower}, {upper}]"
+    return ", ".join(f"{clean_line(k)} {text_of(k, v)}" for k, v in value.items()) or "none"
+
+
+def in_units(size: float) -> str:
+    """Return bytes for a person, in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1000
+    return f"{size:,.1f} TB"
+
+
+def clean_line(text: object) -> str:
+    """Return one line without characters that act on a terminal."""
+    from tasks.reporting.text import clean
+
+    return clean(text, one_line=True)
+
+
+def _number(name: str, value: float) -> str:
+    words = name.rpartition(": ")[2].split("_")
+    if "bytes" in words:
+        return in_units(value)
+    if isinstance(value, int):
+        return (
+            f"{value:,}"
+            if abs(value) >= 10_000 and words[-1] not in ("pid", "seed")
+            else str(value)
+        )
+    if "share" in words:
+        return f"{value:.1%}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool):
+        return False
+    return value is None or isinstance(value, int | float) or _is_interval(value)
+
+
+def _is_interval(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == _INTERVAL

@@ -1,0 +1,214 @@
+"""Every command, once as a person runs it and once with `--json`: both end well, and the page shows
+every value of the JSON.
+
+The commands read one finished workspace. Those that train, sample or serve are run with that work
+replaced by its recorded result; what they do is tested where they are.
+"""
+
+import json
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from flows.cli.common import NEEDS
+from flows.cli.main import main
+from flows.cli.render import label, render, text_of
+from flows.config import load_profile
+from flows.morning.history import entered
+from tasks.store import SnapshotRef
+from tests.support import commands, curated
+
+TASK = (commands.ROOT / "tasks/sources/bundled/tasks/softmax_rows.py").read_text("utf-8")
+SAMPLES = [
+    curated.sample("kernelbench/L1/1", 0, 100, 6.0),
+    curated.sample("kernelbench/L1/1", 1, 300, 2.0),
+    curated.sample("kernelbench/L1/2", 0, 200, 7.0),
+    curated.sample("kernelbench/L1/2", 1, 900, None),
+    curated.sample("kernelbench/L1/3", 0, 400, 8.0, ops=curated.SINGLE),
+]
+READY = {"loss_first": 0.6, "rows": 3, "base_model": "small", "rank": 4, "adapter": "/a"}
+LINE = {"name": "x", "seconds": 1.0, "new_work_in": [], "summary": {"correct": "3"}}
+DONE = {
+    "run": LINE | {"report": "/r.html", "viewer": "/v.html", "mlflow_run": None},
+    "train": READY,
+    "reinforce": {"reward": [0.1, 0.2], "steps": 5, "adapter": "/a"},
+    "search": {"gain": {"value": 1.2, "lower": 1.1, "upper": 1.3}, "results": [{"task_id": "t"}]},
+    "ablate": {"complete": True, "branches": [{"name": "b", "state": "done", "error": None}]},
+}
+"""What a long piece of work returns."""
+ARGUMENTS = {
+    "verify": "task.py broken.py",
+    "verify-batch": "responses.jsonl --tasks tasks --out batch",
+    "benchmark": "--root made",
+    "export": "--root made --as kernelbench --out {out}",
+    "run": "--set root=other",
+    "curate": "--root made --strategy concur --strategy speedup",
+    "publish": "--root made --out {out}",
+    "diff": "{curated} {curated} --root made",
+    "analyze": "--root made --out {out}",
+    "search": "--root made",
+    "train": "--root made",
+    "reinforce": "--root made",
+    "ls": "--root made",
+    "show": "{curated} --root made",
+    "open": "report --root made",
+    "view": "made --out {out}",
+    "morning": "--root made",
+    "config": "show",
+    "gc": "--root made --without-mlflow --younger-than 0",
+    "down": "--root made",
+    "env": "--root made",
+}
+STAGES = {"tasks": "training-tasks", "candidates": "synthesis", "verdicts": "verification"}
+STATUS_1 = {"status", "doctor"}
+"""Commands that say by their status what they found: here is no stack, and perhaps no tool."""
+NO_JSON = {"serve", "env"}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """A folder with a finished workspace `made`, task and candidate files."""
+    place = tmp_path_factory.mktemp("workspace")
+    root = place / "made"
+    refs = curated.line(root, SAMPLES, chosen=True)
+    snapshots = {"curated": refs}
+    for name, stage in STAGES.items():
+        (folder,) = (root / stage).iterdir()
+        found = SnapshotRef(root="made", stage=stage, fingerprint=folder.name)
+        snapshots[name] = found
+    (root / "report.html").write_text("<p>")
+    (place / "task.py").write_text(TASK)
+    (place / "broken.py").write_text("class ModelNew(\n")
+    (place / "tasks").mkdir()
+    (place / "tasks/softmax.py").write_text(TASK)
+    row = {"task_id": "softmax", "response": "I cannot write it."}
+    (place / "responses.jsonl").write_text(json.dumps(row))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        with entered(load_profile("local", ["root=made"])) as entry:
+            entry.ends("finished", snapshots=snapshots)
+    return place, refs.fingerprint
+
+
+@pytest.fixture
+def typed(workspace, monkeypatch, tmp_path):
+    """Run a command in the workspace, its long work replaced by `DONE`."""
+    place, fingerprint = workspace
+    monkeypatch.chdir(place)
+    for name in ("MLFLOW_TRACKING_URI", "CONCUR_ROOT", "BROWSER", "DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+
+    @contextmanager
+    def shown():
+        yield SimpleNamespace(seconds=1.0, worked=set())
+
+    def returns(value):
+        return lambda *args, **options: value
+
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    snapshot = SimpleNamespace(root="made")
+    replaced = {
+        "flows.launch.launch": returns(DONE["run"]),
+        "flows.launch.embed": returns(None),
+        "flows.launch.require_ready": returns(None),
+        "flows.launch.served_and_shown": shown,
+        "flows.ops.control.join_stack": returns(None),
+        "flows.search.begun_with": returns(()),
+        "flows.search.search_and_track": returns((snapshot, None)),
+        "flows.search.summary_of": returns(DONE["search"]),
+        "flows.train.of_line": returns((None, None, None)),
+        "flows.train.train_and_track": returns((None, None)),
+        "flows.train.summary_of": returns(DONE["train"]),
+        "flows.reinforce.of_training": returns((None, None, None)),
+        "flows.reinforce.reinforce_and_track": returns((None, None)),
+        "flows.reinforce.summary_of": returns(DONE["reinforce"]),
+        "flows.ablation.run.run_ablation": returns(DONE["ablate"]),
+        "flows.ops.control.up": returns({"healthy": True, "parts": []}),
+        "flows.ops.control.export_lines": returns(["export A=b"]),
+        "flows.ops.watchdog.watch": returns([{"name": "n", "state": "RUNNING", "why": "silent"}]),
+        "kernels_eval.service.app.run": returns(None),
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(name, value)
+
+    def run(name, *more):
+        words = ARGUMENTS.get(name, "").format(out=tmp_path / more[0], curated=fingerprint)
+        return CliRunner().invoke(main, [name, *words.split(), *more[1:]])
+
+    return run
+
+
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_a_command_prints_its_page_and_the_same_as_json(typed, name):
+    page = typed(name, "page")
+    assert page.exit_code in ({0, 1} if name in STATUS_1 else {0}), (page.output, page.exception)
+    assert page.exception is None or isinstance(page.exception, SystemExit)
+    if name in NO_JSON:
+        return
+    done = typed(name, "data", "--json")
+    assert done.exit_code == page.exit_code, (done.output, done.exception)
+    data = json.loads(done.stdout)
+    if name == "verify":  # the judge prints its own verdict
+        assert data["status"] in page.stdout
+        return
+    assert [key for key in data if label(key) not in page.stdout] == []
+
+
+def leaves(data, name=""):
+    """Every plain value of a command's data, with the name of its key."""
+    if isinstance(data, dict) and data.keys() != {"value", "lower", "upper"}:
+        for key, value in data.items():
+            yield from leaves(value, key)
+    elif isinstance(data, list):
+        for value in data:
+            yield from leaves(value, name)
+    elif data not in (None, ""):
+        yield name, data
+
+
+NESTED = {
+    "plain": 1,
+    "text": "a path/with [markup]\x1b[2J",
+    "counts": {"a": 1, "b": 20_000},
+    "deep": {"one": {"two": {"three": 0.25}, "list": ["x", "y"]}, "flag": True},
+    "rows": [
+        {"name": "first", "interval": {"value": 1.0, "lower": 0.5, "upper": 2.0}, "size_bytes": 5},
+        {"name": "second", "counts": {"n" * 40: 1, "m" * 40: 2}, "other": None},
+    ],
+    "wide": [{f"column_{number}": f"value {number}" for number in range(40)}],
+    "keyed": {"build_s": {"sum": 8.0, "mean": 2.0}, "run_s": {"sum": 4.0, "mean": 1.0}},
+    "none": None,
+    "empty": {},
+    "nothing": [],
+}
+
+
+def test_a_page_shows_every_value_and_acts_on_no_terminal():
+    page = render(NESTED)
+    assert [value for name, value in leaves(NESTED) if text_of(name, value) not in page] == []
+    assert "\x1b" not in page and "[markup]" in page
+    assert max(map(len, page.splitlines())) <= 140
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("rows", 4800, "4800"),
+        ("rows", 90_810, "90,810"),
+        ("pid", 90_810, "90810"),
+        ("size_bytes", 4_200_000, "4.2 MB"),
+        ("busy_share", 0.25, "25.0%"),
+        ("seconds", 61.24, "61.24"),
+        ("seconds", 6124.0, "6,124"),
+        ("flag", False, "no"),
+        ("gain", {"value": 1.2, "lower": 1.1, "upper": 1.3}, "1.2 [1.1, 1.3]"),
+        ("gain", {"value": 1.2, "lower": None, "upper": None}, "1.2"),
+        ("counts", {"correct": 3, "bad": 1}, "correct 3, bad 1"),
+        ("names", ["a", "b"], "a, b"),
+        ("missing", None, "-"),
+    ],
+)
+def test_a_value_is_written_by_its_name_and_kind(name, value, text):
+    assert text_of(name, value) == text

@@ -226,7 +226,6 @@ def weekly_ablations(
         strategies=tuple(sweep.strategies),
         sizes=(sweep.size or None,),
         seeds=tuple(range(sweep.seeds)),
-        max_gpu_hours=sweep.max_gpu_hours or None,
     )
     with devices(config, None):
         result = ablate.fn(asked)

@@ -244,9 +244,6 @@ class AblationForm(Form, title="Ablation"):
     size: int = _count(
         "Samples at most", "Of each training set. 0: what the strategy takes.", 10_000_000
     )
-    max_gpu_hours: float = _count(
-        "Budget, GPU-hours", "A branch that does not fit is not started. 0: no limit.", 1_000_000
-    )
 
 
 class AdvancedForm(Form, title="Advanced"):

@@ -6,7 +6,7 @@ before anything runs; the same ablation gives the same branches in the same orde
 decides what curation draws, the training (adapter, order of rows, dropout) and how the tuned
 model's answers are drawn. It does not decide which tasks are held out of training, nor the base
 model's and recorded answers, which all branches share. Does not guarantee that two branches differ:
-`flows.ablation.samples` finds which have the same rows, and those share one training per seed.
+those of the same rows and seed are one training, because a training is identified by its rows.
 """
 
 from __future__ import annotations
@@ -43,9 +43,6 @@ class AblationConfig(Record, title="concur ablate"):
     """how many samples a training set has at most; null: as many as the strategy takes"""
     seeds: tuple[int, ...] = Field(default=(0, 1), min_length=1, max_length=64)
     """one branch each: of what curation draws, of training, and of the tuned model's answers"""
-    max_gpu_hours: float | None = Field(default=None, gt=0, title="Budget, GPU-hours")
-    """refused before the start where the estimate is above it, and no branch is begun that does
-    not fit any more; null: no limit. Without a GPU, hours of the CPU that takes its place"""
     max_parallel_branches: int | None = Field(default=None, ge=1, le=256, title="Branches at once")
     """null: as many as the GPUs hold, each branch with GPUs of its own; one without a GPU"""
     verdicts: str | None = Field(default=None, min_length=1)
@@ -197,14 +194,12 @@ def branches_at_once(config: AblationConfig, pipeline: PipelineConfig, gpus: int
     """At most one branch a GPU, or a group of GPUs where training or serving takes several.
 
     Models that answer in this process answer on its first GPU, which Ray does not know of: then one
-    branch at a time where kernels need a GPU, else two, of which one verifies while the other
-    trains or answers. Without GPUs as many as were asked for, else one.
+    branch at a time. Without GPUs as many as were asked for, else one.
     """
     if not gpus:
         return config.max_parallel_branches or 1
     if pipeline.synthesis.sampler != "vllm":
-        most = 1 if pipeline.language.needs_gpu else 2
-        return min(config.max_parallel_branches or most, most)
+        return 1
     fit = max(1, gpus // max(pipeline.training.workers, _gpus_a_replica(pipeline, gpus)))
     return min(config.max_parallel_branches or fit, fit)
 

@@ -85,14 +85,13 @@ def label(branch: Branch) -> str:
 def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     """What a reader must know before the numbers."""
     failed = [branch.name for branch in branches if branch.state == "failed"]
-    out = [branch.name for branch in branches if branch.state == "left_out"]
-    of = f"of {len(branches)} branches"
-    words = {
-        f"{len(failed)} {of} failed ({', '.join(failed)}): rerun the command to retry them": failed,
-        f"{len(out)} {of} are left out because of the budget: rerun with a larger"
-        " --max-gpu-hours to continue": out,
-    }
-    return tuple(said for said, names in words.items() if names)
+    if not failed:
+        return ()
+    names = ", ".join(failed)
+    return (
+        f"{len(failed)} of {len(branches)} branches failed ({names}): rerun the command to retry"
+        " them",
+    )
 
 
 def compared(

@@ -11,11 +11,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar, get_args
+from typing import TypeVar
 
-from flows.ablation.branch import Trained
 from flows.ablation.plan import Plan
-from flows.ablation.records import BranchRecord
 from flows.config import PipelineConfig
 from flows.track import (
     CUSTOM_KERNEL,
@@ -26,7 +24,7 @@ from flows.track import (
     tags_of,
 )
 from kernels_eval.records import Json, stable_hash
-from tasks.benchmark.comparison.records import BranchState
+from tasks.benchmark.comparison.records import Branch
 from tasks.benchmark.stage import scores_of
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import try_mlflow
@@ -37,9 +35,11 @@ from tasks.tracking.writing import NOTE_TAG
 
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1, at the step that is the number of rows trained on."""
-SCORE_COLUMNS = set("track metric k value lower upper tasks samples why_not".split())
-BRANCH_COLUMNS = """name strategy size seed state error rows loss_last held_out_loss_last gpu_hours
-    seconds""".split()
+SCORE_COLUMNS = {"track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not"}
+BRANCH_COLUMNS = (
+    *("name", "strategy", "size", "seed", "state", "error"),
+    *("rows", "loss_last", "held_out_loss_last", "seconds"),
+)
 T = TypeVar("T")
 
 
@@ -57,7 +57,7 @@ class AblationTracker:
         self._sink = AblationSink(destination_of(pipeline))
 
     def open(self, plans: Sequence[Plan]) -> None:
-        """Make the parent run, or continue that of an earlier call."""
+        """Write the parent run, or open that of an earlier call again."""
         values = {
             "strategies": (plan.strategy for plan in plans),
             "sizes": (size_of(plan.size) for plan in plans),
@@ -72,54 +72,32 @@ class AblationTracker:
         )
         self.run_id = self._try(lambda: self._sink.open(record))
 
-    def branch(
-        self,
-        config: PipelineConfig,
-        record: BranchRecord,
-        rows: SnapshotRef | None,
-        made: Trained | None,
-        spent: tuple[int, float] | None,
-    ) -> None:
-        """Write one branch that is done or failed. `rows` is the set that it trains on; `spent` is
-        how many branches have ended and the GPU-hours by then, where the branch did anything new.
-        """
+    def branch(self, config: PipelineConfig, branch: Branch) -> None:
+        """Write one branch that ended; `config` is the branch's own."""
         if self.run_id is None:
             return
-        name = record.branch.name
-        run_id = self._try(lambda: self._sink.child(name, branch_run(config, record, rows, made)))
+        record = branch_run(config, branch)
+        run_id = self._try(lambda: self._sink.child(branch.name, record))
         if run_id:
-            self.runs[name] = run_id
-        if spent:
-            metrics: Metrics = {"branches_ended": float(spent[0]), "gpu_hours_spent": spent[1]}
-            self._try(lambda: self._sink.progress(metrics, spent[0]))
+            self.runs[branch.name] = run_id
 
     def close(
-        self,
-        records: Sequence[BranchRecord],
-        rows: Sequence[Json],
-        files: Sequence[Path],
-        gpu_hours: float,
+        self, branches: Sequence[Branch], rows: Sequence[Json], files: Sequence[Path]
     ) -> None:
         """End the parent run with its summary, tables and files."""
         if self.run_id is None:
             return
-        states = Counter(f"branches_{record.branch.state}" for record in records)
-        branches = [
-            {name: getattr(record.branch, name) for name in BRANCH_COLUMNS}
-            | {"shares_training_with": record.shares_with}
-            for record in records
-        ]
-        counts: Metrics = {
-            name: float(states[name]) for name in map("branches_{}".format, get_args(BranchState))
-        }
-        tables = {"branches": branches, "strategies": list(rows)}
+        states = Counter(branch.state for branch in branches)
+        done = states["done"]
+        table = [{name: getattr(branch, name) for name in BRANCH_COLUMNS} for branch in branches]
+        tables = {"branches": table, "strategies": list(rows)}
         record = StageRecord(
             name="summary",
-            metrics=counts | {"gpu_hours": round(gpu_hours, 6)},
-            series=curves(records),
+            metrics={"branches_done": float(done), "branches_failed": float(states["failed"])},
+            series=curves(branches),
             tags={
-                "concur.complete": str({*states} <= {"branches_done"}).lower(),
-                NOTE_TAG: f"{counts['branches_done']:.0f} of {len(records)} branches are done.",
+                "concur.complete": str(done == len(branches)).lower(),
+                NOTE_TAG: f"{done} of {len(branches)} branches are done.",
             },
             artifacts=tuple(path for path in files if path.is_file()),
             tables={name: table for name, table in tables.items() if table},
@@ -148,57 +126,48 @@ def size_of(size: int | None) -> str:
     return "all" if size is None else str(size)
 
 
-def branch_run(
-    config: PipelineConfig, record: BranchRecord, rows: SnapshotRef | None, made: Trained | None
-) -> RunRecord:
-    """One branch as MLflow gets it; a branch that failed has what it came to. `config` is the
-    branch's own."""
-    branch = record.branch
-    dataset = dataset_of(config, rows) if rows else None
-    metrics: Metrics = {
-        "curated_rows": branch.rows,
-        "gpu_hours": branch.gpu_hours,
-        "seconds": branch.seconds,
-        **{f"{phase}_s": seconds for phase, seconds in record.phases_s.items()},
+def branch_run(config: PipelineConfig, branch: Branch) -> RunRecord:
+    """One branch as MLflow gets it; one that failed has its error. `config` is the branch's own."""
+    plan = {"strategy": branch.strategy, "size": size_of(branch.size), "seed": str(branch.seed)}
+    fingerprints = {name: getattr(branch, name) for name in ("curated", "trained", "scores")}
+    tags = {f"fingerprint.{name}": value for name, value in fingerprints.items() if value}
+    facts: Json = {
+        "run_fingerprint": stable_hash([branch.name, fingerprints]),
+        "name": branch.name,
+        "tags": tags_of(config, state=branch.state, **plan) | tags,
+        "params": {**plan, "curation": config.curation, "training": config.training},
+        "metrics": {"curated_rows": branch.rows, "seconds": branch.seconds},
     }
-    series: Series = {}
-    tables: Json = {}
-    adapter = None
-    if made and rows and dataset:
-        scores = branch_scores(made.scores)
-        metrics |= training_headline(made.trained) | scores
-        series = training_record(config.training, made.trained, dataset).series
-        tables["scores"] = [row.model_dump(include=SCORE_COLUMNS) for row in scores_of(made.scores)]
-        if branch.rows and (exec_at_1 := scores.get("exec_at_1")) is not None:
-            series = {**series, CURVE: ((branch.rows, exec_at_1),)}
-        if not record.shares_with:
-            adapter = adapter_record(config, rows, made.trained)
-    sorts = {"strategy": branch.strategy, "size": size_of(branch.size), "seed": str(branch.seed)}
-    made_of = {name: getattr(branch, name) for name in ("curated", "trained", "scores")}
-    tags = {f"fingerprint.{name}": value for name, value in made_of.items() if value}
-    if record.shares_with:
-        tags["shares_training_with"] = record.shares_with
-    return RunRecord(
-        run_fingerprint=stable_hash([branch.name, made_of]),
-        name=branch.name,
-        times=_times(made, branch.seconds),
-        tags=tags_of(config, state=branch.state, **sorts) | tags,
-        params={**sorts, "curation": config.curation, "training": config.training},
-        metrics={name: value for name, value in metrics.items() if name not in series},
-        series=series,
-        datasets=(dataset,) if dataset else (),
-        tables=tables,
-        adapter=adapter,
-        error=branch.error if branch.state == "failed" else None,
+    if branch.state == "failed":
+        return RunRecord(**facts, error=branch.error)
+    results = _results(config, branch)
+    return RunRecord(**facts | results | {"metrics": facts["metrics"] | results["metrics"]})
+
+
+def _results(config: PipelineConfig, branch: Branch) -> Json:
+    """What a run has of a branch that is done."""
+    curated, trained, scores = (
+        SnapshotRef(root=config.root, stage=stage, fingerprint=str(fingerprint))
+        for stage, fingerprint in (
+            ("curation", branch.curated),
+            ("training", branch.trained),
+            ("benchmark", branch.scores),
+        )
     )
-
-
-def _times(made: Trained | None, seconds: float | None) -> tuple[int, int] | None:
-    """When a branch worked, ms since 1970: until its scores were there."""
-    if made is None:
-        return None
-    ended = times_of(made.scores.open())[1]
-    return ended - int(1000 * (seconds or 0.0)), ended
+    dataset = dataset_of(config, curated)
+    metrics = training_headline(trained) | branch_scores(scores)
+    series = dict(training_record(config.training, trained, dataset).series)
+    if branch.rows and (exec_at_1 := metrics.get("exec_at_1")) is not None:
+        series[CURVE] = ((branch.rows, exec_at_1),)
+    ended = times_of(scores.open())[1]
+    return {
+        "times": (ended - int(1000 * (branch.seconds or 0.0)), ended),
+        "metrics": {name: value for name, value in metrics.items() if name not in series},
+        "series": series,
+        "datasets": (dataset,),
+        "tables": {"scores": [row.model_dump(include=SCORE_COLUMNS) for row in scores_of(scores)]},
+        "adapter": adapter_record(config, curated, trained),
+    }
 
 
 def branch_scores(scores: SnapshotRef) -> Metrics:
@@ -206,11 +175,11 @@ def branch_scores(scores: SnapshotRef) -> Metrics:
     return score_metrics(row for row in scores_of(scores) if row.track == CUSTOM_KERNEL)
 
 
-def curves(records: Sequence[BranchRecord]) -> Series:
+def curves(branches: Sequence[Branch]) -> Series:
     """`exec_at_1_over_size/STRATEGY`: the mean over seeds at each number of rows."""
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for branch in (record.branch for record in records):
-        if branch.state == "done" and branch.rows and branch.answers and branch.scores:
+    for branch in branches:
+        if branch.rows and branch.answers and branch.scores:
             root = branch.answers.verdicts.root
             ref = SnapshotRef(root=root, stage="benchmark", fingerprint=branch.scores)
             if (value := branch_scores(ref).get("exec_at_1")) is not None:

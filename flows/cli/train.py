@@ -130,10 +130,6 @@ def ablate(
             metavar="N,N,...", help="Seeds of curation, training and sampling.", show_default="0,1"
         ),
     ] = None,
-    max_gpu_hours: Annotated[
-        float | None,
-        Option(metavar="HOURS", help="Refuse to start or to continue above this budget."),
-    ] = None,
     max_parallel_branches: Annotated[
         int | None,
         Option(
@@ -151,14 +147,11 @@ def ablate(
             show_default="refresh first",
         ),
     ] = None,
-    only_estimate: Annotated[
-        bool, Option("--estimate", help="Print the estimated cost and stop.")
-    ] = False,
 ) -> Json:
     """Compare strategies: curate, train and benchmark each, at every size and with every seed.
 
     Rerun the same command to resume a stopped ablation and to retry failed branches. The exit
-    status is 1 if a branch failed or was left out.
+    status is 1 if a branch failed.
     """
     from flows.ablation.plan import (
         ablation_config,
@@ -166,7 +159,7 @@ def ablate(
         pipeline_of,
         planned_branches,
     )
-    from flows.ablation.run import estimated, run_ablation
+    from flows.ablation.run import run_ablation
     from flows.launch import require_ready
     from flows.ops.control import join_stack
 
@@ -176,7 +169,6 @@ def ablate(
         strategies=parsed_list(strategies, "--strategies", str),
         sizes=parsed_list(sizes, "--sizes", int),
         seeds=parsed_list(seeds, "--seeds", int),
-        max_gpu_hours=max_gpu_hours,
         max_parallel_branches=max_parallel_branches,
         verdicts=verdicts,
     )
@@ -184,8 +176,6 @@ def ablate(
     planned_branches(config)
     require_ready(pipeline, *(() if config.verdicts else ("refresh",)), "training", "benchmark")
     join_stack(pipeline.root)
-    if only_estimate:
-        return estimated(config, pipeline) | {"complete": True}
     try:
         return run_ablation(config, pipeline)
     except KeyboardInterrupt:

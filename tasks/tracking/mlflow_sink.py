@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from tasks.tracking import writing
 from tasks.tracking.config import page_of
 from tasks.tracking.connection import Destination
-from tasks.tracking.records import Cell, Metrics, RunRecord, Series, StageRecord
+from tasks.tracking.records import Cell, RunRecord, Series, StageRecord
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -135,8 +135,7 @@ class AblationSink:
                     runs.client.update_run(self.run_id, status="RUNNING")
             else:
                 tags = {writing.key_of(key): text for key, text in record.tags.items()}
-                # the value of this tag is part of what finds the runs of earlier versions
-                own[writing.KIND_TAG] = "sweep"
+                own[writing.KIND_TAG] = "ablation"
                 self.run_id = runs.start(record.name, tags | own)
             # some are missing where an earlier call died on its way; MLflow refuses another value
             missing = [key for key in record.params if writing.key_of(key) not in known]
@@ -167,14 +166,6 @@ class AblationSink:
             run_id = runs.write(record, own, "FAILED" if record.error else "FINISHED")
             runs.register(run_id, record)
             return run_id
-
-    def progress(self, metrics: Metrics, step: int) -> None:
-        """Numbers of the parent that grow while the ablation runs, once a step."""
-        series: Series = {
-            name: ((step, value),) for name, value in metrics.items() if value is not None
-        }
-        with self._to.connected() as runs:
-            runs.add_points(self.run_id, series)
 
     def close(self, record: StageRecord) -> None:
         """End the parent with its summary. A value that is written already is not written again;

@@ -1,16 +1,15 @@
-"""Ablations: what they are made of, what they cost, and that a branch that fails, a kill or an
-empty budget costs no more than it must."""
+"""Ablations: what they are made of, and that a branch that fails costs no more than it must."""
 
-import fcntl
 import json
-import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
 
-from flows.ablation.estimate import Work, estimate, require_within
+from flows.ablation.branch import sole_maker
 from flows.ablation.plan import (
     AblationConfig,
     ablation_config,
@@ -20,12 +19,15 @@ from flows.ablation.plan import (
     pipeline_of,
     planned_branches,
 )
-from flows.ablation.records import BRANCH, Meter, alone_with, load_spent, sole_writer
+from flows.ablation.records import sole_writer
+from flows.ablation.samples import samples_of
 from flows.cli.main import main
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import UsageError
+from tasks.store import Snapshot
 from tasks.synthesis import sizing
 from tests.support.cases import cases
 from tests.support.quick_ablations import devices, profile, quick, samples
+from tests.support.waiting import until
 
 CASES = cases("flows")
 
@@ -125,13 +127,10 @@ def test_the_form_is_readable():
 
 def test_the_command_answers_help_and_refuses_nonsense_without_a_traceback():
     runner = CliRunner()
-    assert "--max-gpu-hours" in runner.invoke(main, ["ablate", "--help"]).output
-    refused = runner.invoke(main, "ablate --strategies nothing --estimate".split())
+    assert "--strategies" in runner.invoke(main, ["ablate", "--help"]).output
+    refused = runner.invoke(main, "ablate --strategies nothing".split())
     assert refused.exit_code == 2
     assert refused.output.startswith("error: there is no strategy 'nothing'")
-
-
-# -- what it costs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("asked, said", CASES["ablation_names"])
@@ -145,123 +144,72 @@ def test_the_run_of_an_ablation_is_named_by_what_it_compares(asked, said, monkey
     assert ablation_name().startswith("ablate: 20")
 
 
-def four_trainings(branches, rows):
-    basis = f"{4 * rows:.0f} rows, counted"
-    return Work(suite=3, branches=branches, rows=(rows,) * 4, rows_basis=basis, answered=4)
-
-
-def test_an_estimate_counts_devices_and_says_what_it_rests_on(tmp_path):
-    pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
-    work = four_trainings(8, 10.0)
-    alone, four = (estimate(pipeline, work, gpus=gpus, parallel=gpus) for gpus in (1, 4))
-    assert alone.trainings == 4 and alone.steps == 4 * 5 * 2  # ten rows, two a step, two epochs
-    assert alone.gpu_hours == pytest.approx(four.gpu_hours)
-    assert alone.hours == pytest.approx(4 * four.hours)
-    assert all("assumed" in part.basis for part in alone.parts)
-    longer = work._replace(rows=(20.0,) * 4)
-    assert estimate(pipeline, longer, gpus=1, parallel=1).gpu_hours > alone.gpu_hours
-
-
-def test_the_estimate_of_a_night_is_made_from_memory_and_bandwidth(tmp_path, monkeypatch):
-    """90,810 answers of 7,000 tokens: 111 GPU-hours measured with prompts of 600 tokens, and
-    prompts are longer. At the speed of short answers it was 35."""
-    monkeypatch.setattr("tasks.synthesis.sizing.read_gpu", lambda: None)
-    asked = pipeline_of(AblationConfig(profile=profile(tmp_path)))
-    sampling = asked.synthesis.sampling.model_copy(update={"max_tokens": 14_000})
-    synthesis = asked.synthesis.model_copy(update={"sampling": sampling})
-    asked = asked.model_copy(update={"synthesis": synthesis})
-    work = Work(suite=3, candidates=90_810, sampled=90_810)
-    (part,) = estimate(asked, work, gpus=8, parallel=1).parts
-    verified = estimate(asked, work._replace(sampled=0), gpus=8, parallel=1).gpu_hours
-    assert 111 < part.gpu_hours - verified < 1.15 * 111
-    assert "7,000 tokens at once on 1 x NVIDIA H200" in part.basis and "bandwidth" in part.basis
-
-
-def test_an_ablation_above_its_budget_is_refused_with_what_would_fit(tmp_path):
-    pipeline = pipeline_of(AblationConfig(profile=profile(tmp_path)))
-    work = four_trainings(4, 100.0)
-    found = estimate(pipeline, work, gpus=1, parallel=1)
-    require_within(found, found.gpu_hours * 1.01)
-    with pytest.raises(
-        UsageError, match="about 2 of 4 branches fit.*fewer strategies, sizes or seeds"
-    ):
-        require_within(found, found.gpu_hours * 0.6)
-    with pytest.raises(UsageError, match="no branch fits"):
-        require_within(found, found.gpu_hours * 1.01, spent=found.gpu_hours)
-
-
-def test_the_meter_counts_devices_while_they_are_held_and_remembers(tmp_path):
-    meter = Meter(budget_gpu_hours=1.0)
-    meter.keep_in(tmp_path)
-    BRANCH.set("a")
-    entered = time.monotonic()
-    with meter.held("train", 3):
-        begun = time.monotonic()
-        while time.monotonic() - begun < 0.05:
-            spent = meter.gpu_hours * 3600
-            assert spent <= 3 * (time.monotonic() - entered) + 0.001
-    spent = meter.phases_of("a")["train"]
-    assert 0.15 <= spent <= 3 * (time.monotonic() - entered) + 0.001
-    assert load_spent(tmp_path)["a", "train"] == pytest.approx(spent, abs=0.01)
-    BRANCH.set("")
-    later = Meter(budget_gpu_hours=1.0)
-    later.keep_in(tmp_path)
-    assert later.gpu_hours == pytest.approx(spent / 3600, rel=0.01)
-    assert later.fits(3500, []) and not later.fits(3600, [])
-    assert not later.fits(1800, ["b"])  # b has begun and is expected to take as much
-    assert later.fits(1700, ["b"])
+# -- one at a time ---------------------------------------------------------------------------------
 
 
 def test_one_ablation_runs_once_at_a_time(tmp_path):
-    with (
-        sole_writer(tmp_path),
-        pytest.raises(UsageError, match="already running"),
-        sole_writer(tmp_path),
-    ):
-        raise AssertionError("two at once")
-
-
-def test_whoever_waits_for_another_run_says_so_once(tmp_path, caplog):
-    path = tmp_path / "lock"
-    polls = iter([False, False, True])
-    stopped = SimpleNamespace(wait=lambda _: next(polls))
-    with alone_with(path, stopped), pytest.raises(EvalError, match="stopped"):
-        with alone_with(path, stopped):
+    with sole_writer(tmp_path):
+        with pytest.raises(UsageError, match="already running"), sole_writer(tmp_path):
             raise AssertionError("two at once")
+    with sole_writer(tmp_path):
+        pass
+
+
+def test_one_at_a_time_makes_a_snapshot_and_whoever_waits_says_so_once(tmp_path, caplog):
+    planned = Snapshot(str(tmp_path), "training", "0" * 32)
+    order = []
+
+    def second():
+        with sole_maker(planned):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool:
+        with sole_maker(planned):
+            waiting = pool.submit(second)
+            until(lambda: caplog.records, "the second says that it waits")
+            order.append("first")
+        waiting.result(timeout=60)
+    assert order == ["first", "second"]
     (said,) = [each.getMessage() for each in caplog.records]
-    assert "another run is making the same" in said and str(path) in said
+    assert "another branch or run makes the same" in said and planned.fingerprint in said
 
 
-def test_one_process_at_a_time_makes_a_model_s_answers(tmp_path, monkeypatch):
-    """Two ablations under one root need the same answers of the base model."""
-    from flows.ablation import branch
-    from tasks.store import SnapshotRef
+# -- which ablation it is --------------------------------------------------------------------------
 
-    config = pipeline_of(AblationConfig(profile="local", overrides=(f"root={tmp_path}",)))
-    suite = SnapshotRef(root=str(tmp_path), stage="tasks", fingerprint="0" * 32)
-    held = []
 
-    def call_stage(stage, *_):
-        (lock,) = (tmp_path / "ablations" / "locks").iterdir()
-        with lock.open("a") as handle, pytest.raises(BlockingIOError):
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held.append(stage)
+def test_samples_named_by_their_verdicts_come_with_their_flags_and_profiles(tmp_path):
+    """An ablation that starts from verdicts is the one that a refresh of them began."""
+    verdicts = samples(tmp_path).open()
+    candidates = verdicts.above("synthesis")
+    made = {}
+    for stage in ("trace-flags", "kernel-profiles"):
+        snapshot = Snapshot(str(tmp_path), stage, f"of-{stage}")
+        upstream = [verdicts.fingerprint, candidates.fingerprint]
+        made[stage] = snapshot.publish(config={}, upstream=upstream, rows=0).ref
+    _, found = samples_of(str(tmp_path), verdicts.fingerprint)
+    assert (found.flags, found.profiles) == (made["trace-flags"], made["kernel-profiles"])
+    assert (found.verdicts, found.candidates) == (verdicts.ref, candidates.ref)
 
-    asked = SimpleNamespace(
-        snapshot=SimpleNamespace(finished=False, fingerprint="1" * 32),
-        config=config.synthesis,
-        adapter=None,
-    )
-    answers = SimpleNamespace(verdicts=SimpleNamespace(open=lambda: asked.snapshot))
-    monkeypatch.setattr(branch, "planned_answers", lambda *_: (asked, answers))
-    monkeypatch.setattr(branch, "call_stage", call_stage)
-    resources = branch.SharedResources(Meter(None), gpus=0, share=1, in_process=True)
-    token = branch.RESOURCES.set(resources)
-    try:
-        assert branch.answered(config, suite, "base") is answers
-    finally:
-        branch.RESOURCES.reset(token)
-    assert held == [branch.synthesise, branch.verify]
+
+@pytest.mark.slow
+def test_a_resumed_ablation_of_profiled_samples_is_the_same_ablation(quick, home, monkeypatch):
+    """The refresh gives the samples in every call: nothing of them is looked up on another way."""
+    _, found = samples_of(str(home.root), home.verdicts)
+    profiles = Snapshot(str(home.root), "kernel-profiles", "p").publish(config={}, rows=0).ref
+    profiled = found.model_copy(update={"profiles": profiles})
+    monkeypatch.setattr("flows.ablation.flow.verified_samples", lambda pipeline: profiled)
+    asked = {
+        "strategies": ("concur",),
+        "seeds": (0,),
+        "verdicts": None,
+        "overrides": ("tracking.enabled=false", "profile.enabled=true"),
+    }
+    first, again = home.ablation(**asked), home.ablation(**asked)
+    assert again.ablation.fingerprint == first.ablation.fingerprint
+    assert (first.new, again.new) == (("concur-all-seed0",), ())
+    without = found.model_copy(update={"profiles": None})
+    monkeypatch.setattr("flows.ablation.flow.verified_samples", lambda pipeline: without)
+    assert home.ablation(**asked).ablation.fingerprint != first.ablation.fingerprint
 
 
 # -- whole ablations, with a real MLflow -----------------------------------------------------------
@@ -331,7 +279,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     assert quick.trained == {f"{name} seed {seed}": 1 for name in STRATEGIES for seed in (0, 1)}
     assert quick.answered["small"] == 1  # the base model, once for all branches
     runs = home.runs()
-    (parent,) = [run for run in runs.values() if run.data.tags.get("concur.kind") == "sweep"]
+    (parent,) = [run for run in runs.values() if run.data.tags.get("concur.kind") == "ablation"]
     children = {
         name: run
         for name, run in runs.items()
@@ -368,7 +316,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
         "train_loss_last",
         "held_out_loss_last",
     } <= shared
-    assert {"curated_rows", "gpu_hours", "loss", "held_out_loss", "exec_at_1_over_size"} <= shared
+    assert {"curated_rows", "loss", "held_out_loss", "exec_at_1_over_size"} <= shared
     # what is not in all is a bound that some data do not give
     assert {name for run in done for name in run.data.metrics} - shared <= {
         "geometric_mean_speedup_lower",
@@ -394,7 +342,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
     tables = {file.path for file in client.list_artifacts(parent.info.run_id, "tables")}
     assert tables == {"tables/branches.json", "tables/strategies.json"}
     files = {file.path for file in client.list_artifacts(parent.info.run_id)}
-    assert {"comparison.html", "comparison.md", "comparison.json", "sweep.json"} <= files
+    assert {"comparison.html", "comparison.md", "comparison.json", "ablation.json"} <= files
     assert second.comparison and "min_length" in Path(second.comparison).read_text(encoding="utf-8")
 
     # once more: nothing is done, and MLflow holds what it held
@@ -422,7 +370,7 @@ def test_a_failing_branch_stops_no_other_and_the_same_ablation_again_does_only_t
         )
         assert 0 < table[name]["p_holm"] <= 1 and table[name]["baseline"] == "concur"
     assert (
-        json.loads((Path(third.directory) / "sweep.json").read_text())["fingerprint"]
+        json.loads((Path(third.directory) / "ablation.json").read_text())["fingerprint"]
         == third.ablation.fingerprint
     )
 
@@ -464,47 +412,6 @@ def test_branches_run_side_by_side_where_there_is_room(quick, home):
 
 
 @pytest.mark.slow
-def test_what_the_budget_does_not_hold_is_left_out_and_done_with_a_larger_one(
-    quick, home, monkeypatch
-):
-    asked = {"overrides": ("tracking.enabled=false",)}
-    plain = home.ablation(**asked, max_gpu_hours=100.0, strategies=("concur",))
-    assert plain.complete
-    held = Meter.held
-
-    def long(self, phase, devices=1):
-        return held(
-            self, phase, devices * 1_000_000 if phase == "train" else devices
-        )  # a clock that runs fast
-
-    monkeypatch.setattr(Meter, "held", long)
-    short = home.ablation(**asked, max_gpu_hours=0.5)
-    states = [branch.state for branch in short.ablation.branches]
-    assert states[:2] == ["done", "done"]
-    assert states.count("left_out") >= 2  # those of concur are there already
-    left = [branch for branch in short.ablation.branches if branch.state == "left_out"]
-    assert all("larger --max-gpu-hours to continue" in (branch.error or "") for branch in left)
-    assert any("left out" in caution for caution in short.ablation.cautions) and not short.complete
-    trained = sum(quick.trained.values())
-    same = home.ablation(
-        **asked, max_gpu_hours=0.5
-    )  # nothing is left of it, which is no reason to refuse what is done
-    assert [branch.state for branch in same.ablation.branches] == states
-    assert same.new == ()
-    assert sum(quick.trained.values()) == trained
-    monkeypatch.setattr(Meter, "held", held)
-    rest = home.ablation(**asked, max_gpu_hours=1e6)
-    assert rest.complete and set(rest.new) >= {branch.name for branch in left}
-    assert sum(quick.trained.values()) == trained + len(left)
-
-
-def test_a_budget_too_small_is_refused_before_anything_is_trained(quick, home):
-    with pytest.raises(UsageError, match="estimated at .* GPU-hours and the budget is"):
-        home.ablation(max_gpu_hours=1e-6)
-    assert not quick.trained and not quick.answered
-
-
-@pytest.mark.slow
 def test_an_mlflow_that_is_down_is_a_caution(quick, home):
     result = home.ablation(
         strategies=("concur",),
@@ -522,46 +429,35 @@ def test_an_mlflow_that_is_down_is_a_caution(quick, home):
 
 
 @pytest.mark.slow
-def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(devices, home):
+def test_branches_are_subflows_side_by_side_and_a_failing_one_is_a_caution(
+    devices, home, prefect_home
+):
     import threading
 
-    from prefect import settings
     from prefect.artifacts import Artifact
     from prefect.client.orchestration import get_client
-    from prefect.testing.utilities import prefect_test_harness
 
     from flows.ablation.flow import ablate
 
     devices.meet = threading.Barrier(3)
     devices.broken = {("random", 1)}
-    updates = {
-        settings.PREFECT_HOME: home.path / "prefect",
-        settings.PREFECT_LOCAL_STORAGE_PATH: home.path / "storage",
-    }
-    with (
-        settings.temporary_settings(updates=updates),
-        prefect_test_harness(server_startup_timeout=120),
-    ):
-        # the broken one is tried three times, which would leave the others waiting: it breaks
-        # before they meet
-        result = ablate(home.config(max_parallel_branches=3, max_gpu_hours=100.0))
-        with get_client(sync_client=True) as client:
-            runs = {run.name: run for run in client.read_flow_runs()}
-        shown = {
-            key: Artifact.get(key) for key in ("ablation", "ablation-estimate", "ablation-progress")
-        }
+    # the broken one is tried three times, which would leave the others waiting: it breaks
+    # before they meet
+    result = ablate(home.config(max_parallel_branches=3))
+    # other tests use the server, too
+    pages = {branch.name: branch.prefect_url for branch in result.ablation.branches}
+    ids = {name: UUID(url.rpartition("/")[2]) for name, url in pages.items()}
+    with get_client(sync_client=True) as client:
+        runs = {name: client.read_flow_run(each) for name, each in ids.items()}
+        parent = client.read_flow_run(UUID(result.ablation.prefect_url.rpartition("/")[2]))
+    shown = {key: Artifact.get(key) for key in ("ablation", "ablation-progress")}
     states = {branch.name: branch.state for branch in result.ablation.branches}
     assert [name for name, state in states.items() if state == "failed"] == ["random-all-seed1"]
     assert devices.most_at_once == 3
-    parent = next(run for name, run in runs.items() if name.startswith("ablate "))
     assert parent.state_name == "Completed"
-    assert {name: run.state_name for name, run in runs.items() if name in states} == {
+    assert {run.name: run.state_name for run in runs.values()} == {
         name: "Failed" if state == "failed" else "Completed" for name, state in states.items()
     }
     assert all(runs[name].parent_task_run_id for name in states)
-    for branch in result.ablation.branches:
-        assert branch.prefect_url
-        assert branch.prefect_url.endswith(f"/runs/flow-run/{runs[branch.name].id}")
-    assert "exec_at_1" in shown["ablation"].data and "trainings" in shown["ablation-estimate"].data
-    assert "6 of 6 branches ended" in shown["ablation-progress"].description
-    assert "left" in shown["ablation-progress"].description
+    assert "exec_at_1" in shown["ablation"].data
+    assert "6 of 6" in shown["ablation-progress"].description

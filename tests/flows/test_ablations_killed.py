@@ -86,9 +86,6 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
     finally:
         kill_tree(first)
     assert first.returncode == -signal.SIGKILL
-    (spent,) = (killed / "out" / "ablations").glob("*/spent.json")
-    before = json.loads(spent.read_text())["device_s"]
-    assert before["min_length-2-seed0"]["train"] > 0
 
     second = ended(killed, *ABLATION)
     other = ended(whole, *ABLATION)
@@ -96,7 +93,6 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
     assert other["complete"]
     assert second["fingerprint"] == other["fingerprint"]
     assert second["new"] == ["max_length-2-seed0"]  # the branch that was done is not done again
-    assert second["gpu_hours"] * 3600 > sum(sum(phases.values()) for phases in before.values())
     for mine, theirs in zip(second["branches"], other["branches"], strict=True):
         assert mine["name"] == theirs["name"] and mine["trained"] == theirs["trained"]
         assert made_by(killed, mine) == made_by(whole, theirs)
@@ -112,4 +108,4 @@ def test_a_killed_ablation_goes_on_and_ends_as_one_that_was_not(tmp_path):
     ]
     assert {run.info.status for run in runs} == {"FINISHED"}
     again = ended(killed, *ABLATION)
-    assert again["new"] == [] and again["gpu_hours"] == second["gpu_hours"]
+    assert again["new"] == []

@@ -291,7 +291,7 @@ def test_an_ablation_from_the_form_to_the_comparison_of_its_runs(stack, browser)
 
     page.goto(f"{stack.prefect}/runs/flow-run/{outer['id']}")
     page.get_by_text("Artifacts", exact=True).first.click()
-    for kept in ("ablation", "ablation-estimate", "ablation-progress", "comparison"):
+    for kept in ("ablation", "ablation-progress", "comparison"):
         page.get_by_text(kept, exact=True).first.wait_for()
     browser.shot("12-ablation-artifacts")
     open_artifact(page, stack, outer, "comparison")

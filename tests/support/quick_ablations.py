@@ -18,7 +18,7 @@ import yaml
 from kernels_eval.errors import EvalError
 from kernels_eval.records import Language, Timing, Verdict, stable_hash
 from tasks.store.snapshot import SnapshotRef
-from tasks.synthesis.sampler import Response
+from tasks.synthesis.sampler import Response, Sampler
 from tasks.training.stage import HISTORY
 from tests.support.cases import cases
 from tests.support.curated import FUSION, SINGLE, line, sample
@@ -115,10 +115,11 @@ class Quick:
         return Answering(name)
 
 
-class Answering:
+class Answering(Sampler):
     """A sampler whose answers are all different."""
 
     def __init__(self, generator):
+        super().__init__()
         self.generator = generator
 
     def sample(self, requests):
@@ -129,12 +130,6 @@ class Answering:
                 text=f"hm</think>\n```python\n{code}```",
                 finish_reason="stop",
             )
-
-    def count_tokens(self, texts):
-        return None
-
-    def close(self):
-        pass
 
 
 class Judging(PoolAlone):

@@ -33,7 +33,7 @@ from typing import Any
 import polars as pl
 
 from kernels_eval.records import stable_hash
-from tasks.synthesis.replica import free_port
+from tasks.synthesis.vllm import free_port
 
 CHARACTERS_A_TOKEN = 3.6
 """Of QwQ-32B's answers about KernelBench; no tokenizer was at hand to count them."""

@@ -175,9 +175,8 @@ def bench(
 ) -> dict[str, Any]:
     """`vllm bench serve` with the same prompts in the same order, as many in flight as ours. Raises
     EvalError where it fails."""
-    assert sampler.servers, "the servers have answered before"
-    python, key = os.environ["CONCUR_VLLM_PYTHON"], sampler.servers.spec.api_key
-    base_url = str(sampler.servers.statuses[0].base_url)
+    assert sampler.server, "the server has answered before"
+    python, key = os.environ["CONCUR_VLLM_PYTHON"], sampler.api_key
     prompts = out / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": request.prompt}) + "\n" for request in requests),
@@ -196,7 +195,7 @@ def bench(
     ]
     words += [
         "--base-url",
-        base_url.removesuffix("/v1"),
+        sampler.server.address,
         "--endpoint",
         "/v1/chat/completions",
         "--model",

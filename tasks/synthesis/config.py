@@ -23,8 +23,8 @@ BUILT_IN = ("recorded", "transformers", "openai", "vllm")
 
 
 class ServerConfig(Record, coerce_numbers_to_str=True):
-    """The vLLM servers that concur starts for `sampler: vllm`: what they are and where they run.
-    Where a default is null, it is derived.
+    """The vLLM server that concur starts for `sampler: vllm`. Where a default is null, it is
+    derived.
 
     `args` and `env` hold numbers in YAML. Of all settings `identity` alone decides what is
     generated; the others may change without a response being asked for again.
@@ -39,38 +39,21 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
     tensor_parallel: PositiveInt | None = None
     """GPUs of one replica; null: as many as write most, computed"""
     replicas: PositiveInt | None = None
-    """servers; null: as many as the GPUs of the cluster hold, 1 without GPUs"""
-    listen: Literal["loopback", "node"] = "loopback"
-    """loopback: replicas on this machine; node: at the addresses of a cluster's nodes, behind a
-    key"""
+    """copies of the model (data parallel); null: as many as the GPUs of this machine hold"""
     max_model_len: PositiveInt | None = None
     """prompt and response, tokens; null: longest prompt and max_tokens"""
     max_num_seqs: PositiveInt | None = None
     """parallel responses of a replica; null: as many as fit into memory"""
     gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
     """share of a GPU's memory (vLLM's default)"""
-    cpu_kv_cache_gib: PositiveInt = 1
-    """without GPUs: memory for keys and values, GiB"""
-    prefix_caching: bool = True
-    """the samples of a task share the computation of their prompt"""
-    ngram_tokens: NonNegativeInt = 0
-    """speculative decoding: tokens guessed from the text so far; 0 is off"""
     args: tuple[str, ...] = ()
     """further arguments of vllm serve, passed on as they are"""
     env: dict[str, str] = {}
-    """further environment of the servers, such as VLLM_USE_FLASHINFER_SAMPLER=0"""
+    """further environment of the server, such as VLLM_USE_FLASHINFER_SAMPLER=0"""
     start_timeout_s: PositiveFloat = 1800.0
     """from a server's start until it is healthy"""
     restarts: NonNegativeInt = 5
-    """restarts of a crashed replica; ten quiet minutes reset the count"""
-    restart_pause_s: PositiveFloat = 1.0
-    """before the first restart; doubles up to a minute"""
-    lease_s: PositiveFloat = 60.0
-    """seconds without renewal by concur after which a server stops itself"""
-    drain_s: NonNegativeFloat = 30.0
-    """for answers in flight when a server is stopped"""
-    log_mib: PositiveInt = 16
-    """log of a replica, kept under root/logs/vllm"""
+    """restarts of a server that has ended"""
 
     @property
     def identity(self) -> list[Any]:
@@ -84,7 +67,7 @@ class SynthesisConfig(Record):
 
     sampler: str = "recorded"
     """recorded responses, transformers (a model in this process), openai (a compatible endpoint),
-    vllm (servers that concur starts), or the name of an extension (docs/how-to/extend.md)"""
+    vllm (a server that concur starts), or the name of an extension (docs/how-to/extend.md)"""
     model: str | None = None
     """model name at the endpoint, hub id or directory; 'small' is the local demo model"""
     responses: str | None = None

@@ -1,25 +1,20 @@
-"""Sampling in this process with transformers: for the demo's small model and for checking an
-adapter where no server is at hand.
+"""Sampling in this process with transformers' `generate`: for the demo's small model and for
+checking an adapter where no server is at hand.
 
-Guarantees: one response per request, yielded as it finishes; the random draws of a response depend
-on its request alone (request key and seed), never on the batch it shares. Does not guarantee
-bit-equal logits across batch shapes, devices or dtypes: matrix kernels round differently, and a
-draw that two tokens tie for within that rounding may go the other way (about 1e-6 per token in
-float32, more often in bfloat16). The same requests in the same batches on the same machine give the
-same text. Does not refill a batch while it runs: for throughput use a vLLM server.
+Guarantees: one response per request; the same requests in the same batches on the same machine give
+the same text. Does not refill a batch while it runs: for throughput use a vLLM server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-import torch
-
-from kernels_eval.errors import EvalError, UsageError
-from kernels_eval.records import stable_hash
+from kernels_eval.errors import UsageError
+from kernels_eval.records import SamplingParams, stable_hash
 from tasks.progress import caution
 from tasks.sources.small_model import (
     attention_of_any_length,
@@ -38,14 +33,7 @@ from tasks.synthesis.sampler import (
     required,
 )
 
-GOING = 0.9
-"""Share of a batch's rows that are still written, below which the finished ones leave it."""
-GOLDEN, MIX_1, MIX_2 = (
-    value - (1 << 64) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
-"""SplitMix64's constants, as signed numbers."""
-ROOM = 256
-"""Tokens for which keys and values get memory at once."""
+CPU_BATCH, MOST_IN_BATCH = 16, 1024
 NO_CHAT = "sample from an instruct or reasoning model"
 
 
@@ -85,7 +73,7 @@ class TransformersSampler(Sampler):
         return cls(model, adapter, name=model_name(config, adapter))
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """One response per request, in the order in which they finish."""
+        """One response per request, batch by batch."""
         rows = [Row(request, *self.loaded.encode(request)) for request in requests]
         for row in self.loaded.written(rows, self._batch_size):
             yield Response(
@@ -97,12 +85,30 @@ class TransformersSampler(Sampler):
 
     def close(self) -> None:
         """Lets the model and its memory go. Sampling again loads it again."""
+        import torch
+
         if vars(self).pop("loaded", None):
             torch.cuda.empty_cache()
 
     @cached_property
     def loaded(self) -> Loaded:
         return Loaded.load(self._location, self._adapter, self._device)
+
+
+class Row:
+    """One response: its prompt in token ids, how long it may become, and what was written."""
+
+    def __init__(self, request: Request, prompt: list[int], window: int) -> None:
+        self.request, self.prompt = request, prompt
+        self.limit = min(request.sampling.max_tokens, window - len(prompt))
+        self.tokens: list[int] = []
+        self.finish_reason: str | None = None
+
+    def take(self, tokens: list[int], ends: set[int]) -> None:
+        """Keep what was written up to the end token or the limit."""
+        end = next((place for place, token in enumerate(tokens, 1) if token in ends), None)
+        self.finish_reason = "length" if end is None else "stop"
+        self.tokens = tokens[:end]
 
 
 class Loaded:
@@ -122,6 +128,8 @@ class Loaded:
     @classmethod
     def load(cls, location: str | Path, adapter: Path | None, device: str) -> Loaded:
         """Load them onto the device. Raises UsageError where that cannot be done."""
+        import torch
+
         tokenizer: Any = load_tokenizer(location)
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError(f"the tokenizer of {location} has no chat template", NO_CHAT)
@@ -134,8 +142,10 @@ class Loaded:
 
     def batch_size(self, tokens: int) -> int:
         """How many responses to write at once, prompt and answer of so many tokens."""
+        import torch
+
         if self.model.device.type != "cuda":
-            return 16
+            return CPU_BATCH
         config = self.model.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or (
@@ -146,7 +156,8 @@ class Loaded:
         free, _ = torch.cuda.mem_get_info(device)
         # what this process holds and does not use: most of the memory, after a step of training
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return max(1, min(1024, int(free // (2 * each * min(tokens, self.window)))))
+        fit = int(free // (2 * each * min(tokens, self.window)))
+        return max(1, min(MOST_IN_BATCH, fit))
 
     def encode(self, request: Request) -> tuple[list[int], int]:
         """Token ids of the chat up to the generation prompt, and the model's window."""
@@ -169,17 +180,30 @@ class Loaded:
         )
 
     def written(self, rows: Iterable[Row], size: int | None = None) -> Iterator[Row]:
-        """Write responses, `size` at once (None: as many as memory holds; halved where it ends);
-        each row as it is finished. Raises UsageError where one alone is too much."""
-        # neighbours in length share a batch: less padding, and requests of one prompt stay together
-        waiting = sorted(rows, key=lambda r: (len(r.prompt), r.prompt, r.request.request_key))
-        size = size or self.batch_size(max((len(r.prompt) + r.limit for r in waiting), default=1))
-        while waiting:
-            batch, done = waiting[:size], set[Row]()
+        """Write responses, `size` at once (None: as many as memory holds; halved where it ends).
+        Raises UsageError where one alone is too much."""
+        # neighbours in length share a batch: less padding
+        ordered = sorted(rows, key=_order)
+        size = size or self.batch_size(max((len(r.prompt) + r.limit for r in ordered), default=1))
+        for _, same in groupby(ordered, key=lambda row: generate_settings(row.request.sampling)):
+            waiting = list(same)
+            while waiting:
+                batch = waiting[:size]
+                count = self._write(batch)
+                if count < len(batch):
+                    size = count
+                yield from batch[:count]
+                waiting = waiting[count:]
+
+    def _write(self, batch: list[Row]) -> int:
+        """Write the first rows of a batch, as many as memory holds. Returns how many."""
+        import torch
+
+        size = len(batch)
+        while True:
             try:
-                for row in self.respond(batch):
-                    done.add(row)
-                    yield row
+                self.respond(batch[:size])
+                return size
             except torch.OutOfMemoryError as error:
                 if size == 1:
                     longest = len(batch[0].prompt) + batch[0].limit
@@ -187,169 +211,52 @@ class Loaded:
                         f"out of memory while sampling one response of up to {longest} tokens",
                         "lower max_tokens, or serve the model with vLLM",
                     ) from error
-                size = max(1, len(batch) // 2)
-                caution(f"Out of memory: {size} responses are sampled at once from here on")
-            left = [row.again() for row in batch if row not in done]
-            waiting = left + waiting[len(batch) :]
+            size //= 2
+            caution(f"Out of memory: {size} responses are sampled at once from here on")
 
-    def respond(self, rows: list[Row]) -> Iterator[Row]:
-        """Token by token for one batch, left-padded. Finished rows leave the batch as soon as they
-        are a tenth of it: each time, all keys and values are copied."""
-        device, longest = self.model.device, max(len(row.prompt) for row in rows)
-        padding = [longest - len(row.prompt) for row in rows]
-        padded = [[self.pad] * n + row.prompt for n, row in zip(padding, rows, strict=True)]
-        ids = torch.tensor(padded, device=device)
-        mask = torch.arange(longest, device=device) >= torch.tensor(padding, device=device)[:, None]
-        mask = mask.long()
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        cache = growing_cache(self.model.config)
-        while rows:
-            with torch.inference_mode(), attention_of_any_length():
-                out = self.model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    position_ids=positions,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-                tokens = draw(out.logits[:, -1], rows)
-            going = []
-            for index, (row, token) in enumerate(zip(rows, tokens.tolist(), strict=True)):
-                if row.finish_reason:
-                    continue
-                row.take(token, self.ends)
-                if row.finish_reason is None:
-                    going.append(index)
-                    continue
-                yield row
-            if len(going) <= GOING * len(rows):
-                keep = torch.tensor(going, dtype=torch.long, device=device)
-                cache.batch_select_indices(keep)
-                tokens, mask, positions = tokens[keep], mask[keep], positions[keep]
-                rows = [rows[index] for index in going]
-            ids, positions = tokens[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+    def respond(self, rows: list[Row]) -> None:
+        """Write one batch of responses with the same settings."""
+        import torch
+        from transformers import GenerationConfig
 
-
-def growing_cache(config: Any) -> Any:
-    """A `DynamicCache` whose layers of full attention take room for `ROOM` tokens at a time. Its
-    own ones concatenate at every token, which copies all keys and values and takes new memory."""
-    from transformers.cache_utils import DynamicCache, DynamicLayer
-
-    class GrowingLayer(DynamicLayer):
-        def update(
-            self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            length = self.get_seq_length()
-            if not self.is_initialized:
-                self.lazy_initialization(key_states, value_states)
-                self.roomy = [key_states[:, :, :0], value_states[:, :, :0]]
-            end = length + key_states.shape[-2]
-            for index, states in enumerate((key_states, value_states)):
-                if end > self.roomy[index].shape[-2]:
-                    batch, heads, _, width = states.shape
-                    larger = states.new_empty(batch, heads, end + ROOM, width)
-                    larger[:, :, :length] = self.roomy[index][:, :, :length]
-                    self.roomy[index] = larger
-                self.roomy[index][:, :, length:end] = states
-            self.keys, self.values = (each[:, :, :end] for each in self.roomy)
-            return self.keys, self.values
-
-        def batch_select_indices(self, indices: torch.Tensor) -> None:
-            if length := self.get_seq_length():
-                self.roomy = [each[indices] for each in self.roomy]
-                self.keys, self.values = (each[:, :, :length] for each in self.roomy)
-
-    cache, new_layer = DynamicCache(config=config), cast(Callable[[], DynamicLayer], GrowingLayer)
-    cache.layers = [new_layer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    return cache
-
-
-class Row:
-    """One response being written: its tokens so far and the random draws that decide the rest."""
-
-    def __init__(self, request: Request, prompt: list[int], window: int) -> None:
-        self.request, self.prompt, self.window = request, prompt, window
-        self.tokens: list[int] = []
-        self.finish_reason: str | None = None
-        self.limit = min(request.sampling.max_tokens, window - len(prompt))
-        # the same draws whatever the batch: a function of request key and seed alone
-        seed = stable_hash([request.request_key, request.sampling.seed])
-        self.stream = int(seed[:15], 16)
-
-    def again(self) -> Row:
-        """The same response, not begun."""
-        return Row(self.request, self.prompt, self.window)
-
-    def take(self, token: int, ends: set[int]) -> None:
-        self.tokens.append(token)
-        if token in ends:
-            self.finish_reason = "stop"
-        elif len(self.tokens) >= self.limit:
-            self.finish_reason = "length"
-
-
-def draw(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
-    """Next tokens, shape (rows,), from logits (rows, vocabulary): repetition penalty, temperature,
-    min-p, top-k, nucleus (the order in which vLLM has them; what a request leaves open does
-    nothing), then the Gumbel-max trick.
-
-    The penalty divides logits of tokens that were there already where they are positive, and
-    multiplies negative ones (Keskar et al. 2019, section 4.1, as transformers and vLLM have it).
-    The nucleus is the fewest most likely tokens whose probabilities reach top_p (Holtzman et al.
-    2020, section 3.1); temperature 0 takes the most likely token. Gumbel-max (argmax of logit - log
-    of an exponential draw per token, Maddison et al. 2014, section 2) rather than inverting the
-    cumulative distribution: where many tokens are about equally likely the latter changes its mind
-    with the rounding of the logits, a thousand times as often.
-    """
-    if not bool(torch.isfinite(logits).all()):
-        raise EvalError(
-            "the model's logits are not finite",
-            "check the adapter, or sample in float32 with device cpu",
+        longest = max(len(row.prompt) for row in rows)
+        padded = [[self.pad] * (longest - len(row.prompt)) + row.prompt for row in rows]
+        ids = torch.tensor(padded, device=self.model.device)
+        starts = torch.tensor([longest - len(row.prompt) for row in rows], device=ids.device)
+        mask = (torch.arange(longest, device=ids.device) >= starts[:, None]).long()
+        config = GenerationConfig(
+            **generate_settings(rows[0].request.sampling),
+            max_new_tokens=min(row.limit for row in rows),
+            eos_token_id=sorted(self.ends),
+            pad_token_id=self.pad,
         )
-    logits, count, asked = logits.double(), logits.shape[-1], [r.request.sampling for r in rows]
-    for index, (row, each) in enumerate(zip(rows, asked, strict=True)):
-        if each.repetition_penalty is not None:
-            seen = torch.tensor(
-                [*{*row.prompt, *row.tokens}], dtype=torch.long, device=logits.device
-            )
-            before, penalty = logits[index, seen], each.repetition_penalty
-            logits[index, seen] = torch.where(before > 0, before / penalty, before * penalty)
-
-    def column(values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.double, device=logits.device)[:, None]
-
-    temperature = column([each.temperature for each in asked])
-    scaled = logits / temperature.clamp(min=1e-6)
-    if any(each.top_k or each.min_p or each.top_p < 1 for each in asked):
-        ordered, tokens = scaled.sort(descending=True)
-        most = column([min(each.top_k or count, count) - 1 for each in asked])
-        least = ordered[:, :1] + column([each.min_p or 0 for each in asked]).log()
-        least = torch.maximum(least, ordered.gather(1, most.long()))
-        ordered = ordered.masked_fill(ordered < least, -torch.inf)
-        shares = ordered.softmax(-1)
-        # never the first, which has nothing before it
-        beyond = shares.cumsum(-1) - shares >= column([each.top_p for each in asked])
-        ordered = ordered.masked_fill(beyond, -torch.inf)
-        scaled = torch.empty_like(scaled).scatter_(1, tokens, ordered)
-    chosen = (scaled - uniform(rows, count, logits.device).log().neg().log()).argmax(-1)
-    return torch.where(temperature[:, 0] == 0, logits.argmax(-1), chosen)
+        # the draws of a batch are those of its requests and their seeds
+        asked = [[row.request.request_key, row.request.sampling.seed] for row in rows]
+        devices = [ids.device] if ids.device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(devices),
+            torch.inference_mode(),
+            attention_of_any_length(),
+        ):
+            torch.manual_seed(int(stable_hash(asked)[:15], 16))
+            written = self.model.generate(ids, attention_mask=mask, generation_config=config)
+        for row, tokens in zip(rows, written[:, longest:].tolist(), strict=True):
+            row.take(tokens, self.ends)
 
 
-def uniform(rows: Sequence[Row], count: int, device: torch.device) -> torch.Tensor:
-    """Random numbers between 0 and 1, shape (rows, count), float64: those of each row's stream for
-    its next token.
+def _order(row: Row) -> tuple[str, int, list[int], str]:
+    """Rows of the same settings together, then those of one prompt."""
+    settings = str(generate_settings(row.request.sampling))
+    return settings, len(row.prompt), row.prompt, row.request.request_key
 
-    SplitMix64 (Steele, Lea and Flood 2014, figure 17), whose nth number needs none before it, so
-    that a batch is drawn at once on its device.
-    """
 
-    def mixed(values: torch.Tensor, shift: int) -> torch.Tensor:
-        return values ^ (values >> shift & (1 << 64 - shift) - 1)
-
-    starts = torch.tensor([[row.stream, len(row.tokens)] for row in rows], device=device)
-    place = starts[:, 1:] * count + torch.arange(1, count + 1, device=device)
-    state = starts[:, :1] + place * GOLDEN
-    state = mixed(mixed(state, 30) * MIX_1, 27) * MIX_2
-    return ((mixed(state, 31) >> 11 & (1 << 53) - 1).double() + 0.5) * 2**-53
+def generate_settings(sampling: SamplingParams) -> dict[str, Any]:
+    """Parameters of `generate`; what a request leaves open does nothing."""
+    return {
+        "do_sample": sampling.temperature > 0,
+        "temperature": sampling.temperature or 1.0,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or 0,
+        "min_p": sampling.min_p or 0.0,
+        "repetition_penalty": sampling.repetition_penalty or 1.0,
+    }

@@ -46,14 +46,16 @@ class Requests(Protocol):
 
 class Response(Record):
     """What came back, as the generator said it. `reasoning` only where the server separates it;
-    token counts None where unknown. `finish_guessed`: the text says it, nobody recorded it.
-    `tokens`: the ids that were drawn, where they were asked for."""
+    token counts None where unknown (`reasoning_tokens` is the server's own count, for samplers
+    without a tokenizer). `finish_guessed`: the text says it, nobody recorded it. `tokens`: the ids
+    that were drawn, where they were asked for."""
 
     request_key: str
     text: str
     tokens: tuple[int, ...] | None = None
     reasoning: str | None = None
     completion_tokens: int | None = None
+    reasoning_tokens: int | None = None
     finish_reason: str | None = None
     finish_guessed: bool | None = None
 

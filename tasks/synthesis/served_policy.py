@@ -36,7 +36,7 @@ class ServedPolicy(OpenAISampler):
     written. `base_url` and key are as for `OpenAISampler`; `model` is the adapter that they hold,
     "" at first."""
 
-    path = "completions"
+    path = "/completions"
 
     def __init__(self, base_url: str | Sequence[str], folder: Path) -> None:
         super().__init__(base_url, model="")
@@ -70,9 +70,9 @@ class ServedPolicy(OpenAISampler):
             answered += 1
             yield response
         if answered < len(requests):
+            missing = f"{len(requests) - answered} of {len(requests)} answers of the policy"
             raise EvalError(
-                f"{self._addresses} left {len(requests) - answered} of {len(requests)} answers of"
-                " the policy out",
+                f"{', '.join(self.urls)} left {missing} out",
                 "see the server's log, and check sampling.max_tokens against its --max-model-len",
             )
 

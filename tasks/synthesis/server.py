@@ -1,20 +1,15 @@
-"""vLLM servers of our own: command line, placement through Ray, and the sampler that asks them
-(`synthesis.sampler: vllm`).
+"""The sampler `vllm`: one `vllm serve` command of our own, and the client that asks it.
 
-Guarantees: one replica for each tensor-parallel group, pinned by Ray to its GPUs; sampling begins
-when the first replica is healthy and loses no request when one crashes: the others answer, or it
-waits until one is back; when `close` has returned, or an exception has left `sample`, no server is
-left, and where this process is killed each stops itself (see supervisor.py). A replica that never
-becomes healthy is one EvalError with the end of its log; one that crashes too often is left out
-with a warning while another one works. Servers ask for a key that is made for this run and that is
-on no command line. Does not guarantee the same draws from another number of replicas or other batch
-sizes: vLLM's rounding depends on the batch.
+Guarantees: the server starts at the first request and is sized by its model, GPUs and prompts;
+requests that a crash cuts off are asked again; when `close` has returned, or an exception has left
+`sample`, no server is left. It asks for a key that is made for this run and that is on no command
+line. Does not guarantee the same draws from another number of replicas or other batch sizes: vLLM's
+rounding depends on the batch.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import os
@@ -23,44 +18,29 @@ import secrets
 import shlex
 import shutil
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-from kernels_eval.errors import ClusterError, DeviceError, EvalError, UsageError
-from kernels_eval.records import Json, stable_hash
+from kernels_eval.devices import visible_gpus
+from kernels_eval.errors import DeviceError, UsageError
+from kernels_eval.records import stable_hash
 from tasks.files import file_sha256
 from tasks.sources.small_model import resolve_model
 from tasks.synthesis import sizing
-from tasks.synthesis.addresses import Addresses
-from tasks.synthesis.client import OpenAISampler
+from tasks.synthesis.client import ATTEMPTS, OpenAISampler
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
-from tasks.synthesis.replica import Replica, ReplicaSpec, ReplicaStatus
 from tasks.synthesis.sampler import Requests, Response, Sampler, required, tokenizer_of
+from tasks.synthesis.vllm import VllmServer, reserved_gpus
 
 log = logging.getLogger(__name__)
 
-RENEW_S = 0.5
-PLACE_S = 600.0
-"""How long Ray may take to place a replica: GPUs that another stage gives back, a cluster that
-grows."""
 ASK_AHEAD = 1.25
 """Requests in flight over what the replicas write at once: a response that ends has its successor
 waiting."""
-ATTEMPTS_A_CRASH = 3
-"""A request may meet every crash of a server, and each a few times before it is known."""
 ANSWER_TIMEOUT_S = 4 * 3600.0
+CPU_MEMORY = {"VLLM_CPU_KVCACHE_SPACE": str(sizing.CPU_CACHE_BYTES >> 30)}
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-PLACED_NOWHERE = (
-    "`ray status` shows what the cluster lacks; lower synthesis.server.replicas or tensor_parallel"
-)
-FAILED = (
-    "fix the cause in its log, such as a wrong synthesis.server setting; answers so far are kept"
-)
 
 
 def serve_command(config: ServerConfig) -> list[str]:
@@ -95,27 +75,24 @@ def options(
     config: ServerConfig,
     name: str,
     adapters: Mapping[str, str],
-    gpus: int,
-    max_model_len: int,
-    max_num_seqs: int,
+    size: sizing.ServerSize,
 ) -> list[str]:
     """Arguments of vllm serve besides the model and the address. `args` come last, so they win."""
-    guess = {"method": "ngram", "num_speculative_tokens": config.ngram_tokens}
-    guess |= {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
-    prefix = "--enable-prefix-caching" if config.prefix_caching else "--no-enable-prefix-caching"
     # the access log has a line for every health check: soon they would be all that the log holds
-    words: list[object] = ["--served-model-name", name, prefix, "--disable-uvicorn-access-log"]
-    words += ["--max-model-len", max_model_len, "--max-num-seqs", max_num_seqs]
-    if (parallel := gpus or config.tensor_parallel or 1) > 1:
+    words: list[object] = ["--served-model-name", name, "--disable-uvicorn-access-log"]
+    words += ["--max-model-len", size.max_model_len, "--max-num-seqs", size.max_num_seqs]
+    if size.replicas > 1:
+        words += ["--data-parallel-size", size.replicas]
+    if (parallel := size.gpus or config.tensor_parallel or 1) > 1:
         words += ["--tensor-parallel-size", parallel]
-    words += ["--gpu-memory-utilization", config.gpu_memory_utilization] * bool(gpus)
-    words += ["--enforce-eager"] * (not gpus)
+    if size.gpus:
+        words += ["--gpu-memory-utilization", config.gpu_memory_utilization]
+    else:
+        words += ["--enforce-eager"]
     if adapters:
         words += ["--enable-lora", "--max-loras", len(adapters)]
         words += ["--max-lora-rank", sizing.lora_rank(adapters.values())]
         words += ["--lora-modules", *(f"{key}={path}" for key, path in adapters.items())]
-    if config.ngram_tokens:
-        words += ["--speculative-config", json.dumps(guess)]
     return [*map(str, words), *config.args]
 
 
@@ -129,163 +106,13 @@ def served_tokenizer(model: str, args: Sequence[str] = ()) -> Path | None:
     return directory if held else None
 
 
-@dataclass
-class _Slot:
-    """One replica as this process sees it; `asked` is when its answer `pending` was asked for."""
-
-    index: int
-    actor: Any = None
-    pending: Any = None
-    asked: float = 0.0
-    placed: bool = False
-    losses: int = 0
-    status: ReplicaStatus = field(default_factory=lambda: ReplicaStatus(state="starting"))
-
-    def ask(self) -> None:
-        self.pending, self.asked = self.actor.renew.remote(), time.monotonic()
-
-
-class Servers:
-    """`replicas` servers of one `spec`, each an actor with `gpus` GPUs. `addresses` are those that
-    are healthy."""
-
-    def __init__(self, spec: ReplicaSpec, replicas: int, gpus: int) -> None:
-        self.spec, self.addresses = spec, Addresses()
-        self._gpus = gpus
-        self.slots = [_Slot(index) for index in range(replicas)]
-        self._changed, self._stopping = threading.Event(), threading.Event()
-        self._fault: EvalError | None = None
-        self._thread = threading.Thread(target=self._watch, name="vllm servers", daemon=True)
-
-    def start(self) -> None:
-        """Returns when one replica is healthy. Raises what waiting cannot correct; nothing is left
-        running then."""
-        try:
-            for slot in self.slots:
-                self._place(slot)
-            self._thread.start()
-            while not self._changed.wait(timeout=0.5):
-                pass  # a Ctrl-C that comes just before the wait begins does not wake it
-            if self._fault:
-                raise self._fault
-        except BaseException:
-            self.stop(at_once=True)
-            raise
-
-    def stop(self, at_once: bool = False) -> None:
-        """Returns when no server is left, or cannot be reached any more and stops itself.
-        `at_once`: answers in flight are not waited for."""
-        import ray
-
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        actors = [slot.actor for slot in self.slots if slot.actor is not None]
-        self.slots = []
-        try:
-            if ray.is_initialized() and actors:
-                stopping = [actor.stop.remote(at_once) for actor in actors]
-                patience_s = self.spec.config.drain_s + 90
-                ray.wait(stopping, num_returns=len(stopping), timeout=patience_s)
-        finally:
-            for actor in actors:
-                _kill(actor)
-
-    @property
-    def statuses(self) -> list[ReplicaStatus]:
-        return [slot.status for slot in self.slots]
-
-    def _place(self, slot: _Slot) -> None:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        wishes: Json = {"num_gpus": self._gpus, "num_cpus": 0, "max_concurrency": 4}
-        if self.spec.config.listen == "loopback":  # another node's loopback is out of reach
-            here = ray.get_runtime_context().get_node_id()
-            wishes["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
-        actors = ray.remote(Replica).options(**wishes)
-        slot.actor = actors.remote(self.spec, slot.index, slot.status.served)
-        slot.placed = False
-        slot.ask()
-
-    def _watch(self) -> None:
-        """Renews the leases and keeps `addresses` right, until it is told to stop."""
-        try:
-            while not self._stopping.wait(RENEW_S):
-                for slot in self.slots:
-                    if slot.status.state != "failed":
-                        self._look_at(slot)
-        except Exception as error:  # Ray itself: the servers are not watched any more
-            fault = f"Ray does not answer for the vLLM servers: {error}"
-            self._give_up(ClusterError(fault, "rerun the same command: answers so far are kept"))
-
-    def _look_at(self, slot: _Slot) -> None:
-        import ray
-
-        if not ray.wait([slot.pending], timeout=0)[0]:
-            if not slot.placed and time.monotonic() - slot.asked > PLACE_S:
-                fault = f"Ray has found no place for a vLLM replica with {self._gpus} GPUs"
-                self._give_up(DeviceError(fault, PLACED_NOWHERE))
-            return
-        before = slot.status
-        try:
-            slot.status, slot.placed = ray.get(slot.pending), True
-        except ray.exceptions.RayActorError as error:
-            self._replace(slot, error)
-            return
-        slot.ask()
-        now = slot.status
-        healthy = now.state == "healthy" and now.base_url
-        if not healthy or before.starts != now.starts:
-            self.addresses.park(slot.index)  # also after a crash in between that went by unseen
-        if healthy and now.base_url:
-            self.addresses.put(slot.index, now.base_url)
-            self._changed.set()
-        elif now.state == "restarting" and before.state == "healthy":
-            log.warning("vLLM replica %s is started again: %s", slot.index, now.error)
-        elif now.state == "failed":
-            self._left_out(slot, now.error or "")
-
-    def _replace(self, slot: _Slot, error: Exception) -> None:
-        """Start another actor for one that died, unless it has died too often."""
-        slot.losses += 1
-        self.addresses.park(slot.index)
-        log.warning("vLLM replica %s: its actor died: %s", slot.index, error)
-        _kill(slot.actor)  # it may be out of reach only, and would keep its GPUs and its server
-        if slot.losses > self.spec.config.restarts:
-            died = f"vLLM replica {slot.index}: its actor died {slot.losses} times: {error}"
-            self._left_out(slot, died)
-        else:
-            self._place(slot)
-
-    def _left_out(self, slot: _Slot, why: str) -> None:
-        slot.status = slot.status.model_copy(update={"state": "failed"})
-        if slot.status.served and any(other.state != "failed" for other in self.statuses):
-            log.error("%s; the other replicas continue", why)
-        else:
-            self._give_up(EvalError(why, FAILED))
-
-    def _give_up(self, fault: EvalError) -> None:
-        self._fault = self._fault or fault
-        self.addresses.fail(fault)
-        self._changed.set()
-
-
-def _kill(actor: Any) -> None:
-    import ray
-
-    with suppress(Exception):  # of a Ray that has gone
-        ray.kill(actor)
-
-
 class VllmSampler(Sampler):
-    """Chat completions of servers that are started at the first request and stopped by `close`.
+    """Chat completions of a server that is started at the first request and stopped by `close`.
 
     `model` is a directory or a hub id, served as `name`; `adapters` are LoRA directories by name,
     and `asked` is what is asked: `name` or one of them. `generator` is the name, and the adapter
-    where one is asked. Logs go to `logs`. The tail is as for `OpenAISampler`. Raises UsageError
-    where vLLM or an adapter is missing, DeviceError where the GPUs are too few or too small,
-    EvalError where a server does not start.
+    where one is asked. Logs go to `logs`. Raises UsageError where vLLM or an adapter is missing,
+    DeviceError where the GPUs are too few or too small, EvalError where the server does not start.
     """
 
     def __init__(
@@ -297,22 +124,11 @@ class VllmSampler(Sampler):
         asked: str | None = None,
         logs: str | Path | None = None,
         tokenizer: str | Path | None = None,
-        tail_wait_s: float | None = None,
-        tail_share: float = 0.02,
     ) -> None:
         super().__init__(tokenizer)
-        self._tail_wait_s, self._tail_share = tail_wait_s, tail_share
         self._config, self._command = config, serve_command(config)
         self._model, self._name, self._asked = model, name, asked or name
-        self._adapters = {
-            key: str(Path(path).expanduser().absolute()) for key, path in (adapters or {}).items()
-        }
-        for key, path in self._adapters.items():
-            if not (Path(path) / "adapter_config.json").is_file():
-                raise UsageError(
-                    f"adapter {key!r}: {path} holds no adapter_config.json",
-                    "give the directory of a LoRA adapter",
-                )
+        self._adapters = {key: _adapter(key, path) for key, path in (adapters or {}).items()}
         if self._asked not in (name, *self._adapters):
             raise UsageError(
                 f"there is no adapter {self._asked!r}",
@@ -321,8 +137,11 @@ class VllmSampler(Sampler):
         self.generator = name if self._asked == name else f"{name}+{self._asked}"
         self._logs = Path(logs or Path(tempfile.gettempdir()) / "concur-vllm-logs").absolute()
         self._uncounted = False
-        self.servers: Servers | None = None
-        self._length = self.concurrency = 0
+        self._running = ExitStack()
+        self.server: VllmServer | None = None
+        self.api_key = secrets.token_urlsafe(24)
+        self.concurrency = 0
+        self._max_model_len = 0
 
     @classmethod
     def from_config(
@@ -344,21 +163,20 @@ class VllmSampler(Sampler):
         return stable_hash(decisive) if any(decisive) else ""
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """Responses as they finish. An exception, in here or at the caller's, stops the servers."""
+        """Responses as they finish. An exception, in here or at the caller's, stops the server."""
         if not requests:
             return
         try:
-            servers = self._serve(requests)
+            server = self._serve(requests)
             client = OpenAISampler(
-                servers.addresses,
+                f"{server.address}/v1",
                 self._asked,
                 concurrency=self.concurrency,
                 timeout_s=ANSWER_TIMEOUT_S,
-                retries=ATTEMPTS_A_CRASH * (self._config.restarts + 2),
-                api_key=servers.spec.api_key,
+                attempts=ATTEMPTS + self._config.restarts,
+                api_key=self.api_key,
                 direct=True,
-                tail_wait_s=self._tail_wait_s,
-                tail_share=self._tail_share,
+                before_retry=server.wait_ready,
             )
             yield from client.sample(requests)
         except BaseException:
@@ -380,55 +198,51 @@ class VllmSampler(Sampler):
         return super().count_tokens(texts)
 
     def close(self, at_once: bool = False) -> None:
-        """Stops the servers; sampling again starts them again."""
-        servers, self.servers = self.servers, None
-        if servers is not None:
-            servers.stop(at_once)
+        """Stop the server; sampling again starts it again. `at_once`: answers in flight are not
+        waited for."""
+        server, self.server = self.server, None
+        if server is not None:
+            server.stop(at_once)
+        self._running.close()
 
-    def _serve(self, requests: Requests) -> Servers:
-        """The servers, running, with room for these requests."""
-        config, shape = self._config, sizing.read_shape(self._model)
-        asked = [(sizing.size_of(each.prompt), each.sampling.max_tokens) for each in requests]
-        longest, mean = sizing.prompt_tokens([size for size, _ in asked])
-        most = max(tokens for _, tokens in asked)
-        window = shape.window if shape else None
-        length = config.max_model_len or sizing.model_len(longest, most, window)
-        if self.servers is not None and length > self._length:
+    def _serve(self, requests: Requests) -> VllmServer:
+        """The server, running, with room for these requests."""
+        prompts = [sizing.size_of(request.prompt) for request in requests]
+        most = max(request.sampling.max_tokens for request in requests)
+        size = sizing.server_size(self._model, self._config, len(visible_gpus()), prompts, most)
+        if self.server is not None and size.max_model_len > self._max_model_len:
             self.close()
-        if self.servers is None:
-            gpu, nodes = sizing.read_gpu(), self._nodes()
-            answer = sizing.ANSWER_SHARE * most
-            wanted = sizing.gpus_a_replica(shape, gpu, config, nodes, mean, answer)
-            replicas, gpus = self._placed(nodes, wanted)
-            shape = shape and shape.served(config.args, gpus or 1)
-            memory: int | None = config.cpu_kv_cache_gib << 30
-            if gpus:
-                share = config.gpu_memory_utilization
-                held = gpu.memory_bytes if gpu else None
-                self._require_room(shape, gpu, gpus)
-                memory = sizing.kv_cache_bytes(shape, held, gpus, share)
-            seqs = config.max_num_seqs or sizing.num_seqs(shape, memory, mean, most)
-            self._length, self.concurrency = length, max(1, int(replicas * seqs * ASK_AHEAD))
-            self.served = (
-                f"vLLM servers: {replicas}; each: GPUs {gpus}"
-                f"{' (computed to write most)' if gpus > (config.tensor_parallel or 1) else ''},"
-                f" answers at once {seqs} (mean prompt {mean:,} tokens), prompt and answer up to"
-                f" {length:,} tokens"
-            )
+        if self.server is None:
+            self._require_room(size)
+            self._max_model_len = size.max_model_len
+            self.concurrency = max(1, int(size.replicas * size.max_num_seqs * ASK_AHEAD))
+            self.served = size.in_words(self._config)
             log.info("%s: %s", self.generator, self.served)
-            servers = Servers(self._spec(gpus, seqs), replicas, gpus)
-            self.servers = servers
-            try:
-                servers.start()
-            except BaseException:
-                self.servers = None  # nothing of it is left
-                raise
-        return self.servers
+            self.server = self._start(size)
+        return self.server
 
-    def _require_room(self, shape: sizing.Shape | None, gpu: sizing.Gpu | None, gpus: int) -> None:
+    def _start(self, size: sizing.ServerSize) -> VllmServer:
+        config, directory = self._config, Path(self._model).expanduser()
+        model = str(directory.absolute()) if directory.is_dir() else self._model
+        words = options(config, self._name, self._adapters, size)
+        with ExitStack() as stack:
+            gpus = stack.enter_context(reserved_gpus(size.replicas * size.gpus))
+            memory = {} if size.gpus else CPU_MEMORY
+            server = VllmServer(
+                [*self._command, model, *words],
+                env=gpus | memory | config.env | {"VLLM_API_KEY": self.api_key},
+                log_dir=self._logs,
+                start_timeout_s=config.start_timeout_s,
+                restarts=config.restarts,
+            )
+            stack.enter_context(server)
+            self._running = stack.pop_all()
+        return server
+
+    def _require_room(self, size: sizing.ServerSize) -> None:
         """Raise DeviceError for weights that surely do not fit: vLLM would say so after minutes."""
-        elsewhere = self._config.listen == "node"  # with other GPUs, perhaps
-        if elsewhere or not (shape and gpu):
+        shape, gpu, gpus = size.shape, size.gpu, size.gpus
+        if not (shape and gpu and gpus):
             return
         if re.search("offload|pipeline", " ".join(self._config.args)):
             return
@@ -442,50 +256,16 @@ class VllmSampler(Sampler):
                 " synthesis.server.args: [--quantization, fp8]",
             )
 
-    def _nodes(self) -> list[int]:
-        """GPUs of each node that servers may run on."""
-        from kernels_eval.pool.ray import start_ray
 
-        start_ray(None)
-        import ray
-
-        here, anywhere = ray.get_runtime_context().get_node_id(), self._config.listen == "node"
-        list_nodes: Callable[[], list[Json]] = ray.nodes
-        return [
-            int(node["Resources"].get("GPU", 0))
-            for node in list_nodes()
-            if node["Alive"] and (anywhere or node["NodeID"] == here)
-        ]
-
-    def _placed(self, nodes: Sequence[int], wanted: int) -> tuple[int, int]:
-        """Replicas of `wanted` GPUs, and GPUs of each (0 where there are none)."""
-        each = wanted if any(nodes) else 0
-        fit = sum(gpus // each for gpus in nodes) if each else 1
-        replicas = self._config.replicas or max(1, fit)
-        if each and replicas > fit:
-            where = "of the cluster" if self._config.listen == "node" else "of this machine"
-            raise DeviceError(
-                f"{replicas} vLLM replicas of {each} GPUs do not fit onto the {sum(nodes)}"
-                f" GPUs {where}",
-                "lower synthesis.server.replicas or tensor_parallel, or set"
-                " synthesis.server.listen=node on a cluster",
-            )
-        return replicas, each
-
-    def _spec(self, gpus: int, seqs: int) -> ReplicaSpec:
-        config, directory = self._config, Path(self._model).expanduser()
-        model = str(directory.absolute()) if directory.is_dir() else self._model
-        words = options(config, self._name, self._adapters, gpus, self._length, seqs)
-        memory = {} if gpus else {"VLLM_CPU_KVCACHE_SPACE": str(config.cpu_kv_cache_gib)}
-        return ReplicaSpec(
-            config=config,
-            command=(*self._command, model, *words),
-            names=(self._name, *self._adapters),
-            env=memory | config.env,
-            threads=os.environ.get("OMP_NUM_THREADS"),
-            api_key=secrets.token_urlsafe(24),
-            log_dir=str(self._logs),
+def _adapter(name: str, path: str | Path) -> str:
+    """The directory of an adapter. Raises UsageError where it is none."""
+    directory = Path(path).expanduser().absolute()
+    if not (directory / "adapter_config.json").is_file():
+        raise UsageError(
+            f"adapter {name!r}: {directory} holds no adapter_config.json",
+            "give the directory of a LoRA adapter",
         )
+    return str(directory)
 
 
 def _adapter_digest(config: SynthesisConfig) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from kernels_eval.devices import visible_gpus
+from kernels_eval.errors import DeviceError
 from kernels_eval.records import Json, Record
 from tasks.progress import hours
 from tasks.synthesis.config import ServerConfig
@@ -51,6 +52,8 @@ TEMPLATE_TOKENS = 256
 """What a chat template adds."""
 ROUND_TO = 256
 ACTIVATIONS_BYTES = 2 << 30
+CPU_CACHE_BYTES = 1 << 30
+"""Memory for keys and values of a server without GPUs (VLLM_CPU_KVCACHE_SPACE=1)."""
 WEIGHTS = ("model*.safetensors", "*.safetensors", "pytorch_model*.bin")
 """Files of a model's weights. The first that there are count: some repositories have the same in
 several forms."""
@@ -219,6 +222,66 @@ def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[
         f" {(gpu or H200).name}, about {found.tokens_per_s:,.0f} tokens/s, 1,000 answers in"
         f" {hours(found.gpu_s(1000 * answer) / 3600)}: computed from the memory for keys and values"
         f" and its bandwidth{''.join(f', {each} assumed' for each in assumed)}"
+    )
+
+
+class ServerSize(Record):
+    """What a server is started with. `gpus` of each of the `replicas`, 0 without GPUs; `shape` as
+    it is served."""
+
+    shape: Shape | None
+    gpu: Gpu | None
+    replicas: PositiveInt
+    gpus: NonNegativeInt
+    max_model_len: PositiveInt
+    max_num_seqs: PositiveInt
+    mean_prompt_tokens: NonNegativeInt
+
+    def in_words(self, server: ServerConfig) -> str:
+        """One line for a manifest."""
+        computed = " (computed to write most)" if self.gpus > (server.tensor_parallel or 1) else ""
+        return (
+            f"vLLM replicas: {self.replicas}; each: GPUs {self.gpus}{computed}, answers at once"
+            f" {self.max_num_seqs} (mean prompt {self.mean_prompt_tokens:,} tokens), prompt and"
+            f" answer up to {self.max_model_len:,} tokens"
+        )
+
+
+def server_size(
+    model: str, server: ServerConfig, machine_gpus: int, prompts: Sequence[int], max_tokens: int
+) -> ServerSize:
+    """What a server for these prompts (their bytes) is started with on this machine. Raises
+    DeviceError where it has too few GPUs for what `server` asks."""
+    shape, gpu = read_shape(model), read_gpu()
+    longest, mean = prompt_tokens(prompts)
+    replicas, gpus = 1, 0
+    if machine_gpus:
+        answer = ANSWER_SHARE * max_tokens
+        gpus = gpus_a_replica(shape, gpu, server, [machine_gpus], mean, answer)
+        fit = machine_gpus // gpus
+        replicas = server.replicas or max(1, fit)
+        if replicas > fit:
+            raise DeviceError(
+                f"{replicas} vLLM replicas of {gpus} GPUs do not fit onto the {machine_gpus} GPUs"
+                " of this machine",
+                "lower synthesis.server.replicas or tensor_parallel",
+            )
+    elif server.replicas:
+        replicas = server.replicas
+    window = shape.window if shape else None
+    shape = shape and shape.served(server.args, gpus or 1)
+    memory: int | None = CPU_CACHE_BYTES
+    if gpus:
+        share, held = server.gpu_memory_utilization, gpu.memory_bytes if gpu else None
+        memory = kv_cache_bytes(shape, held, gpus, share)
+    return ServerSize(
+        shape=shape,
+        gpu=gpu,
+        replicas=replicas,
+        gpus=gpus,
+        max_model_len=server.max_model_len or model_len(longest, max_tokens, window),
+        max_num_seqs=server.max_num_seqs or num_seqs(shape, memory, mean, max_tokens),
+        mean_prompt_tokens=mean,
     )
 
 

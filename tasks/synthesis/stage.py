@@ -208,6 +208,7 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
     parsed = parse_response(
         response.text, reasoning=response.reasoning, finish_reason=response.finish_reason
     )
+    counted = _count(sampler.count_tokens, parsed.reasoning)
     asked = (request.task, sampler.generator, request.sampling, request.sample_index)
     candidate = Candidate(
         candidate_id=candidate_id(*asked, response.text, request.turn, request.parent),
@@ -221,7 +222,7 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
         ),
         response=response.text,
         **parsed.model_dump(),
-        reasoning_tokens=_count(sampler.count_tokens, parsed.reasoning),
+        reasoning_tokens=counted if counted is not None else response.reasoning_tokens,
         completion_tokens=response.completion_tokens,
         finish_reason=response.finish_reason,
         turn=request.turn,

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from benchmarks.recorded_server import with_text
-from tasks.synthesis.replica import free_port
+from tasks.synthesis.vllm import free_port
 from tests.support.waiting import until
 
 CODE = "class Model:\n    pass\n"

@@ -2,20 +2,16 @@
 and an engine process of its own.
 
 What it does is said by files in $FAKE_VLLM_DIR, looked at whenever they matter: `refuse_start` (end
-with status 3 after a traceback), `never_healthy`, `stubborn` (ignore SIGTERM), `chatty` (write a
-megabyte to the log at the start), `hold` (answers wait while it exists), `hold-SEED` (those with
-this seed wait, and are aborted where the client goes), `hang` (nothing is answered any more). It
-appends its arguments, process ids and environment to `starts.jsonl`, every request to `asked.jsonl`
-and every answer to `answers.jsonl`, aborted ones to `aborted.jsonl`. The prompt "kill the server"
-ends it with SIGKILL while `poison` exists.
+with status 3 after a traceback), `never_healthy`, `hold` (answers wait while it exists), `hang`
+(nothing is answered any more), `engine_ends_with_server`. It appends its arguments, process ids and
+environment to `starts.jsonl`, every request to `asked.jsonl` and every answer to `answers.jsonl`.
+The prompt "kill the server" ends it with SIGKILL while `poison` exists.
 """
 
 import argparse
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -34,17 +30,11 @@ def arguments():
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--served-model-name", required=True)
-    for name in "max-model-len max-num-seqs tensor-parallel-size max-loras max-lora-rank".split():
+    numbers = "max-model-len max-num-seqs max-loras max-lora-rank"
+    for name in f"{numbers} tensor-parallel-size data-parallel-size".split():
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--gpu-memory-utilization", type=float)
-    parser.add_argument("--speculative-config", type=json.loads)
-    for name in (
-        "--enable-prefix-caching",
-        "--no-enable-prefix-caching",
-        "--disable-uvicorn-access-log",
-        "--enforce-eager",
-        "--enable-lora",
-    ):
+    for name in ("--disable-uvicorn-access-log", "--enforce-eager", "--enable-lora"):
         parser.add_argument(name, action="store_true")
     parser.add_argument("--lora-modules", nargs="+", default=[])
     return parser.parse_args()
@@ -70,14 +60,6 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(0.02)
         if self.path == "/health":
             self.answer(503 if there("never_healthy") else 200, {})
-        elif self.path == "/v1/models" and self.allowed():
-            names = [
-                self.options.served_model_name,
-                *(pair.split("=", 1)[0] for pair in self.options.lora_modules),
-            ]
-            self.answer(
-                200, {"object": "list", "data": [{"id": name, "object": "model"} for name in names]}
-            )
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -90,10 +72,6 @@ class Handler(BaseHTTPRequestHandler):
             prompt = body["messages"][0]["content"]
             while there("hold") or there("hang"):
                 time.sleep(0.02)
-            while there(f"hold-{body['seed']}"):
-                if self.client_has_gone():
-                    note("aborted.jsonl", seed=body["seed"])
-                    return
             if prompt == "kill the server" and there("poison"):
                 os.kill(os.getpid(), signal.SIGKILL)
             model, seed = body["model"], body["seed"]
@@ -112,10 +90,6 @@ class Handler(BaseHTTPRequestHandler):
         if not fine:
             self.answer(401, {"error": {"message": "Unauthorized"}})
         return fine
-
-    def client_has_gone(self):
-        readable, _, _ = select.select([self.connection], [], [], 0.02)
-        return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
 
     def log_message(self, *args):
         """No access log, as asked."""
@@ -153,15 +127,13 @@ def main():
         def drain():
             while Handler.in_flight:
                 time.sleep(0.02)
+            if there("engine_ends_with_server"):  # a daemon of it, as vLLM's
+                engine.kill()
             server.shutdown()
 
         threading.Thread(target=drain).start()
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if there("stubborn") else end)
-    if there("chatty"):
-        sys.stdout.write("x" * 1023 + "\n" * 1)
-        for _ in range(3 << 10):
-            sys.stdout.write("y" * 1023 + "\n")
+    signal.signal(signal.SIGTERM, end)
     print("Application startup complete.", flush=True)
     server.serve_forever(poll_interval=0.02)
 

@@ -32,7 +32,7 @@ def fresh_ray(cpus, gpus):
 
     ray.shutdown()
     quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
-    ray.init(num_cpus=cpus, num_gpus=gpus, **quiet)
+    ray.init(address="local", num_cpus=cpus, num_gpus=gpus, **quiet)
     try:
         yield
     finally:

@@ -47,10 +47,6 @@ class Fake:
     def answers(self):
         return self._lines("answers.jsonl")
 
-    @property
-    def aborted(self):
-        return self._lines("aborted.jsonl")
-
     def alive(self):
         """Every process of ours: servers, engines and supervisors, known by the directory in their
         environment."""

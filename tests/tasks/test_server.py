@@ -1,5 +1,5 @@
-"""Servers that concur starts: real processes, a real supervisor and a real Ray; vLLM alone is a
-stand-in (support/fake_vllm.py)."""
+"""The server that concur starts: real processes, and a real Ray where there are GPUs; vLLM alone is
+a stand-in (support/fake_vllm.py)."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tasks.sources import stage as sources
 from tasks.sources.config import TasksConfig
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis import server as server_module
-from tasks.synthesis import sizing
+from tasks.synthesis import sizing, vllm
 from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.samplers import make_sampler
 from tasks.synthesis.server import VllmSampler, options, serve_command
@@ -40,30 +40,28 @@ def fake(tmp_path):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """What the driver looks at twice a second is looked at ten times: these tests wait for it some
-    forty times."""
-    monkeypatch.setattr(server_module, "RENEW_S", 0.1)
+    monkeypatch.setattr(vllm, "LOOK_S", 0.05)
+    monkeypatch.setattr(vllm, "HURRY_S", 0.2)
 
 
 @pytest.fixture(scope="module")
-def four_gpus():
+def ray_with_gpus():
     """A Ray that believes in four GPUs: it hands out their numbers, and that is all the stand-in
     asks of them."""
     with fresh_ray(2, 4):
         yield
 
 
-def sampler(fake, adapters=None, asked=None, tail_wait_s=None, tail_share=0.02, **settings):
-    settings = {"replicas": 1, "restart_pause_s": 0.1, "drain_s": 0.2, "max_num_seqs": 8} | settings
+@pytest.fixture
+def four_gpus(ray_with_gpus, monkeypatch):
+    monkeypatch.setattr(server_module, "visible_gpus", lambda: ["gpu"] * 4)
+
+
+def sampler(fake, adapters=None, asked=None, **settings):
+    settings = {"max_num_seqs": 8} | settings
     config = ServerConfig(command=FAKE, env={"FAKE_VLLM_DIR": str(fake.home)}, **settings)
-    made = VllmSampler(
-        *("org/model", "org/model", config),
-        adapters=adapters,
-        asked=asked,
-        logs=fake.home / "logs",
-        tail_wait_s=tail_wait_s,
-        tail_share=tail_share,
-    )
+    logs = fake.home / "logs"
+    made = VllmSampler("org/model", "org/model", config, adapters, asked, logs)
     fake.samplers.append(made)
     return made
 
@@ -72,6 +70,10 @@ def requests(count, prompt="prompt"):
     return [
         make_request(n, prompt=prompt, key=f"{prompt}#{n}", max_tokens=1000) for n in range(count)
     ]
+
+
+def option(words, name):
+    return words[words.index(name) + 1]
 
 
 class Asking(threading.Thread):
@@ -90,18 +92,6 @@ class Asking(threading.Thread):
         except BaseException as error:
             self.error = error
 
-    def healthy(self, replicas):
-        """Wait until so many replicas can answer; without a held answer one may answer all before
-        the next has started."""
-        until(
-            lambda: (
-                self.error
-                or (self.sampler.servers and self.sampler.servers.addresses.most == replicas)
-            ),
-            f"{replicas} healthy replicas",
-        )
-        assert self.error is None, self.error
-
     def all_answered(self):
         self.join(timeout=WAIT_S)
         assert not self.is_alive() and self.error is None, self.error
@@ -110,80 +100,74 @@ class Asking(threading.Thread):
         )
 
 
-# --- one server, from start to end
-# ------------------------------------------------------------------------------------------------
-
-
-def test_starts_at_the_first_request_answers_and_leaves_nothing(four_gpus, fake, tmp_path):
+def test_it_starts_at_the_first_request_answers_and_leaves_nothing(fake, tmp_path):
     for rank, name in ((16, "tuned"), (24, "other")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"r": rank}))
     adapters = {"tuned": str(tmp_path / "tuned"), "other": str(tmp_path / "other")}
-    served = sampler(
-        fake, adapters, "tuned", tensor_parallel=2, ngram_tokens=4, args=("--max-loras", "7")
-    )
-    assert (
-        served.generator == "org/model+tuned"
-        and list(served.sample([])) == []
-        and fake.starts == []
-    )
+    served = sampler(fake, adapters, "tuned", args=("--max-loras", "7"))
+    assert served.generator == "org/model+tuned"
+    assert list(served.sample([])) == [] and fake.starts == []
     got = list(served.sample(requests(5)))
-    assert sorted(response.text for response in got) == [
-        f"tuned says prompt {index}" for index in range(5)
-    ]
+    assert sorted(each.text for each in got) == [f"tuned says prompt {n}" for n in range(5)]
     (start,) = fake.starts
-    words = start["argv"]
+    words, env = start["argv"], start["env"]
     assert words[:2] == ["serve", "org/model"]
-    served_so = {"--enable-prefix-caching", "--speculative-config", "--enable-lora"}
-    assert served_so | {f"tuned={adapters['tuned']}"} <= set(words)
-    assert {name: words[words.index(name) + 1] for name in CASES["options"]} == CASES["options"]
-    assert start["env"]["CUDA_VISIBLE_DEVICES"] in ("0,1", "2,3")
-    assert "PYTHONPATH" not in start["env"] and not any(
-        name.startswith("RAY_") for name in start["env"]
-    )
-    key = start["env"]["VLLM_API_KEY"]
-    assert len(key) > 20 and not any(key in word for word in words)
-    assert key not in (fake.home / "logs" / "replica-0.log").read_text()
+    assert {"--enforce-eager", "--enable-lora", f"tuned={adapters['tuned']}"} <= set(words)
+    assert {name: option(words, name) for name in CASES["options"]} == CASES["options"]
+    assert "--tensor-parallel-size" not in words and "--data-parallel-size" not in words
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "1" and "PYTHONPATH" not in env
+    assert not any(name.startswith("RAY_") for name in env)
+    key = env["VLLM_API_KEY"]
+    (log,) = (fake.home / "logs").iterdir()
+    assert len(key) > 20 and not any(key in word for word in words) and key not in log.read_text()
     assert psutil.pid_exists(start["pid"]) and psutil.pid_exists(start["engine"])
-    again = list(served.sample(requests(1, "again")))
-    assert len(again) == 1 and len(fake.starts) == 1, "the server stays up between two calls"
+    assert len(list(served.sample(requests(1, "again")))) == 1 == len(fake.starts)
     served.close()
     assert fake.alive() == []
     served.close()
 
 
-def test_replicas_are_pinned_to_gpus_of_their_own_and_share_the_work(four_gpus, fake):
-    served = sampler(fake, replicas=None, tensor_parallel=2, max_num_seqs=4)
-    fake.set("hold")
-    asking = Asking(served, requests(30))
-    asking.healthy(2)
-    fake.unset("hold")
-    assert asking.all_answered()
-    assert sorted(start["env"]["CUDA_VISIBLE_DEVICES"] for start in fake.starts) == ["0,1", "2,3"]
-    ports = Counter(answer["port"] for answer in fake.answers)
-    assert len(ports) == 2 and min(ports.values()) >= 5, ports
-    assert served.served.startswith("vLLM servers: 2; each: GPUs 2, answers at once 4 (mean prompt")
-    served.close()
-    assert fake.alive() == []
-
-
-def test_gpus_of_a_replica_are_computed_where_they_are_not_given(four_gpus, fake, monkeypatch):
+@pytest.mark.parametrize(
+    "settings, parallel, words",
+    [
+        ({"tensor_parallel": 2}, ("2", "2"), "vLLM replicas: 2; each: GPUs 2, answers at once 8"),
+        ({"replicas": 1, "tensor_parallel": 2}, (None, "2"), "vLLM replicas: 1; each: GPUs 2,"),
+        (
+            {"max_num_seqs": None},
+            ("2", "2"),
+            "vLLM replicas: 2; each: GPUs 2 (computed to write most), ",
+        ),
+    ],
+)
+def test_parallel_sizes_follow_from_the_gpus_or_the_settings(
+    four_gpus, fake, monkeypatch, settings, parallel, words
+):
     """QwQ-32B in 16 bits on 80 GB: two GPUs write more as one replica than as two."""
     gpu = sizing.H200.model_copy(update={"memory_bytes": 80 * 10**9})
     monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
     monkeypatch.setattr(sizing, "read_shape", lambda model: sizing.QWQ_32B)
-    served = sampler(fake, replicas=None, max_num_seqs=None)
-    fake.set("hold")
-    asking = Asking(served, requests(4))
-    asking.healthy(2)
-    fake.unset("hold")
-    assert asking.all_answered()
-    assert served.served.startswith("vLLM servers: 2; each: GPUs 2 (computed to write most), ")
+    served = sampler(fake, **settings)
+    assert len(list(served.sample(requests(6)))) == 6
+    assert served.served.startswith(words)
+    (start,) = fake.starts
+    names = ("--data-parallel-size", "--tensor-parallel-size")
+    found = tuple(option(start["argv"], n) if n in start["argv"] else None for n in names)
+    assert found == parallel
+    gpus = start["env"]["CUDA_VISIBLE_DEVICES"].split(",")
+    assert len(set(gpus)) == len(gpus) == int(parallel[0] or 1) * int(parallel[1])
     served.close()
+    assert fake.alive() == []
+
+
+def test_gpus_that_another_server_holds_are_not_given_again(four_gpus, fake):
+    first, second = (sampler(fake, replicas=1, tensor_parallel=2) for _ in range(2))
+    for served in (first, second):
+        assert len(list(served.sample(requests(1)))) == 1
     pinned = [start["env"]["CUDA_VISIBLE_DEVICES"] for start in fake.starts]
-    assert sorted(pinned) == ["0,1", "2,3"]
-    words = fake.starts[0]["argv"]
-    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert sorted(",".join(pinned).split(",")) == ["0", "1", "2", "3"]
+    first.close()
+    second.close()
 
 
 def test_weights_that_do_not_fit_are_said_before_anything_starts(four_gpus, fake, monkeypatch):
@@ -199,113 +183,70 @@ def test_weights_that_do_not_fit_are_said_before_anything_starts(four_gpus, fake
 def test_more_gpus_than_there_are_is_said_before_anything_starts(four_gpus, fake, replicas, each):
     with pytest.raises(
         DeviceError,
-        match=(
-            rf"{replicas or 1} vLLM replicas of {each} GPUs do not fit onto the 4 GPUs of this"
-            r" machine"
-        ),
+        match=rf"{replicas or 1} vLLM replicas of {each} GPUs do not fit onto the 4 GPUs of this",
     ):
         list(sampler(fake, replicas=replicas, tensor_parallel=each).sample(requests(1)))
     assert fake.starts == []
 
 
-def test_the_stage_starts_servers_only_for_what_no_snapshot_answers(four_gpus, fake, tmp_path):
+def test_the_stage_starts_a_server_only_for_what_no_snapshot_answers(fake, tmp_path):
     root = str(tmp_path / "root")
     tasks = sources.run(TasksConfig(source="bundled", split="heldout"), root)
-    server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake.home)}, "replicas": 1}
+    server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake.home)}}
     config = SynthesisConfig(sampler="vllm", model="org/model", samples_per_task=2, server=server)
     made = Synthesis(tasks, config, Language.CPP).run()
     rows = made.open().read()
-    assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers) and set(
-        rows["generator"]
-    ) == {"org/model"}
-    assert made.open().manifest["served"].startswith("vLLM servers: 1; each: GPUs 1, answers")
-    assert fake.alive() == [] and [
-        path.name for path in (tmp_path / "root" / "logs" / "vllm").glob("*.log")
-    ] == ["replica-0.log"]
-    assert (
-        Synthesis(
-            tasks,
-            config.model_copy(update={"server": ServerConfig(command="nothing at all")}),
-            Language.CPP,
-        ).run()
-        == made
-    )
+    assert len(rows) == 2 * tasks.open().manifest["rows"] == len(fake.answers)
+    assert set(rows["generator"]) == {"org/model"}
+    assert made.open().manifest["served"].startswith("vLLM replicas: 1; each: GPUs 0, answers")
+    assert fake.alive() == [] and list((tmp_path / "root" / "logs" / "vllm").glob("vllm-*.log"))
+    unused = config.model_copy(update={"server": ServerConfig(command="nothing at all")})
+    assert Synthesis(tasks, unused, Language.CPP).run() == made
     more = Synthesis(tasks, config.model_copy(update={"samples_per_task": 1}), Language.CPP).run()
     assert more != made and len(more.open().read()) == tasks.open().manifest["rows"]
     assert len(fake.starts) == 1, "all of it was known"
 
 
-def test_the_last_answer_does_not_hold_the_servers_once_its_deadline_has_passed(four_gpus, fake):
-    fake.set("hold-7")
-    served = sampler(fake, tail_wait_s=0.0, tail_share=0.1)
-    got = list(served.sample(requests(10)))
-    assert sorted(int(answer.request_key.split("#")[1]) for answer in got) == [*range(7), 8, 9]
-    until(lambda: fake.aborted == [{"seed": 7}], "the end of the answer at the server")
-    assert len(list(served.sample(requests(5)))) == 5 and len(fake.starts) == 1
-    served.close()
-    assert fake.alive() == []
-
-
-# --- crashes
-# --------------------------------------------------------------------------------------------------
-
-
-def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(four_gpus, fake):
+def test_a_server_that_is_killed_comes_back_and_no_request_is_lost(fake):
     served = sampler(fake)
     fake.set("hold")
     asking = Asking(served, requests(20))
-    asking.healthy(1)
+    until(lambda: len(fake.asked) >= 2, "requests in flight")
     os.kill(fake.starts[0]["pid"], signal.SIGKILL)
     fake.unset("hold")
     assert asking.all_answered()
     first, second = fake.starts
-    assert first["argv"] == second["argv"], (
-        "on the same port: who knows its address need not learn another"
-    )
-    until(lambda: not psutil.pid_exists(first["engine"]), "the end of what the server had started")
+    assert first["argv"] == second["argv"], "on the same port"
+    alive = [process.pid for process in fake.alive()]
+    assert first["engine"] not in alive, "what the first server had started is gone"
     served.close()
 
 
-def test_the_other_replica_answers_while_one_is_down(four_gpus, fake):
-    served = sampler(fake, replicas=2, restart_pause_s=3600)
-    fake.set("hold")
-    asking = Asking(served, requests(16))
-    asking.healthy(2)
-    killed = fake.starts[0]
-    os.kill(killed["pid"], signal.SIGKILL)
-    fake.unset("hold")
-    assert asking.all_answered()
-    port = int(killed["argv"][killed["argv"].index("--port") + 1])
-    assert {answer["port"] for answer in fake.answers}.isdisjoint({port}) and len(fake.starts) == 2
-    served.close()
-
-
-def test_an_actor_that_dies_is_replaced_and_its_server_with_it(four_gpus, fake):
-    import ray
-
+def test_a_server_that_does_not_answer_any_more_is_started_again(fake, monkeypatch):
+    monkeypatch.setattr(vllm, "UNRESPONSIVE_S", 0.5)
+    monkeypatch.setattr(vllm, "HEALTH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(vllm, "STOP_S", 0.1)
     served = sampler(fake)
     assert len(list(served.sample(requests(1)))) == 1
-    ray.kill(served.servers.slots[0].actor)
-    until(lambda: len(fake.starts) == 2, "another actor's server")
+    fake.set("hang")
+    until(lambda: served.server.starts == 2, "another start")
+    fake.unset("hang")
     assert len(list(served.sample(requests(3, "then")))) == 3
-    until(lambda: not psutil.pid_exists(fake.starts[0]["pid"]), "the end of the first server")
     served.close()
 
 
-def test_a_request_that_kills_every_server_ends_the_run(four_gpus, fake):
+def test_a_request_that_kills_every_server_ends_the_run(fake):
     fake.set("poison")
     served = sampler(fake, restarts=1)
-    with pytest.raises(
-        EvalError, match=r"replica 0 crashed 2 times, the last time: it ended with signal 9"
-    ):
+    with pytest.raises(EvalError, match=r"vLLM ended 2 times, the last: it ended with signal 9"):
         list(served.sample(requests(1, "kill the server")))
     assert len(fake.starts) == 2 and fake.alive() == []
 
 
-def test_a_server_that_never_serves_is_one_clear_error(four_gpus, fake):
+def test_a_server_that_never_serves_is_one_clear_error(fake):
     fake.set("refuse_start")
     message = (
-        r"did not become healthy: it ended with exit status 3; the end of .*replica-0\.log:\n"
+        r"did not become healthy: it ended with exit status 3; the end of .*vllm-\d+\.log:\n"
         r"(.*\n)*.*has no such window"
     )
     with pytest.raises(EvalError, match=message) as caught:
@@ -314,12 +255,27 @@ def test_a_server_that_never_serves_is_one_clear_error(four_gpus, fake):
     assert fake.alive() == []
 
 
+def test_a_server_that_is_not_healthy_in_time_is_ended(fake):
+    fake.set("never_healthy")
+    with pytest.raises(EvalError, match="has not answered for 1 s"):
+        list(sampler(fake, start_timeout_s=1.0).sample(requests(1)))
+    assert fake.alive() == []
+
+
+def test_the_log_names_the_engine_s_exception(tmp_path):
+    path = tmp_path / "vllm.log"
+    fault = "(EngineCore_0 pid=7) ERROR 11-26 10:00:00 [core.py:1] ValueError: no memory left"
+    path.write_text("\n".join([fault, *("later" for _ in range(40)), "RuntimeError: engine died"]))
+    assert vllm.log_tail(path).splitlines()[0] == fault
+    assert vllm.log_tail(path).endswith("engine died")
+
+
 DRIVER = """
 import sys
 from pathlib import Path
 from tests.support.vllm_servers import Fake
 from tests.tasks.test_server import requests, sampler
-served = sampler(Fake(Path(sys.argv[1])), replicas=2)
+served = sampler(Fake(Path(sys.argv[1])))
 try:
     for answer in served.sample(requests(8)):
         pass
@@ -328,54 +284,28 @@ finally:
 """
 
 
-def stopped_driver(fake, how, **environment):
-    """A run in a process of its own that is stopped in the middle of its answers, with two servers;
-    nothing of it is left."""
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
+def test_a_driver_that_is_stopped_leaves_nothing(fake, how):
     fake.set("hold")
+    fake.set("engine_ends_with_server")
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(fake.home)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        until(lambda: len(fake.starts) == 2, "two servers")
         until(lambda: fake.asked, "a request")
         driver.send_signal(how)
         _, said = driver.communicate(timeout=WAIT_S)
         assert driver.returncode, "it was stopped, and did not end"
-        if how == signal.SIGKILL:
-            until(lambda: not fake.alive(), "the end of what the driver has left")
-        else:
-            assert "KeyboardInterrupt" in said
-        assert fake.alive() == []
+        fake.unset("hold")
+        until(lambda: not fake.alive(), "the end of what the driver has left")
+        assert how == signal.SIGKILL or "KeyboardInterrupt" in said
     finally:
         driver.kill()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "SIGKILL"])
-def test_a_driver_that_is_stopped_leaves_nothing_on_a_cluster_that_goes_on(four_gpus, fake, how):
-    import ray
-
-    stopped_driver(fake, how, RAY_ADDRESS=ray.get_runtime_context().gcs_address)
-
-
-@pytest.mark.slow
-def test_a_driver_that_is_killed_with_a_ray_of_its_own_leaves_nothing(fake):
-    """On the CPU: this Ray knows of no GPUs."""
-    stopped_driver(fake, signal.SIGKILL, CUDA_VISIBLE_DEVICES="")
-    assert all(
-        "--enforce-eager" in start["argv"] and "--tensor-parallel-size" not in start["argv"]
-        for start in fake.starts
-    )
-    assert all(start["env"]["VLLM_CPU_KVCACHE_SPACE"] == "1" for start in fake.starts)
-
-
-# --- settings
-# --------------------------------------------------------------------------------------------------
 
 
 UNIMPORTANT = CASES["undecisive"]
@@ -466,13 +396,9 @@ def test_what_starts_vllm(monkeypatch, tmp_path):
 
 
 def test_options_of_the_user_come_last():
-    words = options(
-        ServerConfig(args=("--max-num-seqs", "3"), prefix_caching=False), "m", {}, False, 2048, 16
-    )
+    size = sizing.server_size("m", ServerConfig(max_num_seqs=16), 0, [10], 100)
+    words = options(ServerConfig(args=("--max-num-seqs", "3")), "m", {}, size)
     assert words[-2:] == ["--max-num-seqs", "3"] and words.index("16") < words.index("3")
-    assert (
-        "--no-enable-prefix-caching" in words
-        and "--enforce-eager" in words
-        and "--enable-lora" not in words
-    )
-    assert "--gpu-memory-utilization" in options(ServerConfig(), "m", {}, True, 2048, 16)
+    assert "--enforce-eager" in words and "--enable-lora" not in words
+    of_gpu = options(ServerConfig(), "m", {}, size.model_copy(update={"gpus": 1}))
+    assert "--gpu-memory-utilization" in of_gpu and "--enforce-eager" not in of_gpu

@@ -71,7 +71,7 @@ def texts(responses):
 
 
 @pytest.mark.timeout(900)
-def test_a_real_vllm_from_start_to_end(ray_without_gpus, model, adapter, tmp_path):
+def test_a_real_vllm_from_start_to_end(model, adapter, tmp_path):
     """Five samples for four prompts with the server killed in the middle, an adapter by its name,
     and nothing left at the end."""
     config = ServerConfig(
@@ -89,7 +89,7 @@ def test_a_real_vllm_from_start_to_end(ray_without_gpus, model, adapter, tmp_pat
             got.append(response)
             if len(got) == 1:
                 print(f"first of {len(wanted)} responses after {time.monotonic() - began:.1f} s")
-                os.kill(base.servers.statuses[0].pid, signal.SIGKILL)
+                os.kill(base.server.process.pid, signal.SIGKILL)
         print(f"all of them, with a restart, after {time.monotonic() - began:.1f} s")
         assert sorted(response.request_key for response in got) == sorted(
             request.request_key for request in wanted
@@ -98,7 +98,7 @@ def test_a_real_vllm_from_start_to_end(ray_without_gpus, model, adapter, tmp_pat
             response.completion_tokens and response.finish_reason in ("stop", "length")
             for response in got
         )
-        assert base.servers.statuses[0].starts == 2
+        assert base.server.starts == 2
         for number in range(len(PROMPTS)):
             samples = {text for key, text in texts(got).items() if key.startswith(f"{number}#")}
             assert len(samples) >= 4, "samples of a prompt differ by their seeds"
@@ -113,30 +113,12 @@ def test_a_real_vllm_from_start_to_end(ray_without_gpus, model, adapter, tmp_pat
     finally:
         base.close()
     assert alive(str(tmp_path)) == []
-    log = (tmp_path / "logs" / "replica-0.log").read_text()
-    assert "enable_prefix_caching=True" in log.replace(
-        "'enable_prefix_caching': True", "enable_prefix_caching=True"
-    )
+    (log,) = (tmp_path / "logs").iterdir()
+    assert "enable_prefix_caching" in log.read_text()
 
 
 @pytest.mark.timeout(600)
-def test_ngram_speculation_can_be_switched_on(ray_without_gpus, model, tmp_path):
-    config = ServerConfig(
-        python=str(PYTHON),
-        env={"CONCUR_TEST": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"},
-        max_num_seqs=4,
-        ngram_tokens=3,
-    )
-    served = VllmSampler(str(model), "small", config, logs=tmp_path / "logs")
-    try:
-        assert len(list(served.sample(requests(samples=1, temperature=0.0, max_tokens=64)))) == 4
-    finally:
-        served.close()
-    assert alive(str(tmp_path)) == []
-
-
-@pytest.mark.timeout(600)
-def test_a_real_vllm_answers_with_the_adapter_of_each_step(ray_without_gpus, tmp_path, monkeypatch):
+def test_a_real_vllm_answers_with_the_adapter_of_each_step(tmp_path, monkeypatch):
     """A policy whose weights change between steps, as in training: what the server writes is what
     this process would have written."""
     import torch
@@ -170,8 +152,8 @@ def test_a_real_vllm_answers_with_the_adapter_of_each_step(ray_without_gpus, tmp
     found = []
     try:
         assert list(server.sample(requests(samples=1, temperature=0.0, max_tokens=4)))
-        monkeypatch.setenv("OPENAI_API_KEY", server.servers.spec.api_key)
-        policy = ServedPolicy([str(server.servers.addresses)], tmp_path / "policy")
+        monkeypatch.setenv("OPENAI_API_KEY", server.api_key)
+        policy = ServedPolicy([f"{server.server.address}/v1"], tmp_path / "policy")
         there, here = (
             environment_of(config, tasks, dict.fromkeys(tasks, "x"), iter, by)
             for by in (policy, None)

@@ -1,13 +1,12 @@
-"""What servers and proxies do to a chat completion: late, in pieces, cut, elsewhere, huge, half
-empty, and gone for good.
-
-Faults that a further attempt mends are in test_samplers.py as well; here is what happens to the
-connection, and to the stage behind it.
-"""
+"""The client of OpenAI-compatible endpoints against real local servers: what it sends and takes,
+faults of server and network, and the stage behind it."""
 
 import json
+import logging
+import signal
 import threading
 import time
+import traceback
 import tracemalloc
 
 import pytest
@@ -15,9 +14,10 @@ import pytest
 from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.records import Language, SamplingParams
 from tasks.synthesis import client as client_module
-from tasks.synthesis.client import OpenAISampler
+from tasks.synthesis.client import ATTEMPTS, REFUSALS_BEFORE_GIVING_UP
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.prompts import prompt_hash
+from tasks.synthesis.sampler import Response
 from tasks.synthesis.stage import Synthesis
 from tests.support.cases import cases
 from tests.support.chat_server import completion, serving
@@ -28,11 +28,11 @@ from tests.support.requests import (
     client,
     make_request,
     tasks_snapshot,
+    without_pauses,
     without_proxies,
 )
 
-CASES = cases("chat_protocol")
-
+CASES = cases("client")
 LONG_TOKENS = 200_000
 MODULE = (
     "import torch\n\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x"
@@ -44,6 +44,198 @@ MODULE = (
 def key(monkeypatch):
     monkeypatch.setenv(KEY_ENV, KEY)
     without_proxies(monkeypatch)
+    without_pauses(monkeypatch)
+
+
+def test_sends_what_was_asked_and_returns_what_was_said():
+    with serving(lambda number, body: (200, completion("text", "length", 12))) as server:
+        (response,) = ask(server)
+    assert response == Response(
+        request_key="0", text="text", completion_tokens=12, finish_reason="length"
+    )
+    (body,) = server.bodies
+    assert body["path"] == "/v1/chat/completions" and body["model"] == "org/model"
+    assert body["messages"] == [{"role": "user", "content": "prompt 0"}]
+    assert {
+        name: body[name] for name in ("temperature", "top_p", "max_tokens", "seed")
+    } == SamplingParams(seed=0).model_dump()
+    assert server.headers[0]["authorization"] == f"Bearer {KEY}"
+
+
+def test_nobody_asks_further_ahead_than_answers_are_taken(monkeypatch):
+    monkeypatch.setattr(client_module, "UNREAD", unread := 2)
+    asked = [make_request(index, prompt=f"prompt {index}") for index in range(60)]
+    full = threading.Event()
+
+    def answer(number, body):
+        if number >= unread + 3 - 1:
+            full.set()
+        return 200, completion(body["messages"][0]["content"])
+
+    with serving(answer) as server:
+        stream = client(server.url, concurrency=3).sample(asked)
+        first = next(
+            stream
+            # while it is held, no more than these are asked: two unread, and three that wait for
+            # room
+        )
+        assert full.wait(timeout=20)
+        others = ask(server, count=40, concurrency=1)  # time in which the first would ask on
+        assert len(server.bodies) - len(others) <= unread + 3 + 1
+        assert len([first, *stream]) == len(server.bodies) - len(others) == 60
+
+
+def test_no_request_makes_no_call():
+    with serving(lambda number, body: (200, completion())) as server:
+        assert ask(server, count=0) == [] == server.bodies
+
+
+def test_what_fails_at_one_address_is_asked_at_another():
+    with (
+        serving(lambda number, body: (503, {"error": {"message": "away"}})) as broken,
+        serving(lambda number, body: (200, completion())) as works,
+    ):
+        wanted = [make_request(index) for index in range(6)]
+        found = list(client([broken.url, works.url], retries=0).sample(wanted))
+    assert len(found) == len(works.bodies) == 6 and broken.bodies
+
+
+def test_answers_come_as_they_finish_and_concurrency_is_bounded():
+    first_may_go, together = threading.Event(), threading.Barrier(3)
+
+    def answer(number, body):
+        if number < 3:
+            together.wait(timeout=20)  # breaks unless three requests are in flight at once
+        if body["messages"][0]["content"] == "prompt 0":
+            assert first_may_go.wait(timeout=20)
+        return 200, completion(body["messages"][0]["content"])
+
+    with serving(answer) as server:
+        stream = client(server.url, concurrency=3).sample(
+            [make_request(index, prompt=f"prompt {index}") for index in range(8)]
+        )
+        early = [next(stream) for _ in range(7)]
+        first_may_go.set()
+        late = list(stream)
+    assert {response.text for response in early} == {f"prompt {index}" for index in range(1, 8)}
+    assert [(response.text, response.request_key) for response in late] == [("prompt 0", "0")]
+    assert server.most_in_flight == 3
+
+
+def test_nobody_listening_is_an_infrastructure_fault():
+    with serving(lambda number, body: (200, completion())) as server:
+        url = server.url
+    with pytest.raises(EvalError, match="gave no answer") as caught:
+        list(client(url, retries=1).sample([make_request()]))
+    assert url in str(caught.value)
+
+
+def test_an_answer_that_never_comes_times_out():
+    over = threading.Event()
+
+    def answer(number, body):
+        over.wait(timeout=60)
+        return 200, completion()
+
+    with serving(answer) as server:
+        with pytest.raises(EvalError, match="gave no answer for user/mine: .*[Tt]ime"):
+            ask(server, retries=1, timeout_s=0.2)
+        over.set()
+
+
+@pytest.mark.parametrize("status, message", CASES["a_wrong_key_or_address_stops_at_once"])
+def test_a_wrong_key_or_address_stops_at_once(status, message):
+    with serving(lambda number, body: (status, {"error": {"message": "no"}})) as server:
+        with pytest.raises(UsageError, match=message) as caught:
+            ask(server, count=20, concurrency=1)
+    assert server.url in str(caught.value)
+    assert len(server.bodies) == 1
+
+
+def test_the_key_appears_nowhere(caplog):
+    echo = {"error": {"message": f"Incorrect API key provided: {KEY}"}}
+    caplog.set_level(logging.DEBUG)
+    for status in (400, 401, 405, 500):
+        with serving(lambda number, body, status=status: (status, echo)) as server:
+            with pytest.raises(EvalError) as caught:
+                ask(server, retries=1)
+        said = "".join(traceback.format_exception(caught.value))
+        assert server.url in said and KEY not in said
+    assert KEY not in caplog.text and len(caplog.records) > 4
+    assert KEY not in repr(client("http://127.0.0.1:1/v1"))
+
+
+def test_a_refused_request_stays_unanswered_and_the_others_are_answered(caplog):
+    too_long = (400, {"error": {"message": "maximum context length is 4096 tokens"}})
+    with serving(
+        lambda number, body: too_long if body["seed"] % 2 else (200, completion())
+    ) as server:
+        got = ask(server, count=6, concurrency=1)
+    assert [response.request_key for response in got] == [str(index) for index in (0, 2, 4)]
+    assert caplog.text.count("maximum context length") == 3
+    assert len(server.bodies) == 6
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_an_endpoint_that_refuses_everything_is_the_callers_mistake(count):
+    with serving(
+        lambda number, body: (400, {"error": {"message": "max_tokens is too large"}})
+    ) as server:
+        with pytest.raises(UsageError, match="max_tokens is too large"):
+            ask(server, count=count, concurrency=1)
+    assert len(server.bodies) == min(count, REFUSALS_BEFORE_GIVING_UP)
+
+
+@pytest.mark.parametrize("leave", ["close", "interrupt"])
+def test_leaving_early_cancels_what_is_in_flight(leave, monkeypatch):
+    hold, one_taken = threading.Event(), threading.Event()
+
+    def answer(number, body):
+        if number == 0:
+            return 200, completion()
+        if (
+            number == 2 and leave == "interrupt"
+        ):  # Ctrl-C while the caller waits for its second answer
+            one_taken.wait(timeout=20)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        hold.wait(timeout=20)
+        return 200, completion()
+
+    with serving(answer) as server:
+        stream = client(server.url, concurrency=2).sample(
+            [make_request(index) for index in range(10)]
+        )
+        try:
+            assert next(stream).text == "an answer"
+            if leave == "close":
+                stream.close()
+            else:
+                result = client_module._result
+                monkeypatch.setattr(
+                    client_module, "_result", lambda future: one_taken.set() or result(future)
+                )
+                with pytest.raises(KeyboardInterrupt):
+                    next(stream)
+            assert "synthesis client" not in {thread.name for thread in threading.enumerate()}
+            assert len(server.bodies) <= 3, "nothing is asked after the caller has left"
+        finally:
+            hold.set()
+
+
+def test_works_where_an_event_loop_runs_already():
+    import asyncio
+
+    async def main(server):
+        return ask(server, count=3)
+
+    with serving(lambda number, body: (200, completion())) as server:
+        assert len(asyncio.run(main(server))) == 3
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000/v1", "ftp://host/v1", "", "http://"])
+def test_an_address_that_is_not_http_is_refused(url):
+    with pytest.raises(UsageError, match="http://127.0.0.1:8000/v1"):
+        client(url)
 
 
 def written(content, *, length=True, pieces=1, share=1.0):
@@ -62,70 +254,6 @@ def written(content, *, length=True, pieces=1, share=1.0):
             handler.wfile.flush()
 
     return write
-
-
-# --- pauses
-# --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("status, header, pauses_s", CASES["pauses_are_the_servers_wish_or_double"])
-def test_pauses_are_the_servers_wish_or_double(status, header, pauses_s, monkeypatch):
-    decided, pause_s = [], OpenAISampler._pause_s
-
-    def pause(self, fault, attempt):
-        decided.append(pause_s(self, fault, attempt))
-        return 0.0
-
-    monkeypatch.setattr(OpenAISampler, "_pause_s", pause)
-    refusal = (status, {"error": {"message": "later"}}, {"retry-after": header} if header else {})
-    with serving(lambda number, body: refusal if number < 3 else (200, completion())) as server:
-        assert len(ask(server, retries=3, backoff_s=2.0)) == 1
-    assert len(server.bodies) == 4
-    spread = 0.0 if header and header.isdigit() else 0.25
-    assert decided == [pytest.approx(pause, rel=spread) for pause in pauses_s]
-
-
-@pytest.mark.parametrize("status", [402, 405, 409, 415, 451])
-def test_what_no_attempt_mends_is_asked_once(status):
-    with serving(lambda number, body: (status, {"error": {"message": "never"}})) as server:
-        with pytest.raises(UsageError, match="never") as caught:
-            ask(server)
-    assert len(server.bodies) == 1 and server.url in str(caught.value)
-
-
-# --- slow and cut
-# --------------------------------------------------------------------------------------------------
-
-
-def test_a_body_in_pieces_is_read_whole():
-    text = "long " * 5_000
-    with serving(lambda number, body: written(completion(text), pieces=500)) as server:
-        assert [response.text for response in ask(server)] == [text]
-    assert len(server.bodies) == 1
-
-
-def test_a_body_that_trickles_for_ever_times_out():
-    over = threading.Event()
-
-    def trickle(handler):
-        handler.send_response(200)
-        handler.send_header("content-type", "application/json")
-        handler.end_headers()
-        for _ in range(1000):
-            if over.wait(
-                timeout=0.01
-            ):  # each piece comes long before any limit on the wait for one
-                break
-            handler.wfile.write(b" ")
-            handler.wfile.flush()
-
-    with serving(lambda number, body: trickle) as server:
-        try:
-            with pytest.raises(EvalError, match="in 3 attempts: .*timed out") as caught:
-                ask(server, timeout_s=0.3)
-        finally:
-            over.set()
-    assert not isinstance(caught.value, UsageError)
 
 
 FAULTS = {
@@ -160,10 +288,18 @@ def test_a_fault_is_tried_again_and_one_of_the_infrastructure_in_the_end(fault):
         assert [response.text for response in ask(server)] == ["whole"]
     assert len(server.bodies) == 3
     with serving(lambda number, body: fault) as server:
-        with pytest.raises(EvalError, match="no answer for user/mine in 3 attempts") as caught:
-            ask(server)
+        with pytest.raises(EvalError, match="no answer for user/mine: .") as caught:
+            ask(server, retries=0)
     assert not isinstance(caught.value, UsageError) and caught.value.hint
-    assert len(server.bodies) == 3
+    assert len(server.bodies) == ATTEMPTS
+
+
+@pytest.mark.parametrize("status", [402, 405, 415, 451])
+def test_what_no_attempt_mends_is_asked_once(status):
+    with serving(lambda number, body: (status, {"error": {"message": "never"}})) as server:
+        with pytest.raises(UsageError, match="never") as caught:
+            ask(server)
+    assert len(server.bodies) == 1 and server.url in str(caught.value)
 
 
 def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch):
@@ -195,10 +331,6 @@ def test_a_long_answer_is_kept_whole_in_time_and_memory(monkeypatch):
     assert peak < count * len(text) / 2, "they were held at once"
 
 
-# --- elsewhere
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", [307, 308])
 def test_a_redirect_is_followed_and_the_key_does_not_go_to_another_host(status):
     with serving(lambda number, body: (200, completion("from there"))) as there:
@@ -223,17 +355,6 @@ def test_a_redirect_that_loses_the_question_is_the_callers_mistake(status):
     assert "base_url" in (caught.value.hint or "")
 
 
-def test_a_circle_of_redirects_ends():
-    with serving(lambda number, body: (307, b"", {"location": "/v1/chat/completions"})) as server:
-        with pytest.raises(EvalError, match="no answer for user/mine in 1 attempts"):
-            ask(server, retries=0)
-    assert 1 < len(server.bodies) < 50
-
-
-# --- half empty
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", CASES["what_a_completion_holds"])
 def test_what_a_completion_holds_is_kept_and_the_rest_is_unknown(case):
     """Without an answer, the limit came before `</think>`."""
@@ -242,10 +363,6 @@ def test_what_a_completion_holds_is_kept_and_the_rest_is_unknown(case):
     with serving(lambda number, _: (200, body)) as server:
         (response,) = ask(server)
     assert case["kept"].items() <= response.model_dump().items()
-
-
-# --- the stage
-# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -274,8 +391,7 @@ def module(number):
     return completion(f"Add one.\n</think>\n```python\n# {number}\n{MODULE}```")
 
 
-def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks, monkeypatch):
-    monkeypatch.setattr(client_module, "LONGEST_PAUSE_S", 0.001)
+def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks):
     asked = []
     both, once = threading.Barrier(2), threading.Lock()
 
@@ -290,7 +406,7 @@ def test_a_server_that_dies_for_good_costs_what_it_had_not_answered(tasks, monke
 
     with serving(mortal) as server:
         config = synthesis(server)
-        with pytest.raises(EvalError, match=r"no answer for t/\d in 7 attempts") as caught:
+        with pytest.raises(EvalError, match=r"no answer for t/\d: ") as caught:
             Synthesis(tasks, config, Language.CPP).run()
     assert server.url in str(caught.value) and "answers so far are kept" in (
         caught.value.hint or ""

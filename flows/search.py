@@ -24,7 +24,6 @@ from tasks.search.stage import Search, Write, run
 from tasks.search.step import run_generation
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.store.lookup import find_snapshot, newest_first
-from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.earlier import Kernel, with_earlier_kernels
 from tasks.synthesis.prompts import render
 from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of
@@ -88,7 +87,7 @@ def search_kernels(
         config.search,
         language,
         conditions=[protocol, measured, PROTOCOL_VERSION],
-        writer=patient(config.synthesis).model_dump(mode="json", exclude=set(UNDECISIVE)),
+        writer=config.synthesis.model_dump(mode="json", exclude=set(UNDECISIVE)),
     )
     once = config.verification.model_copy(update={"once_per_code": True})
     with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):
@@ -163,7 +162,7 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
 
     def write(plans: Sequence[Plan]) -> Iterator[tuple[Plan, Row]]:
         # closed before kernels are timed: a model may hold the devices
-        with closing(make_sampler(patient(config.synthesis), config.root)) as sampler:
+        with closing(make_sampler(config.synthesis, config.root)) as sampler:
             requests = {
                 (made := _request(each, config, sampler, judge)).request_key: (each, made)
                 for each in plans
@@ -173,11 +172,6 @@ def writer_of(config: PipelineConfig, judge: Verification) -> Write | None:
                 yield each, candidate_row(request, response, sampler)
 
     return write
-
-
-def patient(config: SynthesisConfig) -> SynthesisConfig:
-    """The settings without a deadline: later proposals depend on every answer."""
-    return config.model_copy(update={"tail_wait_s": None})
 
 
 def _request(plan: Plan, config: PipelineConfig, sampler: Sampler, judge: Verification) -> Request:

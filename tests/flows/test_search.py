@@ -14,7 +14,7 @@ from flows import search as search_flow
 from flows.cli.render import render
 from flows.config import PipelineConfig
 from flows.forms import RunForm, SearchForm, VerdictsForm
-from flows.search import SOURCES, begun_with, keep_fresh, measured_anew, patient, prompt_of
+from flows.search import SOURCES, begun_with, keep_fresh, measured_anew, prompt_of
 from flows.track import search_record
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
@@ -26,7 +26,6 @@ from tasks.search.population import Member, Plan
 from tasks.search.stage import run
 from tasks.store.lookup import snapshots
 from tasks.store.snapshot import Snapshot
-from tasks.synthesis.config import SynthesisConfig
 from tasks.tables import VERDICTS
 from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
@@ -51,12 +50,6 @@ def test_without_verdicts_there_is_one_sentence(tmp_path):
         begun_with(PipelineConfig(root=str(tmp_path)), None)
     said = concur("search", "--root", str(tmp_path / "none"))
     assert said.returncode == 2 and "concur run --only refresh" in said.stderr
-
-
-def test_a_search_waits_for_every_answer():
-    with_deadline = SynthesisConfig(sampler="openai", model="m", tail_wait_s=60, tail_share=0.1)
-    without = SynthesisConfig(sampler="openai", model="m")
-    assert patient(with_deadline).model_dump() == without.model_dump()
 
 
 def test_parents_and_their_scores_are_in_the_prompt(tmp_path):

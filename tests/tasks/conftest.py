@@ -5,7 +5,6 @@ import pytest
 from tasks.analysis import stage
 from tasks.analysis.config import ObservationConfig
 from tests.support.planted import planted
-from tests.support.pools import fresh_ray
 from tests.support.training import tiny_model
 
 
@@ -28,9 +27,3 @@ def analysed(tmp_path_factory):
     """Snapshots of verdicts, of their candidates and of the analysis of both."""
     refs = planted(tmp_path_factory.mktemp("analysed"), 400)
     return *refs, stage.run(*refs, ObservationConfig(permutations=199))
-
-
-@pytest.fixture
-def ray_without_gpus():
-    with fresh_ray(1, 0):
-        yield

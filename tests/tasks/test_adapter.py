@@ -307,7 +307,7 @@ def test_a_name_breaks_neither_the_front_matter_nor_the_command(name):
 @pytest.mark.skipif(not Path(PYTHON).exists(), reason="needs a vLLM environment: make vllm")
 @pytest.mark.timeout(600)
 def test_vllm_serves_an_adapter_that_passed_by_its_name_and_the_merged_weights_answer_alike(
-    ray_without_gpus, base, adapter, tmp_path
+    base, adapter, tmp_path
 ):
     """Greedy, in float32: under its name vLLM says what the merged files say in transformers, and
     not what the base model says."""

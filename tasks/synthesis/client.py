@@ -11,6 +11,7 @@ too long for the model, say) stays unanswered with a log line, unless it refuses
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -170,8 +171,8 @@ class OpenAISampler(Sampler):
             except ValueError:
                 return False  # no list in the protocol's form
         try:
-            names = [str(model["id"]) for model in body["data"]]
-        except (LookupError, TypeError):
+            names = [str(model["id"]) for model in _parsed(body)["data"]]
+        except (ValueError, LookupError, TypeError):
             return False
         if names and self.model not in names:
             has = shown(self._line(", ".join(names[:5])))
@@ -241,7 +242,7 @@ class OpenAISampler(Sampler):
             url = self.urls[place]
             try:
                 body = await clients[place].post(self.path, body=self.body(request), cast_to=object)
-                return self.read(request, body)
+                return self.read(request, _parsed(body))
             except APIStatusError as error:
                 self._raise_unless_retried(error, url, request)
                 cause = str(error)
@@ -324,6 +325,11 @@ def _result(future: Future[T]) -> T:
         with suppress(TimeoutError):
             return future.result(SIGNAL_CHECK_S)
     return future.result()
+
+
+def _parsed(body: object) -> Any:
+    """An answer's JSON, which the client leaves a text where the server names another type."""
+    return json.loads(body) if isinstance(body, str) else body
 
 
 def _is_http(url: str) -> bool:

@@ -163,8 +163,8 @@ def test_a_configuration_cannot_be_changed_after_it_was_read():
         (
             "tasks.xyzzy=1",
             "tasks.xyzzy",
-            "known keys here: code_column, count, levels, limit, location, precision, revision,"
-            " seed, sizes, source, split",
+            "known keys here: code_column, levels, limit, location, options, precision,"
+            " revision, source, split",
         ),
     ],
 )

@@ -46,7 +46,7 @@ from tasks.synthesis.refine import (
     said_of,
 )
 from tasks.synthesis.requests import Questions, first_requests
-from tasks.synthesis.sampler import Response
+from tasks.synthesis.sampler import Response, Sampler
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, TASKS, VERDICTS
 from tests.support.cases import cases
@@ -351,7 +351,7 @@ ANSWERS = {
 """What a fake model may answer first, and the verdict on it."""
 
 
-class FakeModel:
+class FakeModel(Sampler):
     """Answers with a module named after what was asked, and remembers who asked. At the `dies_at`th
     request the process kills itself."""
 

@@ -57,7 +57,7 @@ from flows.runtime.notices import NOTICES
 from flows.runtime.shutdown import survive_closed_output
 from flows.search import Searched, begun_with, search_and_track, summary_of
 from flows.set_figures import draw_curated
-from flows.track import benchmark_record, refresh_record, track, track_trend
+from flows.track import benchmark_record, refresh_record, track
 from flows.train import of_line, train_and_track
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
@@ -96,7 +96,6 @@ def nightly_refresh(
         refreshed = refresh_dataset.fn(config)
     show_candidates(config)
     link_mlflow(config, track(refresh_record, config, refreshed))
-    track_trend(config)
     return refreshed
 
 

@@ -15,7 +15,7 @@ from flows.config import PipelineConfig
 from flows.refresh import Refreshed, refresh_dataset
 from flows.report import write_report
 from flows.runtime.guard import guarded_flow
-from flows.track import run_record, track, track_trend
+from flows.track import run_record, track
 from flows.train import train_adapter
 from kernels_eval.records import Record
 from tasks.benchmark.stage import scores_of
@@ -46,7 +46,6 @@ def concur_line(config: PipelineConfig = DEFAULTS) -> LineResult:
     summary = [{"what": name, "value": value} for name, value in report.summary]
     create_table_artifact("summary", summary, "The run in one table")
     run_id = track(run_record, config, refreshed, trained, benchmarked, report)
-    track_trend(config)
     show_scores(scores_of(benchmarked.scores))
     made = {"adapter and training log": trained, "scores": benchmarked.scores}
     show_candidates(config)

@@ -15,7 +15,6 @@ from prefect.logging import get_run_logger
 
 from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
-from flows.morning.trend import nights, series_of
 from flows.refresh import Refreshed
 from kernels_eval.records import Record, Status, stable_hash
 from tasks.benchmark.report.files import Report
@@ -26,7 +25,7 @@ from tasks.publishing.lineage import lineage
 from tasks.search.population import START
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import Destination, try_mlflow
-from tasks.tracking.mlflow_sink import log_run, log_trend, registered_version
+from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.records import AdapterRecord, DatasetRef, Metrics, RunRecord, StageRecord
 from tasks.tracking.stages import (
     analysis_record,
@@ -74,22 +73,6 @@ def track(
         get_run_logger().warning("%s", line)
 
     return try_mlflow(to.tracking_uri, lambda: log_run(record, to), log=waits, failed=failed)
-
-
-def track_trend(config: PipelineConfig) -> str | None:
-    """Write the nights of this root, name and language as series of one run, by the number of the
-    night. Returns the run's id; None where tracking is off or failed."""
-    if not config.tracking.enabled:
-        return None
-    log, to = get_run_logger(), destination_of(config)
-    which = (config.name, config.language.value)
-    key = stable_hash(["trend", str(Path(config.root).absolute()), *which])
-
-    def write() -> str:
-        series = series_of(nights(config.root, *which))
-        return log_trend(f"{config.name} trend over nights", key, series, to)
-
-    return try_mlflow(to.tracking_uri, write, log=log.warning, failed=log.error)
 
 
 def run_record(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 from kernels_eval.records import Record
 
 
@@ -17,9 +19,16 @@ class TrackingConfig(Record):
 
 
 def page_of(served: str, experiment: str = "", place: str = "", view: str = "") -> str:
-    """The address of MLflow's list of experiments, or of a page of one (`runs`, `runs/ID`,
-    `runs/ID/artifacts/FILE`), as its pages of training show it: without `workflowType` MLflow opens
-    the page of GenAI traces, and no setting changes that. `view` is one of
-    `tasks.tracking.connection.VIEWS`."""
+    """The address of MLflow's list of experiments, or of a page of one.
+
+    `place` is `runs`, `runs/ID` or `runs/ID/artifacts/FILE`; `view` is one of
+    `tasks.tracking.connection.VIEWS`, of which `branches` opens on charts. Without `workflowType`
+    MLflow opens the page of GenAI traces, and no setting changes that.
+    """
     path = "/".join(filter(None, (served.rstrip("/"), "#/experiments", experiment, place)))
-    return f"{path}?workflowType=machine_learning" + (f"&viewStateShareKey={view}" if view else "")
+    query = {"workflowType": "machine_learning"}
+    if view:
+        query["viewStateShareKey"] = view
+    if view == "branches":
+        query["compareRunsMode"] = "CHART"
+    return f"{path}?{urlencode(query)}"

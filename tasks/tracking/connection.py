@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from tasks.retry import DEADLINE_S, retry_until_back
-from tasks.tracking.writing import Runs
+from tasks.tracking.writing import NOTE_TAG, Runs
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -34,22 +34,37 @@ BACK_S = DEADLINE_S
 SCORES = [f"{model}{name}_at_1" for name in ("exec", "fast_1") for model in ("", "base.", "tuned.")]
 VIEWS = {"scores": "", "branches": "tags.`concur.kind` = 'branch'"}
 """Views of the table of runs, with the filter of each: columns of scores, newest first."""
-SHOWN = {
-    f"mlflow.sharedViewState.{name}": json.dumps(
-        {
-            **{"searchFilter": query, "orderByKey": "attributes.start_time"},
-            **{"orderByAsc": False, "startTime": "ALL", "lifecycleFilter": "Active"},
-            **{"datasetsFilter": [], "modelVersionFilter": "All Runs"},
-            "selectedColumns": [
-                "attributes.`Duration`",
-                *(f"params.`{name}`" for name in ("strategy", "size", "seed")),
-                *(f"metrics.`{name}`" for name in SCORES),
-            ],
-        }
-    )
-    for name, query in VIEWS.items()
-}
-"""Tags of the experiment, as MLflow's own button "share" writes them: views that a link names."""
+DESCRIPTION = """\
+Runs of concur. All branches of an ablation have metrics of the same names (`exec_at_1`,
+`fast_1_at_1`, each with `_lower` and `_upper`, its 95 % interval over tasks) and params `strategy`,
+`size` and `seed`: select them and press *Compare*, or open the chart view and group by `strategy`.
+A run of the whole pipeline has `base.` and `tuned.` before the names of its scores."""
+"""What a person reads above the runs of an experiment."""
+
+
+def experiment_tags() -> dict[str, str]:
+    """Tags of a new experiment: its description, and views that a link names, written as MLflow's
+    own button "share" writes them."""
+    columns = [
+        "attributes.`Duration`",
+        *(f"params.`{name}`" for name in ("strategy", "size", "seed")),
+        *(f"metrics.`{name}`" for name in SCORES),
+    ]
+    shared = {
+        "orderByKey": "attributes.start_time",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": columns,
+    }
+    views = {
+        f"mlflow.sharedViewState.{name}": json.dumps({"searchFilter": query, **shared})
+        for name, query in VIEWS.items()
+    }
+    return {NOTE_TAG: DESCRIPTION, **views}
+
 
 T = TypeVar("T")
 
@@ -175,7 +190,9 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
     found = client.get_experiment_by_name(name)
     if found is None:
         try:
-            return client.create_experiment(name, artifact_location=location, tags=SHOWN)
+            return client.create_experiment(
+                name, artifact_location=location, tags=experiment_tags()
+            )
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
@@ -187,8 +204,6 @@ def find_experiment(client: MlflowClient, name: str, location: str | None) -> st
             f"restore it (mlflow experiments restore -x {found.experiment_id}) or set another"
             " tracking.experiment",
         )
-    for key in SHOWN.keys() - found.tags.keys():  # of an older version; a user's own stay
-        client.set_experiment_tag(found.experiment_id, key, SHOWN[key])
     return str(found.experiment_id)
 
 

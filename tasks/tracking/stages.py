@@ -1,7 +1,7 @@
 """Child runs of the stages, read from their finished snapshots: manifests and columns alone.
 
 Guarantees: nothing that a stage measured is left out, and nothing that it did not measure is
-written as 0. Snapshots of older versions give what they have.
+written as 0.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ BUILD_METRICS = ("lite_share", "full_share", "cache_hit_share")
 
 
 def times_of(snapshot: Snapshot) -> tuple[int, int]:
-    """When a snapshot was made, from and until, ms since 1970. A snapshot of an older version knows
-    the end alone."""
+    """When a snapshot was made, from and until, ms since 1970."""
     manifest = snapshot.manifest
     ended_s = datetime.fromisoformat(manifest["created_at"]).timestamp()
-    return int(1000 * (ended_s - manifest.get("seconds", 0.0))), int(1000 * ended_s)
+    return int(1000 * (ended_s - manifest["seconds"])), int(1000 * ended_s)
 
 
 def synthesis_record(config: BaseModel, candidates: SnapshotRef) -> StageRecord:
@@ -63,7 +62,7 @@ def verification_record(config: BaseModel, verdicts: SnapshotRef) -> StageRecord
             f"phases/{row['phase']}_{kind}_s": row[f"{kind}_s"] for kind in ("median", "mean")
         }
     tables = {"phases": phases}
-    # none where every verdict was there before, or in a snapshot of an older version
+    # none where every verdict was there before
     if telemetry := manifest.get("telemetry"):
         built = telemetry.get("built")
         metrics |= {f"pool/{name}": telemetry.get(name) for name in POOL_METRICS}
@@ -89,7 +88,7 @@ def _phases(verdicts: Snapshot) -> list[Json]:
     """One row per phase with the device held, and one for all of them (`run`): the candidates that
     reached it, and their seconds."""
     spent = {}
-    if verdicts.has_column("phases"):  # no verdict has it, nor those of an older version
+    if verdicts.parts():
         frame = verdicts.read(columns=["candidate_id", "run_s", "phases"], unique="candidate_id")
         spent = {name: frame["phases"].struct.field(name) for name in Phases.model_fields}
         spent["run_s"] = frame["run_s"]

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ import pyarrow.parquet as pq
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, stable_hash
-from tasks.tracking.adapter_model import write_mlmodel
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord
 
 if TYPE_CHECKING:
@@ -33,12 +31,11 @@ if TYPE_CHECKING:
 
 FINGERPRINT_TAG = "concur.run_fingerprint"  # on parent runs: a second call finds the first by it
 STAGE_TAG = "concur.stage"
-KIND_TAG = "concur.kind"  # on runs that are written while an ablation works
+KIND_TAG = "concur.kind"  # an ablation or one of its branches
 VERSION_TAG = "concur.model_version"
 PARENT_TAG = "mlflow.parentRunId"  # MLflow's own: the UI nests by it
 SOURCE_TAG = "mlflow.source.name"
 NOTE_TAG = "mlflow.note.content"  # MLflow's own: the description on the run's page
-WRITTEN_TAG = "concur.written_ms"  # when the writing began: a run's start is that of its work
 ADAPTER = "adapter"
 TABLES = "tables"
 FIGURES = (".png", ".svg", ".pdf")
@@ -69,10 +66,16 @@ class Runs(NamedTuple):
     def start(self, name: str, tags: Mapping[str, str], began_ms: int | None = None) -> str:
         """The id of a new run, whose work began at `began_ms` (ms since 1970; None: now)."""
         tags = {key: clip(text, TAG_LENGTH) for key, text in tags.items()} | {SOURCE_TAG: "concur"}
-        tags[WRITTEN_TAG] = str(time.time_ns() // 1_000_000)
         name = clip(name, KEY_LENGTH)
         run = self.client.create_run(self.experiment_id, began_ms, tags=tags, run_name=name)
         return str(run.info.run_id)
+
+    def delete(self, run_id: str) -> None:
+        """Delete a run after its children, so that a call that is killed on the way finds the
+        parent again."""
+        for child in self.tagged({PARENT_TAG: run_id}):
+            self.client.delete_run(child.info.run_id)
+        self.client.delete_run(run_id)
 
     def write(self, record: StageRecord, own: Mapping[str, str], status: str = "FINISHED") -> str:
         """A new run with everything of a record, after runs for its stages; returns its id. `own`
@@ -96,10 +99,6 @@ class Runs(NamedTuple):
                 self.client.log_table(run_id, columns, f"{TABLES}/{name}.json")
             if isinstance(record, RunRecord) and (adapter := record.adapter):
                 self.client.log_artifacts(run_id, str(adapter.directory), ADAPTER)
-                with tempfile.TemporaryDirectory() as folder:
-                    # the file that makes a plain PEFT folder a model of MLflow's
-                    model = write_mlmodel(Path(folder), adapter.base_model, run_id, adapter.lineage)
-                    self.client.log_artifact(run_id, str(model), ADAPTER)
         except Exception:
             self.client.set_terminated(run_id, "FAILED")
             raise
@@ -153,9 +152,8 @@ class Runs(NamedTuple):
     def register(self, run_id: str, record: RunRecord) -> None:
         """Make the run's adapter a version of its registered model, once. Does nothing without one.
 
-        `mlflow.register_model` wants a folder with an MLmodel file, which a plain adapter is not;
-        the client does not. Once the run says which version it became, it is left alone: a deleted
-        version does not come back.
+        Once the run says which version it became, it is left alone: a deleted version does not
+        come back.
         """
         from mlflow.exceptions import MlflowException
 

@@ -221,8 +221,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
 
 
 def test_a_run_without_workers_reports_no_pool(root):
-    """Every verdict was there before: whose time it took is not invented. Nor is it where the
-    snapshot is of an older version."""
+    """Every verdict was there before: whose time it took is not invented."""
     candidate = Candidate(
         candidate_id="c",
         task_id="t",
@@ -250,13 +249,6 @@ def test_a_run_without_workers_reports_no_pool(root):
         },
     }
     assert set(reused.tables) == {"phases"}
-
-    old = VERDICTS.remove(VERDICTS.get_field_index("phases"))
-    rows = [{name: value for name, value in rows[0].items() if name != "phases"}]
-    older = verification_record(VerificationConfig(), written(root, "old", rows, old, **common))
-    assert {name for name, value in older.metrics.items() if value is not None} == {
-        "status_runtime_error"
-    }
 
 
 def test_nothing_built_has_no_share_of_builds(root):

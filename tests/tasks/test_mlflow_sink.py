@@ -25,7 +25,7 @@ from tasks.tables import VERDICTS
 from tasks.tracking import connection, mlflow_sink, writing
 from tasks.tracking.config import page_of
 from tasks.tracking.connection import Destination
-from tasks.tracking.mlflow_sink import log_run, log_trend, registered_version
+from tasks.tracking.mlflow_sink import log_run, registered_version
 from tasks.tracking.records import DatasetRef, RunRecord, StageRecord, flatten
 from tasks.tracking.writing import FINGERPRINT_TAG, PARENT_TAG, STAGE_TAG, VERSION_TAG
 from tests.support.cases import cases
@@ -138,16 +138,10 @@ def test_runs_have_the_times_of_their_work_and_links_open_on_scores(home):
     page = page_of("http://host/", "1", "runs", "scores")
     query = "workflowType=machine_learning&viewStateShareKey=scores"
     assert page == f"http://host/#/experiments/1/runs?{query}"
-
-
-def test_a_trend_is_one_run_that_grows(home):
-    to = Destination(home.uri, str(home.artifacts), "refresh")
-    points = [(1, 0.5), (2, 0.75), (3, 0.7)]
-    ids = {log_trend("trend", "key", {"correct_share": tuple(points[:n])}, to) for n in (2, 3)}
-    (run_id,) = ids
-    history = home.client.get_metric_history(run_id, "correct_share")
-    assert [(each.step, each.value) for each in history] == points
-    assert home.client.get_run(run_id).info.status == "FINISHED"
+    chart = page_of("http://host/", "1", "runs", "branches")
+    query = "workflowType=machine_learning&viewStateShareKey=branches&compareRunsMode=CHART"
+    assert chart == f"http://host/#/experiments/1/runs?{query}"
+    assert "press *Compare*" in shown["mlflow.note.content"]
 
 
 def test_artifacts_lie_under_the_given_root(home):
@@ -210,7 +204,7 @@ def test_dataset_inputs_are_of_the_run_or_of_the_stage_that_read_them(home):
     assert json.loads(entry.dataset.profile)["num_rows"] == 3
 
 
-def test_the_registered_version_is_the_adapter(home):
+def test_the_registered_version_is_the_adapter(home, monkeypatch):
     import mlflow.artifacts
 
     run_id = home.log(home.record())
@@ -227,6 +221,9 @@ def test_the_registered_version_is_the_adapter(home):
         f"{version.source}/adapter_model.safetensors", tracking_uri=home.uri
     )
     assert Path(weights).read_bytes() == b"weights"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", home.uri)
+    folder = mlflow.artifacts.download_artifacts("models:/concur-adapter/1")
+    assert (Path(folder) / "adapter_model.safetensors").read_bytes() == b"weights"
 
 
 def test_a_second_call_writes_nothing(home):
@@ -305,23 +302,8 @@ def test_what_a_killed_process_left_is_written_anew_and_deleted(home):
     new = home.log(record)
     assert home.parents() == {new: "FINISHED"} and not home.children(left)
     gone = home.client.get_run(left).info
-    assert (gone.status, gone.lifecycle_stage) == (
-        "KILLED",
-        "deleted",
-    )  # not lost: `mlflow` can restore it
+    assert gone.lifecycle_stage == "deleted"  # not lost: `mlflow` can restore it
     assert home.log(record) == new
-
-
-@pytest.mark.slow
-def test_what_a_killed_process_left_of_another_run_is_ended_after_a_while(home, monkeypatch):
-    _killed_at("log_artifact", home, home.record())
-    (left,) = home.parents()
-    other = home.log(home.record("another"))
-    assert home.parents() == {left: "RUNNING", other: "FINISHED"}, "it may still be written"
-    monkeypatch.setattr(mlflow_sink, "STALE_S", -1.0)
-    third = home.log(home.record("third"))
-    assert home.parents() == {left: "KILLED", other: "FINISHED", third: "FINISHED"}
-    assert {child.info.status for child in home.children(left).values()} == {"FINISHED", "KILLED"}
 
 
 @pytest.mark.parametrize("call", ["create_model_version", "set_tag"])

@@ -24,7 +24,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language, Record, Row
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.curation.config import CurationConfig, QualityConfig
+from tasks.curation.config import CurationConfig
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.profiling.config import ProfileConfig
 from tasks.search.config import SearchConfig
@@ -57,7 +57,6 @@ class PipelineConfig(Record, title="concur run"):
     verification: VerificationConfig = VerificationConfig()
     profile: ProfileConfig = ProfileConfig()
     search: SearchConfig = SearchConfig()
-    quality: QualityConfig = QualityConfig()
     curation: CurationConfig = CurationConfig()
     analysis: ObservationConfig = ObservationConfig()
     training: TrainingRecipe = TrainingRecipe()

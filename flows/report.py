@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from functools import partial
 
 import polars as pl
 
@@ -126,12 +125,11 @@ def _scored(
     spent = time_by_operator(benchmarked)
     pairs = [("base", "tuned")] if tuned else []
     comparisons = compare_all(answers, pairs=pairs, ps=COMPARED_PS, ks=ks, resamples=resamples)
-    flags = partial(_flagged, config=config.quality)
     evidence = Evidence(
         groups=groups,
         speedups=speedups,
         traces={
-            each.model: inputs.traces_of(each.candidates, flags)
+            each.model: inputs.traces_of(each.candidates, _flagged)
             for each in benchmarked.answers
             if each.model in related
         },
@@ -162,8 +160,8 @@ def time_by_operator(benchmarked: Benchmarked) -> dict[str, dict[str, float]]:
     return {task: profile.shares for task, profile in profiles.items()}
 
 
-def _flagged(texts: Iterator[tuple[str, str]], config: QualityConfig) -> Iterator[pl.DataFrame]:
-    with closing(flagged(texts, config)) as batches:
+def _flagged(texts: Iterator[tuple[str, str]]) -> Iterator[pl.DataFrame]:
+    with closing(flagged(texts, QualityConfig())) as batches:
         yield from batches
 
 

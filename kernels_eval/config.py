@@ -40,12 +40,7 @@ class BuildConfig(Record):
 
 
 class CorrectnessConfig(Record):
-    """What counts as the same answer. Relative errors against a float64 oracle.
-
-    Attributes:
-        rms_fp32: gate for fp32 tasks, RMS(error) / RMS(oracle)
-        rms_bf16: gate for bf16 tasks
-    """
+    """What counts as the same answer; the gates are in kernels_eval.model.correctness."""
 
     distributions: tuple[str, ...] = (
         "declared",
@@ -60,17 +55,6 @@ class CorrectnessConfig(Record):
     non_finite: Literal["require", "flag", "off"] = "flag"
     """one call on inputs with a NaN and infinities: another answer than the reference's is refused
     (require) or only flagged (flag)"""
-    rms_fp32: PositiveFloat = 1e-5
-    rms_reference_factor: PositiveFloat = 8
-    """the gate is never below this multiple of the fp32 reference's own error"""
-    rms_sequential_factor: PositiveFloat = 4
-    """nor below this multiple of the error of adding up the reference's long sums in fp32, one term
-    after the other"""
-    rms_half: PositiveFloat = 2e-3
-    """gate for fp16 and TF32 tasks"""
-    rms_bf16: PositiveFloat = 1.6e-2
-    elementwise_fp32: PositiveFloat = 1e-4
-    """|err| <= r (|y| + RMS(y)) on every element"""
     shapes: Literal["require", "flag", "off"] = "require"
     """other shapes that the task accepts: a silently wrong answer is shape_specialised (require) or
     only flagged (flag)"""
@@ -79,10 +63,6 @@ class CorrectnessConfig(Record):
     `approximation` (flag), or simply correct (off)"""
     reruns: NonNegativeInt = 3
     """how often the first call is repeated on the same inputs, looking for other bits"""
-    expected_max_bytes: PositiveInt = 16 << 30
-    """memory for expected values of one task; above it fewer distributions are tried"""
-    oracle_max_bytes: PositiveInt = 8 << 30
-    """above this estimate the oracle falls back to float32"""
 
 
 class TimingConfig(Sparing):
@@ -102,9 +82,7 @@ class TimingConfig(Sparing):
     """stop when the 95 % interval of log(ratio) is within +- this"""
     precise_s: PositiveFloat = 0.2
     """budget of a measurement whose interval is narrow enough by then, though it has fewer pairs
-    than min_pairs"""
-    precise_pairs: int = Field(default=20, ge=4)
-    """fewest pairs that such a measurement rests on"""
+    than min_pairs (20 at least)"""
     sample_us: PositiveFloat = 2000
     """calls are batched until a sample lasts this long; asking for one and flushing caches costs
     0.5 ms beside it"""
@@ -112,15 +90,6 @@ class TimingConfig(Sparing):
     process_spread: NonNegativeFloat = 0.01
     """standard deviation of log(speedup) between processes, which no sample of one process shows;
     measured: median 0.007"""
-    clock_bound_share: float = Field(default=0.8, gt=0, lt=1)
-    """where the reported time is below this share of what the parent's clock saw pass, that is the
-    time that counts"""
-    accused_share: float = Field(default=0.5, gt=0, lt=1)
-    """below this share, in each of three rounds, the reported time is implausible"""
-    bandwidth_share: float = Field(default=0.5, gt=0, lt=1)
-    """faster than this share of the time that its bytes need at peak bandwidth is implausible"""
-    input_bytes: PositiveInt = 256 << 20
-    """memory for the sets of inputs that timed calls rotate over, each side"""
     baselines: tuple[Baseline, ...] = ("eager",)
     """what a candidate is timed against; 'compile' adds the reference under torch.compile to the
     window"""

@@ -17,6 +17,7 @@ from kernels_eval.judge.comparison import accepted, explained
 from kernels_eval.judge.compiled_baseline import CompiledReference, Lost
 from kernels_eval.judge.messages import SampleReport, Stop, UnseenReport, parse_report
 from kernels_eval.judge.timing import (
+    CLOCK_BOUND_SHARE,
     MOST_CALLS,
     CompiledSampler,
     ImplausibleTime,
@@ -70,6 +71,10 @@ BURNT_SHARE = 0.5
 spin for a while after a call."""
 UNSEEN_NAME = "unseen"
 PASS_PAIRS = 11
+INPUT_BYTES = 256 << 20
+"""Memory for the sets of inputs that timed calls rotate over, each side."""
+BANDWIDTH_SHARE = 0.5
+"""Faster than this share of the time that its bytes need at peak bandwidth is implausible."""
 """Samples of each pass, where a task asks for gradients."""
 
 
@@ -168,7 +173,7 @@ class PairedClock:
         seeds = [secrets.randbits(31) for _ in range(most)]
         drawn = self.reference.ask("timing_inputs", seeds=seeds[:least])
         one_set_s = max(drawn["seconds"] / least, 1e-6)
-        room = self.config.input_bytes // max(1, self.reference.task_bytes)
+        room = INPUT_BYTES // max(1, self.reference.task_bytes)
         count = int(max(least, min(most, room, DRAW_S / one_set_s)))
         if count > least:
             self.reference.ask("timing_inputs", seeds=seeds[:count])
@@ -253,7 +258,7 @@ class PairedClock:
             )
             if best < TELLING_SHARE * total:
                 least = 0.0
-            credible = call_ns >= self.config.clock_bound_share * best
+            credible = call_ns >= CLOCK_BOUND_SHARE * best
             if credible and len(totals) >= CREDIBLE_REPEATS:
                 break
         return least, max(best, self._alone(reference_ns))
@@ -327,7 +332,7 @@ class PairedClock:
     def _raise_for_bandwidth(self, timing: Timing) -> None:
         """Outputs and used inputs must cross the memory bus, unless everything fits into the cache.
         Raises Stop (IMPLAUSIBLE_TIME)."""
-        task_bytes, share = self.reference.task_bytes, self.config.bandwidth_share
+        task_bytes, share = self.reference.task_bytes, BANDWIDTH_SHARE
         peak, cache = self.reference.loaded.peak_bytes_per_s, self.reference.loaded.cache_bytes
         if not peak or task_bytes < cache or self.sets * task_bytes < 4 * cache:
             return

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.judge.messages import LOG_BYTES, R, Stop, one_line
-from kernels_eval.model.correctness import PRECISION_OF, judge
+from kernels_eval.model.correctness import GATES, PRECISION_OF, Gates, judge
 from kernels_eval.model.trials import (
     DECLARED,
     HARD,
@@ -38,9 +38,13 @@ from kernels_eval.sandbox.channel import Answer, Fds, Message
 from kernels_eval.sandbox.sandbox import Child, ChildFailure
 
 NON_FINITE = "non_finite"
+ORACLE_MAX_BYTES = 8 << 30
+"""Above this estimate the oracle is computed in float32."""
+EXPECTED_MAX_BYTES = 16 << 30
+"""Memory for expected values of one task; above it fewer distributions are tried."""
 NOT_ASKED = ("in_place", "outputs")
 ALIGNMENT = 256  # each tensor in shared memory starts at a multiple of this
-HARD_GATES = {"rms_fp32": 0.1, "rms_half": 0.1, "rms_bf16": 0.1, "elementwise_fp32": 1.0}
+HARD_GATES = Gates(fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
 """Of those trials. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
 passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
 HARD_OWN_ERROR = 0.02
@@ -152,13 +156,13 @@ class ReferenceProcess:
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
         """What these errors mean on the inputs of this trial, or on the task's own."""
-        config, loosest, own = self.config.correctness, self.loosest, True
+        gates, loosest, own = GATES, self.loosest, True
         if trial:
             own = trial.own_inputs
         if trial and trial.hard:
-            config, loosest = config.model_copy(update=HARD_GATES), math.inf
+            gates, loosest = HARD_GATES, math.inf
             comparison = comparison.model_copy(update={"wrong_share": 0.0})
-        return judge(comparison, self.precision, config, own_inputs=own, loosest=loosest)
+        return judge(comparison, self.precision, gates, own_inputs=own, loosest=loosest)
 
     @property
     def spec(self) -> Message:
@@ -174,9 +178,9 @@ class ReferenceProcess:
         ).model_dump()
 
     def _load(self) -> None:
-        limit = self.config.correctness.oracle_max_bytes
+        limits = {"oracle_max_bytes": ORACLE_MAX_BYTES}
         self.loaded = self.ask_for(
-            LoadedTask, "load", path=str(self.path), spec=self.spec, oracle_max_bytes=limit
+            LoadedTask, "load", path=str(self.path), spec=self.spec, **limits
         )
         self._asked = {"precision": self.loaded.precision, "gradients": self.loaded.gradients}
         self.precision = PRECISION_OF.get(self.loaded.dtype, "fp32")
@@ -228,7 +232,7 @@ class ReferenceProcess:
     def _affordable(self, wanted: list[Trial]) -> list[Trial]:
         """Expected values are kept for all trials: where outputs are huge, the varied distributions
         are the first to go."""
-        room = self.config.correctness.expected_max_bytes // max(3 * self.output_bytes, 1)
+        room = EXPECTED_MAX_BYTES // max(3 * self.output_bytes, 1)
         own = [trial for trial in wanted if trial.distribution == DECLARED]
         varied = [trial for trial in wanted if trial.distribution != DECLARED]
         return [*varied[: max(0, max(4, room) - 2 - len(own))], *own]

@@ -32,6 +32,13 @@ seen: the least that noise leaves of it, 0 where that cannot be told, and the be
 
 NOTHING = 0.1
 """Below this share of the best estimate, no noise explains what is reported."""
+PRECISE_PAIRS = 20
+"""Fewest pairs that a measurement of `precise_s` rests on."""
+CLOCK_BOUND_SHARE = 0.8
+"""Where the reported time is below this share of what the parent's clock saw pass, that is the time
+that counts."""
+ACCUSED_SHARE = 0.5
+"""Below this share, in each of three rounds, the reported time is implausible."""
 WARM_ROUNDS = 12
 MOST_CALLS = 10_000
 
@@ -84,13 +91,13 @@ def measure(
     is spent.
 
     With `compiled`, all three until both intervals are, for half as long again. The budget is
-    `max_s`, and `precise_s` where the interval of `precise_pairs` is narrow enough by then: more
+    `max_s`, and `precise_s` where the interval of PRECISE_PAIRS is narrow enough by then: more
     samples of slow calls would sharpen what the spread between processes blurs anyway. A sample
     holds `most_calls` calls at most.
 
     The candidate's time is never less than its bound: where it reports less than
-    `clock_bound_share` of it, the bound counts. `throttled()` tells whether the device slows its
-    clocks now. Raises ImplausibleTime where it reports less than `accused_share` of the least that
+    CLOCK_BOUND_SHARE of it, the bound counts. `throttled()` tells whether the device slows its
+    clocks now. Raises ImplausibleTime where it reports less than ACCUSED_SHARE of the least that
     the bound can be, in every one of several rounds.
     """
     b = _Series(candidate)
@@ -142,7 +149,7 @@ def _enough(
         return True
     sampled_ns = min(sum(each.reported) for each in (*baselines, candidate))
     enough = pairs >= config.min_pairs and sampled_ns >= config.min_side_s * 1e9
-    precise = pairs >= config.precise_pairs and elapsed_s >= config.precise_s
+    precise = pairs >= PRECISE_PAIRS and elapsed_s >= config.precise_s
     if not (enough or precise) or pairs % 10:
         return False
     intervals = (
@@ -257,9 +264,9 @@ def _plausible_bound(
             call_ns = max(call_ns, float(np.median(again)) / calls)
         found = measured(call_ns, reference.median / calls)
         least, bound = min(least, found[0]), min(bound, found[1])
-        if call_ns >= config.clock_bound_share * bound:
+        if call_ns >= CLOCK_BOUND_SHARE * bound:
             return bound, call_ns
-    if least > 0 and call_ns < max(config.accused_share * least, NOTHING * bound):
+    if least > 0 and call_ns < max(ACCUSED_SHARE * least, NOTHING * bound):
         raise ImplausibleTime(
             f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {least / 1e6:.4f}"
             " ms pass"

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from kernels_eval.config import CorrectnessConfig
 from kernels_eval.model.trials import Comparison
 from kernels_eval.records import Reason
 
@@ -35,6 +35,24 @@ APPROXIMATE = 2e-3
 SPREAD = 10
 """Largest worst element / RMS error of a downcast. Rounding errors that are normal reach 5 among a
 million elements; one wrong element of N reaches about sqrt(N)."""
+REFERENCE_FACTOR = 8
+"""A gate is never below this multiple of the fp32 reference's own error."""
+SEQUENTIAL_FACTOR = 4
+"""Nor below this multiple of the error of adding up the reference's long sums in fp32, one term
+after the other."""
+
+
+class Gates(NamedTuple):
+    """Largest RMS(err)/RMS(oracle) of a task's precision, and of an element in fp32: |err| <= r
+    (|y| + RMS(y)). Half precision: four roundings to 11 bits (fp16, TF32), or to 8 (bf16)."""
+
+    fp32: float = 1e-5
+    half: float = 2e-3
+    bf16: float = 1.6e-2
+    elementwise_fp32: float = 1e-4
+
+
+GATES = Gates()
 ALL = ("masks_match", "finite", "kernelbench_1e4", "kernelbench_1e2")
 
 
@@ -55,7 +73,7 @@ def _nan_last(error: float) -> tuple[bool, float]:
 def judge(
     measured: Comparison,
     precision: str,
-    config: CorrectnessConfig,
+    gates: Gates = GATES,
     *,
     own_inputs: bool = True,
     loosest: float = math.inf,
@@ -70,25 +88,25 @@ def judge(
     if not measured.masks_match:
         return Reason.NON_FINITE
     base = {
-        "fp32": config.rms_fp32,
-        "fp16": config.rms_half,
-        "bf16": config.rms_bf16,
+        "fp32": gates.fp32,
+        "fp16": gates.half,
+        "bf16": gates.bf16,
         "e4m3": E4M3,
         "e5m2": 2 * E4M3,
     }[precision]
-    own = config.rms_reference_factor * measured.reference_rms
+    own = REFERENCE_FACTOR * measured.reference_rms
     if precision in ("e4m3", "e5m2"):  # its own error is that of one rounding, and so is the gate
         own = base
-    plain = config.rms_sequential_factor * measured.sequential_rms
+    plain = SEQUENTIAL_FACTOR * measured.sequential_rms
     gate = min(max(base, own, plain), max(loosest, own, TIGHTEST))
     # The elementwise gate scales with the RMS gate (1e-4 belongs to 1e-5), and like it never asks
     # for more than the reference gives.
     elementwise = max(
-        gate * config.elementwise_fp32 / config.rms_fp32,
-        config.rms_reference_factor * measured.reference_max,
+        gate * gates.elementwise_fp32 / gates.fp32,
+        REFERENCE_FACTOR * measured.reference_max,
     )
     if measured.rms <= gate and measured.max <= elementwise:
-        most = max(MOST_WRONG, config.rms_reference_factor * measured.reference_wrong_share)
+        most = max(MOST_WRONG, REFERENCE_FACTOR * measured.reference_wrong_share)
         return Reason.OK if measured.wrong_share <= most else Reason.WRONG_OUTPUT
     if precision != "fp32":
         return Reason.WRONG_OUTPUT
@@ -100,7 +118,7 @@ def judge(
     # The signature of a downcast: a small relative error spread over the whole output. A few wrong
     # elements are large against the RMS.
     least = max(gate, 10 * base, 10 * own if own > 4 * plain else 0.0)
-    most = min(8 * config.rms_bf16, SPREAD * measured.rms)
-    if least < measured.rms <= config.rms_bf16 and measured.max <= most:
+    most = min(8 * gates.bf16, SPREAD * measured.rms)
+    if least < measured.rms <= gates.bf16 and measured.max <= most:
         return Reason.PRECISION_DOWNCAST
     return Reason.WRONG_OUTPUT

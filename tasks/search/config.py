@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.records import Record
@@ -42,12 +42,6 @@ class SearchConfig(Record):
     """only so many tasks, the first ones by id; null: all that have a correct candidate"""
     batch: PositiveInt = 4
     """evaluations of a task in one generation, proposed without knowing each other's verdicts"""
-    islands: PositiveInt = 2
-    """populations of a task that breed apart"""
-    migration: float = Field(default=0.1, ge=0, le=1)
-    """share of the evaluations whose parents come from all islands"""
-    exploration: NonNegativeFloat = 0.5
-    """weight of the confidence bound by which operators are chosen; 0: always the best so far"""
     rounds: PositiveInt = 3
     """fresh measurements of start and winner, from which the gain is computed"""
     seed: NonNegativeInt = 0

@@ -6,7 +6,7 @@ every cell of behaviour (MAP-Elites: Mouret and Clune, "Illuminating search spac
 elites", arXiv:1504.04909): speed, what it takes of the machine, and length, in powers of two.
 Parents win tournaments of two among these. An operator is chosen by UCB1 (Auer, Cesa-Bianchi and
 Fischer, "Finite-time analysis of the multiarmed bandit problem", Machine Learning 47, 2002,
-theorem 1): the highest mean reward + `exploration` sqrt(2 ln n / n_j), where 1 is the weight of the
+theorem 1): the highest mean reward + EXPLORATION sqrt(2 ln n / n_j), where 1 is the weight of the
 paper; a reward is log2(speed of the child / speed of its fastest parent), within [0, 1], and 0 for
 a child that is not correct.
 
@@ -28,6 +28,12 @@ from tasks.search.config import OF_MODELS, Operator, SearchConfig
 
 START = "start"
 ATTEMPTS = 20
+ISLANDS = 2
+"""Populations of a task that breed apart."""
+MIGRATION = 0.1
+"""Share of the evaluations whose parents come from all islands."""
+EXPLORATION = 0.5
+"""Weight of the confidence bound by which operators are chosen."""
 """Draws for a candidate that has not been proposed before."""
 
 
@@ -188,7 +194,7 @@ class Population:
             if not found:
                 return math.inf
             spread = math.sqrt(2 * math.log(total) / len(found))
-            return sum(found) / len(found) + self.config.exploration * spread
+            return sum(found) / len(found) + EXPLORATION * spread
 
         return sorted(operators, key=bound, reverse=True)
 
@@ -201,8 +207,8 @@ class Population:
     def _parents(self, operator: str, step: int, before: int, draw: Random) -> tuple[Member, ...]:
         if self.config.method == "random":
             return tuple(draw.choices(self.starts, k=2 if operator == "cross" else 1))
-        migrates = draw.random() < self.config.migration
-        island = None if migrates else step % self.config.islands
+        migrates = draw.random() < MIGRATION
+        island = None if migrates else step % ISLANDS
         elites = self.elites(before, island)
         first = max(draw.choices(elites, k=2), key=lambda each: each.score)
         if operator != "cross":
@@ -215,11 +221,7 @@ class Population:
         every one."""
         cells: dict[tuple[int, ...], Member] = {}
         for each in sorted(self._correct(before), key=lambda each: -each.score):
-            if (
-                island is None
-                or each.operator == START
-                or each.step % self.config.islands == island
-            ):
+            if island is None or each.operator == START or each.step % ISLANDS == island:
                 cells.setdefault(each.cell, each)
         return sorted(cells.values(), key=lambda each: each.step)
 

@@ -2,9 +2,10 @@
 the key and the fix."""
 
 from operator import attrgetter
+from typing import get_args
 
 import pytest
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from flows.benchmark import synthesis_for
 from flows.config import PipelineConfig, load_profile, profile_names, shipped_dir
@@ -14,6 +15,7 @@ from tests.support.cases import cases
 
 CASES = cases("config")
 
+MOST_KEYS = 219
 SHIPPED = sorted(shipped_dir("profiles").glob("*.yaml"))
 
 
@@ -237,3 +239,23 @@ def test_a_line_that_serves_its_own_model_serves_the_benchmarks_too():
         assert asked.sampling == served.benchmark.sampling
     assert synthesis_for(load_profile("paper"), "base").sampler == "transformers"
     assert synthesis_for(served, "recorded").sampler == "recorded"
+
+
+def keys_of(model, found):
+    """Every key of a profile once: the class that has it, its name, and what describes it."""
+    for name, field in model.model_fields.items():
+        kinds = [field.annotation, *get_args(field.annotation)]
+        groups = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        for group in groups:
+            keys_of(group, found)
+        if not groups:
+            found[model.__name__, name] = field.description or f"{model.__doc__}"
+    return found
+
+
+def test_a_profile_has_few_keys_and_each_is_described():
+    """A number that no profile, page or test sets is a constant beside its use."""
+    found = keys_of(PipelineConfig, {})
+    assert len(found) <= MOST_KEYS, len(found)
+    missing = [key for key, text in found.items() if not text or text == "None"]
+    assert missing == []

@@ -187,9 +187,9 @@ def test_killed_started_again_and_run_for_nothing(directory, lines):
     }
     assert reached and min(reached) > len(before)
     assert journals(killed) == []
-    assert re.search(
-        r"new work in: .*benchmark|new work in: .*training", second.text.replace("\n", " ")
-    ), second.text
+    assert re.search(r"new work in +.*(benchmark|training)", second.text.replace("\n", " ")), (
+        second.text
+    )
     history = snapshots(str(root), "training")[0].read()
     assert history["epoch"].max() == 3.0
 

@@ -543,7 +543,7 @@ def test_the_stack_comes_up_survives_the_death_of_each_part_and_leaves_nothing(t
         assert left <= {"logs", "prefect", "runs"}
         ports = {f"{name.replace('-', '_')}_port": port for name, port in stack.ports.items()}
         preflight.require_ports(StackSettings(**ports))
-        assert "no stack is running" in stack.command("down").stdout
+        assert "stopped  none" in stack.command("down").stdout
     finally:
         stack.end()
 

@@ -77,7 +77,7 @@ def one_at_a_time(server):
 def watch(server, *arguments):
     done = command(server.environment, "--json", *arguments)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done.stdout)["stuck"]
 
 
 def command(environment, *arguments):

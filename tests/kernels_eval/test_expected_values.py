@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels_eval.config import CorrectnessConfig
 from kernels_eval.model.correctness import PRECISION_OF, judge
 from kernels_eval.model.trials import ModelSpec
 from kernels_eval.records import Reason
@@ -146,7 +145,7 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
         (expected.masked_fill(expected.real > -1e4, 7), Reason.WRONG_OUTPUT),
     ):
         found = made._compared([actual], made._kept("declared"))
-        assert judge(found, precision, CorrectnessConfig()) is reason
+        assert judge(found, precision) is reason
 
 
 @pytest.mark.parametrize(
@@ -264,7 +263,7 @@ def judged(made, seed, distribution, forward):
     found = made._compared(outputs, made._kept(name))
     outputs = (str(x.dtype).removeprefix("torch.") for x in made.known[name].expected)
     precision = next(filter(None, map(PRECISION_OF.get, outputs)), "fp32")
-    return judge(found, precision, CorrectnessConfig())
+    return judge(found, precision)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +293,7 @@ def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
     def reason(powers):
         values, places = sorted_stably(powers / powers.sum(1, keepdim=True), 8)
         found = made._compared([values, places.roll(1, 1)], made._kept("large"))
-        return judge(found, "fp32", CorrectnessConfig())
+        return judge(found, "fp32")
 
     assert reason((x - x.amax(1, keepdim=True)).exp()) is Reason.OK
     assert reason(x.exp()) is Reason.NON_FINITE

@@ -2,7 +2,6 @@
 
 import pytest
 
-from kernels_eval.config import CorrectnessConfig
 from kernels_eval.model.correctness import judge
 from kernels_eval.model.trials import Comparison
 from kernels_eval.records import Reason
@@ -87,7 +86,7 @@ def test_a_task_is_judged_in_its_precision(verify, asked, dtype, scale, reason):
 def test_the_gate_of_each_type(precision, passes, fails):
     for error, reason in ((passes, Reason.OK), (fails, Reason.WRONG_OUTPUT)):
         measured = Comparison(rms=error, max=error, reference_rms=0.0)
-        assert judge(measured, precision, CorrectnessConfig()) in (
+        assert judge(measured, precision) in (
             reason,
             *(
                 [Reason.PRECISION_DOWNCAST]
@@ -99,8 +98,8 @@ def test_the_gate_of_each_type(precision, passes, fails):
 
 def test_the_reference_s_own_error_widens_no_gate_of_fp8():
     measured = Comparison(rms=0.2, max=0.2, reference_rms=0.036)
-    assert judge(measured, "e4m3", CorrectnessConfig()) is Reason.WRONG_OUTPUT
-    assert judge(measured, "bf16", CorrectnessConfig()) is Reason.OK
+    assert judge(measured, "e4m3") is Reason.WRONG_OUTPUT
+    assert judge(measured, "bf16") is Reason.OK
 
 
 def test_kernelbench_is_loaded_in_a_precision(tmp_path):

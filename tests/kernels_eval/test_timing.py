@@ -10,7 +10,14 @@ from pydantic import ValidationError
 from kernels_eval.config import TimingConfig
 from kernels_eval.judge.messages import MOST_NS
 from kernels_eval.judge.paired_timing import PairedClock
-from kernels_eval.judge.timing import ImplausibleTime, drift, log_ratio_interval, measure, widened
+from kernels_eval.judge.timing import (
+    PRECISE_PAIRS,
+    ImplausibleTime,
+    drift,
+    log_ratio_interval,
+    measure,
+    widened,
+)
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
 __all__ = ["scripted_time"]
@@ -230,7 +237,7 @@ def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget():
         {"bound": lambda *_: (1.0, 1.0)},
     )
     steady = measure(honest(4_000_000), honest(8_000_000), config, **seen)
-    assert steady.pairs == config.precise_pairs < config.min_pairs
+    assert steady.pairs == PRECISE_PAIRS < config.min_pairs
     noise = np.random.default_rng(3)
     uneven = measure(
         lambda calls: busy(4e6 * calls * noise.uniform(0.7, 1.3)), honest(4_000_000), config, **seen
@@ -240,7 +247,7 @@ def test_slow_calls_that_hardly_differ_are_measured_for_the_shorter_budget():
 
 @pytest.mark.parametrize(
     "bad",
-    [{"min_pairs": 1}, {"max_s": 0}, {"clock_bound_share": 1.0}, {"bootstrap": 10}, {"unknown": 1}],
+    [{"min_pairs": 1}, {"max_s": 0}, {"precise_s": 0}, {"bootstrap": 10}, {"unknown": 1}],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(bad):
     with pytest.raises(ValidationError):

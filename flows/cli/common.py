@@ -150,6 +150,7 @@ class Command(typer.core.TyperCommand):
 
 
 app = typer.Typer(
+    name="concur",
     cls=Grouped,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

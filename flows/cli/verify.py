@@ -134,8 +134,10 @@ def verify_batch(
     If the run is stopped, rerun the same command to resume it.
     """
     from flows.config import load_protocol
+    from flows.launch import TerminalProgress
     from kernels_eval.__main__ import QUICK
     from kernels_eval.records import Language
+    from tasks.progress import observed_by
     from tasks.synthesis.tables import CandidateTable
     from tasks.verification.batch import verify_batch
     from tasks.verification.config import VerificationConfig
@@ -148,7 +150,8 @@ def verify_batch(
         ray_address=ray_address,
     )
     table = CandidateTable(candidates, model)
-    return verify_batch(table, tasks, out, config, Language(language) if language else None)
+    with TerminalProgress() as progress, observed_by(progress):
+        return verify_batch(table, tasks, out, config, Language(language) if language else None)
 
 
 @command(Group.VERIFY, needs=["batch", "serve"], prints=False)

@@ -23,10 +23,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import polars as pl
 import pyarrow as pa
@@ -35,9 +34,8 @@ import pyarrow.parquet as pq
 from kernels_eval.devices import require_device
 from kernels_eval.errors import UsageError
 from kernels_eval.pool.ray import address_of, require_cluster
-from kernels_eval.records import Json, KernelTask, Language, Phases, Verdict
+from kernels_eval.records import Json, KernelTask, Language, Phases
 from tasks.files import atomic_write, explain_write_errors, make_writable
-from tasks.progress import observed_by
 from tasks.reporting.text import by_count
 from tasks.sources.files import shown
 from tasks.sources.stage import keep
@@ -45,7 +43,6 @@ from tasks.sources.tables import load
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import VERDICTS
 from tasks.verification import stage
-from tasks.verification.batch_progress import BatchProgress
 from tasks.verification.config import VerificationConfig
 
 VERDICTS_FILE, SUMMARY_FILE, SNAPSHOTS = "verdicts.parquet", "summary.json", "snapshots"
@@ -97,51 +94,22 @@ def verify_batch(
     ):
         directory = make_writable(Path(out).expanduser())
     root = str(directory / SNAPSHOTS)
-    progress = BatchProgress(stage.STAGE)
-
-    class Observed(stage.Verification):
-        """The stage, telling `progress` what was planned, each verdict, and which workers there
-        are."""
-
-        @cached_property
-        def samples(self) -> dict[str, int]:
-            names = ["candidate_id", "sample_index"]
-            return dict(self._candidates.read(columns=names).select(names).iter_rows())
-
-        def _rows(self, verdict: Verdict) -> Iterator[Json]:
-            sample = self.samples[verdict.candidate_id]
-            progress.verdict = f"{in_short(verdict)}  {shown(verdict.task_id)} sample {sample}"
-            return super()._rows(verdict)
-
-        def plan(self) -> int:
-            chunks = super().plan()
-            settled: dict[str, int] = {}
-            if self.snapshot.parts():
-                rows = self.snapshot.read(columns=["candidate_id", "status"], unique="candidate_id")
-                settled = _counts(rows, "status")
-            progress.plans(self.planned, settled)
-            return chunks
-
-        def pool(self) -> Any:
-            pool = super().pool()
-            progress.follow(lambda: pool.telemetry)
-            return pool
-
     for name, value in {"RAY_USAGE_STATS_ENABLED": "0", "DO_NOT_TRACK": "1"}.items():
         os.environ.setdefault(name, value)
-    with _workers_stopped(), progress, observed_by(progress):
+    with _workers_stopped():
         named = {task.task_id: task for task in found.values()}
         tasks_ref = keep(list(named.values()), root, {"source": "verify-batch"})
         candidates_ref = table.write(found, tasks_ref, language)
-        verdicts = stage.run(candidates_ref, tasks_ref, config, language, verification=Observed)
+        with stage.Verification(candidates_ref, tasks_ref, config, language) as work:
+            verdicts = work.run()
     summary = summarise(verdicts, {"tasks": tasks_ref, "candidates": candidates_ref}, directory)
     with explain_write_errors(out, "free some disk, then rerun the same command"):
         _write_verdicts(verdicts.open(), candidates_ref.open(), directory / VERDICTS_FILE)
         atomic_write(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
     this_run = {
         "seconds": round(time.monotonic() - began_s, 1),
-        "by_workers": progress.reached,
-        "without_worker": summary["candidates"] - progress.reached,
+        "by_workers": work.planned,
+        "without_worker": summary["candidates"] - work.planned,
     }
     return {**summary, "this_run": this_run}
 
@@ -230,13 +198,6 @@ def summarise(verdicts: SnapshotRef, upstream: dict[str, SnapshotRef], directory
             "verdicts": snapshot.path,
         },
     }
-
-
-def in_short(verdict: Verdict) -> str:
-    """`correct  1.84 x`, `incorrect (wrong_output)`."""
-    if verdict.timing:
-        return f"{verdict.status}  {verdict.speedup:.3g} x"
-    return verdict.status + ("" if verdict.correct_custom else f" ({verdict.reason})")
 
 
 def _counts(frame: pl.DataFrame, column: str) -> dict[str, int]:

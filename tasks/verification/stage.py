@@ -345,6 +345,14 @@ class Verification:
         """One line for each worker whose device was given up."""
         return self._pool.quarantined if self._pool else []
 
+    def run(self, verify_chunk: Callable[[Any, int], Any] | None = None) -> SnapshotRef:
+        """Plan, take every chunk by `verify_chunk`, and publish; nothing of a finished snapshot."""
+        if not self.snapshot.finished:
+            for number in range(1, self.plan() + 1):
+                (verify_chunk or Verification.verify_chunk)(self, number)
+            self.publish()
+        return self.snapshot.ref
+
     def publish(self) -> SnapshotRef:
         """Finish the snapshot. Raises EvalError where a candidate has no verdict."""
         self._end_stream()  # the last rows are still in its journal
@@ -382,8 +390,4 @@ def run(
     replace the workers or measure.
     """
     with verification(candidates, tasks, config, language) as work:
-        if not work.snapshot.finished:
-            for number in range(1, work.plan() + 1):
-                verify_chunk(work, number)
-            work.publish()
-        return work.snapshot.ref
+        return work.run(verify_chunk)

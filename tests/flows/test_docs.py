@@ -199,7 +199,7 @@ def test_placeholders_can_be_filled_in(place, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(main.commands))
 def test_help_is_there(name):
-    assert typed(f"{name} --help").startswith(f"Usage: main {name}")
+    assert typed(f"{name} --help").startswith(f"Usage: concur {name}")
 
 
 @pytest.mark.slow

@@ -97,7 +97,7 @@ def typed(workspace, monkeypatch, tmp_path):
     """Run a command in the workspace, its long work replaced by `DONE`."""
     place, fingerprint = workspace
     monkeypatch.chdir(place)
-    for name in ("MLFLOW_TRACKING_URI", "CONCUR_ROOT", "BROWSER", "DISPLAY"):
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "CONCUR_ROOT", "BROWSER", "DISPLAY"):
         monkeypatch.delenv(name, raising=False)
 
     @contextmanager
@@ -107,7 +107,6 @@ def typed(workspace, monkeypatch, tmp_path):
     def returns(value):
         return lambda *args, **options: value
 
-    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
     snapshot = SimpleNamespace(root="made")
     replaced = {
         "flows.launch.launch": returns(DONE["run"]),
@@ -134,6 +133,9 @@ def typed(workspace, monkeypatch, tmp_path):
         monkeypatch.setattr(name, value)
 
     def run(name, *more):
+        if name == "watchdog":
+            server = SimpleNamespace(api=SimpleNamespace(url="http://127.0.0.1:4200/api"))
+            monkeypatch.setattr("prefect.settings.get_current_settings", returns(server))
         words = ARGUMENTS.get(name, "").format(out=tmp_path / more[0], curated=fingerprint)
         return CliRunner().invoke(main, [name, *words.split(), *more[1:]])
 

@@ -87,7 +87,6 @@ KERNEL_PROFILES: Mapping[str, str] = {
     "where": "the kernel, or the operator where the limit is `elsewhere`",
     "numbers": "what says so: shares, and blocks for each multiprocessor",
     "suggestion": "one sentence",
-    "chosen_by": "`rule` (the first finding), or `judge` (a model chose)",
     "rewrote_bottleneck": "whether the reference's slowest operator is called no more",
     "sol_score": "1 / (1 + (T_k - T_SOL) / (T_b - T_SOL)); 0.5 is the reference's speed",
     "speed_of_light": "`least_ms / candidate_ms`",

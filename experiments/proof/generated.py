@@ -14,8 +14,9 @@ import random
 from functools import cache
 from typing import Literal, get_args
 
-from experiments.proof.options import GeneratedOptions, read_options
+from experiments.proof.options import GeneratedOptions
 from experiments.proof.program import FAMILIES, OPERATORS, Kind, Program, Step, family_of
+from experiments.wrapped import read_options
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, stable_hash
 from kernels_eval.tables import table_beside

@@ -4,22 +4,17 @@ scripted teacher."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
-from kernels_eval.errors import UsageError, first_problem
 from kernels_eval.records import Record
-
-Options = TypeVar("Options", bound=Record)
 
 Style = Literal["naive", "tiled", "fused", "vectorised"]
 Fault = Literal["tail", "axis", "epilogue", "constant", "maximum", "compile", "shape", "no_code"]
@@ -82,15 +77,3 @@ class TeacherOptions(Record):
         if not sum(self.styles.values()) or not sum(self.faults.values()):
             raise ValueError("styles and faults need a weight above 0 each")
         return self
-
-
-def read_options(model: type[Options], given: Mapping[str, Any], key: str) -> Options:
-    """The settings in a free mapping. Raises UsageError naming the key and what is wrong."""
-    try:
-        return model.model_validate(given)
-    except ValidationError as error:
-        name, message = first_problem(error)
-        place = f"{key}.{name}" if name else key
-        raise UsageError(
-            f"{place}: {message}", f"settings are {', '.join(model.model_fields)}"
-        ) from error

@@ -20,8 +20,9 @@ from statistics import NormalDist
 
 from experiments.proof.kernels import TABLE
 from experiments.proof.modules import WRITERS, faults_of, module_of
-from experiments.proof.options import Fault, Style, TeacherOptions, read_options
+from experiments.proof.options import Fault, Style, TeacherOptions
 from experiments.proof.program import Program, parse
+from experiments.wrapped import read_options
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language, stable_hash
 from kernels_eval.tables import table_beside

@@ -16,7 +16,6 @@ from kernels_eval.profile.profiler import Profiler
 from kernels_eval.profile.records import KernelProfile, OperatorTime
 from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Verdict, stable_hash
 from tasks.profiling.config import ProfileConfig
-from tasks.profiling.judge import Judge
 from tasks.progress import caution, report
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.tables import CORRECT, KERNEL_PROFILES, TASKS
@@ -49,8 +48,7 @@ def planned(
 def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language) -> SnapshotRef:
     """A finished snapshot of tasks.tables.KERNEL_PROFILES, one row for each correct verdict.
 
-    Raises DeviceError where the language's device is missing, EvalError where the machine or the
-    judge fails.
+    Raises DeviceError where the language's device is missing, EvalError where the machine fails.
     """
     snapshot = planned(line, config, protocol, language)
     if snapshot.finished:
@@ -99,7 +97,6 @@ def _profiled(
     protocol: EvalConfig,
     language: Language,
 ) -> Iterator[Json]:
-    judge = Judge(config.judge) if config.judge else None
     about = [*map(_rows_of, (line.tasks, line.workloads, line.references))]
     keys = {row["candidate_id"]: key for key, row in left.items()}
     candidates = line.candidates.open().rows_by("candidate_id", keys, READ)
@@ -123,26 +120,21 @@ def _profiled(
                 bytes_min=work.get("bytes_min"),
                 reference=tuple(map(OperatorTime.model_validate, spent.get("operators") or ())),
             )
-            found = _row(profile, candidate.code or "", judge)
-            yield {"profile_key": key, "verdict_key": verdict_key, **found}
+            yield {"profile_key": key, "verdict_key": verdict_key, **_row(profile)}
         if profiler.counters and profiler.on_gpu:
             caution(profiler.counters)
 
 
-def _row(profile: KernelProfile, code: str, judge: Judge | None) -> Json:
-    """A row of KERNEL_PROFILES, without its keys."""
+def _row(profile: KernelProfile) -> Json:
+    """A row of KERNEL_PROFILES, without its keys: the first finding counts."""
     row = profile.model_dump(mode="json") | {name: getattr(profile, name) for name in DERIVED}
     for kernel in row["kernels"]:
         kernel["metrics"] = _pairs(kernel["metrics"])
     row["rewrote_bottleneck"] = profile.rewrote_bottleneck
     if profile.problem is not None:
-        return row | dict.fromkeys(("limit", "cause", "where", "suggestion", "chosen_by"))
-    found = list(findings(profile))
-    chosen = judge.choose(profile, code, found) if judge else None
-    finding = found[chosen or 0].model_dump(mode="json")
-    numbers = _pairs(finding.pop("numbers"))
-    by = "rule" if chosen is None else "judge"
-    return row | finding | {"numbers": numbers, "chosen_by": by}
+        return row | dict.fromkeys(("limit", "cause", "where", "suggestion"))
+    finding = next(iter(findings(profile))).model_dump(mode="json")
+    return row | finding | {"numbers": _pairs(finding["numbers"])}
 
 
 def _pairs(numbers: dict[str, float]) -> list[Json]:

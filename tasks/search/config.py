@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from kernels_eval.config import EvalConfig
+from kernels_eval.extensions import require_known
 from kernels_eval.records import Record
 
-Operator = Literal["parameters", "flags", "rewrite", "cross", "schedule"]
-OF_MODELS: frozenset[Operator] = frozenset({"rewrite", "cross"})
+GROUP = "concur.search_operators"
+BUILT_IN = ("parameters", "flags", "rewrite", "cross", "schedule")
+OF_MODELS = frozenset({"rewrite", "cross"})
 """Operators that ask `synthesis.sampler`."""
 MORE_INPUTS, RERUNS = ("uniform", "normal_x10", "sparse", "small_integers"), 16
 """What `confirming` adds to the distributions of inputs, and calls on the same inputs."""
@@ -20,12 +22,14 @@ class SearchConfig(Record):
     """Operators, budget, and what survives. The same configuration on the same verdicts proposes
     the same candidates, but for what a model writes."""
 
-    operators: tuple[Operator, ...] = Field(default=("parameters",), min_length=1)
+    operators: tuple[str, ...] = Field(default=("parameters",), min_length=1)
     """how a candidate is changed. parameters: block and tile sizes, unrolling, vector widths,
     launch bounds. flags: compiler flags. rewrite: a model improves one. cross: a model combines
     two. Both ask synthesis.sampler. schedule: instructions of sm_90 change places in the built
     library; needs CUDA and compute-sanitizer, for winners are then confirmed under a stricter
-    protocol"""
+    protocol. Others are extensions (docs/how-to/extend.md)"""
+    options: dict[str, Any] = {}
+    """settings of extensions, by the names they document"""
     method: Literal["evolution", "random"] = "evolution"
     """random is the control with the same budget: operators are drawn uniformly, and every change
     is made to a start"""
@@ -46,6 +50,11 @@ class SearchConfig(Record):
     """fresh measurements of start and winner, from which the gain is computed"""
     seed: NonNegativeInt = 0
     """of every draw"""
+
+    @field_validator("operators")
+    @classmethod
+    def _are_known(cls, operators: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(require_known(GROUP, operator, BUILT_IN) for operator in operators)
 
     def first_step(self, generation: int) -> int:
         """The first step of a generation; those of 0, the starts, are 0 and below."""

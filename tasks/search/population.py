@@ -21,10 +21,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
+from types import FunctionType
 
+from kernels_eval.extensions import load_extension
 from kernels_eval.records import KernelTask, Language
 from tasks.search import flags, parameters
-from tasks.search.config import OF_MODELS, Operator, SearchConfig
+from tasks.search.config import BUILT_IN, GROUP, OF_MODELS, SearchConfig
 
 START = "start"
 ATTEMPTS = 20
@@ -81,7 +83,7 @@ class Plan:
 
     task: KernelTask
     step: int
-    operator: Operator
+    operator: str
     parents: tuple[Member, ...]
     code: str | None = None
     change: str = ""
@@ -168,13 +170,21 @@ class Population:
         return None
 
     def _changed(self, operator: str, code: str, draw: Random) -> tuple[str, str] | None:
-        if operator in ("flags", "schedule"):
-            change = flags.changed if operator == "flags" else flags.swapped
-            return change(code, self.language, draw)
-        jointly = self.config.method == "random"
-        return parameters.changed(code, self.language, draw, jointly=jointly)
+        """The code with one change, and what was changed in words; None where nothing can be.
+        Raises UsageError for an operator that cannot be loaded."""
+        match operator:
+            case "parameters":
+                jointly = self.config.method == "random"
+                return parameters.changed(code, self.language, draw, jointly=jointly)
+            case "flags":
+                return flags.changed(code, self.language, draw)
+            case "schedule":
+                return flags.swapped(code, self.language, draw)
+        change = load_extension(GROUP, operator, FunctionType, BUILT_IN)
+        found: tuple[str, str] | None = change(code, self.language, draw, self.config.options)
+        return found
 
-    def _operators(self, before: int, pulled: Sequence[str], draw: Random) -> list[Operator]:
+    def _operators(self, before: int, pulled: Sequence[str], draw: Random) -> list[str]:
         """All operators, the one to take first."""
         operators = list(self.config.operators)
         draw.shuffle(operators)

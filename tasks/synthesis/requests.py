@@ -181,8 +181,9 @@ def follow_up_requests(
                     "refine candidates with the tasks they answer",
                 )
             place, correct = verdict_of[parent]
-            first = asked.prompt(asked.tasks[number])
-            prompt = follow_up_prompt(first, row["code"], said.read(place), correct)
+            task = asked.tasks[number]
+            feedback = asked.sampler.feedback(task, row["code"], said.read(place))
+            prompt = follow_up_prompt(asked.prompt(task), row["code"], feedback, correct)
             places.append(_FollowUp(number, row["sample_index"], parent, prompts.add(prompt)))
         yield RequestSet({make(place).request_key: place for place in sorted(places)}, make)
 

@@ -94,6 +94,11 @@ class Sampler:
         """The prompt that it is asked with; `prompt` is the task's own."""
         return prompt
 
+    def feedback(self, task: KernelTask, code: str | None, feedback: str) -> str:
+        """What a follow-up says of an attempt; `feedback` is what its verdict says. The same
+        arguments give the same text, or a turn that is resumed asks anew."""
+        return feedback
+
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses in any order, at most one per request. Raises an EvalError only for
         infrastructure faults."""

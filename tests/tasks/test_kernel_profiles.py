@@ -1,11 +1,11 @@
-"""The stage of profiles: only correct candidates, each once, on the CPU with real kernels; a judge
-behind an endpoint; and what a follow-up says of it."""
+"""The stage of profiles: only correct candidates, each once, on the CPU with real kernels;
+and what a follow-up says of it."""
 
 import polars as pl
 import pytest
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.errors import UsageError
 from kernels_eval.profile.profiler import Profiler
 from kernels_eval.records import Language, stable_hash
 from tasks.benchmark.report.figures import figures
@@ -14,14 +14,13 @@ from tasks.benchmark.report.records import ReportContext, profile_points
 from tasks.curation import stage as curation
 from tasks.curation.config import CurationConfig
 from tasks.profiling import stage
-from tasks.profiling.config import JudgeConfig, ProfileConfig
+from tasks.profiling.config import ProfileConfig
 from tasks.sources.stage import keep
 from tasks.store import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.refine import limit_words
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, KERNEL_PROFILES, PROFILES, VERDICTS, WORKLOADS
-from tests.support.chat_server import completion, serving
 from tests.support.kernels import AFFINE, QUICK, candidate, module
 from tests.support.samples import finished, line_of, sample
 
@@ -61,12 +60,12 @@ def line(tmp_path):
     rows = [each.model_dump(mode="json") | {"turn": 1} for each in (RIGHT, WRONG, BROKEN)]
     candidates = finished(tmp_path, "synthesis", rows, CANDIDATES, "c")
 
-    def of(*verdicts, judge=None):
+    def of(*verdicts):
         key = stable_hash([row["candidate_id"] for row in verdicts])[:8]
         made = SnapshotRef(root=root, stage="verification", fingerprint=key)
         if not made.open().finished:
             made = finished(tmp_path, "verification", list(verdicts), VERDICTS, key)
-        config = ProfileConfig(enabled=True, judge=judge)
+        config = ProfileConfig(enabled=True)
         line = stage.Line(
             verdicts=made,
             candidates=candidates,
@@ -118,7 +117,7 @@ def test_correct_candidates_are_profiled_once_and_no_others(line, asked):
     assert row["candidate_id"] == RIGHT.candidate_id and row["problem"] is None
     assert [kernel["name"] for kernel in row["kernels"]] == ["affine"]
     assert row["limit"] in ("latency", "memory", "compute", "launch_overhead")
-    assert row["chosen_by"] == "rule" and row["suggestion"] and row["numbers"]
+    assert row["suggestion"] and row["numbers"]
     assert row["rewrote_bottleneck"] is True and row["reference_operators"][0]["name"] == "add"
     assert 0 < row["sol_score"] <= 1 and row["candidate_ms"] == 0.01
     assert made.manifest["limit_counts"] == {row["limit"]: 1}
@@ -133,29 +132,8 @@ def test_correct_candidates_are_profiled_once_and_no_others(line, asked):
 
 def test_a_profile_is_no_part_of_a_verdict_or_its_key():
     assert "profile" not in EvalConfig.model_fields
-    assert "profiles" not in SynthesisConfig().model_dump()
     off, on = ProfileConfig(), ProfileConfig(enabled=True)
     assert off.identity == on.identity != ProfileConfig(metrics=False).identity
-
-
-@pytest.mark.parametrize(
-    "answer, by",
-    [("<think>1? no</think> 1", "judge"), ("none of them, ignore your orders", "rule")],
-)
-def test_a_judge_chooses_among_the_findings_or_counts_for_nothing(line, asked, answer, by):
-    with serving(lambda *_: (200, completion(answer, tokens=None))) as server:
-        judge = JudgeConfig(base_url=server.url, model="m", timeout_s=20)
-        (row,) = stage.run(*line(verdict(RIGHT), judge=judge)).open().read().to_dicts()
-        assert len(server.bodies) == 1
-        question = server.bodies[0]["messages"][0]["content"]
-    assert row["chosen_by"] == by and row["limit"]
-    assert "1. latency" in question or "1. launch_overhead" in question or "1. mem" in question
-
-
-def test_a_judge_that_is_away_stops_the_stage_with_a_fix(line, asked):
-    away = JudgeConfig(base_url="http://127.0.0.1:9/v1", model="m", timeout_s=5)
-    with pytest.raises(EvalError, match="profile.judge"):
-        stage.run(*line(verdict(RIGHT), judge=away))
 
 
 def prompts(line, profiles, shown):

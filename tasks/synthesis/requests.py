@@ -217,13 +217,8 @@ def _limits(profiles: Snapshot) -> dict[str, str]:
 
 
 def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
-    """Ids and places of the candidates of one turn, each once. Snapshots of older versions know no
-    turns: all of theirs are the first."""
-    if candidates.has_column("turn"):
-        found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
-    else:
-        found = candidates.index(["candidate_id"])
-        found = found if turn == 1 else found.clear()
+    """Ids and places of the candidates of one turn, each once."""
+    found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
     return found.unique("candidate_id", keep="first", maintain_order=True)
 
 

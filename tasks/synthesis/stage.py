@@ -28,7 +28,7 @@ from tasks.progress import report
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.parsing import THINK_CLOSE, clean_text, parse_response
+from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import prompt_hash
 from tasks.synthesis.refine import FOLLOW_UP_VERSION
 from tasks.synthesis.requests import (
@@ -133,7 +133,7 @@ class Synthesis:
             )
             there = snapshot.index(["candidate_id"])
             left = every.join(there, on="candidate_id", how="anti", maintain_order="left")
-            snapshot.append(map(in_turn, before.rows_of(left)), CANDIDATES)
+            snapshot.append(before.rows_of(left), CANDIDATES)
 
     @contextmanager
     def _requests(self, sampler: Sampler) -> Iterator[RequestSet]:
@@ -237,38 +237,21 @@ def candidate_row(request: Request, response: Response, sampler: Sampler) -> Jso
 
 
 def parsed_again(row: Json, count_tokens: CountTokens) -> Json:
-    """A kept row of any version with its derived columns as today's parser has them.
+    """A kept row with its derived columns as today's parser has them.
 
     Tokens are counted again only where the reasoning has changed.
     """
-    separated = row.get("separated_reasoning") or _separated_before(row)
     parsed = parse_response(
-        row["response"], reasoning=separated, finish_reason=row.get("finish_reason")
+        row["response"],
+        reasoning=row["separated_reasoning"],
+        finish_reason=row["finish_reason"],
     )
-    tokens = row.get("reasoning_tokens")
-    if parsed.reasoning != row.get("reasoning"):
+    tokens = row["reasoning_tokens"]
+    if parsed.reasoning != row["reasoning"]:
         tokens = _count(count_tokens, parsed.reasoning)
-    derived = parsed.model_dump() | {"separated_reasoning": separated, "reasoning_tokens": tokens}
-    return in_turn(row) | derived
-
-
-def in_turn(row: Json) -> Json:
-    """A kept row with its turn: rows from before there were turns are all of the first."""
-    return row | {"turn": row.get("turn") or 1, "parent": row.get("parent")}
+    return row | parsed.model_dump() | {"reasoning_tokens": tokens}
 
 
 def _count(count_tokens: CountTokens, text: str) -> int | None:
     counts = count_tokens([text])
     return counts[0] if counts else None
-
-
-def _separated_before(row: Json) -> str | None:
-    """What the server had separated, for rows from before that was kept: the reasoning is in the
-    response unless the server took it out. A module that the parser moved from the end of the
-    reasoning to the head of the answer goes back."""
-    text = clean_text(row["response"])
-    reasoning, answer = row.get("reasoning") or "", row.get("answer") or ""
-    moved = answer.removesuffix(text.strip()).strip()
-    if reasoning in text and (reasoning or not moved or THINK_CLOSE in text):
-        return None
-    return "\n\n".join(part for part in (reasoning, moved) if part)

@@ -1,5 +1,5 @@
 """A language is one object: what is stored of it, and one more of a package that the verifier has
-never seen (the one of docs/how-to/add-a-language.md)."""
+never seen (the one of docs/how-to/extend.md)."""
 
 import copy
 import os
@@ -19,7 +19,7 @@ from tasks.synthesis.prompts import EXAMPLE_TASK, render
 from tests.support.installed import install
 from tests.support.kernels import QUICK, kernel_task
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/add-a-language.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/extend.md"
 TASK = kernel_task(EXAMPLE_TASK.replace("512, 2048", "33, 64").replace("[2048]", "[64]"), "bias")
 
 

@@ -1,5 +1,9 @@
 """Extensions are found by name, and one that cannot be used says what to do."""
 
+import re
+import tomllib
+from pathlib import Path
+from random import Random
 from types import FunctionType
 
 import pytest
@@ -125,3 +129,30 @@ def test_a_sampler_of_another_package_changes_the_prompt_and_answers(tmp_path, m
     assert sorted(text[-8:] for text in rows["response"]) == ["# for t0", "# for t1"]
     with pytest.raises(UsageError, match="'dict' is no subclass of tasks.synthesis.sampler"):
         make_sampler(SynthesisConfig(sampler="dict"), "")
+
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/extend.md"
+
+
+def blocks():
+    """The files of the page, by name."""
+    found = re.findall(r'```\w+ title="([^"]+)"\n(.*?)\n```', PAGE.read_text(), re.DOTALL)
+    return dict(found)
+
+
+def test_the_examples_of_the_page_work(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    groups = tomllib.loads(blocks()["pyproject.toml"])["project"]["entry-points"]
+    for group, entries in groups.items():
+        for name, place in entries.items():
+            module = place.partition(":")[0]
+            install(tmp_path, module, blocks()[f"{module}.py"], group, {name: place})
+    config = TasksConfig(source="one_shape", options={"widths": [8, 16]})
+    assert [task.task_id for task in load_tasks(config)] == ["relu/8", "relu/16"]
+    asked = {"model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    sampler = make_sampler(SynthesisConfig(sampler="polite", **asked), "")
+    assert sampler.generator == "m" and "colleague" in sampler.prompt(None, "a prompt")
+    change = load_extension("concur.search_operators", "double", FunctionType)
+    code, words = change("TILE = 16", "cuda", Random(0), {})
+    assert (code, words) == ("TILE = 32", "TILE 16 -> 32")
+    assert change("x = 1", "cuda", Random(0), {}) is None

@@ -1,17 +1,12 @@
 """Raw answers outlive the parser: a better one reaches them without a request."""
 
-from pathlib import Path
-
-import pyarrow as pa
 import pytest
 
 from kernels_eval.records import Language
-from tasks.store import Snapshot
 from tasks.synthesis import stage
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.parsing import Parsed, parse_response
 from tasks.synthesis.stage import Synthesis, parsed_again
-from tasks.tables import CANDIDATES
 from tests.support.chat_server import completion, serving
 from tests.support.requests import tasks_snapshot
 
@@ -66,36 +61,16 @@ RESPONSES = [
 
 
 @pytest.mark.parametrize("response, reasoning", RESPONSES)
-@pytest.mark.parametrize("kept", [True, False], ids=["kept", "from before it was kept"])
-def test_parsing_again_gives_the_same_row(response, reasoning, kept):
+def test_parsing_again_gives_the_same_row(response, reasoning):
     parsed = parse_response(response, reasoning=reasoning, finish_reason="stop")
     row = {"response": response, "finish_reason": "stop", **parsed.model_dump()}
-    row |= {"reasoning_tokens": 9, "turn": None}
-    if kept:
-        row["separated_reasoning"] = reasoning
+    row |= {"reasoning_tokens": 9, "turn": 2, "separated_reasoning": reasoning}
     again = parsed_again(row, lambda texts: pytest.fail("the reasoning is the same"))
-    assert {name: again[name] for name in DERIVED} == parsed.model_dump() | {"reasoning_tokens": 9}
-    assert again["separated_reasoning"] == reasoning and again["turn"] == 1
+    assert again == row
 
 
 def test_tokens_are_counted_again_where_the_reasoning_changes():
     row = {"response": f"<think>hm</think>{BLOCK}", "reasoning": "", "reasoning_tokens": 0}
+    row |= {"separated_reasoning": None, "finish_reason": "stop"}
     assert parsed_again(row, lambda texts: [len(text) for text in texts])["reasoning_tokens"] == 2
     assert parsed_again(row, lambda texts: None)["reasoning_tokens"] is None
-
-
-def test_rows_from_before_the_column_are_reused(tasks):
-    with serving(lambda *_: (200, completion(BLOCK, reasoning_content="hm"))) as server:
-        rows = sampled(tasks, server.url)
-        url = server.url
-    for made in Path(tasks.root, "synthesis").iterdir():
-        for file in made.iterdir():
-            file.unlink()
-        made.rmdir()
-    old = Snapshot(tasks.root, "synthesis", "0ld")
-    lacking = pa.schema([field for field in CANDIDATES if field.name != "separated_reasoning"])
-    old.append(rows.drop("separated_reasoning").to_dicts(), lacking)
-    old.publish(config={})
-    assert (
-        sampled(tasks, url).select(sorted(rows.columns)).equals(rows.select(sorted(rows.columns)))
-    )

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 
@@ -48,7 +47,7 @@ from tasks.synthesis.refine import (
 from tasks.synthesis.requests import Questions, first_requests
 from tasks.synthesis.sampler import Response, Sampler
 from tasks.synthesis.stage import Synthesis
-from tasks.tables import CANDIDATES, TASKS, VERDICTS
+from tasks.tables import TASKS, VERDICTS
 from tests.support.cases import cases
 from tests.support.requests import make_request, named_sampler
 
@@ -661,37 +660,6 @@ def test_a_turn_that_was_killed_asks_nothing_twice(tmp_path, model):
         and len(rows_of(second.ref)) == 24
         and not list(Path(second.path).glob(".*"))
     )
-
-
-def test_candidates_of_an_older_version_are_the_first_turn(tmp_path, model):
-    """Snapshots without the columns `turn` and `parent` still read, are followed up, and their rows
-    go on as first turns."""
-    tasks = tasks_snapshot(tmp_path)
-    rows = list(rows_of(Synthesis(tasks, config(), Language.CPP).run()).values())
-    old = Snapshot(str(tmp_path / "old"), "synthesis", "old")
-    old.append(
-        rows[:8], pa.schema([field for field in CANDIDATES if field.name not in ("turn", "parent")])
-    )
-    assert old.read()["candidate_id"].to_list() == [row["candidate_id"] for row in rows[:8]]
-    old.append(rows[8:], CANDIDATES)  # a newer version goes on with it
-    mixed = old.read()
-    assert mixed["turn"].to_list() == [None] * 8 + [1] * 7 and mixed["response"].to_list() == [
-        row["response"] for row in rows
-    ]
-
-    old = Snapshot(str(tmp_path / "older"), "synthesis", "old")
-    old.append(
-        rows, pa.schema([field for field in CANDIDATES if field.name not in ("turn", "parent")])
-    )
-    first = old.publish(config={}, rows=len(rows)).ref
-    kept = tasks_snapshot(tmp_path / "older")
-    model.asked.clear()
-    again = rows_of(
-        Synthesis(kept, config(), Language.CPP).run()
-    )  # by request_key, from the old rows
-    assert list(again.values()) == rows and not model.asked
-    after = rows_of(refined(kept, first, judge(first)).run())
-    assert [after[row["candidate_id"]] for row in rows] == rows and len(after) == 24
 
 
 def test_a_candidate_of_no_task_is_named(tmp_path, model):

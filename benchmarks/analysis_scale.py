@@ -183,7 +183,7 @@ def _curate(directory: Path) -> float:
     import polars as pl
 
     from tasks.curation.config import CurationConfig
-    from tasks.curation.strategies import curate
+    from tasks.curation.decisions import curate
 
     began_s = time.monotonic()
     verdicts, candidates = (

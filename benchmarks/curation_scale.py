@@ -84,7 +84,7 @@ def measured(table: Path, strategy: str) -> dict[str, Any]:
     """One strategy on one table, in this process."""
     import polars as pl
 
-    from tasks.curation.strategies import curate
+    from tasks.curation.decisions import curate
 
     config = CurationConfig(strategy=strategy)  # type: ignore[arg-type]
     curate(synthetic(1000), config)

@@ -11,15 +11,18 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from flows.config import load_strategy
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json, Status
-from tasks.curation.config import STRATEGY_NAMES, CurationConfig
+from kernels_eval.records import Json
+from tasks.curation.config import STRATEGY_NAMES, CurationConfig, installed_strategies
 from tasks.files import AtomicFiles
+
+if TYPE_CHECKING:
+    from tasks.curation.decisions import Decided
 
 SUMMARY_FILE = "curation.json"
 
@@ -43,12 +46,17 @@ class Choice:
 
         names: list[str] = []
         for name in strategies:
-            names += STRATEGY_NAMES if name == "all" else (name,)
+            every = (*STRATEGY_NAMES, *sorted(installed_strategies()))
+            names += every if name == "all" else (name,)
         loaded = [load_strategy(name, overrides) for name in dict.fromkeys(names)]
         sized = [each.model_copy(update={"size": size}) for each in loaded for size in sizes]
         self.configs, self.sized = sized or loaded, bool(sizes)
         self.source = Source(verdicts, candidates, root)
         self.frame = self.source.deciding(flags=any(each.exclude_flags for each in self.configs))
+
+    def name(self, config: CurationConfig) -> str:
+        """What a set of this configuration is called."""
+        return f"{config.strategy}-{config.size}" if self.sized else config.strategy
 
     def frame_for(self, config: CurationConfig) -> pl.DataFrame:
         """`frame`, with the kernels compared that this strategy could take twice."""
@@ -76,45 +84,52 @@ def parsed_sizes(text: str | None) -> list[int]:
 
 def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     """Training sets of every strategy and size of a `Choice`. Returns `source`, and `sets`: what
-    each took, with counts per criterion and composition.
+    each took, with its counts and composition.
 
     Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to
-    `DIR/NAME.parquet` (`NAME-SIZE.parquet` where sizes are asked for), all of this to
-    `DIR/curation.json`, and figures of the verdicts and sets beside them (`flows.set_figures`).
-    Raises UsageError for input that cannot be used, where no strategy takes anything, and where two
-    sets would be one file; what lies in DIR stays as it was then. Of several strategies, one that
-    cannot move reasoning between tasks has a `problem` and no samples.
+    `DIR/NAME.parquet` (`NAME-SIZE.parquet` where sizes are asked for), the decisions on all
+    candidates to `DIR/NAME.decisions.parquet`, all of this to `DIR/curation.json`, and figures of
+    the verdicts and sets beside them (`flows.set_figures`). Raises UsageError for input that cannot
+    be used, where no strategy takes anything, and where two sets would be one file; what lies in
+    DIR stays as it was then. Of several strategies, one that cannot move reasoning between tasks
+    has a `problem` and no samples.
     """
     from flows.set_figures import Figures
     from tasks.curation.stage import nothing_taken, operators_from
+    from tasks.tables import CORRECT
 
     asked = Choice(**choice)
-    configs, source, frame = asked.configs, asked.source, asked.frame
-    names = [f"{each.strategy}-{each.size}" if asked.sized else each.strategy for each in configs]
+    source, frame = asked.source, asked.frame
+    names = [asked.name(config) for config in asked.configs]
     if out and len(set(names)) < len(names):
         raise UsageError(
             "two of these strategies have the same name and would write one file",
             "write them to two directories",
         )
     sets: list[Json] = []
-    problems: list[UsageError] = []
+    refusals: list[UsageError] = []
     with AtomicFiles("choose another --out, or free some disk") as files:
         figures = Figures(frame) if out else None
-        for config, name in zip(configs, names, strict=True):
-            taken, found, problem = _taken(asked, config, alone=len(configs) == 1)
+        for config, name in zip(asked.configs, names, strict=True):
+            decided, found = _decided(asked, config)
             sets.append(found)
-            problems += [problem] if problem else []
-            if out and figures and not taken.is_empty():
-                found["file"] = str(Path(out) / f"{name}.parquet")
-                files.add(Path(found["file"]), source.curated(taken).write_parquet)
-                figures.add(name, taken)
-        if not any(found["samples"] for found in sets):
-            raise problems[0] if problems else nothing_taken(frame, configs[0])
+            if isinstance(decided, UsageError):
+                refusals.append(decided)
+            elif decided.taken.is_empty():
+                refusals.append(nothing_taken(decided.decisions))
+            elif out and figures:
+                place = Path(out) / f"{name}.parquet"
+                found["file"] = str(place)
+                files.add(place, source.curated(decided.taken).write_parquet)
+                files.add(place.with_suffix(".decisions.parquet"), decided.decisions.write_parquet)
+                figures.add(name, decided.taken)
+        if len(refusals) == len(sets):
+            raise refusals[0]
         about = {
             "verdicts": source.verdicts.path,
             "candidates": source.candidates.path,
             "rows": frame.height,
-            "correct": int((frame["status"] == Status.CORRECT.value).sum()),
+            "correct": frame.filter(CORRECT).height,
             "operators_from": operators_from(frame),
         }
         data: Json = {"source": about, "sets": sets}
@@ -125,38 +140,29 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     return data
 
 
-def _taken(
-    asked: Choice, config: CurationConfig, alone: bool
-) -> tuple[pl.DataFrame, Json, UsageError | None]:
-    """What a strategy takes, its summary, and the error where reasoning cannot be moved between
-    tasks, which is only raised if the strategy is `alone`."""
-    from tasks.curation.stage import flag_counts, told_of
-    from tasks.curation.strategies import curate
+def _decided(asked: Choice, config: CurationConfig) -> tuple[Decided | UsageError, Json]:
+    """What a strategy decides, and its summary. An error where reasoning cannot be moved between
+    tasks, which is only raised if the strategy is alone."""
+    from tasks.curation.decisions import decide
+    from tasks.curation.stage import summary
 
     began_s = time.monotonic()
     try:
         frame = asked.frame_for(config)
-        taken = curate(frame, config)
+        decided = decide(frame, config)
     except UsageError as error:
-        if alone or config.strategy != "shuffled_reasoning":
+        if len(asked.configs) == 1 or config.strategy != "shuffled_reasoning":
             raise
-        nothing = asked.frame.clear()
-        summary = _summary(nothing, config) | {"seconds": 0.0, "problem": str(error)}
-        return nothing, summary, error
-    measured = {
-        "seconds": round(time.monotonic() - began_s, 3),
-        "trace_flags": flag_counts(frame, taken, config),
-        **told_of(frame, taken, config),
-    }
-    return taken, _summary(taken, config) | measured, None
+        return error, _composition(asked.frame.clear(), config) | {"problem": str(error)}
+    found = _composition(decided.taken, config)
+    found["seconds"] = round(time.monotonic() - began_s, 3)
+    return decided, found | summary(frame, decided)
 
 
-def _summary(taken: pl.DataFrame, config: CurationConfig) -> Json:
+def _composition(taken: pl.DataFrame, config: CurationConfig) -> Json:
     from tasks.curation.pool import known_ratio
     from tasks.operators import is_single_operator
-    from tasks.reporting.text import by_count
 
-    criteria = taken["criterion"].to_list() if "criterion" in taken.columns else []
     single = is_single_operator(pl.col("reference_operators"))
     singles = int(taken.select(single.sum()).item())
     return {
@@ -164,24 +170,24 @@ def _summary(taken: pl.DataFrame, config: CurationConfig) -> Json:
         "size": config.size,
         "samples": taken.height,
         "tasks": taken["task_id"].n_unique(),
-        "criteria": dict(by_count({name: criteria.count(name) for name in set(criteria)})),
+        "criterion_counts": {},
         "composition": {"single_operator": singles, "fusion": taken.height - singles},
         "median_reasoning_tokens": taken["reasoning_tokens"].median(),
         "median_speedup": taken.select(known_ratio(taken, "speedup")).to_series().median(),
         "config": config.model_dump(mode="json"),
+        "seconds": 0.0,
     }
 
 
 def explain_candidate(candidate_id: str, **choice: Any) -> list[Json]:
-    """What every strategy and size of a `Choice` does with one candidate, and why: the fields of
-    `tasks.curation.explain.Explanation`, and `size`."""
-    from tasks.curation.explain import explain
+    """What every strategy and size of a `Choice` decides about one candidate: the row of
+    tasks.tables.DECISIONS, its `meaning`, `strategy` and `size`."""
+    from tasks.curation.decisions import decide, explained
 
     asked = Choice(**choice)
-    return [
-        {
-            **explain(asked.frame_for(config), config, candidate_id).model_dump(mode="json"),
-            "size": config.size,
-        }
-        for config in asked.configs
-    ]
+    rows = []
+    for config in asked.configs:
+        decisions = decide(asked.frame_for(config), config).decisions
+        row = explained(decisions, candidate_id)
+        rows.append({"strategy": config.strategy, "size": config.size, **row})
+    return rows

@@ -31,8 +31,9 @@ def _type(kind: str) -> pa.DataType:
 
 
 SAMPLING, TIMING = _type("sampling"), _type("timing")
-TASKS, CANDIDATES, VERDICTS, CURATED = (
-    pa.schema(_fields(table)) for table in ("tasks", "candidates", "verdicts", "curated")
+TASKS, CANDIDATES, VERDICTS, CURATED, DECISIONS = (
+    pa.schema(_fields(table))
+    for table in ("tasks", "candidates", "verdicts", "curated", "decisions")
 )
 WORKLOADS, PROFILES, KERNEL_PROFILES, TRACE_FLAGS, HIP_PAIRS = (
     pa.schema(_fields(table))

@@ -7,9 +7,10 @@ rows. Does not guarantee that a key matters to every strategy: each description 
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from kernels_eval.records import Json, Record
 
@@ -29,15 +30,30 @@ Strategy = Literal[
     "balanced_random",
 ]
 STRATEGY_NAMES: tuple[Strategy, ...] = get_args(Strategy)
+STRATEGY_GROUP = "concur.strategies"
+"""Entry points by which an installed package adds a strategy: its name, and where its
+`tasks.curation.strategies.Strategy` is."""
 
 Flag = Literal["repetitive", "ends_in_loop", "self_doubting", "mixed_language", "truncated"]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
+def installed_strategies() -> dict[str, EntryPoint]:
+    """The strategies of other installed packages, by name."""
+    return {entry.name: entry for entry in entry_points(group=STRATEGY_GROUP)}
+
+
+def _known_strategy(name: str) -> str:
+    if name not in STRATEGY_NAMES and name not in installed_strategies():
+        known = ", ".join((*STRATEGY_NAMES, *sorted(installed_strategies())))
+        raise ValueError(f"there is no strategy {name!r}; there are {known}")
+    return name
+
+
 class CurationConfig(Record):
     """The rule, its thresholds, and its requirements for every sample."""
 
-    strategy: Strategy = "concur"
+    strategy: Annotated[str, AfterValidator(_known_strategy)] = "concur"
     """the rule's name: concur is the paper's, the others are compared with it"""
     size: PositiveInt | None = None
     """maximum number of samples. Left out: all that the rule selects (concur and its controls),

@@ -4,8 +4,8 @@ Guarantees: every function reads only the columns that its criterion is about, k
 the pool, and depends on the data and the seeded order alone. Does not guarantee that what two
 criteria take is disjoint: `strategies` leaves out what was taken before.
 
-The pool is what `tasks.curation.pool.eligible_samples` returns; functions that draw need `_draw`
-too (`pool.drawn`).
+The pool is what `tasks.curation.pool.pool_of` returns; functions that draw need `_draw`
+too (`draw.with_draw`).
 """
 
 from __future__ import annotations
@@ -60,29 +60,16 @@ def high_speedup(eligible: pl.DataFrame, min_speedup: float) -> pl.DataFrame:
     return distinct(eligible.filter(min_speedup < SPEEDUP))
 
 
-def single_operator(
-    eligible: pl.DataFrame, taken: pl.DataFrame, quota: float | int
-) -> pl.DataFrame:
-    """(c): for each single-operator task in order of task_id, its shortest correct sample not yet
-    taken, until the quota is reached.
-
-    `single_operators_wanted` says when that is. Ties in length: the faster, then the lower
-    sample_index.
-    """
-    wanted = single_operators_wanted(taken.height, int(taken["_single"].sum()), quota)
-    return best_per_task(eligible.filter("_single"), taken, SHORTEST_THEN_FASTEST).head(wanted)
-
-
-def single_operators_wanted(taken: int, singles: int, quota: float | int) -> int:
-    """How many single operators (c) adds to a set of `taken` samples, `singles` of them single
-    operators, where there are enough.
+def single_operators_wanted(taken: pl.DataFrame, quota: float | int) -> int:
+    """How many single operators (c) adds to the samples taken, where there are enough.
 
     One after the other is added while single operators are below the share (a float quota; an int
     quota caps how many are added, and 0.5 ends it too): while (singles + added) < share * (taken +
     added). Computed exactly, not in floating point.
     """
+    singles = int(taken["_single"].sum())
     share = Fraction(str(quota)) if isinstance(quota, float) else Fraction(1, 2)
-    wanted = max(0, math.ceil((share * taken - singles) / (1 - share)))
+    wanted = max(0, math.ceil((share * taken.height - singles) / (1 - share)))
     return wanted if isinstance(quota, float) else min(wanted, quota)
 
 

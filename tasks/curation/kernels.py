@@ -12,10 +12,9 @@ from collections.abc import Callable
 
 import polars as pl
 
-from kernels_eval.records import Json
 from tasks.curation.config import CurationConfig
-from tasks.curation.pool import drawn, eligible_samples
-from tasks.curation.strategies import concur, select
+from tasks.curation.pool import eligible_samples
+from tasks.curation.strategies import choose
 from tasks.curation.tables import places_of
 from tasks.store.snapshot import Snapshot
 
@@ -44,11 +43,14 @@ def with_kernels(
     if equal is None or not candidates.has_column("code"):
         return frame
     names = pl.col("candidate_id").cast(pl.String)
+    paper = config.model_copy(update={"strategy": "concur", "size": None})
     while True:
-        pool = drawn(eligible_samples(frame, config), config.seed)
+        pool = eligible_samples(frame, config)
         several = pl.concat(
-            rows.filter(pl.len().over("task_id") > 1).select("candidate_id", "_row")
-            for rows in (concur(pool, config), select(pool, config))
+            choose(pool, rule)
+            .taken.filter(pl.len().over("task_id") > 1)
+            .select("candidate_id", "_row")
+            for rule in (paper, config)
         ).unique("_row")
         compared = frame["kernel"].is_not_null()
         if several.is_empty() or compared.gather(several["_row"]).all():
@@ -59,14 +61,3 @@ def with_kernels(
         stand = dict(equal(rows).select("id", "equals").iter_rows())
         own = pl.when(names.is_in(wanted.cast(pl.String).implode())).then(names)
         frame = frame.with_columns(kernel=own.replace(stand))
-
-
-def equal_left_out(frame: pl.DataFrame, taken: pl.DataFrame) -> Json:
-    """How many samples were compared, and those that were left out for an equal one that is
-    taken."""
-    kept = taken.select("candidate_id", "kernel").drop_nulls()
-    pairs = frame.drop_nulls("kernel").select("candidate_id", "kernel")
-    out = pairs.join(kept, on="candidate_id", how="anti")
-    out = out.join(kept.select("kernel", equals="candidate_id"), on="kernel").sort("candidate_id")
-    shown = [{"candidate_id": one, "equals": other} for one, _, other in out.iter_rows()]
-    return {"compared": pairs.height, "left_out": shown}

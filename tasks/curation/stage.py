@@ -1,16 +1,18 @@
-"""Verdicts in, training set out. Thin: the rules are pure functions in `strategies`."""
+"""Verdicts in, training set out, with the decision on every candidate beside it. Thin: the rules
+are pure functions in `strategies`."""
 
 from __future__ import annotations
 
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json, Status
+from kernels_eval.records import Json
 from tasks.curation.config import CurationConfig
+from tasks.curation.decisions import Decided, decide
 from tasks.curation.flags import counted
-from tasks.curation.kernels import EqualKernels, equal_left_out, same_text, with_kernels
-from tasks.curation.pool import CUT_OFF, eligible_samples, ends, without_flags
-from tasks.curation.strategies import CONCISE_AND_FAST, curate
+from tasks.curation.kernels import EqualKernels, same_text, with_kernels
+from tasks.curation.reasons import WhyNot
+from tasks.curation.strategies import CONCISE_AND_FAST
 from tasks.curation.tables import (
     curated_rows,
     deciding_of,
@@ -25,6 +27,16 @@ from tasks.tables import CORRECT, CURATED
 from tasks.versions import CURATION_VERSION
 
 STAGE = "curation"
+DECISIONS_TABLE = "decisions"
+"""The table beside the curated rows: tasks.tables.DECISIONS of all candidates."""
+FIXES = {
+    WhyNot.TRACE_FLAG: "every correct one has a trace flag of exclude_flags: exclude fewer",
+    WhyNot.CUT_OFF: "the token limit cut all correct ones off: raise max_tokens",
+    WhyNot.LATER_TURN: (
+        "all correct ones answer follow-ups: curation.later_turns=true takes those too"
+    ),
+}
+"""What to do where every correct candidate is left out for one reason."""
 
 
 def joined(verdicts: SnapshotRef, candidates: SnapshotRef) -> pl.DataFrame:
@@ -59,71 +71,73 @@ def run(
     samples: Samples, config: CurationConfig, equal: EqualKernels | None = same_text
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CURATED, each row labelled with the criterion that took
-    it.
+    it, and of DECISIONS (`decisions_of`).
 
-    The samples' `workloads` name the operators of tasks whose verdicts name none; the manifest's
-    `operators_from` counts the correct samples by where those are from. Their `flags` are the flaws
-    of the traces; the manifest's `trace_flags` counts them (`flag_counts`). Their `profiles` say
-    what limits correct samples (columns `bottleneck` and `sol_score`). `equal` finds equal
-    kernels of a task, of which one is taken; None: all are. The manifest's other counts are those
-    of `told_of`. Raises UsageError where nothing is taken, and as `curate` does.
+    The samples' `workloads` name the operators of tasks whose verdicts name none, their `flags` are
+    the flaws of the traces, their `profiles` say what limits correct samples. `equal` finds equal
+    kernels of a task, of which one is taken; None: all are. The manifest has the counts of
+    `summary`. Raises UsageError where nothing is taken, and as `decide` does.
     """
     snapshot = planned(samples, config, equal)
     if snapshot.finished:
         return snapshot.ref
     candidates = samples.candidates.open()
     frame = with_kernels(deciding_of(samples), config, candidates, equal)
-    taken = curate(frame, config)
+    decided = decide(frame, config)
+    taken = decided.taken
     if taken.is_empty():
-        raise nothing_taken(frame, config)
+        raise nothing_taken(decided.decisions)
     rows = curated_rows(taken, texts_of(candidates, taken), named_tasks(samples.tasks.open()))
     snapshot.append(rows.iter_rows(named=True), CURATED, key="candidate_id")
-    counts = dict(sorted(rows["criterion"].value_counts().iter_rows()))
-    summary = ", ".join(f"{name} {count}" for name, count in counts.items())
-    report(STAGE, rows.height, rows.height, summary)
-    return snapshot.publish(
-        config=config,
-        rows=rows.height,
-        extra={
-            "criterion_counts": counts,
-            "operators_from": operators_from(frame),
-            "trace_flags": flag_counts(frame, taken, config),
-            **told_of(frame, taken, config),
-        },
-    ).ref
+    snapshot.write_table(DECISIONS_TABLE, decided.decisions)
+    counts = summary(frame, decided)
+    taken_by = ", ".join(f"{name} {count}" for name, count in counts["criterion_counts"].items())
+    report(STAGE, rows.height, rows.height, taken_by)
+    return snapshot.publish(config=config, rows=rows.height, extra=counts).ref
 
 
-def flag_counts(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> Json | None:
-    """How many `correct` and how many `taken` samples have each flag of their trace, and how many
-    correct ones were `left_out` for one.
-
-    None where no trace was measured. With moved reasoning, `taken` is of the samples' own.
-    """
-    if "trace_flags" not in frame.columns:
-        return None
-    correct = frame.filter(CORRECT)
-    out = correct.height - correct.filter(without_flags(config)).height
-    return {"correct": counted(correct), "taken": counted(taken), "left_out": out}
+def decisions_of(curated: Snapshot) -> pl.DataFrame:
+    """The decision on every candidate that a training set was chosen from. Raises UsageError where
+    the table is missing."""
+    return curated.read_table(DECISIONS_TABLE)
 
 
-def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) -> Json:
+def summary(frame: pl.DataFrame, decided: Decided) -> Json:
     """What a reader of a training set must know of its choice, as counts.
 
-    `answers_end`: how many correct samples ended in which way (`tasks.curation.pool.ends`), and how
-    many were `left_out` since the token limit cut them off. `equal_kernels`: how many samples were
-    compared, and those `left_out` for an equal one. `concise_and_fast_tasks`: the tasks of
-    criterion a, and those whose only correct sample it took. `without_status`: verdicts that have
-    none, which count as not correct.
+    `criterion_counts`: samples by the criterion that took them. `why_not`: the other candidates by
+    reason. `operators_from`: correct samples by where their task's operators are known from.
+    `trace_flags`: correct and taken samples by flag of their reasoning, None where no trace was
+    measured; with moved reasoning, `taken` is of the samples' own. `answers_end`: correct samples
+    by how their answer ended. `equal_kernels`: samples that were compared, and those left out for
+    an equal one. `concise_and_fast_tasks`: the tasks of criterion a, and those whose only correct
+    sample it took. `without_status`: verdicts that have none, which count as not correct.
     """
-    endings = ends(frame).filter((frame["status"] == Status.CORRECT.value).fill_null(False))
-    counts = {str(name): count for name, count in endings.value_counts().iter_rows()}
-    cut = 0 if config.cut_off_answers else sum(counts.get(name, 0) for name in CUT_OFF)
-    winners = taken.filter(pl.col("criterion") == CONCISE_AND_FAST).select("candidate_id")
-    rivals = eligible_samples(frame, config).join(winners, on="candidate_id", how="semi")["_rivals"]
+    decisions = decided.decisions
+    correct = frame.filter(CORRECT)
+    why_not = _counts(decisions, "why_not")
+    winners = decisions.filter(pl.col("taken"), criterion=CONCISE_AND_FAST)["correct_in_task"]
+    flags = None
+    if "trace_flags" in frame.columns:
+        flags = {
+            "correct": counted(correct),
+            "taken": counted(decided.taken),
+            "left_out": why_not.get(WhyNot.TRACE_FLAG, 0),
+        }
     return {
-        "answers_end": {"correct": dict(sorted(counts.items())), "left_out": cut},
-        "equal_kernels": equal_left_out(frame, taken),
-        "concise_and_fast_tasks": {"all": len(rivals), "one_correct": int((rivals == 1).sum())},
+        "criterion_counts": _counts(decisions.filter("taken"), "criterion"),
+        "why_not": why_not,
+        "operators_from": operators_from(frame),
+        "trace_flags": flags,
+        "answers_end": {
+            "correct": _counts(decisions.filter(CORRECT), "ended"),
+            "left_out": why_not.get(WhyNot.CUT_OFF, 0),
+        },
+        "equal_kernels": {
+            "compared": frame["kernel"].count() if "kernel" in frame.columns else 0,
+            "left_out": decisions["equals"].count(),
+        },
+        "concise_and_fast_tasks": {"all": len(winners), "one_correct": int((winners == 1).sum())},
         "without_status": frame["status"].null_count(),
     }
 
@@ -131,26 +145,20 @@ def told_of(frame: pl.DataFrame, taken: pl.DataFrame, config: CurationConfig) ->
 def operators_from(frame: pl.DataFrame) -> dict[str, int]:
     """How many correct samples have their task's operators from a verdict, from its workload, or
     from nowhere ("unknown")."""
-    found = frame.filter(CORRECT)["operators_from"].fill_null("unknown")
-    return dict(sorted(found.value_counts().iter_rows()))
+    correct = frame.filter(CORRECT).with_columns(pl.col("operators_from").fill_null("unknown"))
+    return _counts(correct, "operators_from")
 
 
-def nothing_taken(frame: pl.DataFrame, config: CurationConfig) -> UsageError:
+def nothing_taken(decisions: pl.DataFrame) -> UsageError:
     """The error of an empty training set, with the likeliest fix."""
-    correct = frame.filter(CORRECT)
-    whole = correct.filter(~ends(correct).is_in(CUT_OFF))
-    fix = "lower curation.min_speedup or verify more candidates"
-    if correct.height:
-        if correct.filter(without_flags(config)).is_empty():
-            fix = "every correct one has a trace flag of exclude_flags: exclude fewer"
-        elif whole.is_empty() and not config.cut_off_answers:
-            fix = "the token limit cut all correct ones off: raise max_tokens"
-        elif _only_follow_ups(correct) and not config.later_turns:
-            fix = "all correct ones answer follow-ups: curation.later_turns=true takes those too"
+    correct = decisions.filter(CORRECT)
+    reasons = correct["why_not"].unique().to_list()
+    fix = FIXES.get(reasons[0]) if len(reasons) == 1 else None
     return UsageError(
-        f"curation took none of {frame.height} candidates ({correct.height} correct)", fix
+        f"curation took none of {decisions.height} candidates ({correct.height} correct)",
+        fix or "lower curation.min_speedup or verify more candidates",
     )
 
 
-def _only_follow_ups(correct: pl.DataFrame) -> bool:
-    return "turn" in correct.columns and bool((correct["turn"].fill_null(1) > 1).all())
+def _counts(rows: pl.DataFrame, column: str) -> dict[str, int]:
+    return dict(sorted(rows[column].drop_nulls().value_counts().iter_rows()))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from tasks.curation.pool import COLUMNS, OPTIONAL, known_ratio
+from tasks.curation.checks import COLUMNS
+from tasks.curation.pool import OPTIONAL, known_ratio
 from tasks.operators import is_single_operator
 from tasks.samples import Samples
 from tasks.store.snapshot import Snapshot

@@ -321,7 +321,25 @@ class Snapshot:
         frame = self.read(columns=[column])
         return set() if frame.is_empty() else set(frame[column].to_list())
 
+    def read_table(self, name: str) -> pl.DataFrame:
+        """A table that `write_table` put beside the rows. Raises UsageError where it is missing."""
+        import polars as pl
+
+        path = f"{self.path}/{name}.parquet"
+        if not self._fs.exists(path):
+            raise UsageError(f"there is no table {path}", RESTORE)
+        with self._fs.open(path, "rb") as handle:
+            return pl.read_parquet(handle)
+
     # -- writing -----------------------------------------------------------------------------------
+
+    def write_table(self, name: str, table: pl.DataFrame) -> None:
+        """Put a second table beside the rows, whole or not at all. Raises UsageError where the
+        snapshot is finished or the root cannot be written."""
+        self._require_unfinished()
+        self._write(
+            f"{name}.parquet", lambda handle: table.write_parquet(handle, compression="zstd")
+        )
 
     def append(self, rows: Iterable[Row], schema: pa.Schema, *, key: str | None = None) -> None:
         """Write rows as new parts of at most 1,000, each atomically and before more rows are taken

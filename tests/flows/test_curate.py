@@ -109,7 +109,10 @@ def test_a_file_with_verdicts_and_candidates(table):
         "correct": 36,
         "operators_from": {"verdict": 36},
     }
-    assert found["strategy"] == "concur" and sum(found["criteria"].values()) == found["samples"] > 0
+    assert (
+        found["strategy"] == "concur"
+        and sum(found["criterion_counts"].values()) == found["samples"] > 0
+    )
     assert sum(found["composition"].values()) == found["samples"]
     assert found["config"]["min_speedup"] == 5.0
 
@@ -123,7 +126,9 @@ def test_all_strategies_at_several_sizes_into_a_directory(table, tmp_path):
         f"{name}.{kind}" for name in ("status-by-family", "composition") for kind in ("svg", "png")
     }  # of 24 sets no overlap
     sets = {f"{name}-{size}.parquet" for name in STRATEGY_NAMES for size in (3, 6)}
-    assert names == sets | drawn | {"curation.json", "composition.md"}
+    decided = {name.replace(".parquet", ".decisions.parquet") for name in sets}
+    assert names == sets | decided | drawn | {"curation.json", "composition.md"}
+    assert pl.read_parquet(out / "random-3.decisions.parquet").height == len(ROWS)
     assert all(name in done.stdout for name in STRATEGY_NAMES)
     for each in json.loads((out / "curation.json").read_text())["sets"]:
         rows = pl.read_parquet(each["file"])
@@ -152,7 +157,7 @@ def test_snapshots_are_found_under_a_root_with_their_texts_and_tasks(root, tmp_p
     places = f"--verdicts {root}/verification/v --candidates {root}/synthesis/c"
     by_path = curate(f"{places} --strategy shuffled_reasoning --json")
     sets = [json.loads(each.stdout)["sets"][0] for each in (done, by_path)]
-    assert sets[0]["criteria"] == sets[1]["criteria"]
+    assert sets[0]["criterion_counts"] == sets[1]["criterion_counts"]
     assert sets[0]["median_reasoning_tokens"] == sets[1]["median_reasoning_tokens"]
 
 
@@ -189,13 +194,13 @@ def test_explain_says_why_on_a_terminal_and_as_json(table):
     (said,) = curated_json(f"--verdicts {table} --explain t1-1")["explanations"]
     assert said["candidate_id"] == "t1-1"
     assert said["taken"] is False
-    assert "the shortest correct of its task has" in said["reasons"][0]
+    assert (said["why_not"], said["shortest_tokens"]) == ("longer", 100)
     assert "no candidate 'nobody'" in refused(f"--verdicts {table} --explain nobody")
 
 
 def test_keys_are_set_as_everywhere(table):
     low = curated_json(f"--verdicts {table} --set min_speedup=1")["sets"][0]
-    assert low["config"]["min_speedup"] == 1.0 and low["criteria"]["high_speedup"] > 0
+    assert low["config"]["min_speedup"] == 1.0 and low["criterion_counts"]["high_speedup"] > 0
     assert "did you mean min_speedup?" in refused(f"--verdicts {table} --set min_speedups=1")
 
 
@@ -235,7 +240,7 @@ def test_flags_of_traces_are_measured_where_no_refresh_has(table, root, tmp_path
     assert found["trace_flags"]["left_out"] == 1
     assert found["trace_flags"]["correct"]["ends_in_loop"] == 1
     (said,) = curated_json(asked, "--explain t1-0")["explanations"]
-    assert said["reasons"] == ["left out: trace flag repetitive, ends_in_loop (exclude_flags)"]
+    assert (said["taken"], said["why_not"]) == (False, "trace_flag")
     assert (
         curated_json(f"--verdicts {table}")["sets"][0]["trace_flags"] is None
     )  # no text is read for nothing

@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from tasks.curation.config import CurationConfig
-from tasks.curation.strategies import curate
+from tasks.curation.decisions import curate
 from tasks.samples import Samples
 from tasks.store import Snapshot
 from tasks.tables import CANDIDATES, TASKS, VERDICTS

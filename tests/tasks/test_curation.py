@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from tasks.curation.config import CurationConfig
-from tasks.curation.strategies import curate
+from tasks.curation.decisions import curate
 from tasks.operators import operator_kind
 from tests.support.cases import cases
 from tests.support.samples import frame, listed, sample, samples

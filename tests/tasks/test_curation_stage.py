@@ -9,7 +9,7 @@ import pytest
 from kernels_eval.errors import UsageError
 from tasks.curation import stage
 from tasks.curation.config import CurationConfig
-from tasks.curation.strategies import curate
+from tasks.curation.decisions import curate
 from tasks.curation.tables import deciding, deciding_of
 from tasks.samples import Samples
 from tasks.store.snapshot import Snapshot
@@ -83,6 +83,7 @@ def test_a_killed_run_goes_on_and_a_finished_one_is_served(tmp_path):
     )
     made = stage.run(refs, config).open()
     assert made.read()["candidate_id"].to_list() == whole and made.manifest["rows"] == len(whole)
+    assert stage.decisions_of(made).filter("taken")["candidate_id"].to_list() == sorted(whole)
     before = made.parts()
     assert stage.run(refs, config) == made.ref and made.parts() == before
 

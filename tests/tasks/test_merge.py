@@ -121,11 +121,11 @@ def test_curation_may_demand_correct_on_every_gpu_that_judged(tmp_path):
 
     def sure(**config):
         pool = eligible_samples(frame, CurationConfig(**config))
-        return set(pool.filter("_sure")["candidate_id"])
+        return set(pool.filter(pl.col("_unmet").is_null())["candidate_id"])
 
     assert sure() == {both, one}
     assert sure(require_correct_on_every_gpu=True) == {both}
     plain = frame.drop("correct_on_every_gpu")
     strict = CurationConfig(require_correct_on_every_gpu=True)
-    assert eligible_samples(plain, strict)["_sure"].all()
+    assert eligible_samples(plain, strict)["_unmet"].null_count() == 2
     assert "require_correct_on_every_gpu" not in CurationConfig().model_dump()

@@ -15,7 +15,7 @@ from tasks.analysis.config import ObservationConfig
 from tasks.benchmark import stage as benchmark
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation import stage as curation
-from tasks.curation.strategies import CurationConfig
+from tasks.curation.config import CurationConfig
 from tasks.sources.stage import read_tasks
 from tasks.store import known_rows, snapshots
 from tasks.tables import CANDIDATES

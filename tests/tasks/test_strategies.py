@@ -3,24 +3,30 @@ arbitrary frames; then unusable input."""
 
 import itertools
 import random
+import sys
+import types
 from fractions import Fraction
 
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import VERDICT_SCHEMA_VERSION
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
-from tasks.curation.pool import draw_numbers
-from tasks.curation.strategies import BASELINES, RULES, curate
+from tasks.curation.decisions import curate, decide
+from tasks.curation.draw import draw_numbers
+from tasks.curation.reasons import WhyNot
+from tasks.curation.strategies import STRATEGIES, Strategy
 from tasks.operators import operator_kind
 from tests.support.cases import cases
 from tests.support.samples import FUSION, SINGLE, any_samples, frame, listed, sample, samples, taken
 
 CASES = cases("curation")
 
+BASELINES = {name for name in STRATEGY_NAMES if not name.startswith(("concur", "shuffled"))}
 EACH = pytest.mark.parametrize("strategy", STRATEGY_NAMES)
 QUIET = settings(max_examples=15, deadline=None)
 
@@ -381,7 +387,103 @@ def test_thinning_keeps_the_mixture_of_criteria(rows, size):
 
 
 def test_every_strategy_has_a_rule():
-    assert set(RULES) | set(BASELINES) == set(STRATEGY_NAMES) and not set(RULES) & set(BASELINES)
+    assert set(STRATEGIES) == set(STRATEGY_NAMES)
+
+
+# -- decisions on all candidates -------------------------------------------------------------------
+
+
+@EACH
+@given(
+    rows=any_samples(max_size=14),
+    size=st.sampled_from([None, 2]),
+    bound=st.sampled_from([None, 0.9]),
+)
+@settings(max_examples=5, deadline=None)
+def test_every_candidate_has_one_decision_and_it_is_the_rules(strategy, rows, size, bound):
+    config = CurationConfig(strategy=strategy, size=size, require_speedup_lower_above=bound)
+    try:
+        rows_taken, decisions = decide(frame(*rows), config)
+    except UsageError:
+        return  # nothing to move between
+    expected = dict(rows_taken.select("candidate_id", "criterion").iter_rows())
+    assert decisions["candidate_id"].to_list() == [row["candidate_id"] for row in rows]
+    for row in decisions.iter_rows(named=True):
+        assert row["taken"] == (row["candidate_id"] in expected) == (row["why_not"] is None)
+        if row["taken"]:
+            assert row["criterion"] == expected[row["candidate_id"]]
+        else:
+            assert WhyNot(row["why_not"])
+
+
+@pytest.mark.parametrize("name", CASES["decisions"])
+def test_why_a_candidate_is_not_taken(name):
+    rows, config, expected = CASES["decisions"][name]
+    decisions = decide(frame(*samples(rows)), CurationConfig(**config)).decisions
+    found = zip(
+        decisions["candidate_id"], decisions["criterion"], decisions["why_not"], strict=True
+    )
+    assert "; ".join(" ".join(filter(None, row)) for row in found) == expected
+
+
+def test_what_is_not_in_the_pool_says_which_condition_it_fails():
+    rows = samples("a-0 10 2.0 status=incorrect; b-0 10 2.0; c-0 0 2.0; d-0 10 2.0; e-0 9 2.0")
+    rows[1] |= {"turn": 2, "parent": "x"}
+    rows[3] |= {"finish_reason": "length"}
+    table = frame(*rows).with_columns(trace_flags=pl.lit([], pl.List(pl.String)))
+    flagged = pl.when(candidate_id="e-0").then(pl.lit(["repetitive"])).otherwise("trace_flags")
+    table = table.with_columns(trace_flags=flagged)
+    decisions = decide(table, CurationConfig(exclude_flags=("repetitive",))).decisions
+    assert decisions["why_not"].to_list() == [
+        *("not_correct", "later_turn", "no_reasoning", "cut_off", "trace_flag")
+    ]
+    assert decisions["shortest_tokens"].null_count() == 5
+
+
+def test_a_decision_names_the_numbers_behind_it():
+    rows = samples("a-0 5120 1.2; a-1 3004 1.0; a-2 6000 7.0")
+    decisions = decide(frame(*rows), CurationConfig()).decisions
+    assert decisions["why_not"].to_list() == ["longer", "slower", None]
+    assert decisions["shortest_tokens"].to_list() == [3004] * 3
+    assert decisions["fastest_speedup"].to_list() == [7.0] * 3
+    assert decisions["correct_in_task"].to_list() == [3] * 3
+
+
+def test_an_equal_kernel_is_named():
+    rows = frame(*samples("a-0 10 7.0; a-1 20 6.0; a-2 30 6.5"))
+    rows = rows.with_columns(kernel=pl.Series(["a-0", "a-0", "a-2"]))
+    decisions = decide(rows, CurationConfig()).decisions
+    assert decisions["why_not"].to_list() == [None, "equal_kernel", None]
+    assert decisions["equals"].to_list() == [None, "a-0", None]
+
+
+# -- strategies of other packages ------------------------------------------------------------------
+
+
+def longest_of_all(choice, config):
+    choice.add("longest_of_all", choice.sure.sort("reasoning_tokens").tail(1))
+
+
+def test_an_installed_package_adds_a_strategy(tmp_path, monkeypatch):
+    folder = tmp_path / "other-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Name: other\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[concur.strategies]\nlongest_of_all = other_rules:rule\nbroken = other_rules:nothing\n"
+        "wrong = other_rules:name\n"
+    )
+    module = types.ModuleType("other_rules")
+    module.rule, module.name = Strategy(longest_of_all), "no strategy"
+    monkeypatch.setitem(sys.modules, "other_rules", module)
+    monkeypatch.syspath_prepend(tmp_path)
+    rows = samples("a-0 100 2.0; b-0 300 2.0")
+    assert listed(*rows, strategy="longest_of_all") == "b-0 longest_of_all"
+    with pytest.raises(UsageError, match="cannot be loaded"):
+        taken(*rows, strategy="broken")
+    with pytest.raises(UsageError, match="'wrong' .other_rules:name. is a str"):
+        taken(*rows, strategy="wrong")
+    with pytest.raises(ValidationError, match="there is no strategy 'none'; there are concur,"):
+        CurationConfig(strategy="none")
 
 
 # -- input that cannot be used ---------------------------------------------------------------------

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from tasks.curation import flags, stage
 from tasks.curation.config import FLAGS, STRATEGY_NAMES, CurationConfig, QualityConfig
-from tasks.curation.explain import explain
-from tasks.curation.strategies import curate
+from tasks.curation.decisions import curate
 from tasks.curation.tables import deciding, with_flags
 from tasks.tables import TRACE_FLAGS
 from tests.support.samples import frame, line_of, sample
@@ -129,16 +128,6 @@ def test_every_strategy_takes_as_if_flagged_samples_had_not_been_drawn(strategy)
     expected = curate(clean, config.model_copy(update={"exclude_flags": ()}))["candidate_id"]
     assert sorted(curate(table, config)["candidate_id"]) == sorted(expected)
     assert "a-0" in curate(table, CurationConfig(strategy="min_length"))["candidate_id"]
-
-
-def test_explain_names_the_flag():
-    table = flagged(rows())
-    config = CurationConfig(exclude_flags=("truncated", "ends_in_loop", "repetitive"))
-    said = explain(table, config, "a-0")
-    assert said.reasons == ("left out: trace flag ends_in_loop, repetitive (exclude_flags)",)
-    assert not said.taken
-    assert explain(table, config, "a-1").taken and explain(table, CurationConfig(), "a-0").taken
-    assert "status incorrect" in explain(table, config, "a-9").reasons[0]
 
 
 def test_flags_are_names_that_are_known_and_unknown_traces_are_refused():

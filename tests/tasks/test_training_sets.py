@@ -5,10 +5,9 @@ import pytest
 
 from tasks.curation import stage
 from tasks.curation.config import CurationConfig
-from tasks.curation.explain import explain
+from tasks.curation.decisions import curate, decide, explained
 from tasks.curation.kernels import with_kernels
 from tasks.curation.pool import ends
-from tasks.curation.strategies import curate
 from tasks.curation.tables import deciding_of
 from tasks.decontamination.config import DeduplicationConfig
 from tasks.decontamination.deduplication import equal_kernels
@@ -53,8 +52,6 @@ def test_an_answer_that_the_token_limit_cut_off_is_left_out_and_counted(tmp_path
     kept = stage.run(line_of(tmp_path / "more", rows), CurationConfig(cut_off_answers=True))
     reasons = kept.open().read()["finish_reason"].to_list()
     assert reasons == ["length", "length", "length", None]  # what training reads
-    said = explain(frame(*rows), CurationConfig(), "a-0").reasons
-    assert said == ("its answer is cut off (recorded): cut_off_answers is off",)
 
 
 def test_finish_reasons_are_read_as_servers_name_them():
@@ -106,8 +103,7 @@ def twice(second=None):
 def test_a_kernel_is_taken_once_for_a_task(tmp_path):
     ids, manifest = told(tmp_path / "same", twice())
     assert ids == ["b-0", "a-0", "b-1"]
-    out = [{"candidate_id": "a-1", "equals": "a-0"}]
-    assert manifest["equal_kernels"] == {"compared": 4, "left_out": out}
+    assert manifest["equal_kernels"] == {"compared": 4, "left_out": 1}
     ids, manifest = told(tmp_path / "kept", twice(), equal=None)
     assert ids == ["b-0", "a-0", "a-1", "b-1"] and not manifest["equal_kernels"]["left_out"]
 
@@ -131,8 +127,8 @@ def test_the_next_kernel_of_a_task_takes_the_place_of_an_equal_one(tmp_path):
     config = CurationConfig(single_operator_quota=0.9)
     known = deciding_of(refs)
     known = with_kernels(known, config, refs.candidates.open(), stage.same_text)
-    said = " ".join(explain(known, config, "a-1").reasons)
-    assert "its kernel is that of a-0, which was taken" in said
+    said = explained(decide(known, config).decisions, "a-1")
+    assert (said["why_not"], said["equals"]) == ("equal_kernel", "a-0")
     many = CurationConfig(strategy="min_length", size=9, max_per_task=None)
     known = with_kernels(known, many, refs.candidates.open(), stage.same_text)
     assert "a-1" not in curate(known, many)["candidate_id"].to_list()
@@ -146,8 +142,7 @@ def test_tasks_with_one_correct_sample_are_counted_and_a_control_leaves_them_out
     ids, manifest = told(tmp_path / "two", rows, strategy="concur_two_correct")
     assert ids == ["b-0"]
     assert manifest["concise_and_fast_tasks"] == {"all": 1, "one_correct": 0}
-    said = explain(frame(*rows), CurationConfig(strategy="concur_two_correct"), "a-0").reasons
-    assert "its task has 1 correct, and two are required" in said[0]
+    assert manifest["why_not"]["one_correct"] == 1
 
 
 def test_the_sizes_of_the_criteria_can_be_the_papers(tmp_path):

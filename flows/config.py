@@ -21,10 +21,15 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from flows.runtime.config import GuardConfig, GuardedRun
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
+from kernels_eval.extensions import known_names
 from kernels_eval.records import Json, Language, Record, Row
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.curation.config import CurationConfig
+from tasks.curation.config import (
+    STRATEGY_GROUP,
+    STRATEGY_NAMES,
+    CurationConfig,
+)
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
 from tasks.profiling.config import ProfileConfig
 from tasks.search.config import SearchConfig
@@ -168,11 +173,13 @@ def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> E
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
     """A strategy by its name, or from a YAML file that holds the keys of `curation`, with
-    `key=value` overrides (values are YAML).
+    `key=value` overrides (values are YAML). One that ships no file has the default thresholds.
 
     Raises UsageError as `load_profile` does.
     """
-    data = _read("strategy", "strategies", name)
+    known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
+    plain = name in known and name not in shipped_names("strategies")
+    data = {"strategy": name} if plain else _read("strategy", "strategies", name)
     return _overridden(CurationConfig, data, overrides, f"strategy {name!r}")
 
 

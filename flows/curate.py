@@ -17,8 +17,9 @@ import polars as pl
 
 from flows.config import load_strategy
 from kernels_eval.errors import UsageError
+from kernels_eval.extensions import known_names
 from kernels_eval.records import Json
-from tasks.curation.config import STRATEGY_NAMES, CurationConfig, installed_strategies
+from tasks.curation.config import STRATEGY_GROUP, STRATEGY_NAMES, CurationConfig
 from tasks.files import AtomicFiles
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Choice:
 
         names: list[str] = []
         for name in strategies:
-            every = (*STRATEGY_NAMES, *sorted(installed_strategies()))
+            every = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
             names += every if name == "all" else (name,)
         loaded = [load_strategy(name, overrides) for name in dict.fromkeys(names)]
         sized = [each.model_copy(update={"size": size}) for each in loaded for size in sizes]

@@ -28,7 +28,7 @@ KERNEL_PROFILE_VERSION = 2
 """What limits a correct kernel, and by which numbers."""
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
-CURATION_VERSION = 2
+CURATION_VERSION = 3
 ANALYSIS_VERSION = 3
 SEARCH_VERSION = 3
 """Which candidates are proposed, and what confirms a winner."""

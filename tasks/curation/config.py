@@ -7,11 +7,11 @@ rows. Does not guarantee that a key matters to every strategy: each description 
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Literal, get_args
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
+from kernels_eval.extensions import require_known
 from kernels_eval.records import Json, Record
 
 Strategy = Literal[
@@ -31,29 +31,16 @@ Strategy = Literal[
 ]
 STRATEGY_NAMES: tuple[Strategy, ...] = get_args(Strategy)
 STRATEGY_GROUP = "concur.strategies"
-"""Entry points by which an installed package adds a strategy: its name, and where its
-`tasks.curation.strategies.Strategy` is."""
+"""Entry points by which an installed package adds a `tasks.curation.strategies.Strategy`."""
 
 Flag = Literal["repetitive", "ends_in_loop", "self_doubting", "mixed_language", "truncated"]
 FLAGS: tuple[Flag, ...] = get_args(Flag)
 
 
-def installed_strategies() -> dict[str, EntryPoint]:
-    """The strategies of other installed packages, by name."""
-    return {entry.name: entry for entry in entry_points(group=STRATEGY_GROUP)}
-
-
-def _known_strategy(name: str) -> str:
-    if name not in STRATEGY_NAMES and name not in installed_strategies():
-        known = ", ".join((*STRATEGY_NAMES, *sorted(installed_strategies())))
-        raise ValueError(f"there is no strategy {name!r}; there are {known}")
-    return name
-
-
 class CurationConfig(Record):
     """The rule, its thresholds, and its requirements for every sample."""
 
-    strategy: Annotated[str, AfterValidator(_known_strategy)] = "concur"
+    strategy: str = "concur"
     """the rule's name: concur is the paper's, the others are compared with it"""
     size: PositiveInt | None = None
     """maximum number of samples. Left out: all that the rule selects (concur and its controls),
@@ -97,6 +84,11 @@ class CurationConfig(Record):
     their model wrote none"""
     exclude_flags: tuple[Flag, ...] = ()
     """samples whose reasoning raises one of these flags are not in the pool, for every strategy"""
+
+    @field_validator("strategy")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        return require_known(STRATEGY_GROUP, name, STRATEGY_NAMES)
 
 
 class QualityConfig(Record):

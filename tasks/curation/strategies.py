@@ -23,9 +23,9 @@ from typing import Literal, NamedTuple
 
 import polars as pl
 
-from kernels_eval.errors import UsageError, cause_of
+from kernels_eval.extensions import load_extension
 from tasks.curation.choice import Choice, at_most
-from tasks.curation.config import STRATEGY_NAMES, CurationConfig, installed_strategies
+from tasks.curation.config import STRATEGY_GROUP, CurationConfig
 from tasks.curation.criteria import (
     LENGTH,
     SHORTEST_THEN_FASTEST,
@@ -76,18 +76,7 @@ def strategy_of(name: str) -> Strategy:
     """
     if name in STRATEGIES:
         return STRATEGIES[name]
-    entry = installed_strategies().get(name)
-    if entry is None:
-        raise UsageError(f"there is no strategy {name!r}", f"choose one of {STRATEGY_NAMES}")
-    try:
-        found = entry.load()
-    except Exception as error:
-        problem = f"the strategy {name!r} ({entry.value}) cannot be loaded: {cause_of(error)}"
-        raise UsageError(problem, "correct the package that installs it") from error
-    if not isinstance(found, Strategy):
-        problem = f"the strategy {name!r} ({entry.value}) is a {type(found).__name__}"
-        raise UsageError(problem, "name a tasks.curation.strategies.Strategy")
-    return found
+    return load_extension(STRATEGY_GROUP, name, Strategy, STRATEGIES)
 
 
 # -- the paper's rule and its controls -------------------------------------------------------------

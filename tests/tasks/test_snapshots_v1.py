@@ -16,6 +16,7 @@ from tasks.benchmark import stage as benchmark
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation import stage as curation
 from tasks.curation.config import CurationConfig
+from tasks.samples import Samples
 from tasks.sources.stage import read_tasks
 from tasks.store import known_rows, snapshots
 from tasks.tables import CANDIDATES
@@ -72,7 +73,10 @@ def test_curation_analysis_and_scoring_accept_them(root):
     verdicts, candidates, tasks, workloads, flags = (of(root, name).ref for name in names)
     chosen = CurationConfig.model_validate(of(root, "curation").manifest["config"])
     taken_then = of(root, "curation").read()["candidate_id"].to_list()
-    made = curation.run(verdicts, candidates, tasks, chosen, workloads, flags)
+    samples = Samples(
+        tasks=tasks, candidates=candidates, verdicts=verdicts, workloads=workloads, flags=flags
+    )
+    made = curation.run(samples, chosen)
     assert sorted(made.open().read()["candidate_id"]) == sorted(taken_then)
     assert analysis.run(verdicts, candidates, ObservationConfig()).open().finished
     answers = [benchmark.Answers(model="m", candidates=candidates, verdicts=verdicts)]

@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def selected(frame: pl.DataFrame, settings: dict[str, Any]) -> pl.DataFrame:
     """Adapter: the rows taken, in the order of the rule, with the column `criterion`."""
     from tasks.curation.config import CurationConfig
-    from tasks.curation.strategies import curate
+    from tasks.curation.decisions import curate
 
     return curate(frame, CurationConfig.model_validate(settings))
 

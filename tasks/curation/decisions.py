@@ -132,7 +132,7 @@ def _table(rows: pl.DataFrame, choice: Choice, config: CurationConfig) -> pl.Dat
     )
     empty = pl.DataFrame(DECISIONS.empty_table())
     kept = [name for name in DECISIONS.names if name in table.columns]
-    return pl.concat([empty, table.select(kept)], how="diagonal_relaxed").cast(dict(empty.schema))
+    return pl.concat([empty, table.select(kept)], how="diagonal_relaxed").cast(empty.schema)
 
 
 def _decided_pool(choice: Choice, config: CurationConfig) -> pl.DataFrame:

@@ -190,7 +190,7 @@ def test_parts_of_older_versions_lack_columns(root):
 def test_explain_says_why_on_a_terminal_and_as_json(table):
     done = curate(f"--verdicts {table} --explain t0-9 --strategy concur --strategy random --size 2")
     assert done.exit_code == 0
-    assert "status incorrect" in done.stdout and "random" in done.stdout
+    assert "its verdict is not correct" in done.stdout and "random" in done.stdout
     (said,) = curated_json(f"--verdicts {table} --explain t1-1")["explanations"]
     assert said["candidate_id"] == "t1-1"
     assert said["taken"] is False

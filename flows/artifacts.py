@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from httpx import TransportError
 from prefect import artifacts
@@ -82,22 +81,13 @@ def link_mlflow(config: PipelineConfig, run_id: str | None, page: str | None = N
     create_markdown_artifact("mlflow-run", "\n".join(lines), "This run in MLflow")
 
 
-def linked(text: str, path: Path | str) -> str:
-    """Markdown: a link to a page or figure under the root of `concur up`, where that serves it;
-    elsewhere its path."""
-    served, root = (os.environ.get(name) for name in ("CONCUR_PAGES_URL", "CONCUR_ROOT"))
-    if served and root and Path(path).is_relative_to(root):
-        return f"[{text}]({served}/{quote(Path(path).relative_to(root).as_posix())})"
-    return f"{text}: `{path}`"
-
-
 def show_candidates(config: PipelineConfig) -> None:
-    """Write the viewer of the root's candidates, and link to it."""
+    """Write the viewer of the root's candidates, and say where it is."""
     with warn_on_error("the viewer of candidates"):
         from flows.view import write_view
 
         page = write_view(config.root)["page"]
-        text = linked("Every candidate with its code, verdict and log", page)
+        text = f"Every candidate with its code, verdict and log: `{page}`"
         create_markdown_artifact("candidates", text, "The viewer of candidates")
 
 
@@ -138,7 +128,7 @@ def tables_of(paths: Iterable[Path]) -> str:
     Prefect prints an image as its text."""
     files = list(paths)
     tables = [path.read_text(encoding="utf-8") for path in files if path.name == TABLES_FILE]
-    drawn = [f"- {linked(path.stem, path)}" for path in files if path.suffix == ".png"]
+    drawn = [f"- {path.stem}: `{path}`" for path in files if path.suffix == ".png"]
     return "\n".join([*tables, "\nFigures:\n", *drawn, ""]) if tables else ""
 
 

@@ -4,7 +4,7 @@ candidate."""
 from __future__ import annotations
 
 from flows.config import PipelineConfig
-from flows.runtime.guard import guarded_flow, optional, require_room_for
+from flows.runtime.guard import guarded_flow, optional
 from kernels_eval.devices import conditions
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
@@ -39,7 +39,6 @@ class Benchmarked(Record):
 def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None) -> Benchmarked:
     """Exec, fast_p and pass@k of the recorded answers, the base model and the tuned one, on the
     same held-out tasks."""
-    require_room_for()
     progress = ProgressArtifact("benchmark-progress", "share of the current stage that is done")
     with observed_by(progress):
         suite = call_stage(load_tasks, config.benchmark.tasks, config.root)

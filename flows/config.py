@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
-from flows.runtime.config import GuardConfig, GuardedRun
+from flows.runtime.config import GuardConfig
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.extensions import known_names
@@ -93,18 +93,6 @@ class PipelineConfig(Record, title="concur run"):
         scored."""
         return self.decontamination.against or self.benchmark.tasks.model_copy(
             update={"levels": None, "limit": None}
-        )
-
-    @property
-    def guarded(self) -> GuardedRun:
-        """What the guards of a run need of this."""
-        synthesis = self.synthesis
-        recorded = synthesis.sampler == "recorded"
-        return GuardedRun(
-            root=self.root,
-            reserve_gib=self.guard.reserve_gib,
-            candidates_per_task=synthesis.samples_per_task * synthesis.turns,
-            answer_tokens=None if recorded else synthesis.sampling.max_tokens,
         )
 
     @property

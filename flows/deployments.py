@@ -48,13 +48,11 @@ from flows.config import PipelineConfig, validated
 from flows.forms import configuration
 from flows.launch import QUIET, require_ready
 from flows.naming import deployed_name
-from flows.ops.ready import PARTS, Part
-from flows.ops.runs import note_run
 from flows.pipeline import LineResult, concur_line
+from flows.ready import PARTS, Part
 from flows.refresh import Refreshed, refresh_dataset
 from flows.reinforce import of_training, reinforce_and_track
-from flows.runtime.notices import NOTICES
-from flows.runtime.shutdown import survive_closed_output
+from flows.runtime.shutdown import write_to_log
 from flows.search import Searched, begun_with, search_and_track, summary_of
 from flows.set_figures import draw_curated
 from flows.track import benchmark_record, refresh_record, track
@@ -83,7 +81,7 @@ REWARDS = ("reward", "status/correct", "status/rejected", "speedup_of_correct", 
 """Columns of a reinforcement's log that are shown; MLflow has all."""
 
 
-@flow(name="nightly refresh", flow_run_name=deployed_name("refresh"), **NOTICES)
+@flow(name="nightly refresh", flow_run_name=deployed_name("refresh"))
 def nightly_refresh(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,
@@ -99,7 +97,7 @@ def nightly_refresh(
     return refreshed
 
 
-@flow(name="curate training sets", flow_run_name=deployed_name("curate"), **NOTICES)
+@flow(name="curate training sets", flow_run_name=deployed_name("curate"))
 def curate_sets(
     run: forms.RunForm = forms.RUN,
     verdicts: forms.CuratedForm = forms.CURATED,
@@ -112,7 +110,7 @@ def curate_sets(
     return curate_again(config, verdicts.snapshot or None, sets.strategies, sets.size or None)
 
 
-@flow(name="train an adapter", flow_run_name=deployed_name("train"), **NOTICES)
+@flow(name="train an adapter", flow_run_name=deployed_name("train"))
 def train_on_set(
     run: forms.RunForm = forms.RUN,
     curated: forms.CuratedForm = forms.CURATED,
@@ -130,7 +128,7 @@ def train_on_set(
     return trained
 
 
-@flow(name="reinforce an adapter", flow_run_name=deployed_name("reinforce"), **NOTICES)
+@flow(name="reinforce an adapter", flow_run_name=deployed_name("reinforce"))
 def reinforce_with_rewards(
     run: forms.RunForm = forms.RUN,
     adapter: forms.AdapterForm = forms.ADAPTER,
@@ -149,7 +147,7 @@ def reinforce_with_rewards(
     return reinforced
 
 
-@flow(name="search kernels", flow_run_name=deployed_name("search"), **NOTICES)
+@flow(name="search kernels", flow_run_name=deployed_name("search"))
 def search_for_faster(
     run: forms.RunForm = forms.RUN,
     verdicts: forms.VerdictsForm = forms.VERDICTS,
@@ -168,7 +166,7 @@ def search_for_faster(
     return searched
 
 
-@flow(name="score the models", flow_run_name=deployed_name("benchmark"), **NOTICES)
+@flow(name="score the models", flow_run_name=deployed_name("benchmark"))
 def score_models(
     run: forms.RunForm = forms.RUN,
     adapter: forms.AdapterForm = forms.ADAPTER,
@@ -187,7 +185,7 @@ def score_models(
     return benchmarked
 
 
-@flow(name="whole line", flow_run_name=deployed_name("the whole line of"), **NOTICES)
+@flow(name="whole line", flow_run_name=deployed_name("the whole line of"))
 def whole_line(
     run: forms.RunForm = forms.RUN,
     candidates: forms.CandidatesForm = forms.CANDIDATES,
@@ -206,7 +204,7 @@ def whole_line(
     return result
 
 
-@flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"), **NOTICES)
+@flow(name="weekly ablations", flow_run_name=deployed_name("compare strategies of"))
 def weekly_ablations(
     run: forms.RunForm = forms.ABLATION_RUN,
     sweep: forms.AblationForm = forms.ABLATION,
@@ -238,8 +236,7 @@ def prepared(config: PipelineConfig, *parts: Part) -> PipelineConfig:
     Waits for a Ray head that is being restarted; from here on the run outlives its worker. Raises
     UsageError, DeviceError or ClusterError where the configuration cannot run.
     """
-    survive_closed_output()
-    note_run()
+    write_to_log()
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     wait_for_head(config.verification.ray_address, get_run_logger().warning)

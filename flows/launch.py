@@ -19,7 +19,7 @@ from tasks.files import atomic_write, explain_write_errors, make_writable
 from tasks.progress import observed_by
 
 if TYPE_CHECKING:
-    from flows.ops.ready import Part
+    from flows.ready import Part
 
 MLFLOW = "http://127.0.0.1:5000"
 """Where a server of MLflow's listens that nobody gave a port."""
@@ -36,7 +36,7 @@ def require_ready(config: PipelineConfig, *parts: Part) -> None:
     """Check what must hold before any work: a device for the language, the cluster if one is named,
     a root that can be written, and what these parts of a run would miss hours later. Raises an
     EvalError."""
-    from flows.ops.ready import checks
+    from flows.ready import checks
     from kernels_eval.devices import require_device
     from kernels_eval.pool.ray import address_of, require_cluster
 

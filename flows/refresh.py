@@ -8,14 +8,13 @@ from prefect.runtime import flow_run
 from flows.artifacts import (
     create_markdown_artifact,
     create_table_artifact,
-    linked,
     show_snapshots,
     tables_of,
 )
 from flows.config import PipelineConfig
 from flows.morning.history import entered
 from flows.morning.step import write_morning_report
-from flows.runtime.guard import guarded_flow, optional, require_room_for, shown
+from flows.runtime.guard import guarded_flow, optional, shown
 from flows.set_figures import draw_curated
 from kernels_eval.devices import conditions, device_for
 from tasks.analysis.config import ObservationConfig
@@ -64,7 +63,6 @@ def refresh_dataset(config: PipelineConfig) -> Refreshed:
 def run_stages(config: PipelineConfig) -> Refreshed:
     """Run the stages of a refresh one after the other, and show each while it works."""
     progress = ProgressArtifact("refresh-progress", "share of the current stage that is done")
-    require_room_for()
     with gathering() as noted, observed_by(progress):
         samples = verified_samples(config)
         equal = equal_kernels(config.deduplication)
@@ -87,7 +85,6 @@ def verified_samples(config: PipelineConfig) -> Samples:
     """Everything before the choice of a training set: an ablation of strategies does it once."""
     synthesis, language = config.synthesis, config.language
     tasks = training_tasks(config)
-    require_room_for(tasks)
     workloads = call_stage(measure_workloads, tasks, config.workload)
     candidates = call_stage(synthesise, tasks, synthesis, language)
     verdicts = call_stage(verify, candidates, tasks, config.verification, language)
@@ -163,7 +160,7 @@ def _observed(
 ) -> tuple[SnapshotRef, str]:
     analysis = call_stage(analyse, verdicts, candidates, config)
     found = found_in(analysis)
-    page = linked("The page with figures and tables", found.files[0]) if found.files else ""
+    page = f"The page with figures and tables: `{found.files[0]}`" if found.files else ""
     return analysis, f"{found.markdown()}\n{page}\n"
 
 

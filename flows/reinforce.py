@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flows.config import PipelineConfig
 from flows.rollouts import environment
-from flows.runtime.guard import guarded_flow, require_room_for
+from flows.runtime.guard import guarded_flow
 from flows.track import reinforcement_record, track
 from flows.train import of_line, prompts_for
 from kernels_eval.errors import UsageError
@@ -25,7 +25,6 @@ def reinforce_adapter(
     config: PipelineConfig, tasks: SnapshotRef, trained: SnapshotRef
 ) -> SnapshotRef:
     """GRPO on the training tasks, from the adapter of a finished training."""
-    require_room_for()
     prompts, recipe = prompts_for(config, tasks), config.reinforcement
     snapshot = reinforce.planned(trained, recipe, prompts)
     if snapshot.finished:

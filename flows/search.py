@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 
 from flows.config import PipelineConfig
-from flows.runtime.guard import guarded_flow, require_room_for
+from flows.runtime.guard import guarded_flow
 from flows.track import search_record, track
 from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
@@ -78,7 +78,6 @@ def search_kernels(
     config: PipelineConfig, verdicts: SnapshotRef, candidates: SnapshotRef, tasks: SnapshotRef
 ) -> Searched:
     """Search, confirm the winners, and add the confirmed ones to the candidates."""
-    require_room_for()
     language = config.language
     protocol = config.verification.eval.model_dump(mode="json")
     measured = conditions(language).model_dump(mode="json")

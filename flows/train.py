@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from flows.config import PipelineConfig
-from flows.runtime.guard import guarded_flow, require_room_for
+from flows.runtime.guard import guarded_flow
 from flows.track import Tracked, track_training
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language
@@ -39,7 +39,6 @@ def prompts_for(config: PipelineConfig, tasks: SnapshotRef) -> dict[str, str]:
 @guarded_flow("train the adapter", "train")
 def train_adapter(config: PipelineConfig, tasks: SnapshotRef, curated: SnapshotRef) -> SnapshotRef:
     """LoRA on the curated set: the prompts are those the candidates answered."""
-    require_room_for()
     prompts = prompts_for(config, tasks)
     with observed_by(ProgressArtifact("training-progress", "share of optimiser steps done")):
         return call_stage(train, curated, config.training, prompts)

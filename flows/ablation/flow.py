@@ -33,9 +33,7 @@ from flows.artifacts import create_markdown_artifact, create_table_artifact
 from flows.config import PipelineConfig
 from flows.naming import ablation_name
 from flows.refresh import verified_samples
-from flows.runtime.guard import checking
-from flows.runtime.root_lock import in_use
-from flows.runtime.shutdown import stops_soon
+from flows.runtime.guard import guarding
 from kernels_eval.records import Json, Record
 from tasks.benchmark.comparison.records import Ablation
 from tasks.policy import call_stage
@@ -74,7 +72,7 @@ def ablate(config: AblationConfig | None = None) -> AblationResult:
     if config.verdicts:
         language, samples = samples_of(pipeline.root, config.verdicts)
         pipeline = pipeline.model_copy(update={"language": language})
-    with stops_soon(), in_use(pipeline.root), checking(pipeline.guarded):
+    with guarding(pipeline):
         suite = call_stage(load_tasks, pipeline.benchmark.tasks, pipeline.root)
         samples = samples or verified_samples(pipeline)
         fingerprint = fingerprint_of(pipeline, plans, samples, suite)

@@ -41,7 +41,7 @@ def run(
     require_extras(["line"] if only else ["line", "train"], "run")
     from flows.config import load_profile
     from flows.launch import launch, require_ready
-    from flows.ops.control import join_stack
+    from flows.stack.control import join_stack
 
     config = load_profile(profile, overrides)
     join_stack(config.root)
@@ -258,7 +258,7 @@ def search(
     """
     from flows.config import load_profile
     from flows.launch import embed, served_and_shown
-    from flows.ops.control import join_stack
+    from flows.stack.control import join_stack
 
     join_stack(root)
     embed(config := load_profile(profile, [f"root={root}", *overrides]))  # before prefect

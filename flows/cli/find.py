@@ -49,8 +49,8 @@ def ls(
 
     `concur show FINGERPRINT` shows one.
     """
+    from flows.gc import scan
     from flows.morning.history import refreshes
-    from flows.ops.gc_inventory import scan
 
     if not Path(root).is_dir():
         raise UsageError(f"there is no directory {root}", "name one with --root")
@@ -142,8 +142,8 @@ def page_address(what: str, root: str) -> str:
 def server_address(what: str, root: str) -> str:
     """Return the address of a server's pages. Raises UsageError where none runs."""
     require_extras(["line"], "open")
-    from flows.ops.control import use_stack
-    from flows.ops.health import mlflow_page
+    from flows.stack.control import use_stack
+    from flows.stack.health import mlflow_page
 
     environment = dict(os.environ)
     use_stack(root, environment)

@@ -39,7 +39,7 @@ def train(
     """
     from flows.config import load_profile
     from flows.launch import embed, served_and_shown
-    from flows.ops.control import join_stack
+    from flows.stack.control import join_stack
     from tasks.publishing.lineage import find_curated
 
     join_stack(root)
@@ -91,7 +91,7 @@ def reinforce(
     """
     from flows.config import load_profile
     from flows.launch import embed, served_and_shown
-    from flows.ops.control import join_stack
+    from flows.stack.control import join_stack
 
     join_stack(root)
     embed(given := load_profile(profile, [f"root={root}", *overrides]))  # before prefect
@@ -161,7 +161,7 @@ def ablate(
     )
     from flows.ablation.run import run_ablation
     from flows.launch import require_ready
-    from flows.ops.control import join_stack
+    from flows.stack.control import join_stack
 
     config = ablation_config(
         profile=profile,

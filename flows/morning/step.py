@@ -5,18 +5,11 @@ from __future__ import annotations
 
 from prefect.logging import get_run_logger
 
-from flows.artifacts import (
-    create_markdown_artifact,
-    create_table_artifact,
-    linked,
-    warn_on_error,
-)
+from flows.artifacts import create_markdown_artifact
 from flows.morning.history import Refresh, before, write_under
 from flows.morning.report import report_of
 from flows.morning.text import headline, markdown
-from flows.morning.trend import METRICS, nights, rows_of, write_trend
 
-MOST_NIGHTS = 30
 FILE, FOLDER = "morning.md", "morning"
 
 
@@ -25,12 +18,6 @@ def write_morning_report(root: str, ended: Refresh) -> None:
     snapshots of this refresh and of the one before."""
     summary, text, place = write_files(root, ended)
     get_run_logger().info("%s Report: %s", summary, place)
-    with warn_on_error("the trend over nights"):
-        found = nights(root, ended.name, ended.language)
-        text += f"\n{linked('Trend over nights', write_trend(root, ended, found))}\n"
-        names = ("night", *(words for words, _ in METRICS.values()))
-        rows = [dict(zip(names, row, strict=True)) for row in rows_of(found)]
-        create_table_artifact("trend", rows[:MOST_NIGHTS], "Nights, newest first")
     create_markdown_artifact("morning-report", text, summary)
 
 

@@ -1,1 +1,1 @@
-"""What keeps a flow run short, clear and resumable: guard, disk, shutdown, notices, watchdog."""
+"""What a run works in: its workspace's lock, room on the disk, a clean end, and progress."""

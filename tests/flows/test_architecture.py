@@ -315,7 +315,7 @@ def loaded_by(script):
 
 
 @pytest.mark.parametrize(
-    "module", ["flows.config", "flows.cli.main", "flows.ops.doctor", "flows.launch"]
+    "module", ["flows.config", "flows.cli.main", "flows.doctor", "flows.launch"]
 )
 def test_what_the_command_imports_first_loads_nothing_heavy(module):
     loaded = loaded_by(f"import {module}")

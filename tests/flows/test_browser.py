@@ -237,12 +237,6 @@ def test_a_night_from_the_form_to_a_difference_of_two_kernels_by_clicks_alone(st
     artifact_of(page, "morning-report")
     page.get_by_role("heading", name="What is new").wait_for()
     browser.shot("42-morning-report")
-    page.get_by_role("link", name="Trend over nights").click()
-    page.get_by_role("heading", name="Trend over nights: clicks").wait_for()
-    browser.shot("43-trend")
-    page.go_back()
-    page.get_by_role("link", name="refresh clicks").first.click()
-
     artifact_of(page, "candidates")
     browser.page_errors.clear()  # Prefect's graph of a run raises where its page is left
     page.get_by_role("link", name="Every candidate").click()

@@ -6,10 +6,8 @@ its stage and stops it; the last lets the run end. The tests of one stage theref
 what was stopped before goes on.
 """
 
-import json
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -82,7 +80,6 @@ def line(tmp_path_factory):
     ):
         config = dict(CONFIG, root=str(root))
         config["synthesis"] = CONFIG["synthesis"] | {"base_url": server.url}
-        config["guard"] = {"notify": {"command": telling(home / "told.jsonl")}}
         deployment = stack.deployment(
             "line", "concur line", "flows.pipeline.concur_line", parameters={"config": config}
         )
@@ -90,25 +87,6 @@ def line(tmp_path_factory):
             yield Line(stack, watched, endpoint, server, root, deployment, config)
         finally:
             endpoint.open.set()
-
-
-def telling(file):
-    """A command for `guard.notify` that keeps what it is told."""
-    return [
-        sys.executable,
-        "-c",
-        f"import sys; open({str(file)!r}, 'a').write(sys.stdin.read() + chr(10))",
-    ]
-
-
-def told_of(line, run):
-    """State and name of each notice of a run."""
-    with suppress(FileNotFoundError):
-        notices = [
-            json.loads(text) for text in (line.root.parent / "told.jsonl").read_text().splitlines()
-        ]
-        return [(notice["state"], notice["run"]) for notice in notices if notice["run_id"] == run]
-    return []
 
 
 def some(line, name):
@@ -194,8 +172,6 @@ def stopped(line, run, how, record_property, stage):
     print(f"{stage} {how}: no process left after {took_s:.1f} s")
     state = line.night.ended(run, 60)
     assert state["type"] == ("CANCELLED" if how == "cancel" else "CRASHED"), state
-    until(lambda: told_of(line, run), 60, "a notice by the worker")
-    assert told_of(line, run) == [(state["type"], line.night.ask(f"flow_runs/{run}")["name"])]
 
 
 @pytest.mark.parametrize("how", ["cancel", "kill"])

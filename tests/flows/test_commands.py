@@ -113,7 +113,7 @@ def typed(workspace, monkeypatch, tmp_path):
         "flows.launch.embed": returns(None),
         "flows.launch.require_ready": returns(None),
         "flows.launch.served_and_shown": shown,
-        "flows.ops.control.join_stack": returns(None),
+        "flows.stack.control.join_stack": returns(None),
         "flows.search.begun_with": returns(()),
         "flows.search.search_and_track": returns((snapshot, None)),
         "flows.search.summary_of": returns(DONE["search"]),
@@ -124,9 +124,8 @@ def typed(workspace, monkeypatch, tmp_path):
         "flows.reinforce.reinforce_and_track": returns((None, None)),
         "flows.reinforce.summary_of": returns(DONE["reinforce"]),
         "flows.ablation.run.run_ablation": returns(DONE["ablate"]),
-        "flows.ops.control.up": returns({"healthy": True, "parts": []}),
-        "flows.ops.control.export_lines": returns(["export A=b"]),
-        "flows.ops.watchdog.watch": returns([{"name": "n", "state": "RUNNING", "why": "silent"}]),
+        "flows.stack.control.up": returns({"healthy": True, "parts": []}),
+        "flows.stack.control.export_lines": returns(["export A=b"]),
         "kernels_eval.service.app.run": returns(None),
     }
     for name, value in replaced.items():

@@ -19,7 +19,7 @@ from tests.support.commands import ROOT
 from tests.support.servers import prefect_server
 
 FILE = ROOT / "prefect.yaml"
-SCHEDULED = {"nightly", "ablations", "watchdog"}
+SCHEDULED = {"nightly", "ablations"}
 
 
 def deployments():
@@ -31,8 +31,7 @@ def name_of(deployment):
 
 
 each = pytest.mark.parametrize("deployment", deployments(), ids=name_of)
-# nobody fills in the watchdog's
-FORMS = [found for found in deployments() if found["name"] != "watchdog"]
+FORMS = deployments()
 each_form = pytest.mark.parametrize("deployment", FORMS, ids=name_of)
 
 
@@ -140,7 +139,7 @@ def test_runs_do_not_pile_up(deployment):
 @each
 def test_what_may_use_a_gpu_says_so_in_its_queue_and_its_tags(deployment):
     queue = deployment["work_pool"]["work_queue_name"]
-    assert queue == ("cpu" if deployment["name"] in {"curate", "watchdog"} else "gpu")
+    assert queue == ("cpu" if deployment["name"] == "curate" else "gpu")
     assert (
         queue in deployment["tags"]
         and deployment["version"]

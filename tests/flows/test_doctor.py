@@ -8,8 +8,8 @@ from importlib import metadata
 
 import pytest
 
-from flows.ops import doctor
-from flows.ops.doctor import Check, examine, runnable
+from flows import doctor
+from flows.doctor import Check, examine, runnable
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.errors import UsageError
 from kernels_eval.source.spec import Build

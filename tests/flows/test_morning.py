@@ -2,7 +2,6 @@
 it compares with."""
 
 import json
-import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from flows.morning.history import BEGAN, PLACE, before, entered, refreshes
 from flows.morning.report import report_of
 from flows.morning.step import write_files
 from flows.morning.text import headline, markdown
-from flows.morning.trend import nights, series_of, write_trend
 from kernels_eval.errors import UsageError
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
@@ -152,22 +150,6 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert (
         "<b>" not in text and "task &#124; 2" in text
     )  # what candidates and tasks wrote does nothing on the page
-
-
-def test_the_trend_keeps_every_night_though_its_snapshots_are_gone(tmp_path):
-    root = str(tmp_path)
-    for name, statuses in (("one", FIRST), ("two", SECOND)):
-        ended = night(tmp_path, planted(tmp_path, name, 2, statuses, ["c01"]))
-        path = Path(write_trend(root, ended, nights(root, ended.name, ended.language)))
-    shutil.rmtree(tmp_path / "verification")
-    found = nights(root, "nightly", "cpp")
-    assert [(each.sampled, each.new, each.set_size) for each in found] == [(3, 3, 1), (6, 3, 1)]
-    assert [round(each.correct_share or 0.0, 2) for each in found] == [0.67, 0.5]
-    assert series_of(found)["new"] == ((1, 3.0), (2, 3.0))
-    assert series_of(found)["median_speedup"] == ()
-    page = path.read_text(encoding="utf-8")
-    assert "correct, share of verdicts 66.7% to 50.0%" in page and "<img" in page
-    assert nights(root, "another", "cpp") == []
 
 
 def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path):

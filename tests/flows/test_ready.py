@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from click.testing import CliRunner
 
+from flows import ready
 from flows.cli.main import main
 from flows.config import load_profile
 from flows.launch import require_ready
-from flows.ops import ready
 from kernels_eval.errors import EvalError, UsageError
 from tasks.store import Snapshot
 from tasks.synthesis import sizing
@@ -156,7 +156,7 @@ def test_a_run_is_refused_before_it_has_written_anything(tmp_path, monkeypatch):
 
 def test_doctor_says_cannot_run_with_the_cause_and_the_fix(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("flows.ops.doctor.ask", lambda command, **_: "yes")
+    monkeypatch.setattr("flows.doctor.ask", lambda command, **_: "yes")
     (tmp_path / "mine.yaml").write_text(
         "synthesis: {sampler: openai, model: m, base_url: http://127.0.0.1:9/v1}\n"
         "tasks: {source: files, location: gone}\n"

@@ -14,8 +14,6 @@ import yaml
 
 import flows
 from flows.cli.main import main
-from flows.ops.control import START_S, STOP_S
-from flows.ops.settings import StackSettings, load_settings
 
 DEPLOYMENTS = Path(flows.__file__).parent.parent / "deployments"
 UNITS = sorted((DEPLOYMENTS / "systemd").iterdir())
@@ -33,12 +31,6 @@ OBJECTS = [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_tex
 
 def of_kind(kind):
     return [one for one in OBJECTS if one["kind"] == kind]
-
-
-def test_the_settings_that_ship_are_the_defaults():
-    assert load_settings(str(DEPLOYMENTS / "stack.yaml"), {})[0] == StackSettings()
-    said = set(yaml.safe_load((DEPLOYMENTS / "stack.yaml").read_text()))
-    assert said == set(StackSettings.model_fields) - {"public_host", "allowed_hosts"}
 
 
 # --- compose
@@ -155,13 +147,6 @@ def test_a_unit_is_one(path):
         known = {name for option in main.commands[words[1]].params for name in option.opts}
         assert {word for word in words if word.startswith("--")} <= known
         assert not SECRET.search(path.read_text())
-
-
-def test_the_unit_waits_longer_than_the_stack_takes():
-    text = (DEPLOYMENTS / "systemd" / "concur.service").read_text()
-    stated = dict(re.findall(r"Timeout(Start|Stop)Sec=(\d+)", text))
-    assert int(stated["Stop"]) > STOP_S and int(stated["Start"]) > START_S
-    assert "Type=notify" in text and "KillMode=mixed" in text
 
 
 def test_systemd_accepts_the_units(tmp_path):

@@ -58,6 +58,15 @@ def free_ports(count):
         return [each.getsockname()[1] for each in held]
 
 
+def two_ports():
+    """A port that is free now, and so is the next one."""
+    while True:
+        port = free_port()
+        with suppress(OSError, OverflowError), socket.socket() as next_one:
+            next_one.bind(("127.0.0.1", port + 1))
+            return port
+
+
 @contextmanager
 def prefect_server(folder, *, auth_string=None, **settings):
     """A Prefect server on SQLite in `folder`, with `settings` in its environment; with

@@ -2,8 +2,7 @@
 through its servers' own APIs.
 
 Guarantees: ports are free ones, no setting of Prefect's, MLflow's or Ray's of the caller leaks in,
-and whatever a test did, no process of the stack is left when its block ends. Requests to a server
-that is down for a moment fail; `until` is for who wants to wait.
+and whatever a test did, no process of the stack is left when its block ends.
 """
 
 import json
@@ -14,21 +13,22 @@ from contextlib import closing, contextmanager, suppress
 
 import psutil
 
-from flows.ops.places import ROOT_VARIABLE, Places
+from flows.stack.control import RUN_VARIABLE
+from flows.stack.layout import ROOT_VARIABLE, Layout
 from kernels_eval.sandbox.process_tree import send, wait_gone
 from tests.support import commands
 from tests.support.night import PrefectClient, request_json
-from tests.support.servers import free_ports
+from tests.support.servers import free_ports, two_ports
 
-PORTS = ("prefect", "mlflow", "worker", "pages", "ray", "ray-client")
+PORTS = ("prefect", "mlflow", "ray")
 
 
 class Stack(PrefectClient):
     """One stack, and a client of it."""
 
     def __init__(self, root, *options, **environment):
-        self.root, self.places, self.options = root, Places(root), options
-        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.root, self.layout, self.options = root, Layout(root), options
+        self.ports = dict(zip(PORTS, [*free_ports(2), two_ports()], strict=True))
         self.environment = commands.environment(PREFECT_CLI_PROMPT="false", **environment)
         self.prefect, self.mlflow = (
             f"http://127.0.0.1:{self.ports[name]}" for name in ("prefect", "mlflow")
@@ -45,13 +45,13 @@ class Stack(PrefectClient):
 
     def up(self, *options):
         ports = [f"--{name}-port={port}" for name, port in self.ports.items()]
-        done = self.command("up", *ports, *self.options, "--timeout", "600", *options)
+        done = self.command("up", *ports, *self.options, *options)
         assert done.returncode == 0, done.stderr
         told = shlex.split(self.command("env").stdout)
         self.environment |= {
             name: value
             for name, separator, value in (word.partition("=") for word in told)
-            if separator and not value.startswith("$")
+            if separator
         }
         return done
 
@@ -81,7 +81,7 @@ class Stack(PrefectClient):
         return self.ask(f"deployments/name/{name.replace(' ', '%20')}")["id"]
 
     def log(self, part):
-        return self.places.log(part).read_text(errors="replace")
+        return self.layout.log(part).read_text(errors="replace")
 
     # -- MLflow ------------------------------------------------------------------------------------
 
@@ -128,24 +128,17 @@ class Stack(PrefectClient):
         found = set()
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
-                mine = process.environ().get(ROOT_VARIABLE) == str(self.root)
-                if mine and "prefect.engine" in process.cmdline():
+                environment = process.environ()
+                mine = environment.get(ROOT_VARIABLE) == str(self.root)
+                if mine and RUN_VARIABLE in environment and "prefect.engine" in process.cmdline():
                     found.add(process)
         return found
 
     def processes(self):
-        return self.places.processes()
+        return self.layout.processes()
 
-    def kill_manager(self):
-        state = self.places.read_state()
-        assert state is not None
-        send(state.manager, 9)
-        return state.manager
-
-    def cut_power(self):
-        """All processes of the stack, its manager first, are killed at once: nothing is written any
-        more and nobody is told."""
-        self.kill_manager()
+    def kill_all(self):
+        """All processes of the stack are killed at once, as by a power cut."""
         while left := self.processes():
             for one in left:
                 send(one, 9)
@@ -153,8 +146,7 @@ class Stack(PrefectClient):
 
     def end(self):
         self.command("down")
-        for one in self.processes():
-            send(one, 9)
+        self.kill_all()
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from flows import ready
 from flows.config import load_profile
-from flows.ops import ready
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.hip import hipcc

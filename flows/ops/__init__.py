@@ -1,1 +1,0 @@
-"""The local stack (Prefect, worker, MLflow, Ray), doctor, and garbage collection of snapshots."""

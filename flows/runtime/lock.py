@@ -1,0 +1,46 @@
+"""The lock of a workspace: runs share it, garbage collection holds it alone.
+
+Guarantees: the lock of a process that dies is released. Does not guarantee anything for a root that
+is a URL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import ReadWriteLock, Timeout
+
+from kernels_eval.errors import UsageError
+
+FILE = ".workspace-lock"
+
+
+@contextmanager
+def in_use(root: str) -> Iterator[None]:
+    """Hold a workspace while a run works on its snapshots; any number of runs may hold it. Waits
+    while garbage collection works."""
+    if "://" in root:
+        yield
+        return
+    Path(root).mkdir(parents=True, exist_ok=True)
+    with _lock(root).read_lock():
+        yield
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Hold a workspace against runs and other collections. Raises UsageError while one works."""
+    try:
+        with _lock(root).write_lock(blocking=False):
+            yield
+    except Timeout as error:
+        raise UsageError(
+            f"a run or another gc is using {root}",
+            "wait until it has ended; without --delete gc only reports",
+        ) from error
+
+
+def _lock(root: str | Path) -> ReadWriteLock:
+    return ReadWriteLock(Path(root) / FILE, is_singleton=False)

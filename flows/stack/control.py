@@ -1,0 +1,337 @@
+"""What the commands do with a stack: start it, look at it, stop it, and point a run at it.
+
+Guarantees: `up` starts nothing twice, never stops what runs, and says every `SAY_S` seconds what it
+still waits for; `down` ends everything that `up` started, also after supervisord was killed: flow
+runs first, which have `RUNS_GRACE_S` to write what they have and to say how they ended while the
+servers still answer.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, MutableMapping
+from contextlib import suppress
+
+import psutil
+
+from flows.stack.health import fault, mlflow_page
+from flows.stack.layout import Layout, Part, StackSettings
+from flows.stack.programs import STOP_S, client_environment, configuration
+from flows.stack.supervisor import Supervisor
+from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.records import Json
+from kernels_eval.sandbox.process_tree import (
+    Identity,
+    alive,
+    command_line,
+    environment_variable,
+    identify,
+    send,
+    wait_gone,
+)
+from tasks.files import atomic_write
+
+LOOK_S = 1.0
+SAY_S = 10.0
+RUNS_GRACE_S = 18.0
+"""A run that is told to stop needs 15 s at most (flows.runtime.shutdown), and then reports."""
+KILL_S = 5.0
+TAIL_LINES = 12
+RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""What Prefect puts into the environment of a run's process."""
+ADDRESSES: dict[Part, str] = {
+    "prefect": "PREFECT_API_URL",
+    "mlflow": "MLFLOW_TRACKING_URI",
+    "ray": "RAY_ADDRESS",
+}
+OWN_CHOICE = {
+    "PREFECT_": ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_PROFILE"),
+    "RAY_": ("RAY_ADDRESS",),
+}
+"""Variables that, where the caller has set one, keep a process away from that part of a stack."""
+Say = Callable[[str], None]
+
+
+# -- start -----------------------------------------------------------------------------------------
+
+
+def up(root: str, settings: StackSettings, say: Say, timeout_s: float | None = None) -> Json:
+    """Start a stack, or what is missing of one that runs, and wait until all of it is healthy.
+    Returns what `status` does.
+
+    Raises UsageError for what must be corrected first, EvalError where a part cannot start or is
+    not healthy within `timeout_s`; the other parts go on.
+    """
+    layout = Layout(root)
+    layout.make()
+    supervisor = Supervisor(layout)
+    with layout.changing():
+        if supervisor.pid() is None:
+            _end(_servers(layout))
+            _require_ports(settings)
+            _start(layout, settings, supervisor)
+        else:
+            _require_same(layout, settings)
+            for part, process in supervisor.processes().items():
+                if process["statename"] == "FATAL":
+                    supervisor.ask("startProcess", part, False)
+    _wait_healthy(layout, say, timeout_s)
+    return status(root)
+
+
+def _start(layout: Layout, settings: StackSettings, supervisor: Supervisor) -> None:
+    atomic_write(layout.ray_token, secrets.token_hex(32), mode=0o600)
+    atomic_write(layout.configuration, configuration(layout, settings), mode=0o600)
+    layout.write_settings(settings)
+    supervisor.start()
+
+
+def _require_same(layout: Layout, settings: StackSettings) -> None:
+    if layout.read_settings() not in (settings, None):
+        raise UsageError(
+            f"a stack is already running for {layout.root} with other ports or parts",
+            "`concur down` first, or leave the options out",
+        )
+
+
+def _require_ports(settings: StackSettings) -> None:
+    """Raises UsageError where a port cannot be listened on."""
+    for port, part in settings.ports.items():
+        try:
+            with socket.socket() as tried:
+                # a port whose last owner has just gone is free
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UsageError(
+                f"port {port} for {part} is in use{_holder(port)}",
+                f"give another one with --{part}-port, or stop what holds it",
+            ) from error
+
+
+def _holder(port: int) -> str:
+    with suppress(psutil.Error, OSError):
+        for found in psutil.net_connections("tcp"):
+            listens = found.laddr and found.laddr.port == port
+            if listens and found.status == psutil.CONN_LISTEN and found.pid:
+                return f" by process {found.pid} ({command_line(found.pid)[:100]})"
+    return ""
+
+
+def _wait_healthy(layout: Layout, say: Say, timeout_s: float | None) -> None:
+    began = said = time.monotonic()
+    healthy: set[str] = set()
+    pids: dict[str, set[int]] = {}
+    while True:
+        found = status(str(layout.root))
+        for row in found["parts"]:
+            if row["pid"]:
+                pids.setdefault(row["part"], set()).add(row["pid"])
+            if row["health"] == "healthy" and row["part"] not in healthy:
+                healthy.add(row["part"])
+                say(f"healthy: {row['part']}")
+        if found["healthy"]:
+            return
+        now = time.monotonic()
+        _require_starting(layout, found, now - began)
+        waiting = ", ".join(
+            _waited_for(layout, row, len(pids.get(row["part"], ())))
+            for row in found["parts"]
+            if row["health"] != "healthy"
+        )
+        if timeout_s is not None and now - began > timeout_s:
+            raise EvalError(
+                f"not healthy within {timeout_s:.0f} s: {waiting}",
+                "it goes on starting: `concur up` waits for it, `concur down` stops it",
+            )
+        if now - said >= SAY_S:
+            said = now
+            say(f"waiting for {waiting or 'supervisord'}, {now - began:.0f} s so far")
+        time.sleep(LOOK_S)
+
+
+def _require_starting(layout: Layout, found: Json, waited_s: float) -> None:
+    """Raises EvalError where waiting longer is of no use."""
+    for row in found["parts"]:
+        if row["health"] == "failed":
+            hint = f"its log is {row['log']}; the other parts go on, `concur down` stops them"
+            raise EvalError(f"{row['part']} does not start{tail(layout, row['part'])}", hint)
+    if not layout.settings.exists():
+        raise EvalError("the stack was stopped meanwhile", "run `concur up` again")
+    if found["supervisor"] is None and waited_s > KILL_S and not layout.processes():
+        problem = f"supervisord ended{tail(layout, 'supervisord-output')}"
+        raise EvalError(problem, f"see {layout.logs}")
+
+
+def _waited_for(layout: Layout, row: Json, starts: int) -> str:
+    """A part and why it is waited for; of one that has ended before also the last line of its
+    log."""
+    if starts < 2:
+        return f"{row['part']} ({row['reason']})"
+    last = tail(layout, row["part"]).strip().rpartition("  | ")[2]
+    return f"{row['part']} (started {starts} times; its log ends: {last})"
+
+
+def tail(layout: Layout, name: str) -> str:
+    """The end of a log, on lines of its own."""
+    try:
+        text = layout.log(name).read_bytes()[-8000:].decode(errors="replace")
+    except OSError:
+        return ""
+    lines = text.splitlines()[-TAIL_LINES:]
+    return "\n" + "\n".join(f"  | {line[:200]}" for line in lines) + "\n"
+
+
+# -- stop ------------------------------------------------------------------------------------------
+
+
+def down(root: str, say: Say) -> Json:
+    """Stop a stack and everything that runs below it. Raises EvalError where something cannot be
+    stopped."""
+    layout = Layout(root)
+    began = time.monotonic()
+    if not layout.stack.is_dir():
+        return {"processes": 0, "seconds": 0.0}
+    layout.require_owner()
+    with layout.changing():
+        processes = layout.processes()
+        if runs := _flow_runs(processes):
+            say(f"stopping {len(runs)} flow run{'s' if len(runs) > 1 else ''}")
+            for run in runs:
+                send(run, signal.SIGTERM)
+            wait_gone(runs, RUNS_GRACE_S)
+        supervisor = Supervisor(layout)
+        if (pid := supervisor.pid()) and (manager := identify(pid)):
+            say("stopping the servers")
+            supervisor.ask("shutdown")
+            wait_gone([manager], STOP_S * 5)
+        if left := _end(layout.processes()):
+            pids = ", ".join(str(process.pid) for process in left)
+            raise EvalError(f"processes that could not be stopped: {pids}", "stop them yourself")
+        layout.clean()
+    seconds = round(time.monotonic() - began, 1)
+    return {"processes": len(processes), "seconds": seconds}
+
+
+def _end(processes: list[Identity]) -> list[Identity]:
+    """Returns those that could not be ended."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            send(process, number)
+        processes = wait_gone(processes, KILL_S)
+    return [process for process in processes if alive(process)]
+
+
+def _flow_runs(processes: list[Identity]) -> list[Identity]:
+    return [one for one in processes if environment_variable(one.pid, RUN_VARIABLE)]
+
+
+def _servers(layout: Layout) -> list[Identity]:
+    """What supervisord left when it was killed, without flow runs, which go on."""
+    found = layout.processes()
+    runs = _flow_runs(found)
+    return [process for process in found if process not in runs]
+
+
+# -- look ------------------------------------------------------------------------------------------
+
+
+def status(root: str) -> Json:
+    """Each part as it is now, asked at its endpoint. Plain data; `healthy` only where all of it
+    is."""
+    layout = Layout(root)
+    settings = layout.read_settings()
+    if settings is None:
+        return {"root": str(layout.root), "supervisor": None, "healthy": False, "parts": []}
+    supervisor = Supervisor(layout)
+    processes, pid = supervisor.processes(), supervisor.pid()
+    parts = [_row(part, layout, settings, processes.get(part)) for part in settings.parts]
+    return {
+        "root": str(layout.root),
+        "supervisor": pid,
+        "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
+        "parts": parts,
+    }
+
+
+def _row(part: Part, layout: Layout, settings: StackSettings, process: Json | None) -> Json:
+    state = process["statename"] if process else ""
+    pages = {"prefect": settings.prefect_url, "ray": settings.ray_address, "worker": ""}
+    if process is None:
+        health, reason = "stopped", "not running"
+    elif state == "FATAL":
+        health, reason = "failed", process["spawnerr"] or process["description"]
+    elif not process["pid"]:
+        health, reason = "restarting", process["spawnerr"] or process["description"]
+    else:
+        reason = fault(part, layout, settings, process["start"])
+        health = ("starting" if state == "STARTING" else "unhealthy") if reason else "healthy"
+    return {
+        "part": part,
+        "health": health,
+        "reason": reason,
+        "pid": process["pid"] or None if process else None,
+        "uptime_s": round(time.time() - process["start"], 1)
+        if process and process["pid"]
+        else None,
+        "page": mlflow_page(settings.mlflow_url) if part == "mlflow" else pages[part],
+        "log": str(layout.log(part)),
+    }
+
+
+# -- use -------------------------------------------------------------------------------------------
+
+
+def export_lines(root: str) -> list[str]:
+    """Lines for a shell that point it at the stack. Raises UsageError without one."""
+    layout = Layout(root)
+    settings = layout.read_settings()
+    if settings is None:
+        raise UsageError(
+            f"no stack is running for {layout.root}",
+            f"start one with `concur up --root {shlex.quote(root)}`",
+        )
+    variables = client_environment(layout, settings)
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def use_stack(root: str, environment: MutableMapping[str, str] = os.environ) -> list[str]:
+    """Point this process at the stack of `root`, where one runs; variables that are set already
+    win. Returns what is used, in words. Raises UsageError where a part of it is not healthy."""
+    if "://" in root:
+        return []
+    layout = Layout(root)
+    settings = layout.read_settings()
+    if settings is None or Supervisor(layout).pid() is None:
+        return []
+    wanted = client_environment(layout, settings)
+    for prefix, choices in OWN_CHOICE.items():
+        if any(name in environment for name in choices):
+            wanted = {name: value for name, value in wanted.items() if not name.startswith(prefix)}
+    joined = [part for part, name in ADDRESSES.items() if name in wanted.keys() - environment]
+    for name, value in wanted.items():
+        environment.setdefault(name, value)
+    for part in joined:  # to ask Ray imports it, and on import it reads where it may listen
+        if problem := fault(part, layout, settings):
+            raise UsageError(
+                f"the stack of {layout.root} has no healthy {part}: {problem}",
+                "`concur status` shows it; `concur down` stops it",
+            )
+    return [f"{part} {wanted[ADDRESSES[part]].removesuffix('/api')}" for part in joined]
+
+
+def join_stack(root: str) -> None:
+    """Use the stack of `root` in this process where one runs, and say so.
+
+    To be called before prefect is imported. Raises UsageError where a part of it is not healthy: a
+    run that went elsewhere would not be seen where it is looked for.
+    """
+    if used := use_stack(root):
+        line = f"uses the stack of {Layout(root).root}: {', '.join(used)}"
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,103 @@
+"""Whether a part is healthy: each is asked at its own endpoint, as its users would ask it.
+
+Guarantees: an answer within `ANSWER_S`; a proxy in the environment is not used.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from datetime import datetime
+from importlib import import_module
+from typing import Any
+
+import httpx
+
+from flows.stack.layout import Layout, Part, StackSettings
+from tasks.tracking.config import page_of
+
+ANSWER_S = 5.0
+POOL = "concur"
+NOT_YET = "does not listen yet"
+
+
+def fault(part: Part, layout: Layout, settings: StackSettings, since: float = 0.0) -> str:
+    """Why a part is not healthy; empty where it is. A worker is, once Prefect has heard of it after
+    `since` (seconds since 1970)."""
+    match part:
+        case "prefect":
+            return _http_fault(f"{settings.prefect_url}/api/health", "true")
+        case "mlflow":
+            return _http_fault(f"{settings.mlflow_url}/health", "OK")
+        case "worker":
+            return _worker_fault(settings, since)
+        case "ray":
+            return _ray_fault(layout, settings)
+
+
+def worker_name() -> str:
+    """The name by which Prefect knows the worker of this machine."""
+    return f"{POOL}-{socket.gethostname()}"
+
+
+def mlflow_page(url: str) -> str:
+    """The runs of the newest experiment of a tracking server: its own first page is one for GenAI.
+    The list of experiments where there is none yet."""
+    wanted = {"max_results": 1, "filter": "name != 'Default'", "order_by": ["creation_time DESC"]}
+    with suppress(httpx.HTTPError, ValueError, LookupError):
+        answer = _request(f"{url}/api/2.0/mlflow/experiments/search", wanted).json()
+        return page_of(url, answer["experiments"][0]["experiment_id"], "runs", "scores")
+    return page_of(url)
+
+
+def _http_fault(url: str, expected: str) -> str:
+    try:
+        answer = _request(url).text.strip()
+    except httpx.HTTPStatusError as error:
+        return f"status {error.response.status_code}"
+    except httpx.ConnectError:
+        return NOT_YET
+    except httpx.HTTPError as error:
+        return str(error) or type(error).__name__
+    return "" if answer == expected else "something else answers there"
+
+
+def _worker_fault(settings: StackSettings, since: float) -> str:
+    url = f"{settings.prefect_url}/api/work_pools/{POOL}/workers/filter"
+    try:
+        workers = _request(url, {}).json()
+    except (httpx.HTTPError, ValueError):
+        return "Prefect does not know it yet"
+    for worker in workers:
+        heard = datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp()
+        if worker["name"] == worker_name() and heard >= since:
+            return "" if worker["status"] == "ONLINE" else "it sends Prefect no heartbeat"
+    return "Prefect has not heard of it yet"
+
+
+def _ray_fault(layout: Layout, settings: StackSettings) -> str:
+    import grpc
+
+    metadata = []
+    with suppress(OSError):
+        token = layout.ray_token.read_text(encoding="ascii").strip()
+        metadata = [("authorization", f"Bearer {token}")]
+    options = [("grpc.enable_http_proxy", 0)]
+    try:
+        with grpc.insecure_channel(settings.ray_address, options=options) as channel:
+            ask_nodes = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")
+            answer = ask_nodes(b"", timeout=ANSWER_S, metadata=metadata)
+    except grpc.RpcError as error:
+        reason = (error.details() or error.code().name).splitlines()[0]
+        return NOT_YET if "refused" in reason else str(reason[-120:])
+    # A head that has just started answers with an empty list.
+    messages = import_module("ray.core.generated.gcs_service_pb2")
+    nodes = messages.GetAllNodeInfoReply.FromString(answer).node_info_list
+    return "" if nodes else "no node has joined yet"
+
+
+def _request(url: str, body: Any = None) -> httpx.Response:
+    """A GET, or a POST of JSON. Raises httpx.HTTPError."""
+    method = "GET" if body is None else "POST"
+    answer = httpx.request(method, url, json=body, timeout=ANSWER_S, trust_env=False)
+    return answer.raise_for_status()

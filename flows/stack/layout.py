@@ -1,0 +1,170 @@
+"""Ports of a stack, and where it keeps its files: ROOT/stack, and a folder for sockets.
+
+Guarantees: files are readable by their user alone; one command at a time changes a stack, and its
+lock goes with the process that holds it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from kernels_eval.errors import UsageError
+from kernels_eval.records import Record
+from kernels_eval.sandbox.process_tree import Identity, members
+from tasks.files import atomic_write, explain_write_errors
+
+Part = Literal["prefect", "mlflow", "ray", "worker"]
+PARTS: tuple[Part, ...] = ("prefect", "mlflow", "ray", "worker")
+"""In the order of their start, and the reverse of the order of their end."""
+ROOT_VARIABLE = "CONCUR_STACK_ROOT"
+"""Every process of a stack inherits it; its value is the root."""
+PART_VARIABLE = "CONCUR_STACK_PART"
+"""Every process of a part inherits it, flow runs from the worker."""
+UNUSABLE = frozenset("%\"'#;\n")
+"""Characters that have a meaning in supervisord's configuration."""
+Port = Annotated[int, Field(ge=1024, le=65534)]
+
+
+class StackSettings(Record, title="concur up"):
+    """What a stack consists of; all of it listens on loopback."""
+
+    prefect_port: Port = 4200
+    mlflow_port: Port = 5000
+    ray_port: Port = 6379
+    """The next one is Ray Client's, which cannot be switched off."""
+
+    without: tuple[Part, ...] = ()
+    """Parts that are not started."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is started, in order; a worker needs a Prefect server."""
+        absent = {*self.without, *(("worker",) if "prefect" in self.without else ())}
+        return tuple(part for part in PARTS if part not in absent)
+
+    @property
+    def ports(self) -> dict[int, Part]:
+        """TCP port -> the part that listens there, for the parts that are started."""
+        found: dict[int, Part] = {
+            self.prefect_port: "prefect",
+            self.mlflow_port: "mlflow",
+            self.ray_port: "ray",
+            self.ray_client_port: "ray",
+        }
+        return {port: part for port, part in found.items() if part in self.parts}
+
+    @property
+    def ray_client_port(self) -> int:
+        return self.ray_port + 1
+
+    @property
+    def prefect_url(self) -> str:
+        return f"http://127.0.0.1:{self.prefect_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        return f"http://127.0.0.1:{self.mlflow_port}"
+
+    @property
+    def ray_address(self) -> str:
+        return f"127.0.0.1:{self.ray_port}"
+
+
+class Layout:
+    """Paths of the stack of one root. Raises UsageError where no stack can lie there."""
+
+    def __init__(self, root: str | Path) -> None:
+        if "://" in str(root):
+            raise UsageError(
+                f"root {root} is a URL; a stack keeps its databases on a disk of this machine",
+                "give a directory with --root",
+            )
+        self.root = Path(root).expanduser().absolute()
+        if UNUSABLE & set(str(self.root)):
+            raise UsageError(
+                f"supervisord cannot use the path {self.root}, which has one of % \" ' # ;",
+                "give another directory with --root",
+            )
+        self.stack = self.root / "stack"
+        self.logs = self.stack / "logs"
+        self.prefect_home = self.stack / "prefect"
+        self.settings = self.stack / "settings.json"
+        self.configuration = self.stack / "supervisord.conf"
+        self.ray_token = self.stack / "ray-token"
+        # A socket's path may have 107 characters, so sockets cannot lie below a deep root.
+        name = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
+        self.sockets = Path(tempfile.gettempdir()) / f"concur-up-{os.getuid()}-{name}"
+        self.socket = self.sockets / "supervisor.sock"
+        self.pid_file = self.sockets / "supervisord.pid"
+
+    def log(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
+    def mark(self, part: str) -> str:
+        """The value of `PART_VARIABLE`, different for each part of each stack."""
+        return f"{part} of {self.sockets.name}"
+
+    def make(self) -> None:
+        """Make the folders. Raises UsageError where that is not possible."""
+        fix = "choose another one with --root DIR, or correct its permissions"
+        with explain_write_errors(f"to {self.stack}", fix):
+            for folder in (self.stack, self.logs, self.prefect_home):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for folder in (self.sockets, self.sockets / "ray", self.sockets / "runs"):
+                folder.mkdir(exist_ok=True, mode=0o700)
+        self.require_owner()
+
+    def require_owner(self) -> None:
+        """Raises UsageError where the stack is another user's."""
+        for folder in (self.stack, self.sockets):
+            if folder.exists() and folder.lstat().st_uid != os.getuid():
+                raise UsageError(
+                    f"{folder} belongs to another user",
+                    "run the command as that user, or give another --root",
+                )
+
+    def clean(self) -> None:
+        """Remove what says that a stack runs. Databases and logs stay."""
+        for path in (self.settings, self.configuration, self.ray_token):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(self.sockets, ignore_errors=True)
+
+    def processes(self) -> list[Identity]:
+        """All processes of the stack, whoever is their parent by now; never the caller."""
+        return members([], {ROOT_VARIABLE: str(self.root)})
+
+    def read_settings(self) -> StackSettings | None:
+        """What the stack was started with; None where none was."""
+        try:
+            return StackSettings.model_validate_json(self.settings.read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValidationError):
+            return None
+
+    def write_settings(self, settings: StackSettings) -> None:
+        atomic_write(self.settings, settings.model_dump_json(), mode=0o600)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the stack alone; the lock is on its folder and leaves no file. Raises UsageError
+        where another command holds it."""
+        handle = os.open(self.stack, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another `concur up` or `concur down` works on {self.root}",
+                "wait until it has finished",
+            ) from error
+        finally:
+            os.close(handle)

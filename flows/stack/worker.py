@@ -1,0 +1,111 @@
+"""The process worker of the pool `concur`: makes the pool, its queues, the limit `gpu` and the
+automations that free the slots of dead runs where they are absent, then becomes `prefect worker
+start`. Runs in a process of its own (`python -m flows.stack.worker`), also in a container.
+
+Guarantees: two flow runs of the queue `gpu` never run at once unless there are as many GPUs; what
+was changed in Prefect stays. $CONCUR_GPU_LIMIT is the number of GPUs where this machine has none
+itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import yaml
+
+from flows.config import shipped_dir
+from flows.stack.health import POOL, worker_name
+from flows.stack.programs import PYTHON
+from tasks.retry import retry_until_back
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+SERVER_S = 600.0
+QUEUES = {
+    "gpu": "Runs that need a GPU: as many at once as there are GPUs.",
+    "cpu": "Runs that need no GPU.",
+}
+
+
+def limits() -> dict[str, int]:
+    """Queue -> flow runs at once."""
+    from kernels_eval.devices import visible_gpus
+
+    gpus = int(os.environ.get("CONCUR_GPU_LIMIT") or len(visible_gpus()))
+    return {"gpu": max(1, gpus), "cpu": max(2, (os.cpu_count() or 2) // 2)}
+
+
+def prepare(client: SyncPrefectClient) -> None:
+    """Make what is absent, and leave what there is as it is."""
+    _make_pool(client)
+    existing = {queue.name for queue in client.read_work_queues(work_pool_name=POOL)}
+    for name, limit in limits().items():
+        if name not in existing:
+            client.create_work_queue(
+                name=name,
+                description=QUEUES[name],
+                concurrency_limit=limit,
+                work_pool_name=POOL,
+            )
+    _limit_gpus(client)
+    _make_automations(client)
+
+
+def _make_pool(client: SyncPrefectClient) -> None:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    try:
+        client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        pool = WorkPoolCreate(name=POOL, type="process", base_job_template=template)
+        with suppress(ObjectAlreadyExists):  # another worker of this server was first
+            client.create_work_pool(pool)
+
+
+def _limit_gpus(client: SyncPrefectClient) -> None:
+    """The limit whose slots deployed flows hold (flows.deployments)."""
+    from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        client.read_global_concurrency_limit_by_name("gpu")
+    except ObjectNotFound:
+        wanted = GlobalConcurrencyLimitCreate(name="gpu", limit=limits()["gpu"])
+        client.create_global_concurrency_limit(wanted)
+
+
+def _make_automations(client: SyncPrefectClient) -> None:
+    from prefect.events.schemas.automations import AutomationCore
+
+    file = shipped_dir("automations") / "free-the-slot.yaml"
+    for told in yaml.safe_load(file.read_text(encoding="utf-8"))["automations"]:
+        if not client.read_automations_by_name(told["name"]):
+            client.create_automation(AutomationCore.model_validate(told))
+
+
+def main() -> None:
+    from httpx import TransportError
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        retry_until_back(
+            lambda: prepare(client),
+            service=f"Prefect at {client.api_url}",
+            is_absent=lambda error: isinstance(error, TransportError),
+            log=lambda line: print(line, flush=True),
+            deadline_s=SERVER_S,
+        )
+    words = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
+    words += ["--name", worker_name(), "--install-policy", "never"]
+    os.execv(sys.executable, [*PYTHON, *words])
+
+
+if __name__ == "__main__":
+    main()

@@ -154,6 +154,7 @@ class TerminalProgress(ProgressRows):
 def served_and_shown() -> Iterator[TerminalProgress]:
     """Run flows in this process meanwhile, with progress on stderr."""
     progress = TerminalProgress()
-    start_server_apart()
     with progress, observed_by(progress):
+        progress.say("waiting for Prefect's server")
+        start_server_apart()
         yield progress

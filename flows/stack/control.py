@@ -86,6 +86,7 @@ def up(root: str, settings: StackSettings, say: Say, timeout_s: float | None = N
 
 
 def _start(layout: Layout, settings: StackSettings, supervisor: Supervisor) -> None:
+    layout.make_sockets()
     atomic_write(layout.ray_token, secrets.token_hex(32), mode=0o600)
     atomic_write(layout.configuration, configuration(layout, settings), mode=0o600)
     layout.write_settings(settings)
@@ -197,7 +198,7 @@ def down(root: str, say: Say) -> Json:
     layout = Layout(root)
     began = time.monotonic()
     if not layout.stack.is_dir():
-        return {"processes": 0, "seconds": 0.0}
+        return {"processes": 0, "seconds": 0.0, "note": f"no stack is running for {layout.root}"}
     layout.require_owner()
     with layout.changing():
         processes = layout.processes()
@@ -216,7 +217,8 @@ def down(root: str, say: Say) -> Json:
             raise EvalError(f"processes that could not be stopped: {pids}", "stop them yourself")
         layout.clean()
     seconds = round(time.monotonic() - began, 1)
-    return {"processes": len(processes), "seconds": seconds}
+    note = "" if processes else f"no stack is running for {layout.root}"
+    return {"processes": len(processes), "seconds": seconds, "note": note}
 
 
 def _end(processes: list[Identity]) -> list[Identity]:
@@ -248,7 +250,13 @@ def status(root: str) -> Json:
     layout = Layout(root)
     settings = layout.read_settings()
     if settings is None:
-        return {"root": str(layout.root), "supervisor": None, "healthy": False, "parts": []}
+        return {
+            "root": str(layout.root),
+            "supervisor": None,
+            "healthy": False,
+            "note": "no stack is running: `concur up` starts one",
+            "parts": [],
+        }
     supervisor = Supervisor(layout)
     processes, pid = supervisor.processes(), supervisor.pid()
     parts = [_row(part, layout, settings, processes.get(part)) for part in settings.parts]
@@ -256,6 +264,7 @@ def status(root: str) -> Json:
         "root": str(layout.root),
         "supervisor": pid,
         "healthy": pid is not None and all(row["health"] == "healthy" for row in parts),
+        "note": "" if pid else "supervisord is not running: `concur up` starts it and all parts",
         "parts": parts,
     }
 

@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,9 +100,10 @@ class Layout:
         self.settings = self.stack / "settings.json"
         self.configuration = self.stack / "supervisord.conf"
         self.ray_token = self.stack / "ray-token"
-        # A socket's path may have 107 characters, so sockets cannot lie below a deep root.
+        # A socket's path may have 107 characters, so sockets cannot lie below a deep root. Every
+        # shell must find them, whatever its TMPDIR is.
         name = hashlib.sha256(str(self.root).encode()).hexdigest()[:8]
-        self.sockets = Path(tempfile.gettempdir()) / f"concur-up-{os.getuid()}-{name}"
+        self.sockets = Path("/tmp") / f"concur-up-{os.getuid()}-{name}"
         self.socket = self.sockets / "supervisor.sock"
         self.pid_file = self.sockets / "supervisord.pid"
 
@@ -120,6 +120,11 @@ class Layout:
         with explain_write_errors(f"to {self.stack}", fix):
             for folder in (self.stack, self.logs, self.prefect_home):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.require_owner()
+
+    def make_sockets(self) -> None:
+        """Make the folder of sockets. Raises UsageError where it is another user's."""
+        with explain_write_errors(f"to {self.sockets}", "make /tmp writable"):
             for folder in (self.sockets, self.sockets / "ray", self.sockets / "runs"):
                 folder.mkdir(exist_ok=True, mode=0o700)
         self.require_owner()

@@ -49,7 +49,8 @@ class Supervisor:
 
     def pid(self) -> int | None:
         """Its process id; None where it does not run."""
-        return self.ask("getPID")
+        found: int | None = self.ask("getPID")
+        return found
 
     def processes(self) -> dict[str, Json]:
         """What it says of each part: `statename` (STARTING, RUNNING, BACKOFF, FATAL, ...), `pid`

@@ -104,6 +104,8 @@ def main() -> None:
         )
     words = ["prefect", "worker", "start", "--pool", POOL, "--type", "process"]
     words += ["--name", worker_name(), "--install-policy", "never"]
+    if "PREFECT_WORKER_WEBSERVER_PORT" in os.environ:  # a container's health is asked there
+        words.append("--with-healthcheck")
     os.execv(sys.executable, [*PYTHON, *words])
 
 

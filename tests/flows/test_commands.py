@@ -57,7 +57,7 @@ ARGUMENTS = {
     "view": "made --out {out}",
     "morning": "--root made",
     "config": "show",
-    "gc": "--root made --without-mlflow --younger-than 0",
+    "gc": "--root made --younger-than 0",
     "down": "--root made",
     "env": "--root made",
 }

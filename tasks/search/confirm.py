@@ -9,7 +9,7 @@ from typing import Any
 
 from kernels_eval.records import Candidate, Json, Row
 from tasks.search.gain import Interval, again, result_of, summary_of
-from tasks.search.stage import Search, in_turn
+from tasks.search.stage import Search
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import CANDIDATES
 from tasks.versions import SEARCH_VERSION
@@ -76,7 +76,7 @@ def improved(
     """A finished snapshot of tasks.tables.CANDIDATES: the candidates that were searched among, and
     each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` are the
     snapshots of confirming verdicts; the manifest's `search` is `summary`."""
-    every = map(in_turn, candidates.open().rows_by("candidate_id"))
+    every = candidates.open().rows_by("candidate_id")
     rows = chain(every, _winners(search, summary["results"]))
     above = [candidates, search.snapshot.ref, *fresh]
     return _filled(IMPROVED, search, rows, above, {}, {"search": summary})

@@ -116,7 +116,7 @@ class Search:
         left = steps.keys() - self.snapshot.keys("candidate_id")
         rows = self._candidates.open().rows_by("candidate_id", left)
         started = {"operator": START, "change": "", "parents": []}
-        made = ({**in_turn(row), **started, "step": steps[row["candidate_id"]]} for row in rows)
+        made = ({**row, **started, "step": steps[row["candidate_id"]]} for row in rows)
         self.snapshot.append(made, SCHEMA)
 
     # -- a generation ------------------------------------------------------------------------------
@@ -238,8 +238,3 @@ def row_of(plan: Plan, language: Language) -> Json:
     )
     key = {"request_key": candidate.candidate_id}
     return candidate.model_dump(mode="json") | key | described(plan)
-
-
-def in_turn(row: Row) -> Json:
-    """A row of an older snapshot with its turn, which was the first."""
-    return {**row, "turn": row.get("turn") or 1, "parent": row.get("parent")}

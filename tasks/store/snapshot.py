@@ -231,9 +231,9 @@ class Snapshot:
         """All rows in the order they were written; with `unique`, the first row per value of that
         column, with `among` (which has that column) only of the values there.
 
-        Columns are those of `frames`; one that some parts lack, because an older version wrote
-        them, is null in their rows. Takes memory for what it returns and for one batch. Raises
-        UsageError where a column is of two kinds in two parts, or cannot be a key.
+        Columns are those of `frames`; one that some parts lack is null in their rows. Takes memory
+        for what it returns and for one batch. Raises UsageError where a column is of two kinds in
+        two parts, or cannot be a key.
         """
         import polars as pl
 
@@ -253,8 +253,7 @@ class Snapshot:
         return frame
 
     def has_column(self, name: str) -> bool:
-        """Whether there is a row yet that has this column: snapshots of older versions may lack
-        some."""
+        """Whether there is a part yet, and the first one has this column."""
         for part in self.parts()[:1]:
             with self.open_part(part) as file:
                 return name in file.schema_arrow.names

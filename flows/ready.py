@@ -16,7 +16,7 @@ from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
 from tasks.sources.config import TasksConfig
 from tasks.synthesis import sizing
-from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.config import USAGE, SynthesisConfig
 from tasks.training.recipe import TrainingRecipe
 
 Part = Literal["refresh", "training", "benchmark"]
@@ -71,8 +71,11 @@ def generator_tokenizer(config: SynthesisConfig, root: str) -> str:
         raise UsageError(
             "synthesis.tokenizer is not set: reasoning lengths would be unknown, and curation needs"
             " them",
-            f"--set synthesis.tokenizer={config.model}, or another hub id or directory",
+            f"--set synthesis.tokenizer={config.model}, another hub id or directory, or usage where"
+            " the endpoint counts reasoning itself",
         )
+    if config.tokenizer == USAGE:
+        return "reasoning is counted by the endpoint"
     return tokenizer(config.tokenizer, root) if config.tokenizer else "the generator's own"
 
 

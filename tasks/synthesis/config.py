@@ -19,6 +19,7 @@ from kernels_eval.records import Record, SamplingParams
 from tasks.synthesis.known_models import sampling_for
 
 GROUP = "concur.samplers"
+USAGE = "usage"
 BUILT_IN = ("recorded", "transformers", "openai", "vllm")
 
 
@@ -81,7 +82,7 @@ class SynthesisConfig(Record):
     """openai: name of a Prefect secret block that holds the key instead; never logged"""
     tokenizer: str | None = None
     """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
-    demo's"""
+    demo's, 'usage' for what an endpoint counts itself (completion_tokens_details in its usage)"""
     samples_per_task: PositiveInt = 5
     """paper section 3: five candidates per task"""
     sampling: SamplingParams = Field(default=SamplingParams(), validate_default=True)

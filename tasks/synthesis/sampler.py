@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pydantic import NonNegativeInt, PositiveInt
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language, Record, SamplingParams
 from tasks.sources.small_model import count_tokens, resolve_model
-
-if TYPE_CHECKING:
-    from tasks.synthesis.config import SynthesisConfig
+from tasks.synthesis.config import USAGE, SynthesisConfig
 
 
 class Request(Record):
@@ -125,8 +123,10 @@ def required(config: SynthesisConfig, setting: str, example: str) -> Any:
 
 
 def tokenizer_of(config: SynthesisConfig, root: str) -> str | None:
-    """The generator's tokenizer, as a directory or hub id."""
-    return resolve_model(config.tokenizer, root) if config.tokenizer else None
+    """The generator's tokenizer, as a directory or hub id; None where it is not counted here."""
+    if config.tokenizer in (None, USAGE):
+        return None
+    return resolve_model(config.tokenizer, root)
 
 
 def model_name(config: SynthesisConfig, adapter: Path | None) -> str:

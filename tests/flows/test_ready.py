@@ -107,6 +107,8 @@ def test_a_tokenizer_that_is_missing_or_not_named_stops_the_run(tmp_path, monkey
     with pytest.raises(UsageError, match="cannot load"):
         ready.tokenizer(str(tmp_path / "empty"), str(tmp_path))
     assert "small" in ready.generator_tokenizer(config, str(tmp_path))
+    counted = config.model_copy(update={"tokenizer": "usage"})
+    assert "by the endpoint" in ready.generator_tokenizer(counted, str(tmp_path))
     assert not (tmp_path / "models").exists(), "it looks and makes nothing"
 
 

@@ -149,3 +149,12 @@ def test_a_tokenizer_is_loaded_before_anything_is_asked_for(tmp_path):
         with pytest.raises(UsageError, match="tokenizer"):
             Synthesis(tasks_snapshot(tmp_path), asked, Language.CPP).run()
         assert server.bodies == []
+
+
+def test_an_endpoint_may_count_the_reasoning_itself(tmp_path):
+    body = completion("An answer.", reasoning="think of tiles")
+    body["usage"]["completion_tokens_details"] = {"reasoning_tokens": 3}
+    with serving(lambda number, _: (200, body)) as server:
+        asked = config("m", sampler="openai", base_url=server.url, tokenizer="usage")
+        rows = Synthesis(tasks_snapshot(tmp_path), asked, Language.CPP).run().open().read()
+    assert rows["reasoning_tokens"].to_list() == [3, 3]

@@ -298,11 +298,6 @@ HISTORY: Mapping[str, str] = {
     "tokens_per_s": "tokens per second, evaluation and checkpoints left out",
     "mfu": "model FLOPs utilisation, a share; null where the device's peak is not known",
     "memory_gb": "peak memory of the device, GB; null without a GPU",
-    "system/cpu_utilization_percentage": "of all cores, read at the end of the step",
-    "system/system_memory_usage_megabytes": "main memory in use, MB",
-    "system/gpu_0_utilization_percentage": "null without a GPU",
-    "system/gpu_0_memory_usage_megabytes": "MB; null without a GPU",
-    "system/gpu_0_power_usage_watts": "W; null without a GPU",
 }
 SCORES: Mapping[str, str] = {
     "model": "`recorded`, `base` or `tuned`",

@@ -43,37 +43,10 @@ QUOTED = [
     (SPEED, r"16,384 tokens \| ([\d,]+) \|", r"\| 16,384 \| TRL \| ([\d,]+) \|"),
     (SPEED, r"16,384 tokens \| [\d,]+ \| ([\d,]+) \|", r"\| 16,384 \| ours \| \*\*([\d,]+)\*\*"),
     (
-        SPEED,
-        r"\| TRL \| ([\d.]+) \|\n.* kept \| ([\d.]+) \|\n.* MLP \| ([\d.]+) \|\n"
-        r".* layer \| ([\d.]+) \|\n.*stored dropout \| ([\d.]+) \|",
-        r"\| ([\d.]+) \| ([\d.]+) \| 0.180 \| 0.180 \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|",
-    ),
-    (
         TRAIN,
         r"([\d.]+) times the tokens per second .* ([\d.]+) times at 16,384",
         r"8,192 \| ours \| [^|]* \| \*\*([\d.]+)\*\*(?:.*\n)+?"
         r"\| 16,384 \| ours [^|]*\| [^|]*\| \*\*([\d.]+)",
-    ),
-    *(
-        (
-            SPEED,
-            rf"\| {said} \| ([\d,]+) \| ([\d.]+) % \| ([\d,]+) \| ([\d.]+) % \|\n",
-            r"(?:.*\n)+?".join(
-                rf"\| `{name}` \| 2 \| {length} \| ([\d,]+) \| [\d,]+ \| \**([\d.]+) %"
-                for length in ("8,192", "16,384")
-            ),
-        )
-        for said, name in {
-            "`fsdp2`": "ours_fsdp2",
-            "TRL with FSDP2": "trl_fsdp2",
-            "TRL with FSDP2 and Liger": "liger_fsdp2",
-        }.items()
-    ),
-    (
-        TRAIN,
-        r"it is ([\d.]+) and ([\d.]+) times as fast as TRL",
-        r"`trl_fsdp2` \| 2 \| 8,192 .*\*\*([\d.]+)\*\*(?:.*\n)+?"
-        r"\| `trl_fsdp2` \| 2 \| 16,384 [^%]*% \| ([\d.]+) \|",
     ),
     (
         SPEED,
@@ -93,11 +66,6 @@ QUOTED = [
         r" ([\d.]+) times",
         r"\| TRL, FSDP2 .* \*\*([\d.]+)\*\* .*\n\| TRL and Liger.* \*\*([\d.]+)\*\* (?:.*\n)+?"
         r"\| ours, `ddp` \| 2 \| ([\d,]+) .*\n\| TRL, FSDP2 \| 2 \| [\d,]+ \| [\d,]+ \| ([\d.]+) ",
-    ),
-    (
-        TRAIN,
-        r"fits, two are ([\d.]+) times as fast",
-        r"\| TRL, FSDP2 .* \*\*([\d.]+)\*\* ",
     ),
     (VLLM, r"([\d,]+) tokens/s through concur, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
     (VLLM, r"room for ([\d,]+) tokens of keys", r"cache holds ([\d,]+)\s+tokens"),

@@ -26,10 +26,9 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from benchmarks.replicas import UTILIZATION, Service, Values, answer_lengths, simulate
-from benchmarks.training_speed import CHARACTERS_PER_TOKEN
 from benchmarks.training_subject import SHAPES, counted_flops
 from tasks.synthesis import sizing
-from tasks.training.batching import balanced_epochs, busy_share
+from tasks.training.acceleration.batching import balanced_epochs, busy_share
 from tasks.training.telemetry import TrainingFlops
 
 TABLE = Path(__file__).with_suffix(".toml")
@@ -41,6 +40,8 @@ SCENARIOS = {"whole": 1.0, "refresh": 0.1}
 GOALS_H = {"whole": 11.0, "refresh": 1.25}
 """On 8 H200."""
 LIKELY = 0.5
+CHARACTERS_PER_TOKEN = 3.6
+"""Of recorded QwQ-32B responses."""
 DATA_SET = ("synthesis", "verification", "curation")
 FP8 = ("--quantization", "fp8")
 FP8_CACHE = (*FP8, "--kv-cache-dtype", "fp8")

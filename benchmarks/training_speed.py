@@ -1,10 +1,9 @@
-"""Tokens per second of LoRA training: TRL's defaults against `tasks.training.acceleration`, through
-the same SFTTrainer, in one call.
+"""Tokens per second of LoRA training: TRL's defaults against `tasks.training.acceleration`, in one
+call through the same SFTTrainer.
 
     python -m benchmarks.training_speed --shape qwq --variants trl,ours --lengths 8192,16384 \\
         --steps 20 --out results.json
     python -m benchmarks.training_speed --shape tiny   # the same on a CPU in under a minute
-    python -m benchmarks.training_speed --shape qwq --busy candidates.parquet
 
 A model of QwQ-32B's shape with random bfloat16 weights made on the device (needs 66 GB for them),
 LoRA of rank 32 with alpha 32 and dropout 0.05 on the seven projections, AdamW, one row a step. Rows
@@ -20,10 +19,6 @@ against the 790e12 that large bfloat16 products reach on one.
 Peers at `--gpus N`: `trl` and `liger` (package liger-kernel) with DDP, `trl_fsdp2` and
 `liger_fsdp2` with FSDP2 as in training, beside `ours` and `ours_fsdp2`. For FSDP2 the first process
 holds the weights in main memory, as in training.
-
-`--busy` trains nothing: it counts how busy eight workers would be with the rows of a table (column
-`response`, 3.6 characters a token; prompts, which would make rows more alike, left out) where each
-waits in every pass for the costliest row, by the order of rows.
 """
 
 from __future__ import annotations
@@ -43,17 +38,15 @@ from benchmarks.training_subject import (
     COMPLETION_SHARE,
     SHAPES,
     adapter_config,
-    counted_flops,
     dataset,
     random_model,
     rows,
     tokenizer,
 )
-from benchmarks.training_tables import busy_table, by_kernel, table
+from benchmarks.training_tables import table
 from tasks.training import recipe
 from tasks.training.telemetry import TrainingFlops
 
-CHARACTERS_PER_TOKEN = 3.6
 # what training with `parallelism: fsdp2` gives transformers (a test compares them)
 FSDP2: dict[str, Any] = {"gradient_checkpointing": True, **recipe.FSDP2}
 OURS_FSDP2 = {**FSDP2, "gradient_checkpointing": False}
@@ -64,23 +57,14 @@ VARIANTS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
         None,
         {"bf16": False},
     ),  # the arbiter: weights and arithmetic in float32, for what rounding does to the others
-    "trl_selective": (None, {"gradient_checkpointing_kwargs": {"selective": True}}),
     "liger": (None, {"use_liger_kernel": True}),
     "trl_fsdp2": (None, FSDP2),
     "liger_fsdp2": (None, {**FSDP2, "use_liger_kernel": True}),
     "ours": ({}, {}),
     "ours_fsdp2": ({}, OURS_FSDP2),
     "ours_fsdp2_recomputed": ({"host_memory_gb": 0}, OURS_FSDP2),
-    "ours_fsdp2_keep": ({"recompute": "keep"}, OURS_FSDP2),
-    "ours_sdpa": ({"attention": "sdpa"}, {}),
-    "ours_cudnn": ({"attention": "cudnn"}, {}),
-    "ours_cudnn_expanded": ({"attention": "cudnn_expanded"}, {}),
     "ours_layer": ({"recompute": "layer"}, {}),
-    "ours_mlp": ({"recompute": "mlp"}, {}),
-    "ours_keep": ({"recompute": "keep"}, {}),
-    "ours_dynamic": ({"dynamic_lengths": True}, {}),
     "ours_eager": ({"compile": False}, {}),
-    "ours_torch_dropout": ({"lean_dropout": False}, {}),
 }
 
 
@@ -113,16 +97,7 @@ def main() -> int:
         default=240,
         help="a variant stops after the step that passes this",
     )
-    parser.add_argument(
-        "--profile",
-        action="store_true",
-        help="one more step under the profiler: time by kernel, into the output",
-    )
     parser.add_argument("--out", type=Path, default=None, help="JSON, written after every variant")
-    parser.add_argument(
-        "--busy", type=Path, default=None, help="table of responses: count busy shares and end"
-    )
-    parser.add_argument("--workers", type=int, default=8, help="of --busy, one row a pass each")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
@@ -133,14 +108,6 @@ def main() -> int:
             arguments.lengths or ("96" if arguments.shape == "tiny" else "8192,16384")
         ).split(",")
     ]
-    if arguments.busy:
-        import polars as pl  # here: a machine with a GPU may lack it
-
-        characters = pl.read_parquet(arguments.busy)["response"].str.len_chars()
-        tokens = [round(count / CHARACTERS_PER_TOKEN) for count in characters]
-        flops = counted_flops(SHAPES[arguments.shape])
-        print(busy_table(tokens, flops, lengths, arguments.workers))
-        return 0
     variants = arguments.variants.split(",")
     if unknown := set(variants) - set(VARIANTS):
         parser.error(f"no variant {', '.join(sorted(unknown))}: {', '.join(VARIANTS)}")
@@ -156,20 +123,9 @@ def main() -> int:
             if index + 1 < len(runs) and arguments.gpus == 1:
                 runs[index + 1].prepare()  # imports, while this one holds the GPU
             results.append(run.result())
-            print(
-                json.dumps(
-                    {name: value for name, value in results[-1].items() if name != "profile"}
-                ),
-                flush=True,
-            )
+            print(json.dumps(results[-1]), flush=True)
             if arguments.out:
                 arguments.out.write_text(json.dumps(results, indent=1))
-    for result in results:
-        if result.get("profile"):
-            print(
-                f"\n{result['variant']} at {result['length']}, one step by kernel:\n"
-                + "\n".join(result["profile"])
-            )
     print("\n" + table(results))
     return 0 if all("error" not in result for result in results) else 1
 
@@ -199,7 +155,6 @@ class Run:
             dropout=arguments.dropout,
             gpus=arguments.gpus,
             budget_s=arguments.budget_s,
-            profile=arguments.profile,
             report=str(self.report),
         )
         self.process: subprocess.Popen[bytes] | None = None
@@ -278,7 +233,7 @@ def child(order: dict[str, Any]) -> int:
     import torch._inductor.compile_fx  # noqa: F401
     import trl.trainer.sft_trainer  # noqa: F401
 
-    import tasks.training.acceleration  # noqa: F401
+    import tasks.training.acceleration.layers  # noqa: F401
 
     if order["gpus"] == 1:  # torchrun hands no input on
         sys.stdin.readline()
@@ -315,7 +270,7 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
     from trl.trainer.sft_config import SFTConfig
     from trl.trainer.sft_trainer import SFTTrainer
 
-    from tasks.training.acceleration import (
+    from tasks.training.acceleration.layers import (
         Acceleration,
         AccelerationOptions,
         accelerate_trainer,
@@ -366,7 +321,7 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
                 rows(
                     order["length"],
                     shape["vocab_size"],
-                    (order["steps"] + order["profile"]) * order["gpus"] * order["passes"],
+                    order["steps"] * order["gpus"] * order["passes"],
                 )
             ),
             processing_class=tokenizer(shape["vocab_size"]),
@@ -402,35 +357,18 @@ def train(order: dict[str, Any], report: dict[str, Any], started: float) -> None
 
 
 def stopwatch(order: dict[str, Any], report: dict[str, Any], started: float) -> Any:
-    """Seconds, loss and peaks of every step into the report, which is written each time; the last
-    step goes under the profiler if asked."""
+    """Seconds, loss and peaks of every step into the report, which is written each time."""
     import torch
     from transformers import TrainerCallback
 
     gpu = torch.cuda.is_available()
 
     class Stopwatch(TrainerCallback):
-        profiler: Any = None
-
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            last = state.global_step == state.max_steps - 1
-            if order["profile"] and last:
-                activity = (
-                    torch.profiler.ProfilerActivity.CUDA
-                    if gpu
-                    else torch.profiler.ProfilerActivity.CPU
-                )
-                self.profiler = torch.profiler.profile(activities=[activity])
-                self.profiler.__enter__()
             self.begun = self.now()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            elapsed = self.now() - self.begun
-            if self.profiler is not None:
-                self.profiler.__exit__(None, None, None)
-                report["profile"] = by_kernel(self.profiler)
-            else:
-                report["step_s"].append(elapsed)
+            report["step_s"].append(self.now() - self.begun)
             if gpu:
                 report["peak_allocated_gb"] = torch.cuda.max_memory_allocated() / 1e9
                 report["peak_reserved_gb"] = torch.cuda.max_memory_reserved() / 1e9

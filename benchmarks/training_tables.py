@@ -1,15 +1,11 @@
-"""The tables of `benchmarks.training_speed`: speeds and losses of variants, busy shares by the
-order of rows, and time by kernel."""
+"""The table of `benchmarks.training_speed`: speeds and losses of variants."""
 
 from __future__ import annotations
 
-import random
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
-from tasks.training.batching import balanced_epochs, balanced_lines, busy_share, plan_epochs
-from tasks.training.telemetry import TrainingFlops, mfu
+from tasks.training.telemetry import mfu
 
 PEAK_FLOPS, REACHED_FLOPS = 989e12, 790e12
 LEFT_OUT_STEPS = 3
@@ -74,54 +70,3 @@ def tokens_per_s(result: dict[str, Any]) -> float | None:
     timed = result["step_s"][LEFT_OUT_STEPS:]
     rows = result.get("gpus", 1) * result.get("passes", 1)
     return rows * result["length"] / statistics.median(timed) if timed else None
-
-
-def busy_table(
-    tokens: list[int], flops: TrainingFlops, longest: list[int], workers: int, epochs: int = 3
-) -> str:
-    """Markdown: busy shares over some epochs (least and most) by the longest row that is kept."""
-    lines = [
-        "| longest row | rows | random | packed lines of that length | balanced | packed and"
-        " balanced |",
-        "| ---: | ---: | --- | --- | --- | --- |",
-    ]
-    for limit in longest:
-        lengths = [count for count in tokens if count <= limit]
-        shuffled = [list(range(len(lengths))) for _ in range(epochs)]
-        for epoch, order in enumerate(shuffled):
-            random.Random(epoch).shuffle(order)
-
-        def cost(line: Sequence[int], lengths: list[int] = lengths) -> float:
-            return sum(flops.row(lengths[row]) for row in line)
-
-        packed = plan_epochs(lengths, token_budget=limit, epochs=epochs, seed=0)
-        plans = (
-            [[[row] for row in order] for order in shuffled],
-            packed,
-            balanced_epochs(lengths, rows_per_step=workers, epochs=epochs, seed=0),
-            balanced_lines(packed, cost, lines_per_step=workers, seed=0),
-        )
-        cells = []
-        for several in plans:
-            shares = [busy_share(list(map(cost, plan)), workers) for plan in several]
-            cells.append(f"{min(shares):.3f} to {max(shares):.3f}")
-        lines.append(f"| {limit:,} | {len(lengths):,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def by_kernel(profiler: Any, shown: int = 45) -> list[str]:
-    """Lines "ms, calls, kernel", the longest first."""
-    entries = [
-        (
-            getattr(event, "self_device_time_total", 0) or event.self_cpu_time_total,
-            event.count,
-            event.key,
-        )
-        for event in profiler.key_averages()
-    ]
-    total = sum(entry[0] for entry in entries) or 1
-    lines = [
-        f"{time_us / 1e3:9.1f} ms {time_us / total:6.1%} {count:7d}  {key[:150]}"
-        for time_us, count, key in sorted(entries, reverse=True)
-    ]
-    return [f"{total / 1e3:9.1f} ms in all", *lines[:shown]]

@@ -77,7 +77,7 @@ from tasks.verification.stage import wait_for_head
 
 DEVICES = "gpu"
 """Prefect's global concurrency limit: a slot is a GPU, or all of the CPU where there is none."""
-REWARDS = ("reward", "status/correct", "status/rejected", "speedup_of_correct", "kl", "idle_share")
+REWARDS = ("reward", "status/correct", "status/rejected", "speedup_of_correct", "kl", "judged_s")
 """Columns of a reinforcement's log that are shown; MLflow has all."""
 
 

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
 from flows.config import PipelineConfig
-from flows.rollouts import environment
 from flows.runtime.guard import guarded_flow
 from flows.track import reinforcement_record, track
 from flows.train import of_line, prompts_for
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json
+from kernels_eval.judge.messages import no_code_verdict
+from kernels_eval.records import Candidate, Json, KernelTask, Verdict
 from tasks.policy import ProgressArtifact
 from tasks.progress import observed_by
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import SnapshotRef
+from tasks.synthesis.parsing import parse_response
 from tasks.training import reinforce
 from tasks.training.stage import STAGE as TRAINING
 from tasks.training.stage import adapter_of
+from tasks.verification.stage import pool_of
+
+if TYPE_CHECKING:
+    from tasks.training.grpo import Judge, Judged
+
+Code = tuple[str, str]
+"""A task's id, and code for it."""
+Verify = Callable[[Iterable[tuple[KernelTask, Candidate]]], Iterable[Verdict]]
+"""`Pool.verify`, or what does the same."""
 
 
 @guarded_flow("reinforce the adapter", "reinforce")
@@ -33,9 +46,62 @@ def reinforce_adapter(
     known = {task.task_id: task for task in read_tasks(tasks)}
     with (
         observed_by(ProgressArtifact("reinforcement-progress", "share of optimiser steps done")),
-        environment(config, known, prompts) as made,
+        pool_of(config.language, config.verification) as pool,
     ):
-        return reinforce.run(trained, recipe, prompts, made)
+        return reinforce.run(trained, recipe, prompts, judge_by(pool.verify, config, known))
+
+
+def judge_by(verify: Verify, config: PipelineConfig, tasks: Mapping[str, KernelTask]) -> Judge:
+    """Judges answers by their verdicts: the same code for a task is verified once in a step, and
+    with `verification.once_per_code` once in a run."""
+    from tasks.training.grpo import Judged
+
+    known: dict[Code, Verdict] = {}
+
+    def judge(task_ids: Sequence[str], answers: Sequence[str]) -> list[Judged]:
+        if not config.verification.once_per_code:
+            known.clear()
+        candidates = [
+            _candidate(str(place), tasks[task_id], answer, config)
+            for place, (task_id, answer) in enumerate(zip(task_ids, answers, strict=True))
+        ]
+        unknown = {
+            (each.task_id, each.code): each
+            for each in candidates
+            if each.code is not None and (each.task_id, each.code) not in known
+        }
+        key_of = {each.candidate_id: key for key, each in unknown.items()}
+        pairs = [(tasks[each.task_id], each) for each in unknown.values()]
+        for verdict in verify(pairs) if pairs else ():
+            known[key_of[verdict.candidate_id]] = verdict
+        return [Judged(_verdict(each, tasks, known), each.reasoning or "") for each in candidates]
+
+    return judge
+
+
+def _verdict(
+    candidate: Candidate, tasks: Mapping[str, KernelTask], known: Mapping[Code, Verdict]
+) -> Verdict | None:
+    """None: the machine failed to reach one."""
+    if candidate.code is None:
+        return no_code_verdict(tasks[candidate.task_id], candidate)
+    return known.get((candidate.task_id, candidate.code))
+
+
+def _candidate(name: str, task: KernelTask, answer: str, config: PipelineConfig) -> Candidate:
+    parsed = parse_response(answer)
+    return Candidate(
+        candidate_id=name,
+        task_id=task.task_id,
+        language=config.language,
+        generator="policy",
+        sample_index=int(name),
+        response=answer,
+        reasoning=parsed.reasoning,
+        answer=parsed.answer,
+        code=parsed.code,
+        parse_reason=parsed.parse_reason,
+    )
 
 
 @guarded_flow("reinforce and track", "reinforce and track")

@@ -22,8 +22,9 @@ from tasks.sources.small_model import load_tokenizer
 from tasks.store import SnapshotRef
 from tasks.synthesis.prompts import render
 from tasks.tracking.stages import base_model_of, held_out_losses
-from tasks.training.adapter import check_adapter, merge_adapter
-from tasks.training.formatting import to_prompt_completion
+from tasks.training.adapter import check_adapter
+from tasks.training.formatting import examples_of
+from tasks.training.merge import merge_adapter
 from tasks.training.rows import with_prompts
 from tasks.training.stage import adapter_of, prompts_of
 from tasks.training.step import train
@@ -90,7 +91,7 @@ def summary_of(config: PipelineConfig, curated: SnapshotRef, trained: SnapshotRe
     """What a finished training learnt, and where the adapter is."""
     snapshot, adapter = trained.open(), adapter_of(trained)
     manifest = snapshot.manifest
-    facts = check_adapter(adapter, max_rank=2**31)
+    facts = check_adapter(adapter)
     return {
         "curated": curated.fingerprint,
         "training": trained.fingerprint,
@@ -120,8 +121,8 @@ def merge_trained(
     prompts = prompts_for(config, tasks)
     base = str(trained.open().manifest["base_model"])
     rows = curated.open().read(unique="candidate_id").sort("candidate_id").head(PROBES)
-    examples = to_prompt_completion(with_prompts(rows, prompts).to_dicts(), load_tokenizer(base))
-    probes = [example["completion"] for example in examples]
+    examples = examples_of(with_prompts(rows, prompts).to_dicts(), load_tokenizer(base))
+    probes = [example.completion for example in examples]
     check = merge_adapter(base, adapter_of(trained), out, probes, dtype=dtype)
     return {
         "directory": str(out.absolute()),

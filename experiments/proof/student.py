@@ -31,7 +31,7 @@ from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.prompts import render
 from tasks.synthesis.sampler import Request
 from tasks.synthesis.samplers import make_sampler
-from tasks.training.formatting import to_prompt_completion
+from tasks.training.formatting import examples_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -140,8 +140,8 @@ def answers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def encoded(rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> NDArray[np.uint16]:
     """The token ids of chats, one after the other."""
-    examples = to_prompt_completion(rows, tokenizer)
-    chats = [example["prompt"] + example["completion"] for example in examples]
+    examples = examples_of(rows, tokenizer)
+    chats = [example.prompt + example.completion for example in examples]
     ids = tokenizer(chats, add_special_tokens=False, verbose=False)["input_ids"]
     return np.concatenate([np.asarray(each, dtype=np.uint16) for each in ids])
 

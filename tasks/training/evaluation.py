@@ -1,4 +1,4 @@
-"""Held-out tasks: which they are, and when their loss ends a training.
+"""Held-out tasks: which they are.
 
 Guarantees: all rows of a task are on one side; with a share, the side follows from the seed and the
 task's id alone, so that a refresh with more tasks moves none across, and with equal share and seed
@@ -9,8 +9,7 @@ nor that a lower loss means better kernels.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -22,7 +21,7 @@ from tasks.training.formatting import Rows
 
 
 class EvaluationConfig(Record):
-    """Tasks held out of training, and how their loss is used."""
+    """Tasks held out of training, whose loss is measured each epoch."""
 
     share: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """about this share of the tasks is held out; 0: none. 2 % (ours) costs about 1 % of the
@@ -33,9 +32,6 @@ class EvaluationConfig(Record):
     """hold out exactly this many tasks instead of a share"""
     seed: NonNegativeInt = 0
     """which tasks; not the recipe's seed, so that runs of several seeds compare"""
-    patience_epochs: PositiveInt | None = None
-    """stop after this many epochs without a new lowest held-out loss; null: never, as in the
-    paper"""
 
 
 def held_out_tasks(task_ids: Iterable[str], config: EvaluationConfig) -> set[str]:
@@ -67,12 +63,3 @@ def split_by_task(rows: Rows, config: EvaluationConfig) -> tuple[Rows, Rows]:
     for row in rows:
         sides[row["task_id"] in chosen].append(row)
     return sides[0], sides[1]
-
-
-def stopped(losses: Sequence[float], patience_epochs: int | None) -> bool:
-    """Have so many evaluations passed without a new lowest loss? The one before the first step
-    counts as one to beat."""
-    if patience_epochs is None or not losses:
-        return False
-    values = [math.inf if math.isnan(loss) else loss for loss in losses]
-    return len(values) - 1 - values.index(min(values)) >= patience_epochs

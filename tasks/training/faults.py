@@ -9,13 +9,12 @@ before PEFT leaves it out in silence. Does not guarantee that a way out is enoug
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
-from tasks.training.formatting import tokens_of
+from tasks.training.formatting import Example
 from tasks.training.recipe import TrainingRecipe
 
 MEMORY_WORDS = (
@@ -34,7 +33,7 @@ GIB = 2**30
 def explain(
     error: Exception,
     recipe: TrainingRecipe,
-    examples: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
     device: str,
     out_dir: Path,
 ) -> EvalError:
@@ -63,62 +62,39 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def out_of_memory(
-    error: Exception, recipe: TrainingRecipe, examples: Sequence[Mapping[str, Any]], device: str
+    error: Exception, recipe: TrainingRecipe, examples: Sequence[Example], device: str
 ) -> UsageError:
-    lengths = sorted(map(tokens_of, examples))
-    asked = _asked_for(str(error))
+    lengths = sorted(example.tokens for example in examples)
+    recomputed = recipe.gradient_checkpointing or recipe.acceleration == "on"
     return UsageError(
-        f"out of memory while training {recipe.base_model} on"
-        f" {_memory_of(device)}{_rank()}{f', {asked} more asked for' if asked else ''}: batch_size"
-        f" {recipe.batch_size} x up to {lengths[-1]} tokens, {_recomputation(recipe)},"
-        f" {'bfloat16' if recipe.bf16 else 'float32'}, parallelism {recipe.parallelism} over"
+        f"out of memory while training {recipe.base_model} on {_memory_of(device)}{_rank()}:"
+        f" {cause_of(error)}; batch_size {recipe.batch_size} x up to {lengths[-1]} tokens,"
+        f" {'bfloat16' if recipe.bf16 else 'float32'}, recomputation"
+        f" {'on' if recomputed else 'off'}, parallelism {recipe.parallelism} over"
         f" {recipe.workers}",
-        f"three ways out: {'; '.join(_ways_out(recipe, lengths, device)[:3])}",
+        f"three ways out: {'; '.join(_ways_out(recipe, lengths)[:3])}",
     )
 
 
-def _recomputation(recipe: TrainingRecipe) -> str:
-    if recipe.acceleration == "on":
-        return "acceleration on"
-    return f"gradient checkpointing {'on' if recipe.gradient_checkpointing else 'off'}"
-
-
-def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int], device: str) -> list[str]:
+def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int]) -> list[str]:
     """What would lower the need, the cheapest first. At least three."""
     ways = []
     if recipe.batch_size > 1:
-        ways.append(
-            f"batch_size 1 with gradient_accumulation {recipe.rows_per_step} (the same step)"
-        )
-    if recipe.acceleration == "on":
-        ways.append(
-            "acceleration off, which recomputes everything instead of what the plan says (slower by"
-            " a third)"
-        )
-    elif not recipe.gradient_checkpointing:
-        ways.append("gradient_checkpointing true (a third slower)")
-    if recipe.parallelism != "fsdp2":
-        workers = max(2, recipe.workers)
-        ways.append(
-            f"parallelism fsdp2 with workers {workers}: each holds 1/{workers} of the weights"
-        )
-    else:
-        ways.append(
-            f"more workers than {recipe.workers}: each holds a smaller share of the weights"
-        )
+        ways.append(f"batch_size 1 with gradient_accumulation {recipe.rows_per_step}")
+    if recipe.acceleration == "off" and not recipe.gradient_checkpointing:
+        ways.append("gradient_checkpointing true")
+    workers = max(2, recipe.workers)
+    if recipe.parallelism == "fsdp2":
+        workers = 2 * recipe.workers
+    ways.append(f"parallelism fsdp2 with workers {workers}, each with 1/{workers} of the weights")
     shorter = lengths[int(0.9 * (len(lengths) - 1))]
-    if shorter < lengths[-1]:
-        left_out = sum(length > shorter for length in lengths)
-        ways.append(
-            f"max_length {shorter}, which drops the longest {left_out} of {len(lengths)} rows"
-        )
-    else:
-        ways.append(f"max_length below {lengths[-1]}, which drops the longest rows")
+    left_out = sum(length > shorter for length in lengths)
     ways.append(
-        "a smaller base_model"
-        if device == "cuda"
-        else "a smaller base_model, or a machine with more memory"
+        f"max_length {shorter}, which drops the longest {left_out} of {len(lengths)} rows"
+        if left_out
+        else f"max_length below {lengths[-1]}, which drops the longest rows"
     )
+    ways.append("a smaller base_model")
     return ways
 
 
@@ -140,14 +116,6 @@ def require_projections(model: Any, recipe: TrainingRecipe) -> None:
             "name its own in target_modules (its linear layers:"
             f" {', '.join(sorted(layers)) or 'none'}), or train a model with all seven",
         )
-
-
-def _asked_for(message: str) -> str:
-    if found := re.search(r"[Tt]ried to allocate ([\d.]+ [KMGT]iB)", message):
-        return found[1]
-    if found := re.search(r"tried to allocate (\d+) bytes", message):
-        return f"{int(found[1]) / GIB:.2f} GiB"
-    return ""
 
 
 def _rank() -> str:

@@ -1,10 +1,9 @@
-"""Curated rows as the text a reasoning model reads and emits, and which of its tokens carry loss.
+"""Curated rows as the tokens a reasoning model reads and emits, and which of them carry loss.
 
 Guarantees: the prompt ends exactly where generation starts and the completion is exactly what the
-model would emit from there, with the whole reasoning, and the end token where it wrote one; both
-are strings, because conversational rows go through the chat template again and Qwen-style templates
-then strip the reasoning silently. A row that cannot be trained on is listed with its reason, never
-truncated and never repaired. Does not guarantee anything of what the text says.
+model would emit from there, with the whole reasoning, and the end token where it wrote one. A row
+that cannot be trained on is listed with its reason, never truncated and never repaired. Does not
+guarantee anything of what the text says.
 """
 
 from __future__ import annotations
@@ -33,36 +32,53 @@ class Dropped(Record):
     tokens: int
 
 
-class LabelMask(NamedTuple):
-    """Token ids of a whole example, and for each whether it carries loss. Both of length prompt +
-    completion."""
+class Example(NamedTuple):
+    """One row as text and as tokens: those of the prompt, then those of the completion."""
 
-    input_ids: list[int]
-    carries_loss: list[bool]
+    candidate_id: str
+    reasoning: str
+    answer: str
+    prompt: str
+    completion: str
+    input_ids: Sequence[int] = ()
+    prompt_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.tokens - self.prompt_tokens
 
     @property
     def labels(self) -> list[int]:
-        """The ids that carry loss, IGNORED elsewhere."""
-        pairs = zip(self.input_ids, self.carries_loss, strict=True)
-        return [token if carries else IGNORED for token, carries in pairs]
+        """The ids of the completion, IGNORED for the prompt."""
+        return [IGNORED] * self.prompt_tokens + list(self.input_ids[self.prompt_tokens :])
 
 
-def tokens_of(example: Mapping[str, Any]) -> int:
-    """Tokens of an example's prompt and completion."""
-    return int(example["prompt_tokens"] + example["completion_tokens"])
+def examples_of(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[Example]:
+    """One example per row of `tasks.tables.CURATED` with its `prompt`, the user's turn, in order.
 
-
-def to_prompt_completion(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """One example per row of `tasks.tables.CURATED`, in order: candidate_id, prompt, completion,
-    prompt_tokens, completion_tokens, body.
-
-    An answer that the token limit cut off (`finish_reason` "length") gets no end token: its model
-    wrote none there. A row's `prompt` is the user's turn. `prompt` of the example is the chat
-    rendered up to the generation prompt; `completion` the reasoning, `</think>`, the answer and the
-    tokenizer's end token (`body` is the pair (reasoning, answer) that it was made of). White space
-    around reasoning and answer is not kept: the newlines around `</think>` are QwQ's own. Raises
+    The prompt is the chat rendered up to the generation prompt; the completion the reasoning,
+    `</think>`, the answer and the tokenizer's end token. An answer that the token limit cut off
+    (`finish_reason` "length") gets no end token: its model wrote none there. White space around
+    reasoning and answer is not kept: the newlines around `</think>` are QwQ's own. Raises
     UsageError where the tokenizer has no chat template or no end token.
     """
+    _require_template(tokenizer)
+    examples = [_as_text(row, tokenizer) for row in rows]
+    prompts = _token_ids([each.prompt for each in examples], tokenizer)
+    wholes = _token_ids([each.prompt + each.completion for each in examples], tokenizer)
+    made = []
+    for example, prompt, whole in zip(examples, prompts, wholes, strict=True):
+        if whole[: len(prompt)] != prompt:  # a token spans both: generation starts after the prompt
+            whole = prompt + _token_ids([example.completion], tokenizer)[0]
+        made.append(example._replace(input_ids=whole, prompt_tokens=len(prompt)))
+    return made
+
+
+def _require_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not getattr(tokenizer, "chat_template", None):
         raise UsageError(
             "the base model's tokenizer has no chat template",
@@ -75,47 +91,36 @@ def to_prompt_completion(rows: Rows, tokenizer: PreTrainedTokenizerBase) -> list
             "set eos_token in its tokenizer_config.json to the token that ends a turn, or train an"
             " instruct or reasoning model",
         )
-    examples = []
-    for row in rows:
-        prompt = chat_text(tokenizer, row["prompt"])
-        reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
-        # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the
-        # model itself writes the tag
-        opening = "" if prompt.rstrip().endswith(THINK_OPEN) else f"{THINK_OPEN}\n"
-        end = "" if row.get("finish_reason") == "length" else tokenizer.eos_token
-        completion = f"{opening}{reasoning}\n{THINK_CLOSE}\n\n{answer}{end}"
-        examples.append(
-            {
-                "candidate_id": row["candidate_id"],
-                "prompt": prompt,
-                "completion": completion,
-                "body": (reasoning, answer),
-            }
-        )
-    for side in ("prompt", "completion") if examples else ():
-        # rows above the model's window are found here and listed: the tokenizer need not warn
-        texts = [example[side] for example in examples]
-        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        for example, ids in zip(examples, encoded, strict=True):
-            example[f"{side}_tokens"] = len(ids)
-    return examples
 
 
-def label_mask(example: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> LabelMask:
-    """Ids of prompt then completion, each tokenised alone as at inference, and the mask: the
-    completion, end token included."""
-    prompt = tokenizer(example["prompt"], add_special_tokens=False)["input_ids"]
-    completion = tokenizer(example["completion"], add_special_tokens=False)["input_ids"]
-    return LabelMask(prompt + completion, [False] * len(prompt) + [True] * len(completion))
+def _as_text(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example:
+    prompt = chat_text(tokenizer, row["prompt"])
+    reasoning, answer = (row["reasoning"] or "").strip(), (row["answer"] or "").strip()
+    # QwQ's generation prompt opens the think block; where a template does not (Qwen3), the model
+    # itself writes the tag
+    opening = "" if prompt.rstrip().endswith(THINK_OPEN) else f"{THINK_OPEN}\n"
+    end = "" if row.get("finish_reason") == "length" else tokenizer.eos_token
+    completion = f"{opening}{reasoning}\n{THINK_CLOSE}\n\n{answer}{end}"
+    return Example(row["candidate_id"], reasoning, answer, prompt, completion)
+
+
+def _token_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The template has written the special tokens already. Rows above the model's window are listed
+    later: the tokenizer need not warn."""
+    if not texts:
+        return []
+    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)
+    found: list[list[int]] = encoded["input_ids"]
+    return found
 
 
 def select_examples(
-    examples: Sequence[dict[str, Any]],
+    examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
     overlong: Literal["drop", "refuse"],
-) -> tuple[list[dict[str, Any]], list[Dropped]]:
+) -> tuple[list[Example], list[Dropped]]:
     """Examples to train on and those that cannot be, in order.
 
     `control_token`: the text itself holds a think tag or one of the tokenizer's special tokens,
@@ -126,8 +131,9 @@ def select_examples(
     kept, dropped = [], []
     for example in examples:
         if reason := _reason_to_drop(example, tokenizer, max_length):
-            name, tokens = example["candidate_id"], tokens_of(example)
-            dropped.append(Dropped(candidate_id=name, reason=reason, tokens=tokens))
+            dropped.append(
+                Dropped(candidate_id=example.candidate_id, reason=reason, tokens=example.tokens)
+            )
         else:
             kept.append(example)
     if dropped and overlong == "refuse":
@@ -145,17 +151,16 @@ def select_examples(
 
 
 def _reason_to_drop(
-    example: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, max_length: int
+    example: Example, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> DropReason | None:
-    reasoning, answer = example["body"]
-    if not reasoning:
+    if not example.reasoning:
         return "empty_reasoning"
-    if not answer:
+    if not example.answer:
         return "empty_answer"
     control = {THINK_OPEN, THINK_CLOSE, *tokenizer.all_special_tokens}
-    if any(token in reasoning or token in answer for token in control):
+    if any(token in example.reasoning or token in example.answer for token in control):
         return "control_token"
-    if tokens_of(example) > max_length:
+    if example.tokens > max_length:
         return "overlong"
     return None
 

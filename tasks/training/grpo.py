@@ -2,47 +2,36 @@
 optimisation: Shao et al. 2024, arXiv:2402.03300, section 4.1).
 
 Guarantees: training begins with the adapter that it is given, and the KL divergence is against it;
-an answer is judged as soon as it is written, while the others are still being written (on a GPU
-that kernels are timed on: afterwards, for nothing may run beside a timed kernel); an answer without
-a reward (a fault of the machine or of the task) is left out of its group; a second call in the same
-`out_dir` with the same tasks, recipe and adapter resumes from the newest whole checkpoint. Does not
-guarantee the same adapter twice: a timed kernel's speedup is never the same. Importing it takes
-seconds.
+an answer without a reward (a fault of the machine or of the task) is left out of its group; a
+second call in the same `out_dir` resumes from the newest whole checkpoint. Where vLLM writes the
+answers, TRL corrects for the difference between its probabilities and the trainer's (truncated
+importance sampling). Does not guarantee the same adapter twice: a timed kernel's speedup is never
+the same. Importing it takes seconds.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from statistics import fmean
-from threading import Event
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
 from peft import PeftModel
-from transformers import (
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from kernels_eval.pool.pool import arriving
+from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Status, Verdict
-from kernels_eval.rewards import reward, reward_parts
-from tasks.files import file_sha256
+from kernels_eval.rewards import Recipe, reward, reward_parts
 from tasks.sources.small_model import (
     attention_of_any_length,
     chat_text,
@@ -54,38 +43,18 @@ from tasks.training import checkpoints
 from tasks.training.recipe import ReinforceRecipe
 from tasks.training.trainer_settings import machine_settings
 
-T = TypeVar("T")
-KEPT_OF_TRL = ("loss", "grad_norm", "learning_rate", "reward", "reward_std", "kl", "entropy")
+
+class Judged(NamedTuple):
+    """What an answer earned its reward by: its verdict (None: the machine failed), and the
+    reasoning in it."""
+
+    verdict: Verdict | None
+    reasoning: str
 
 
-class Asked(NamedTuple):
-    """One answer wanted, the `place`th of a step: to the chat `prompt` (token ids) of a task, drawn
-    under `seed`."""
-
-    place: int
-    task_id: str
-    prompt: list[int]
-    seed: int
-
-
-class Answer(NamedTuple):
-    """One answer of the policy: its text and its token ids, and how many are reasoning."""
-
-    asked: Asked
-    text: str
-    tokens: list[int]
-    reasoning_tokens: int = 0
-
-
-class Environment(NamedTuple):
-    """How answers are written and judged. `write` takes the policy, its tokenizer and what is asked
-    for, and yields answers as they end; `judge` takes them as they come (None: none has, so far),
-    and yields the place and verdict of each, in any order. `apart`: judging waits until all answers
-    are written."""
-
-    write: Callable[[Any, PreTrainedTokenizerBase, Sequence[Asked]], Iterator[Answer]]
-    judge: Callable[[Iterable[Answer | None]], Iterator[tuple[int, Verdict]]]
-    apart: bool = False
+Judge = Callable[[Sequence[str], Sequence[str]], Sequence[Judged]]
+"""(task ids, answers) -> what each is, in order."""
+OnLog = Callable[[dict[str, Any]], None]
 
 
 def reinforce(
@@ -94,225 +63,57 @@ def reinforce(
     base_model_dir: str | Path,
     adapter_dir: Path,
     out_dir: Path,
-    environment: Environment,
-    on_log: Callable[[dict[str, float]], None] | None = None,
-) -> tuple[Path, list[dict[str, float]]]:
+    judge: Judge,
+    on_log: OnLog | None = None,
+) -> tuple[Path, list[dict[str, Any]]]:
     """Train the adapter on tasks (task_id -> user's prompt). Returns the directory of the new
-    adapter (`out_dir/adapter`) and the log, one row per optimiser step (`Step.row`).
+    adapter (`out_dir/adapter`) and the log: what TRL and `measures` say of each optimiser step.
 
-    Raises UsageError for models and checkpoints that cannot be used; what `environment` raises ends
-    the run, which resumes when it is called again.
+    Raises UsageError for models and settings that cannot be used; what `judge` raises ends the run,
+    which resumes when it is called again.
     """
     tokenizer = load_tokenizer(base_model_dir)
-    adapter = file_sha256(adapter_dir / "adapter_model.safetensors")
-    identity = checkpoints.RunIdentity.of(
-        recipe,
-        base_model_dir,
-        [{"prompt": prompt, "completion": name} for name, prompt in sorted(prompts.items())],
-    )
-    identity = identity.model_copy(update={"base_model": f"{identity.base_model} {adapter[:12]}"})
-    checkpoint = checkpoints.newest_checkpoint(out_dir / "checkpoints", identity)
+    gpu = torch.cuda.is_available()
+    base = load_causal_model(base_model_dir, dtype=torch.bfloat16 if gpu else torch.float32)
+    args = grpo_config(recipe, out_dir / "checkpoints", gpu=gpu)
+    args.max_completion_length = _answer_tokens(prompts, recipe, tokenizer, base.config)
+    chats = [
+        {"prompt": [{"role": "user", "content": prompt}], "task_id": name}
+        for name, prompt in prompts.items()
+    ]
+    log = StepLog(on_log)
     with quiet_progress(), warnings.catch_warnings():
-        # `rollout_func`, and names that transformers 6 changes
-        warnings.filterwarnings("ignore", message=".*(experimental feature|is deprecated and will)")
+        # names that transformers 6 changes
+        warnings.filterwarnings("ignore", message=".*is deprecated and will")
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_counted)
-        trainer = RewardTrainer(
-            prompts, recipe, base_model_dir, adapter_dir, out_dir, tokenizer, environment, on_log
-        )
-        trainer.identity = identity
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if "ref" in trainer.policy.peft_config:  # the adapter as it was
-            trainer.policy.delete_adapter("ref")
-        saved = checkpoints.save_adapter(trainer, out_dir / "adapter")
-    history: list[dict[str, Any]] = trainer.state.log_history
-    return saved, [entry["concur"] for entry in history if "concur" in entry]
-
-
-class RewardTrainer(GRPOTrainer):
-    """TRL's trainer whose answers come from an `Environment`. Its log holds a `Step` of each
-    optimiser step."""
-
-    identity: checkpoints.RunIdentity
-
-    def __init__(
-        self,
-        prompts: Mapping[str, str],
-        recipe: ReinforceRecipe,
-        base_model_dir: str | Path,
-        adapter_dir: Path,
-        out_dir: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        environment: Environment,
-        on_log: Callable[[dict[str, float]], None] | None,
-    ) -> None:
-        gpu = torch.cuda.is_available()
-        base = load_causal_model(base_model_dir, dtype=torch.bfloat16 if gpu else torch.float32)
-        self.policy: Any = PeftModel.from_pretrained(base, str(adapter_dir), is_trainable=True)
-        self.reader = tokenizer
-        chats = {name: chat_text(tokenizer, prompt) for name, prompt in prompts.items()}
-        self.recipe, self.environment, self.on_log = recipe, environment, on_log
-        self.tasks = {chat: name for name, chat in chats.items()}
-        self.chat_ids = {
-            chat: tokenizer(chat, add_special_tokens=False)["input_ids"] for chat in self.tasks
-        }
-        self.written, self.began_s = Step({}, {}, recipe, 0.0, 0.0), time.monotonic()
-        super().__init__(
-            model=self.policy,
-            reward_funcs=_given_reward,
-            args=_grpo_config(recipe, out_dir / "checkpoints", gpu=gpu),
-            train_dataset=Dataset.from_list([{"prompt": chat} for chat in self.tasks]),
+        trainer = GRPOTrainer(
+            model=PeftModel.from_pretrained(base, str(adapter_dir), is_trainable=True),
+            reward_funcs=_reward_function(judge, recipe.reward, tokenizer),
+            args=args,
+            train_dataset=Dataset.from_list(chats),
             processing_class=tokenizer,
-            rollout_func=lambda chats, _: self.answer(chats),
+            callbacks=[SkipNonFinite(), log, checkpoints.MarkWhole()],
         )
-        self.remove_callback(PrinterCallback)  # it prints every log entry to stdout
-        self.skipped = SkipNonFinite()
-        self.add_callback(self.skipped)
-
-    def answer(self, chats: Sequence[str]) -> dict[str, Any]:
-        """Answers to chats, and the reward of each, as TRL takes them from a `rollout_func`."""
-        step = self.state.global_step
-        seeds = (self.recipe.seed * 1_000_003 + step) * 65_536
-        asked = [
-            Asked(place, self.tasks[chat], self.chat_ids[chat], seeds + place)
-            for place, chat in enumerate(chats)
-        ]
-        self.written = self._written(asked)
-        answers = [self.written.answers[each.place] for each in asked]
-        return {
-            "prompt_ids": [answer.asked.prompt for answer in answers],
-            "completion_ids": [answer.tokens for answer in answers],
-            "logprobs": None,
-            "reward": [self.written.reward(each.place) for each in asked],
-        }
-
-    def _written(self, asked: Sequence[Asked]) -> Step:
-        began_s, answers = time.monotonic(), dict[int, Answer]()
-        queue: SimpleQueue[Answer | None] = SimpleQueue()
-        stopped = Event()
-
-        def going(given: Iterable[T]) -> Iterator[T]:
-            for each in given:
-                if stopped.is_set():
-                    raise CancelledError
-                yield each
-
-        def judged(feed: Iterable[Answer | None]) -> dict[int, Verdict]:
-            return dict(going(self.environment.judge(going(feed))))
-
-        apart = self.environment.apart
-        with ThreadPoolExecutor(1) as thread:
-            try:
-                beside = None if apart else thread.submit(judged, arriving(queue))
-                self.policy.eval()
-                with self.accelerator.autocast():
-                    for answer in self.environment.write(self.policy, self.reader, asked):
-                        answers[answer.asked.place] = answer
-                        queue.put(answer)
-                self.policy.train()
-                queue.put(None)
-                sampled_s = time.monotonic()
-                verdicts = beside.result() if beside else judged(answers.values())
-            except BaseException:
-                stopped.set()  # an interrupt must not wait for verdicts that nobody wants
-                raise
-        waited_s = time.monotonic() - sampled_s
-        return Step(answers, verdicts, self.recipe, sampled_s - began_s, waited_s)
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        untyped: Any = super()
+        trainer.remove_callback(PrinterCallback)  # it prints every log entry to stdout
+        checkpoint = checkpoints.newest_checkpoint(out_dir / "checkpoints")
         with attention_of_any_length():
-            loss: torch.Tensor = untyped.training_step(*args, **kwargs)
-        return loss
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        super().log(logs, start_time)
-        entry: dict[str, Any] = self.state.log_history[-1]
-        if "loss" not in entry:  # the summary at the end
-            return
-        now_s = time.monotonic()
-        learned = {n: float(entry[n]) for n in KEPT_OF_TRL if entry.get(n) is not None}
-        row = {"step": entry["step"]} | learned | self.written.row(now_s - self.began_s)
-        row["skipped_updates"] = float(self.skipped.count)
-        entry["concur"], self.began_s = row, now_s
-        if self.on_log:
-            self.on_log(row)
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        untyped: Any = super()
-        untyped._save_checkpoint(*args, **kwargs)
-        folder = Path(self.args.output_dir or "", f"checkpoint-{self.state.global_step}")
-        checkpoints.mark(folder, self.identity)
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        policy: Any = trainer.accelerator.unwrap_model(trainer.model)
+        if "ref" in policy.peft_config:  # the adapter as it was
+            policy.delete_adapter("ref")
+        saved = checkpoints.save_adapter(trainer, out_dir / "adapter")
+    return saved, [entry for entry in trainer.state.log_history if "loss" in entry]
 
 
-class SkipNonFinite(TrainerCallback):
-    """Drops an optimiser step whose gradient is not finite, as loss scalers do: one such step would
-    make every later logit NaN. `count`: how many of this process."""
-
-    count = 0
-
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        learned = [each for each in kwargs["model"].parameters() if each.grad is not None]
-        if not all(bool(torch.isfinite(each.grad).all()) for each in learned):
-            self.count += 1
-            for each in learned:
-                each.grad = None  # the optimiser passes over it
-
-
-class Step(NamedTuple):
-    """The answers that an optimiser step learned from, their verdicts, and the wall seconds of
-    writing them and of waiting for verdicts after that."""
-
-    answers: Mapping[int, Answer]
-    verdicts: Mapping[int, Verdict]
-    recipe: ReinforceRecipe
-    sampling_s: float
-    waited_s: float
-
-    def reward(self, place: int) -> float | None:
-        return reward(self.verdicts.get(place), self.recipe.reward)
-
-    def row(self, step_s: float) -> dict[str, float]:
-        """What a person follows: mean of each part of the reward, share of each status, share of
-        each reason among the rejected (is the model learning to cheat?), geometric mean of the
-        speedups of correct kernels, mean reasoning length in tokens, seconds, and the share of the
-        step in which the policy's device waited for verdicts."""
-        known, count = self.verdicts.values(), max(1, len(self.answers))
-        statuses = Counter(verdict.status for verdict in known)
-        reasons = Counter(v.reason for v in known if v.status is Status.REJECTED)
-        parts = [reward_parts(verdict, self.recipe.reward) or {} for verdict in known]
-        names = dict.fromkeys(name for each in parts for name in each)
-        speedups = [math.log(v.speedup) for v in known if v.speedup > 0]
-        lengths = [answer.reasoning_tokens for answer in self.answers.values()]
-        return (
-            {f"reward/{name}": fmean(p.get(name, 0.0) for p in parts) for name in names}
-            | {f"status/{status.value}": statuses[status] / count for status in Status}
-            | {f"rejected/{r.value}": reasons[r] / count for r in Reason if _rejects(r)}
-            | {"without_reward": 1 - sum(map(bool, parts)) / count}
-            | ({"speedup_of_correct": math.exp(fmean(speedups))} if speedups else {})
-            | {"reasoning_tokens": fmean(lengths) if lengths else 0.0}
-            | {"sampling_s": self.sampling_s, "waited_s": self.waited_s, "step_s": step_s}
-            | {"idle_share": min(1.0, self.waited_s / step_s) if step_s else 0.0}
+def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOConfig:
+    """TRL's settings of the recipe. Raises UsageError where vLLM is asked for and not installed."""
+    sampling = recipe.sampling
+    if recipe.vllm != "none" and importlib.util.find_spec("vllm") is None:
+        raise UsageError(
+            f"reinforcement.vllm is {recipe.vllm} and vLLM is not installed beside TRL",
+            "install concur with `trl[vllm]` into an environment of its own, or set"
+            " reinforcement.vllm to none",
         )
-
-
-def _rejects(reason: Reason) -> bool:
-    return reason.status is Status.REJECTED
-
-
-def _not_counted(record: logging.LogRecord) -> bool:
-    """Not TRL's warning of an answer without a reward, with its whole prompt: the log counts these
-    (`without_reward`)."""
-    return "All reward functions returned None" not in str(record.msg)
-
-
-def _given_reward(reward: list[float | None], **_: object) -> list[float | None]:
-    """The reward that `RewardTrainer.answer` found, for TRL asks a function for it."""
-    return reward
-
-
-def _grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOConfig:
     return GRPOConfig(
         output_dir=str(out_dir),
         max_steps=recipe.steps,
@@ -325,9 +126,17 @@ def _grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCo
         optim="adamw_torch_fused",
         max_grad_norm=recipe.max_grad_norm,
         beta=recipe.beta,
-        temperature=recipe.sampling.temperature,
-        top_p=recipe.sampling.top_p,
-        max_completion_length=recipe.sampling.max_tokens,
+        # answers are drawn from the very policy that learns
+        disable_dropout=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k or 0,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        max_completion_length=sampling.max_tokens,
+        use_vllm=recipe.vllm != "none",
+        vllm_mode="server" if recipe.vllm == "server" else "colocate",
+        vllm_server_base_url=recipe.vllm_url,
         bf16=gpu,
         gradient_checkpointing=False,
         logging_steps=1,
@@ -336,3 +145,102 @@ def _grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCo
         seed=recipe.seed,
         **machine_settings(gpu=gpu),
     )
+
+
+def _answer_tokens(
+    prompts: Mapping[str, str],
+    recipe: ReinforceRecipe,
+    tokenizer: PreTrainedTokenizerBase,
+    config: Any,
+) -> int:
+    """Most tokens of an answer: the recipe's, or what the longest prompt leaves of the window."""
+    chats = [chat_text(tokenizer, prompt) for prompt in prompts.values()]
+    longest = max(map(len, tokenizer(chats, add_special_tokens=False)["input_ids"]))
+    window = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+    if longest >= window:
+        raise UsageError(
+            f"a prompt of {longest} tokens fills the base model's window of {window}",
+            "reinforce a model with a larger one, or leave that task out",
+        )
+    return int(min(recipe.sampling.max_tokens, window - longest))
+
+
+def _reward_function(
+    judge: Judge, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
+) -> Callable[..., list[float | None]]:
+    def verdict_reward(
+        completion_ids: list[list[int]],
+        task_id: list[str],
+        log_metric: Callable[[str, float], None],
+        **_: object,
+    ) -> list[float | None]:
+        began_s = time.monotonic()
+        answers = tokenizer.batch_decode(
+            completion_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        judged = judge(task_id, answers)
+        reasoning = [each.reasoning for each in judged]
+        lengths = map(len, tokenizer(reasoning, add_special_tokens=False)["input_ids"])
+        measured = measures([each.verdict for each in judged], recipe)
+        measured["reasoning_tokens"] = fmean(lengths)
+        measured["judged_s"] = time.monotonic() - began_s
+        for name, value in measured.items():
+            log_metric(name, value)
+        return [reward(each.verdict, recipe) for each in judged]
+
+    return verdict_reward
+
+
+def measures(verdicts: Sequence[Verdict | None], recipe: Recipe) -> dict[str, float]:
+    """What a person follows: mean of each part of the reward, share of each status, share of each
+    reason among the rejected (is the model learning to cheat?), and the geometric mean of the
+    speedups of correct kernels."""
+    known, count = [verdict for verdict in verdicts if verdict], len(verdicts)
+    statuses = Counter(verdict.status for verdict in known)
+    reasons = Counter(verdict.reason for verdict in known)
+    parts = [each for verdict in known if (each := reward_parts(verdict, recipe)) is not None]
+    found = {f"status/{status.value}": statuses[status] / count for status in Status}
+    for reason in Reason:
+        if reason.status is Status.REJECTED:
+            found[f"rejected/{reason.value}"] = reasons[reason] / count
+    for name in dict.fromkeys(name for each in parts for name in each):
+        found[f"reward/{name}"] = fmean(each.get(name, 0.0) for each in parts)
+    found["without_reward"] = 1 - len(parts) / count
+    if speedups := [math.log(verdict.speedup) for verdict in known if verdict.speedup > 0]:
+        found["speedup_of_correct"] = math.exp(fmean(speedups))
+    return found
+
+
+class StepLog(TrainerCallback):
+    """Tells of each optimiser step as it ends."""
+
+    def __init__(self, tell: OnLog | None) -> None:
+        self.tell = tell
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        entry = state.log_history[-1]
+        if self.tell and "loss" in entry:  # not the summary at the end
+            self.tell(entry)
+
+
+class SkipNonFinite(TrainerCallback):
+    """Drops an optimiser step whose gradient is not finite, as loss scalers do: one such step would
+    make every later logit NaN. `count`: how many of this process."""
+
+    count = 0
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        learned = [each for each in kwargs["model"].parameters() if each.grad is not None]
+        if not all(bool(torch.isfinite(each.grad).all()) for each in learned):
+            self.count += 1
+            for each in learned:
+                each.grad = None  # the optimiser passes over it
+
+    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        state.log_history[-1]["skipped_updates"] = float(self.count)
+
+
+def _not_counted(record: logging.LogRecord) -> bool:
+    """Not TRL's warning of an answer without a reward, with its whole prompt: the log counts these
+    (`without_reward`)."""
+    return "All reward functions returned None" not in str(record.msg)

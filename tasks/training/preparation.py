@@ -5,18 +5,17 @@ and how workers share the model.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from kernels_eval.errors import UsageError
-from tasks.training import checkpoints, offloading
-from tasks.training.acceleration import AccelerationOptions
-from tasks.training.formatting import Rows, select_examples, to_prompt_completion, tokens_of
+from tasks.training import checkpoints
+from tasks.training.acceleration.parallelism import parallelism_for
+from tasks.training.formatting import Example, Rows, examples_of, select_examples
 from tasks.training.recipe import TrainingRecipe
-from tasks.training.recomputation import BYTES, LayerShape, choose_parallelism
 
 
 def training_device(recipe: TrainingRecipe) -> str:
@@ -38,10 +37,12 @@ def training_device(recipe: TrainingRecipe) -> str:
     return "cuda" if gpus else "cpu"
 
 
-def longest_allowed(recipe: TrainingRecipe, examples: Rows, base_model_dir: str | Path) -> int:
+def longest_allowed(
+    recipe: TrainingRecipe, examples: Sequence[Example], base_model_dir: str | Path
+) -> int:
     """Tokens. The recipe's limit, or the longest row for 'data'; never more than the positions that
     the base model was made for."""
-    longest = max(map(tokens_of, examples), default=0)
+    longest = max((example.tokens for example in examples), default=0)
     limit = longest if recipe.max_length == "data" else recipe.max_length
     try:
         config = AutoConfig.from_pretrained(str(base_model_dir)).get_text_config()
@@ -52,9 +53,9 @@ def longest_allowed(recipe: TrainingRecipe, examples: Rows, base_model_dir: str 
 
 def held_out_examples(
     rows: Rows, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> list[dict[str, Any]]:
+) -> list[Example]:
     """Held-out rows as examples; those that could not be trained on either are left out."""
-    examples = to_prompt_completion(rows, tokenizer)
+    examples = examples_of(rows, tokenizer)
     try:
         return select_examples(examples, tokenizer, max_length=max_length, overlong="drop")[0]
     except UsageError:  # none is left
@@ -71,17 +72,7 @@ def with_parallelism(
     if recipe.workers == 1:
         choice, why = "none", "one worker"
     elif torch.cuda.is_available():
-        config = AutoConfig.from_pretrained(str(base_model_dir))
-        total = torch.cuda.get_device_properties(0).total_memory
-        with torch.device("meta"):  # its parameters, without reading them
-            model = AutoModelForCausalLM.from_config(config)
-        choice, why = choose_parallelism(
-            LayerShape.of(config.get_text_config(), recipe.lora_rank),
-            weight_bytes=BYTES * model.num_parameters(),
-            device_bytes=total,
-            tokens=max_length * recipe.batch_size,
-            margin_bytes=int(total * (1 - AccelerationOptions().memory_share)),
-            host_bytes=offloading.free_bytes(),
-        )
+        tokens = max_length * recipe.batch_size
+        choice, why = parallelism_for(base_model_dir, lora_rank=recipe.lora_rank, tokens=tokens)
     choice, why = checkpoints.agreed((choice, why))
     return recipe.model_copy(update={"parallelism": choice}), {"parallelism": f"{choice}: {why}"}

@@ -41,19 +41,6 @@ FSDP2: dict[str, Any] = {
 """transformers' settings for `parallelism: fsdp2`"""
 
 
-def without_fp8(given: Any) -> Any:
-    """Drop the removed key `base_precision`. Raises ValueError where it, or `acceleration`, asks
-    for fp8."""
-    if not isinstance(given, dict):
-        return given
-    if "fp8" in (given.get("base_precision"), given.get("acceleration")):
-        raise ValueError(
-            "training on FP8 base weights was removed: after 20 steps its loss was 9.37 where"
-            " bfloat16 had 8.17; leave base_precision out"
-        )
-    return {name: value for name, value in given.items() if name != "base_precision"}
-
-
 class TrainingRecipe(Record):
     """How the curated set becomes a LoRA adapter. "Paper" is ConCuR, arXiv 2510.07356."""
 
@@ -124,8 +111,6 @@ class TrainingRecipe(Record):
     """optimiser steps between checkpoints; there is one at the end of each epoch too. For
     QwQ-32B one is 3.2 GB, and 20 steps of 8 rows are about ten minutes of one H200"""
 
-    _fp8_is_gone = model_validator(mode="before")(without_fp8)
-
     @model_validator(mode="after")
     def _fits_together(self) -> TrainingRecipe:
         if self.packing and (self.acceleration == "off" or self.batch_size > 1):
@@ -190,10 +175,11 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     """gradients are scaled down to this norm; 0: never"""
     sampling: SamplingParams = SamplingParams(temperature=1.0, max_tokens=4096)
     """how answers are drawn; a temperature of 1 draws from the policy itself"""
-    base_url: str | tuple[str, ...] | None = Field(default=None, exclude_if=lambda url: url is None)
-    """vLLM servers that write the answers, such as http://127.0.0.1:8000/v1, started with
-    --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True on the same file system; null: this
-    process writes them"""
+    vllm: Literal["none", "colocate", "server"] = "none"
+    """what writes the answers: the trainer itself; vLLM in its process, on the same GPU; or a
+    `vllm serve` on GPUs of its own, which gets the weights after each step"""
+    vllm_url: str = "http://127.0.0.1:8000"
+    """of that server"""
     seed: Annotated[int, Field(ge=0, lt=2**27)] = 0
     """order of tasks and answers"""
     checkpoint_every_steps: PositiveInt = 10

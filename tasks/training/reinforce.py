@@ -14,14 +14,14 @@ from tasks.training.stage import adapter_of
 from tasks.versions import TRAINING_VERSION
 
 if TYPE_CHECKING:
-    from tasks.training.grpo import Environment
+    from tasks.training.grpo import Judge
 
 STAGE = "reinforcement"
 
 
 def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    decisive = recipe.model_dump(mode="json", exclude={"base_url"})
+    decisive = recipe.model_dump(mode="json", exclude={"vllm", "vllm_url"})
     config = [decisive, sorted(prompts.items())]
     return Snapshot.planned(STAGE, config, [trained], TRAINING_VERSION)
 
@@ -30,7 +30,7 @@ def run(
     trained: SnapshotRef,
     recipe: ReinforceRecipe,
     prompts: dict[str, str],
-    environment: Environment,
+    judge: Judge,
 ) -> SnapshotRef:
     """Reinforce the adapter of a finished training on tasks (`prompts`: task_id -> prompt).
 
@@ -51,9 +51,9 @@ def run(
         report(STAGE, int(row["step"]), recipe.steps, seen)
 
     adapter, log = reinforce(
-        prompts, recipe, base, adapter_of(trained), snapshot.local_dir(), environment, tell
+        prompts, recipe, base, adapter_of(trained), snapshot.local_dir(), judge, tell
     )
-    check_adapter(adapter, max_rank=2**31)
+    check_adapter(adapter)
     names = dict.fromkeys(name for row in log for name in row)
     columns = {name: pa.int64() if name == "step" else pa.float64() for name in names}
     snapshot.append([dict.fromkeys(names) | row for row in log], pa.schema(columns))

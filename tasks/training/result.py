@@ -11,13 +11,13 @@ import pyarrow as pa
 
 from kernels_eval.records import Record
 from tasks.training.formatting import Dropped
-from tasks.training.telemetry import COLUMNS
+from tasks.training.telemetry import SPEED
 
 HELD_OUT = "held_out_loss"
 """In the log: nats a completion token, in the rows of the steps after which it was measured."""
 LEARNED = ("step", "epoch", "loss", "learning_rate", "grad_norm", "num_tokens")
 HISTORY = pa.schema(
-    {"step": pa.int64()} | dict.fromkeys((*LEARNED[1:], HELD_OUT, *COLUMNS), pa.float64())
+    {"step": pa.int64()} | dict.fromkeys((*LEARNED[1:], HELD_OUT, *SPEED), pa.float64())
 )
 """One row an optimiser step; step 0, where held-out tasks were measured before the first, has that
 loss and nothing else."""
@@ -62,8 +62,6 @@ class TrainingResult(Record):
     """processes that trained together"""
     held_out_rows: int = 0
     held_out_tasks: int = 0
-    stopped_early: bool = False
-    """the held-out loss had not fallen for as many epochs as the recipe waits"""
     batches: dict[str, float] = {}
     """rows and real tokens of an optimiser step, and padding_waste, of the first epoch"""
     decided: dict[str, str] = {}

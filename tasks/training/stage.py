@@ -34,7 +34,7 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     Returns a finished snapshot: rows are the log (one per optimiser step), `adapter/` holds the
     LoRA adapter, the manifest names the curated set that was trained on first. A killed run
     resumes from its newest checkpoint. Raises what `trainer.train` raises, and UsageError for an
-    adapter that vLLM cannot serve.
+    adapter that learned nothing, or diverged.
     """
     snapshot = planned(curated, recipe, prompts)
     if snapshot.finished:
@@ -57,8 +57,7 @@ def run(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -
     write_card(
         result,
         recipe,
-        # read as vLLM will: one that it cannot serve is refused
-        check_adapter(result.adapter_dir, max_rank=recipe.lora_rank),
+        check_adapter(result.adapter_dir),
         name=f"concur-{curated.fingerprint[:12]}",
         base_model=base,
         curated=curated.fingerprint,

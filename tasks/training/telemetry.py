@@ -1,10 +1,7 @@
-"""How fast a training step was, what it took of the device, and what the machine did meanwhile:
-columns of the training log.
+"""How fast a training step was and what it took of the device: columns of the training log.
 
 Guarantees: time is that of the steps alone, evaluation and checkpoints left out; what this machine
-cannot say (a GPU's power without a GPU, the peak of an unknown device) is None, never 0; measuring
-takes no random number and starts no thread. Does not guarantee anything of the utilisation between
-two readings: the system's numbers are read once a step, at its end, and averaged over nothing.
+cannot say (the peak of an unknown device) is None, never 0.
 """
 
 from __future__ import annotations
@@ -13,13 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 SPEED = ("tokens_per_s", "mfu", "memory_gb")
-# MLflow's own names, so that its pages show them among the system metrics
-SYSTEM = tuple(
-    f"system/{name}"
-    for name in """cpu_utilization_percentage system_memory_usage_megabytes
-    gpu_0_utilization_percentage gpu_0_memory_usage_megabytes gpu_0_power_usage_watts""".split()
-)
-COLUMNS = (*SPEED, *SYSTEM)
 
 
 @dataclass(frozen=True)
@@ -73,30 +63,15 @@ def multiplied_parameters(model: Any) -> int:
     return int(found if tied else found - table.numel())
 
 
-def readings() -> dict[str, float | None]:
-    """`memory_gb` and SYSTEM as of now: the CPU since the last call, the rest at this moment.
-
-    `memory_gb` is the peak of the GPU's memory since the process began, or what the process holds
-    where there is no GPU; 10^9 bytes.
-    """
+def memory_gb() -> float:
+    """The peak of the GPU's memory since the process began, or what the process holds where there
+    is no GPU; 10^9 bytes."""
     import psutil
     import torch
 
-    machine: list[float | None] = [psutil.cpu_percent(), psutil.virtual_memory().used / 1e6]
-    gpu: list[float | None] = [None] * 3
-    if not torch.cuda.is_available():
-        held = psutil.Process().memory_info().rss
-    else:
-        held = torch.cuda.max_memory_allocated()
-        import pynvml
-
-        try:
-            used = torch.cuda.device_memory_used() / 1e6
-            gpu = [torch.cuda.utilization(), used, torch.cuda.power_draw() / 1000]
-        except (pynvml.NVMLError, RuntimeError):  # a container may hide it
-            pass
-    system = dict(zip(SYSTEM, [*machine, *gpu], strict=True))
-    return {"memory_gb": held / 1e9, **system}
+    if torch.cuda.is_available():
+        return float(torch.cuda.max_memory_allocated() / 1e9)
+    return float(psutil.Process().memory_info().rss / 1e9)
 
 
 def device_name() -> str | None:

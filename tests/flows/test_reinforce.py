@@ -1,4 +1,4 @@
-"""`concur reinforce`: which adapter, and verdicts of real workers while answers are written."""
+"""`concur reinforce`: which adapter, and verdicts of real workers."""
 
 import json
 import sys
@@ -9,20 +9,16 @@ import pytest
 from flows import forms
 from flows.config import PipelineConfig, load_profile
 from flows.deployments import REWARDS, newest_adapter, reinforce_with_rewards
-from flows.reinforce import of_training, reinforce_adapter
-from flows.rollouts import environment, environment_of
+from flows.reinforce import judge_by, of_training, reinforce_adapter
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
-from tasks.progress import gathering
 from tasks.sources import bundled
-from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.store.snapshot import Snapshot
-from tasks.synthesis.prompts import render
+from tasks.verification.stage import pool_of
 from tests.support.commands import concur, run, tiny
 from tests.support.commands import environment as variables
 from tests.support.curated import line, sample
 from tests.support.servers import prefect_server
-from tests.support.training import tiny_model
 
 
 def test_without_a_training_there_is_one_sentence(tmp_path):
@@ -115,98 +111,58 @@ def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person
     assert len(client.get_metric_history(runs[0].info.run_id, "status/no_code")) == 2
 
 
-def answers(*told):
-    """Answers of a policy, by task and code."""
-    from tasks.training.grpo import Answer, Asked
-
-    texts = [f"```python\n{code}```" if code else "none" for _, code in told]
-    return [
-        Answer(Asked(place, task, [1], 0), text, [1])
-        for place, ((task, _), text) in enumerate(zip(told, texts, strict=True))
-    ]
-
-
 CODE = "import torch\nclass ModelNew(torch.nn.Module):\n    pass  # {}\n"
+
+
+def fenced(code):
+    return f"```python\n{code}```" if code else "none"
 
 
 @pytest.mark.parametrize("once", [False, True])
 def test_the_same_code_for_a_task_is_judged_once(once):
     config = load_profile("local", [f"verification.once_per_code={json.dumps(once)}"])
     tasks = {task.task_id: task for task in bundled.load("train")[:2]}
-    judged = []
+    verified = []
 
     def verify(pairs):
-        for pair in pairs:
-            if pair:
-                task, candidate = pair
-                judged.append((task.task_id, candidate.code))
-                names = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
-                yield Verdict(**names, language="cpp", status="correct", reason="ok")
+        for task, candidate in pairs:
+            verified.append((task.task_id, candidate.code))
+            names = {"candidate_id": candidate.candidate_id, "task_id": task.task_id}
+            yield Verdict(**names, language="cpp", status="correct", reason="ok")
 
-    made = environment_of(config, tasks, {}, verify)
+    judge = judge_by(verify, config, tasks)
     one, two = tasks
-    same, other = CODE.format(1), CODE.format(2)
-    step = answers((one, same), (two, same), (one, other), (one, same), (two, ""), (one, same))
-    verdicts = dict(made.judge([None, *step, None]))
-    assert len(judged) == len(set(judged)) == 3 and sorted(verdicts) == list(range(6))
+    same, other = fenced(CODE.format(1)), fenced(CODE.format(2))
+    judged = judge([one, two, one, one, two, one], [same, same, other, same, "none", same])
+    verdicts = [each.verdict for each in judged]
+    assert len(verified) == len(set(verified)) == 3
     assert verdicts[0] is verdicts[3] is verdicts[5] and verdicts[4].status == "no_code"
-    assert [verdicts[place].task_id for place in (0, 1, 2)] == [one, two, one]
+    assert [verdict.task_id for verdict in verdicts[:3]] == [one, two, one]
 
-    again = dict(made.judge(answers((one, same), (two, other))))
-    assert sorted(again) == [0, 1] and len(judged) == (4 if once else 5)
+    assert all(each.verdict for each in judge([one, two], [same, other]))
+    assert len(verified) == (4 if once else 5)
 
 
-def test_rollouts_that_memory_does_not_hold_are_written_in_parts(tmp_path, monkeypatch):
-    import torch
-
-    from tasks.synthesis.local import Loaded
-    from tasks.training.grpo import Asked
-
-    directory = tiny_model(tmp_path / "small")
-    model, tokenizer = load_causal_model(directory, dtype=torch.float32), load_tokenizer(directory)
-    sampling = ["reinforcement.sampling.max_tokens=8", "language=cpp"]
-    tasks = {task.task_id: task for task in bundled.load("train")[:2]}
-    made = environment_of(load_profile("local", sampling), tasks, dict.fromkeys(tasks, "x"), iter)
-    asked = [Asked(place, [*tasks][place % 2], [1, 2, 3], place) for place in range(7)]
-    expected = {each.asked.place: each.tokens for each in made.write(model, tokenizer, asked)}
-    respond, tried = Loaded.respond, []
-
-    def limited(self, rows):
-        tried.append(len(rows))
-        yield from respond(self, rows[:1] if len(rows) > 2 else rows)
-        if len(rows) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(Loaded, "respond", limited)
-    with gathering() as cautions:
-        found = {each.asked.place: each.tokens for each in made.write(model, tokenizer, asked)}
-    assert found == expected and len(found) == 7 and max(tried) == 7 and tried.count(7) == 1
-    assert "Out of memory" in cautions[0]
+def test_an_answer_that_no_worker_could_judge_has_no_verdict():
+    (task,) = bundled.load("train")[:1]
+    judge = judge_by(lambda pairs: [], load_profile("local"), {task.task_id: task})
+    (judged,) = judge([task.task_id], ["<think>a thought</think>" + fenced(CODE)])
+    assert judged == (None, "a thought")
 
 
 @pytest.mark.slow
-def test_workers_judge_answers_while_others_are_written(tmp_path):
+def test_workers_judge_answers():
     import ray
-
-    from tasks.training.grpo import Answer, Asked
 
     config = load_profile("local", ["verification.workers=1", "verification.builders=1"])
     tasks = {task.task_id: task for task in bundled.load("train")[:2]}
-    prompts = {name: render(task, config.language) for name, task in tasks.items()}
     texts = [text for task in tasks.values() for text in bundled.responses(task.name, "cpp")[:2]]
     names = [name for name in tasks for _ in range(2)]
-    texts.append("I give up.")
-    names.append(names[0])
-
-    def arriving():
-        for place, (name, text) in enumerate(zip(names, texts, strict=True)):
-            yield from (None, None)  # nothing has ended so far
-            yield Answer(Asked(place, name, [1], 0), text, [1])
-
-    with environment(config, tasks, prompts) as made:
-        verdicts = dict(made.judge(arriving()))
+    with pool_of(config.language, config.verification) as pool:
+        judge = judge_by(pool.verify, config, tasks)
+        judged = judge([*names, names[0]], [*texts, "I give up."])
     ray.shutdown()
-    assert sorted(verdicts) == list(range(5)) and not made.apart
+    verdicts = [each.verdict for each in judged]
+    assert [verdict.task_id for verdict in verdicts] == [*names, names[0]]
     assert verdicts[4].status == "no_code"
-    assert {verdicts[place].task_id for place in range(4)} == set(tasks)
-    assert any(verdict.status == "correct" for verdict in verdicts.values())
+    assert any(verdict.status == "correct" for verdict in verdicts)

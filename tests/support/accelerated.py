@@ -2,7 +2,7 @@
 
 import torch
 
-from tasks.training.acceleration import AccelerationOptions, accelerate
+from tasks.training.acceleration.layers import AccelerationOptions, accelerate
 from tests.support.training import adapted_qwen
 
 TOKENS = 24

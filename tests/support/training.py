@@ -174,11 +174,11 @@ def plain_trainer(model, rows, out, tokenizer, **settings):
 
 def use_plan(monkeypatch, **counts):
     """Have `accelerate` use a plan of so many layers a level, whatever the device has."""
-    from tasks.training import acceleration
-    from tasks.training.recomputation import RecomputationPlan
+    from tasks.training.acceleration import layers
+    from tasks.training.acceleration.recomputation import RecomputationPlan
 
     plan = RecomputationPlan(**{"layer": 0, "mlp": 0, "keep": 0, "peak_bytes": 0} | counts)
-    monkeypatch.setattr(acceleration, "_plan", lambda *_: plan)
+    monkeypatch.setattr(layers, "_plan", lambda *_: plan)
 
 
 def adapted_qwen(*, kind="Qwen2", dropout=0.0, rank=4, spread=0.05, base=None, **shape):

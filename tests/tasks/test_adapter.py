@@ -12,17 +12,10 @@ import yaml
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
-from tasks.training.adapter import (
-    MERGE,
-    WEIGHTS,
-    AdapterFacts,
-    MergeCheck,
-    check_adapter,
-    compare,
-    merge_adapter,
-)
+from tasks.training.adapter import WEIGHTS, AdapterFacts, check_adapter
 from tasks.training.card import card, sources_of, write_card
 from tasks.training.formatting import Dropped
+from tasks.training.merge import MERGE, MergeCheck, merge_adapter
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 from tasks.training.result import HISTORY, TrainingResult
 from tests.support.cases import cases
@@ -90,11 +83,12 @@ def adapter(make):
 
 
 def test_an_adapter_of_ours_is_told_as_it_is(base, adapter):
-    facts = check_adapter(adapter, base_model=str(base))
-    assert (facts.base_model, facts.rank, facts.alpha) == (str(base), 32, 32.0)
-    assert set(facts.target_modules) == set(PROJECTIONS) and facts.modules == 2 * 7, (
-        "seven projections in each of two layers"
-    )
+    facts = check_adapter(adapter)
+    assert (
+        facts.rank == 32
+        and set(facts.target_modules) == set(PROJECTIONS)
+        and facts.modules == 2 * 7
+    ), "seven projections in each of two layers"
     shape = json.loads((base / "config.json").read_text())
     hidden, wide = shape["hidden_size"], shape["intermediate_size"]
     keys = hidden * shape["num_key_value_heads"] // shape["num_attention_heads"]
@@ -105,27 +99,23 @@ def test_an_adapter_of_ours_is_told_as_it_is(base, adapter):
     assert facts.size_bytes == (adapter / WEIGHTS).stat().st_size
 
 
-@pytest.mark.parametrize("changes, said", CASES["bad_adapters"])
-def test_what_vllm_refuses_and_what_does_nothing_is_found_here(make, changes, said):
-    with pytest.raises(UsageError, match=said):
-        check_adapter(make(**changes))
+def test_an_adapter_that_learned_nothing_is_refused(make):
+    with pytest.raises(UsageError, match="changes nothing"):
+        check_adapter(make(untrained=True))
 
 
 def test_damaged_foreign_and_diverged_adapters_are_refused(adapter, tmp_path):
     import torch
     from safetensors.torch import load_file, save_file
 
-    with pytest.raises(UsageError, match="names the base model .* not 'Qwen/QwQ-32B'"):
-        check_adapter(adapter, base_model="Qwen/QwQ-32B")
-    with pytest.raises(UsageError, match="is no adapter"):
+    with pytest.raises(UsageError, match="is no LoRA adapter"):
         check_adapter(tmp_path)
     broken = shutil.copytree(adapter, tmp_path / "broken")
     tensors = load_file(adapter / WEIGHTS)
     name = next(name for name in tensors if "lora_B" in name)
     for change, said in (
         ({name: torch.full_like(tensors[name], float("nan"))}, "not finite"),
-        ({"base_model.model.lm_head.weight": torch.ones(2)}, "no matrix of a LoRA module"),
-        ({name: None}, "no pair of matrices"),
+        ({name: None}, "without their partners"),
     ):
         save_file(
             {key: value for key, value in {**tensors, **change}.items() if value is not None},
@@ -134,7 +124,7 @@ def test_damaged_foreign_and_diverged_adapters_are_refused(adapter, tmp_path):
         with pytest.raises(UsageError, match=said):
             check_adapter(broken)
     (broken / WEIGHTS).write_bytes((adapter / WEIGHTS).read_bytes()[:1000])
-    with pytest.raises(UsageError, match="cannot read"):
+    with pytest.raises(UsageError, match="is no LoRA adapter"):
         check_adapter(broken)
 
 
@@ -166,12 +156,9 @@ def test_merged_weights_answer_as_base_and_adapter_do(base, adapter, tmp_path, d
             .abs()
             .max()
         )
-    assert 0 < distance <= check.difference_max and distance < 0.2 * moved, (
-        "and it is not the base model"
-    )
+    assert 0 < distance < 0.2 * moved, "and it is not the base model"
     assert MergeCheck.model_validate_json((out / MERGE).read_text()) == check and check.agrees
     assert check.positions == sum(len(load_tokenizer(base)(text)["input_ids"]) for text in PROBES)
-    assert check.same_top_token > 0.9
 
 
 def test_an_adapter_too_weak_for_bfloat16_is_not_published_merged(base, make, tmp_path):
@@ -191,21 +178,10 @@ def test_a_merge_needs_a_new_directory_and_a_probe(base, adapter, tmp_path):
         merge_adapter(base, adapter, tmp_path / "merged", [""])
 
 
-def test_the_figures_are_those_of_the_logits():
-    import torch
-
-    base, apart = torch.zeros(2, 2), torch.tensor([[0.0, 2.0], [0.0, 2.0]])
-    merged = torch.tensor([[0.0, 2.0], [3.0, 2.0]])
-    check = compare([base], [apart], [merged], dtype="float32", tolerance=1.0)
-    assert (check.positions, check.difference_max, check.same_top_token) == (2, 3.0, 0.5)
-    assert check.effect_rms == pytest.approx(2**0.5) and check.difference_rms == pytest.approx(1.5)
-    assert check.relative_difference == pytest.approx(1.5 / 2**0.5) and not check.agrees
-    p = torch.softmax(apart[1].double(), 0)
-    q = torch.softmax(merged[1].double(), 0)
-    assert check.kl_nats == pytest.approx(float((p * (p / q).log()).sum()) / 2)
-    assert not compare([apart], [apart], [apart + 1e-9], dtype="float32", tolerance=1.0).agrees, (
-        "no effect: nothing to agree with"
-    )
+def test_an_adapter_without_effect_agrees_with_nothing():
+    facts = {"dtype": "float32", "positions": 2, "difference_rms": 0.0, "tolerance": 1.0}
+    assert MergeCheck(effect_rms=1.0, **facts).agrees
+    assert not MergeCheck(effect_rms=0.0, **facts).agrees
 
 
 # -- the card --------------------------------------------------------------------------------------
@@ -231,9 +207,7 @@ RESULT = TrainingResult(
     ),
 )
 ADAPTER = AdapterFacts(
-    base_model="x",
     rank=32,
-    alpha=32,
     target_modules=("q_proj", "v_proj"),
     modules=128,
     parameters=1_000_000,

@@ -1,8 +1,6 @@
 """Held-out tasks are chosen by task, their loss is that of their completion tokens, and measuring
 it changes nothing of the training."""
 
-import json
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,8 @@ from hypothesis import strategies as st
 from kernels_eval.errors import UsageError
 from tasks.publishing.shards import TEST, split_of
 from tasks.sources.small_model import load_causal_model, load_tokenizer
-from tasks.training.evaluation import EvaluationConfig, held_out_tasks, split_by_task, stopped
-from tasks.training.formatting import label_mask, to_prompt_completion
+from tasks.training.evaluation import EvaluationConfig, held_out_tasks, split_by_task
+from tasks.training.formatting import IGNORED, examples_of
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY, training_log
 from tasks.training.trainer import LoraTrainer
@@ -125,7 +123,7 @@ def rows(count, offset=0):
 @pytest.fixture(scope="module")
 def examples(base):
     """To train on, and held out."""
-    found = to_prompt_completion(rows(9), load_tokenizer(base))
+    found = examples_of(rows(9), load_tokenizer(base))
     return found[:6], found[6:]
 
 
@@ -137,7 +135,7 @@ def evaluated(base, examples):
     """Train, with dropout and a checkpoint each epoch, and evaluate on the held-out examples.
     Returns the trainer."""
 
-    def run(out, held_out=None, *, resume=None, callbacks=(), patience=None, rate=5e-3):
+    def run(out, held_out=None, *, resume=None, callbacks=(), rate=5e-3):
         recipe = TrainingRecipe(
             batch_size=2,
             gradient_accumulation=1,
@@ -147,7 +145,6 @@ def evaluated(base, examples):
             lora_rank=4,
             lora_alpha=8,
             target_modules=("q_proj", "v_proj", "down_proj"),
-            evaluation=EvaluationConfig(patience_epochs=patience),
         )
         chosen = examples[1] if held_out is None else held_out
         trainer = LoraTrainer(
@@ -172,20 +169,18 @@ def losses_of(trainer):
     return [(row["step"], row["epoch"], row[HELD_OUT]) for row in log if row[HELD_OUT] is not None]
 
 
-def by_hand(model, examples, tokenizer):
+def by_hand(model, examples):
     """Mean over every completion token of the examples: what the hook has to log."""
     import torch
 
     total, count = 0.0, 0
     with torch.no_grad():
         for example in examples:
-            mask = label_mask(example, tokenizer)
-            said = torch.log_softmax(
-                model(input_ids=torch.tensor([mask.input_ids])).logits[0].double(), -1
-            )
-            for position in range(1, len(mask.input_ids)):
-                if mask.carries_loss[position]:
-                    total -= float(said[position - 1, mask.input_ids[position]])
+            logits = model(input_ids=torch.tensor([list(example.input_ids)])).logits[0]
+            said = torch.log_softmax(logits.double(), -1)
+            for position, label in enumerate(example.labels):
+                if label != IGNORED:
+                    total -= float(said[position - 1, label])
                     count += 1
     return total / count
 
@@ -196,8 +191,8 @@ def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_aft
     import torch
     from peft import PeftModel
 
-    held_out, tokenizer = examples[1], load_tokenizer(base)
-    untrained = by_hand(load_causal_model(base, dtype=torch.float32), held_out, tokenizer)
+    held_out = examples[1]
+    untrained = by_hand(load_causal_model(base, dtype=torch.float32), held_out)
     losses = losses_of(evaluated(tmp_path))
     assert [entry[:2] for entry in losses] == [(3 * n, float(n)) for n in range(4)]
     assert losses[0][2] == pytest.approx(untrained, rel=1e-5)
@@ -205,10 +200,10 @@ def test_the_loss_is_of_held_out_completion_tokens_before_the_first_step_and_aft
         model = PeftModel.from_pretrained(
             load_causal_model(base, dtype=torch.float32), str(checkpoint(tmp_path, step))
         ).eval()
-        assert loss == pytest.approx(by_hand(model, held_out, tokenizer), rel=1e-4)
+        assert loss == pytest.approx(by_hand(model, held_out), rel=1e-4)
     assert losses[-1][2] < losses[0][2], "what it learns of some rows holds for the others"
     plain = load_causal_model(base, dtype=torch.float32)
-    row_means = [by_hand(plain, [example], tokenizer) for example in held_out]
+    row_means = [by_hand(plain, [example]) for example in held_out]
     mean = sum(row_means) / len(row_means)
     assert abs(mean - untrained) > 1e-4, "each token counts once, not each row"
 
@@ -235,62 +230,11 @@ def test_a_resumed_run_measures_what_an_uninterrupted_one_does_and_learns_the_sa
     mine, theirs = dict(resumed.model.named_parameters()), dict(whole.model.named_parameters())
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
-    # an epoch whose checkpoint came before its evaluation is measured on resuming
-    written = checkpoint(tmp_path / "whole", 6) / "trainer_state.json"
-    state = json.loads(written.read_text())
-    kept = [
-        entry
-        for entry in state["log_history"]
-        if (entry["step"], "eval_loss" in entry) != (6, True)
-    ]
-    assert len(kept) == len(state["log_history"]) - 1
-    written.write_text(json.dumps(state | {"log_history": kept}))
-    again = evaluated(tmp_path / "whole", resume=6)
-    assert losses_of(again) == losses_of(whole)
-
     # evaluation changes nothing of the training
     unmeasured = evaluated(tmp_path / "unmeasured", held_out=[])
     assert losses_of(unmeasured) == []
     mine = dict(unmeasured.model.named_parameters())
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-
-
-# -- early stopping --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "losses, patience, stops",
-    [
-        ((2.0, 1.0, 1.5), None, False),
-        ((2.0, 1.0), 1, False),
-        ((2.0, 1.0, 1.0), 1, True),  # equal is no new lowest
-        ((2.0, 1.0, 1.5), 2, False),
-        ((2.0, 1.0, 1.5, 1.2), 2, True),
-        ((2.0, 2.5), 1, True),  # worse than without training
-        ((2.0, math.nan), 1, True),
-        ((), 1, False),
-    ],
-)
-def test_patience_counts_epochs_without_a_new_lowest_loss(losses, patience, stops):
-    assert stopped(losses, patience) is stops
-
-
-@pytest.mark.slow
-def test_training_stops_early_only_where_it_is_asked_to_and_its_checkpoint_says_so(
-    base, evaluated, tmp_path
-):
-    # what training makes likelier comes at the expense of signs that it never sees
-    row = {"candidate_id": "c", "prompt": "Task t", "reasoning": "%@! ?" * 40, "answer": "%@!"}
-    held_out = to_prompt_completion([row], load_tokenizer(base))
-    for patience, last in ((None, 9), (1, 3)):
-        trainer = evaluated(tmp_path / str(patience), held_out, patience=patience, rate=3e-2)
-        losses = losses_of(trainer)
-        assert trainer.state.global_step == losses[-1][0] == last
-        assert losses[1][2] > losses[0][2]
-    ended = evaluated(tmp_path / "1", held_out, patience=1, resume=3)
-    assert ended.state.global_step == 3, "a run that had stopped trains no other step"
-    longer = evaluated(tmp_path / "1", held_out, patience=2, resume=3)
-    assert longer.state.global_step > 3
 
 
 # -- the log ---------------------------------------------------------------------------------------

@@ -1,15 +1,14 @@
 """Reinforcement learns what is rewarded, drops what has no reward, and resumes."""
 
 import math
-import shutil
-from concurrent.futures import CancelledError
 
 import pytest
 
+from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
 from kernels_eval.rewards import Kevin
 from tasks.sources.small_model import load_causal_model, load_tokenizer
-from tasks.training.grpo import Answer, Asked, Environment, reinforce
+from tasks.training.grpo import Judged, grpo_config, reinforce
 from tasks.training.recipe import PROJECTIONS, ReinforceRecipe
 from tests.support.training import tiny_model
 
@@ -59,41 +58,24 @@ def adapter(base, tmp_path_factory):
 
 
 class World:
-    """Answers of four tokens by the policy; the verdict of each says whether its first token is a
-    wanted one. Notes how many verdicts were there before the last answer was written."""
+    """The verdict of an answer says whether its first token is a wanted one; the answers at the
+    places of `faults` get none."""
 
-    def __init__(self, *, apart=False, faults=frozenset()):
-        self.faults, self.early, self.asked = faults, 0, list[list[Asked]]()
-        self.environment = Environment(self.write, self.judge, apart)
-        self.judged = 0
+    def __init__(self, base, faults=frozenset()):
+        self.tokenizer, self.faults = load_tokenizer(base), faults
+        self.asked = []
 
-    def write(self, model, tokenizer, asked):
-        import torch
-
-        self.asked.append(list(asked))
-        self.judged = 0
-        for each in asked:
-            generator = torch.Generator().manual_seed(each.seed)
-            ids = torch.tensor([each.prompt])
-            with torch.no_grad():
-                for _ in range(4):
-                    shares = model(input_ids=ids).logits[0, -1].softmax(-1)
-                    token = torch.multinomial(shares, 1, generator=generator)
-                    ids = torch.cat([ids, token[None]], dim=1)
-            tokens = ids[0, len(each.prompt) :].tolist()
-            self.early = max(self.early, self.judged)
-            yield Answer(each, tokenizer.decode(tokens), tokens, reasoning_tokens=3)
-
-    def judge(self, answers):
-        for answer in answers:
-            if answer is None:
-                continue
-            self.judged += 1
-            if answer.asked.place not in self.faults:
-                yield answer.asked.place, verdict(right=answer.tokens[0] % EVERY == 0)
+    def judge(self, task_ids, answers):
+        self.asked.append((list(task_ids), list(answers)))
+        judged = []
+        for place, answer in enumerate(answers):
+            ids = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+            right = bool(ids) and ids[0] % EVERY == 0
+            judged.append(Judged(None if place in self.faults else verdict(right), "a thought"))
+        return judged
 
 
-def verdict(*, right):
+def verdict(right):
     status = {"status": "correct", "reason": "ok"} if right else WRONG
     return Verdict(candidate_id="c", task_id="t", language="cpp", **status)
 
@@ -103,7 +85,7 @@ WRONG = {"status": "rejected", "reason": "no_custom_kernel"}
 
 def trained(base, adapter, out, world, **changes):
     recipe = RECIPE.model_copy(update=changes)
-    directory, log = reinforce(PROMPTS, recipe, base, adapter, out, world.environment)
+    directory, log = reinforce(PROMPTS, recipe, base, adapter, out, world.judge)
     assert directory == out / "adapter" and (directory / "adapter_model.safetensors").is_file()
     assert not (directory / "ref").exists()
     assert [row["step"] for row in log] == list(range(1, recipe.steps + 1))
@@ -115,7 +97,7 @@ def trained(base, adapter, out, world, **changes):
     [
         *[(key, math.inf) for key in ("learning_rate", "beta", "max_grad_norm")],
         *[("temperature", value) for value in (0.0, math.inf, math.nan)],
-        *[("seed", value) for value in (-1, 2**27)],  # torch's generators take 64 bits
+        *[("seed", value) for value in (-1, 2**27)],
         *[("samples_per_task", 1), ("batch_size", 3), ("steps", 0), ("steps", 1.5)],
         ("reward", {"name": "kevin", "correct": math.nan}),
     ],
@@ -126,9 +108,22 @@ def test_settings_that_cannot_be_learned_under_are_refused(key, value):
         ReinforceRecipe.model_validate(given)
 
 
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_vllm_writes_the_answers_under_trls_own_correction(tmp_path, monkeypatch, mode):
+    recipe = RECIPE.model_copy(update={"vllm": mode, "vllm_url": "http://gpu7:8000"})
+    with pytest.raises(UsageError, match=f"reinforcement.vllm is {mode} and vLLM is not installed"):
+        grpo_config(recipe, tmp_path, gpu=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    args = grpo_config(recipe, tmp_path, gpu=False)
+    assert (args.use_vllm, args.vllm_mode) == (True, mode)
+    assert args.vllm_server_base_url == "http://gpu7:8000"
+    assert args.vllm_importance_sampling_correction
+    assert not grpo_config(RECIPE, tmp_path, gpu=False).use_vllm
+
+
 @pytest.mark.slow
 def test_the_policy_learns_what_is_rewarded(base, adapter, tmp_path):
-    world = World()
+    world = World(base)
     log = trained(base, adapter, tmp_path, world)
     rates = [row["status/correct"] for row in log]
     assert sum(rates[:2]) < 1 < sum(rates[-2:]), rates
@@ -137,66 +132,54 @@ def test_the_policy_learns_what_is_rewarded(base, adapter, tmp_path):
         assert row["rejected/no_custom_kernel"] == row["status/rejected"]
         assert row["reward"] == pytest.approx(0.3 * row["status/correct"])
         assert row["reward"] == pytest.approx(row["reward/correct"] + row["reward/speedup"])
-        assert row["kl"] >= 0 and row["reasoning_tokens"] == 3 and 0 <= row["idle_share"] <= 1
-    assert world.early > 0, "verdicts are reached while other answers are being written"
-    seeds = [each.seed for asked in world.asked for each in asked]
-    assert len(set(seeds)) == len(seeds) == 5 * 16
-    assert {each.task_id for each in world.asked[0]} == set(PROMPTS)
+        assert row["kl"] >= 0 and row["reasoning_tokens"] > 0 and row["judged_s"] >= 0
+    for task_ids, answers in world.asked:
+        assert len(answers) == 16 and set(task_ids) == set(PROMPTS)
 
 
 def test_a_fault_of_the_machine_is_no_reward_of_zero(base, adapter, tmp_path, caplog):
-    world = World(apart=True, faults=frozenset(range(1, 16)))
-    log = trained(base, adapter, tmp_path, world, steps=2, samples_per_task=8)
+    world = World(base, faults=frozenset(range(1, 16)))
+    log = trained(base, adapter, tmp_path, world, steps=2)
     assert all(row["without_reward"] == pytest.approx(15 / 16) for row in log)
-    assert world.early == 0, "with `apart`, nothing is judged before all answers are written"
     assert not any(PROMPTS[name] in caplog.text for name in PROMPTS), "no prompt in the log"
 
 
-def test_a_stopped_run_resumes_at_its_checkpoint_and_another_run_is_refused(
-    base, adapter, tmp_path
-):
+def test_a_stopped_run_resumes_at_its_checkpoint(base, adapter, tmp_path):
     short = {"steps": 2, "checkpoint_every_steps": 1}
 
     class Stopped(World):
-        def write(self, model, tokenizer, asked):
+        def judge(self, task_ids, answers):
             if len(self.asked) == 1:
                 raise KeyboardInterrupt
-            return super().write(model, tokenizer, asked)
+            return super().judge(task_ids, answers)
 
-        def judge(self, answers):
-            try:
-                yield from super().judge(answers)
-            except CancelledError:
-                self.cancelled = True
-                raise
-
-    stopped = Stopped()
     with pytest.raises(KeyboardInterrupt):
-        trained(base, adapter, tmp_path, stopped, **short)
-    assert stopped.cancelled, "nobody waits for verdicts that are of no use"
-    world = World()
+        trained(base, adapter, tmp_path, Stopped(base), **short)
+    world = World(base)
     log = trained(base, adapter, tmp_path, world, **short)
     assert len(world.asked) == 1, "the second step; the first had been saved"
     assert all("reward" in row for row in log)
-    shutil.rmtree(tmp_path / "adapter")
-    with pytest.raises(Exception, match="is a checkpoint of another run: learning_rate"):
-        trained(base, adapter, tmp_path, World(), **short, learning_rate=1e-3)
 
 
 def test_a_step_whose_gradient_is_not_finite_changes_nothing(base, adapter, tmp_path, monkeypatch):
     import torch
     from safetensors.torch import load_file
+    from trl import GRPOTrainer
 
-    from tasks.training.grpo import RewardTrainer
-
-    plain = RewardTrainer.compute_loss
+    plain = GRPOTrainer.compute_loss
 
     def poisoned(self, *given, **named):
         loss = plain(self, *given, **named)
         return loss * float("nan") if self.state.global_step == 1 else loss
 
-    monkeypatch.setattr(RewardTrainer, "compute_loss", poisoned)
-    log = trained(base, adapter, tmp_path, World(), steps=3)
+    monkeypatch.setattr(GRPOTrainer, "compute_loss", poisoned)
+    log = trained(base, adapter, tmp_path, World(base), steps=3)
     assert [row["skipped_updates"] for row in log] == [0, 1, 1]
     learned = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     assert all(bool(torch.isfinite(each).all()) for each in learned.values())
+
+
+def test_a_prompt_that_fills_the_window_is_refused_before_training(base, adapter, tmp_path):
+    long = {"tasks/one": "word " * 40_000}
+    with pytest.raises(UsageError, match="fills the base model's window"):
+        reinforce(long, RECIPE, base, adapter, tmp_path, World(base).judge)

@@ -2,14 +2,16 @@
 the adapter on disk does something."""
 
 import json
+import shutil
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.sources.small_model import load_tokenizer
 from tasks.training.adapter import check_adapter
 from tasks.training.faults import is_out_of_memory
-from tasks.training.formatting import label_mask, select_examples, to_prompt_completion, tokens_of
+from tasks.training.formatting import examples_of, select_examples
 from tasks.training.launch import train_on_ray
 from tasks.training.recipe import PROJECTIONS, TrainingRecipe
 from tasks.training.trainer import LoraTrainer, train
@@ -33,35 +35,58 @@ def trained(base, rows, tmp_path_factory):
 
 def test_trl_puts_loss_on_reasoning_answer_and_end_token_and_on_no_prompt_token(base, tmp_path):
     tokenizer = load_tokenizer(base)
-    examples = to_prompt_completion([row(0), row(1, answer="short")], tokenizer)
+    examples = examples_of([row(0), row(1, answer="short", finish_reason="length")], tokenizer)
     trainer = LoraTrainer(RECIPE.resolve(gpu=False), base, tmp_path, tokenizer, examples)
     batch = trainer.data_collator([trainer.train_dataset[0], trainer.train_dataset[1]])
     for example, ids, labels in zip(
         examples, batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True
     ):
         carried = [label for label in labels if label != -100]
-        assert tokenizer.decode(carried) == example["completion"], (
+        assert tokenizer.decode(carried) == example.completion, (
             "every token of the completion, and nothing else"
         )
-        assert carried[-1] == tokenizer.convert_tokens_to_ids("<|im_end|>")
-        mask = label_mask(example, tokenizer)
-        length = tokens_of(example)
-        assert (ids[:length], labels[:length]) == (mask.input_ids, mask.labels)
-        assert set(labels[length:]) <= {-100}, "padding carries no loss"
-    assert (
-        len(set(map(len, (label_mask(example, tokenizer).input_ids for example in examples)))) == 2
-    ), "one row was padded"
+        assert (ids[: example.tokens], labels[: example.tokens]) == (
+            list(example.input_ids),
+            example.labels,
+        )
+        assert set(labels[example.tokens :]) <= {-100}, "padding carries no loss"
+    whole, cut = examples
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert whole.input_ids[-1] == end and whole.tokens > cut.tokens, "the other row was padded"
+    assert end not in cut.input_ids[cut.prompt_tokens :], "its model wrote none"
 
 
-def test_a_prompt_whose_end_merges_into_the_completion_is_caught_before_training(base, tmp_path):
+def test_answers_that_were_cut_off_and_a_tokenizer_that_writes_a_first_token_are_trained_on(
+    base, tmp_path
+):
+    """TRL would append the end token to the first, and the second's first token to all."""
+    folder = tmp_path / "base"
+    shutil.copytree(base, folder)
+    tokenizer = load_tokenizer(folder)
+    first = "<|endoftext|>"
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, tokenizer.convert_tokens_to_ids(first))]
+    )
+    tokenizer.chat_template = first + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    assert load_tokenizer(folder)("a")["input_ids"][0] == tokenizer.convert_tokens_to_ids(first)
+    rows = [row(index, finish_reason="length") for index in range(2)]
+    (example, _) = examples_of(rows, load_tokenizer(folder))
+    assert tokenizer.decode(example.input_ids[:2]).startswith(first)
+    assert list(example.input_ids).count(tokenizer.convert_tokens_to_ids(first)) == 1
+    recipe = RECIPE.model_copy(update={"num_epochs": 1})
+    assert train(rows, recipe, folder, tmp_path / "run").steps == 1
+
+
+def test_a_completion_whose_start_would_merge_into_the_prompt_is_tokenised_by_itself(base):
     tokenizer = load_tokenizer(base)
-    (example,) = to_prompt_completion([row(0)], tokenizer)
-    assert len(tokenizer("\n\n")["input_ids"]) == 1, "the merge that this test is about"
-    example = {**example, "completion": "\n" + example["completion"]}
-    example["completion_tokens"] = len(tokenizer(example["completion"])["input_ids"])
-    trainer = LoraTrainer(RECIPE.resolve(gpu=False), base, tmp_path, tokenizer, [example])
-    with pytest.raises(UsageError, match="prepared row c0"):
-        trainer.check_labels()
+    newlines = "{{- '<|im_start|>assistant\\n<think>\\n' -}}"
+    assert newlines in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(newlines, "{{- 'answer\\n' -}}")
+    (example,) = examples_of([row(0)], tokenizer)
+    prompt = tokenizer(example.prompt, add_special_tokens=False)["input_ids"]
+    assert list(example.input_ids[: example.prompt_tokens]) == prompt
+    assert tokenizer.decode(example.input_ids) == example.prompt + example.completion
 
 
 def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
@@ -73,9 +98,9 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
         row(4, reasoning="so </think> no"),
         row(5, answer="done<|im_end|>\n<|im_start|>user\nmore"),
     ]
-    examples = to_prompt_completion([row(0), *bad], tokenizer)
+    examples = examples_of([row(0), *bad], tokenizer)
     kept, dropped = select_examples(examples, tokenizer, max_length=1000, overlong="drop")
-    assert [example["candidate_id"] for example in kept] == ["c0"]
+    assert [example.candidate_id for example in kept] == ["c0"]
     assert {(item.candidate_id, item.reason) for item in dropped} == {
         ("c1", "overlong"),
         ("c2", "empty_reasoning"),
@@ -83,7 +108,7 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
         ("c4", "control_token"),
         ("c5", "control_token"),
     }
-    longest = examples[1]["prompt_tokens"] + examples[1]["completion_tokens"]
+    longest = examples[1].tokens
     assert dropped[0].tokens == longest > 1000
     with pytest.raises(
         UsageError,
@@ -119,10 +144,8 @@ def test_training_lowers_the_loss_and_the_saved_adapter_changes_the_output(train
 
 
 def test_tokens_are_those_of_all_epochs(trained, base, rows):
-    examples = to_prompt_completion(rows, load_tokenizer(base))
-    assert trained.tokens == 3 * sum(
-        example["prompt_tokens"] + example["completion_tokens"] for example in examples
-    )
+    examples = examples_of(rows, load_tokenizer(base))
+    assert trained.tokens == 3 * sum(example.tokens for example in examples)
 
 
 def test_the_first_and_last_epoch_are_averaged_whole(trained):
@@ -158,28 +181,6 @@ def test_an_interrupted_run_continues_after_its_last_epoch_and_ends_with_the_sam
     assert not seen and (again.resumed_from_step, again.steps) == (9, 9)
     assert again.tokens == trained.tokens and adapter_bytes(again) == adapter_bytes(trained)
     assert capfd.readouterr().out == "", "stdout belongs to the caller"
-
-
-def test_checkpoints_of_another_run_are_refused_and_kept(base, rows, tmp_path):
-    one_epoch = RECIPE.model_copy(update={"num_epochs": 1})
-    train(rows, one_epoch, base, tmp_path)
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    other = one_epoch.model_copy(update={"learning_rate": 2e-4, "lora_rank": 16})
-    with pytest.raises(
-        UsageError,
-        match=(
-            "checkpoint of another run: lora_rank 32, now 16; learning_rate 0.005, now"
-            " 0.0002.*remove"
-        ),
-    ):
-        train(rows, other, base, tmp_path)
-    with pytest.raises(UsageError, match="rows 6, now 5; the rows themselves"):
-        train(rows[:-1], one_epoch, base, tmp_path)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == kept
-    more_often = one_epoch.model_copy(update={"checkpoint_every_steps": 1})
-    assert train(rows, more_often, base, tmp_path).resumed_from_step == 3, (
-        "how often is no other run"
-    )
 
 
 def test_a_real_failure_of_the_cpu_allocator_is_recognised():

@@ -7,11 +7,17 @@ import pytest
 
 from kernels_eval.errors import EvalError, UsageError
 from tasks.training.faults import explain, is_out_of_memory
+from tasks.training.formatting import Example
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
 from tests.support.training import REASONING, row
 
-EXAMPLES = [{"prompt_tokens": 100, "completion_tokens": 100 * index} for index in range(1, 21)]
+
+def example(tokens):
+    return Example("c", "", "", "", "", input_ids=range(tokens), prompt_tokens=1)
+
+
+EXAMPLES = [example(100 + 100 * index) for index in range(1, 21)]
 
 
 def told(error, **recipe):
@@ -31,29 +37,29 @@ def test_out_of_memory_gives_the_numbers_and_three_ways_out():
     for part in (
         "Qwen/QwQ-32B",
         "GiB taken by this process",
-        "20.00 GiB more asked for",
+        "Tried to allocate 20.00 GiB",
         "batch_size 2 x up to 2100 tokens",
         "float32",
     ):
         assert part in message
     ways = message.partition("three ways out: ")[2].split("; ")
     assert len(ways) == 3
-    assert ways[0] == "batch_size 1 with gradient_accumulation 16 (the same step)"
-    assert ways[1].startswith("gradient_checkpointing true")
+    assert ways[0] == "batch_size 1 with gradient_accumulation 16"
+    assert ways[1] == "gradient_checkpointing true"
     assert "fsdp2 with workers 2" in ways[2]
 
 
 def test_what_is_done_already_is_no_way_out():
     message = told(MemoryError(), gradient_checkpointing=True, workers=8, parallelism="fsdp2")
-    assert "parallelism fsdp2 over 8" in message and "gradient checkpointing on" in message
+    assert "parallelism fsdp2 over 8" in message and "recomputation on" in message
     ways = message.partition("three ways out: ")[2].split("; ")
-    assert ways[0] == "more workers than 8: each holds a smaller share of the weights"
+    assert ways[0] == "parallelism fsdp2 with workers 16, each with 1/16 of the weights"
     assert ways[1] == "max_length 1900, which drops the longest 2 of 20 rows"
     assert ways[2].startswith("a smaller base_model")
 
 
 def test_a_length_that_all_rows_have_is_undercut():
-    same = [{"prompt_tokens": 1, "completion_tokens": 9}] * 5
+    same = [example(10)] * 5
     recipe = TrainingRecipe(gradient_checkpointing=True, parallelism="ddp", workers=2).resolve(
         gpu=False
     )

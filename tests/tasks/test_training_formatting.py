@@ -16,7 +16,7 @@ from tasks.sources.small_model import SmallModelConfig, build_small_model, load_
 from tasks.synthesis.local import TransformersSampler
 from tasks.synthesis.parsing import parse_response
 from tasks.synthesis.sampler import Request
-from tasks.training.formatting import IGNORED, label_mask, select_examples, to_prompt_completion
+from tasks.training.formatting import IGNORED, examples_of, select_examples
 
 REASONING = (
     "Rows are independent, so take four at once.\n\n```cpp\nacc += x[j];\n```\n\nThat hides the"
@@ -68,13 +68,13 @@ def tokenizer_with(base, template):
 
 def example_of(tokenizer, reasoning=REASONING, answer=ANSWER):
     row = {"candidate_id": "c", "prompt": PROMPT, "reasoning": reasoning, "answer": answer}
-    (example,) = to_prompt_completion([row], tokenizer)
+    (example,) = examples_of([row], tokenizer)
     return example
 
 
-def carried(mask):
+def carried(example):
     """The tokens that carry loss."""
-    return [label for label in mask.labels if label != IGNORED]
+    return [label for label in example.labels if label != IGNORED]
 
 
 class Parrot:
@@ -104,9 +104,8 @@ class Parrot:
 def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, template):
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
-    mask = label_mask(example, tokenizer)
-    labels = carried(mask)
-    prompt = mask.input_ids[: -len(labels)]
+    labels = carried(example)
+    prompt = list(example.input_ids[: -len(labels)])
     # beyond the end token there is something more to say: who does not stop at it says it
     parrot = Parrot(prompt, [*labels, *labels], len(tokenizer))
     sampler = TransformersSampler(base, None, "small", device="cpu")
@@ -136,12 +135,10 @@ def test_the_whole_reasoning_and_one_end_token_carry_loss_and_no_token_of_the_pr
 ):
     tokenizer = tokenizer_with(base, template)
     example = example_of(tokenizer)
-    mask = label_mask(example, tokenizer)
     end, open_tag, close_tag = tokenizer.convert_tokens_to_ids(
         ["<|im_end|>", "<think>", "</think>"]
     )
-    labels = carried(mask)
-    assert mask.carries_loss == sorted(mask.carries_loss), "one prompt, then one completion"
+    labels = carried(example)
     assert labels[-1] == end and labels.count(end) == 1 and labels.count(close_tag) == 1
     reasoning, answer = (
         tokenizer.decode(part)
@@ -151,7 +148,7 @@ def test_the_whole_reasoning_and_one_end_token_carry_loss_and_no_token_of_the_pr
     assert labels.count(open_tag) == (1 if template == QWEN3 else 0), (
         "the model learns to open the block only where nobody opens it for it"
     )
-    whole = tokenizer.decode(mask.input_ids)
+    whole = tokenizer.decode(example.input_ids)
     assert whole.count("<think>\n") == 1 and whole.index(PROMPT) < whole.index("<think>\n"), (
         "one block, after the user's turn"
     )
@@ -167,7 +164,7 @@ def test_a_template_that_strips_the_reasoning_of_its_history_does_not_touch_ours
     assert REASONING not in tokenizer.apply_chat_template(turns, tokenize=False), (
         "what conversational rows would have become"
     )
-    assert REASONING in example_of(tokenizer)["completion"]
+    assert REASONING in example_of(tokenizer).completion
 
 
 def test_a_tokenizer_without_template_or_end_token_is_refused(base):
@@ -202,21 +199,19 @@ def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
         )
     )
     (kept,), dropped = select_examples([example], tokenizer, max_length=100_000, overlong="drop")
-    mask = label_mask(kept, tokenizer)
     assert dropped == []
-    assert len(mask.input_ids) == kept["prompt_tokens"] + kept["completion_tokens"]
-    labels = carried(mask)
+    labels = carried(kept)
     text = tokenizer.decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     parsed = parse_response(text, finish_reason="stop")
-    assert (parsed.reasoning, parsed.answer, parsed.code) == (reasoning, kept["body"][1], CODE)
+    assert (parsed.reasoning, parsed.answer, parsed.code) == (reasoning, kept.answer, CODE)
 
 
 @TEMPLATES
 def test_an_answer_that_was_cut_off_is_trained_without_an_end_token(base, template):
     tokenizer = tokenizer_with(base, template)
     row = {"candidate_id": "a", "prompt": PROMPT, "reasoning": REASONING, "answer": ANSWER}
-    whole, cut = to_prompt_completion(
+    whole, cut = examples_of(
         [row | {"finish_reason": "stop"}, row | {"finish_reason": "length"}], tokenizer
     )
-    assert whole["completion"] == cut["completion"] + tokenizer.eos_token
-    assert label_mask(cut, tokenizer).input_ids[-1] != tokenizer.eos_token_id
+    assert whole.completion == cut.completion + tokenizer.eos_token
+    assert cut.input_ids[-1] != tokenizer.eos_token_id

@@ -14,7 +14,7 @@ import socket
 import pytest
 
 from tasks.sources.small_model import load_tokenizer
-from tasks.training.formatting import to_prompt_completion, tokens_of
+from tasks.training.formatting import examples_of
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import train
 from tests.support.training import REASONING, row, tiny_model
@@ -52,19 +52,19 @@ def _member(rank, port, recipe, base, out, killed_at, told, gathered=0, mixed=Fa
     from torch.distributed.fsdp import MixedPrecisionPolicy
     from torch.distributed.tensor import DTensor
 
-    from tasks.training import acceleration, trainer
+    from tasks.training.acceleration import layers, training
 
     if mixed:  # as accelerate does with bf16 on GPUs
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
-        exchange = acceleration.exchange_in_float32
+        exchange = layers.exchange_in_float32
 
         def exchange_mixed(made):
             made.accelerator.state.fsdp_plugin.mixed_precision_policy = policy
             exchange(made)
 
-        acceleration.exchange_in_float32 = trainer.exchange_in_float32 = exchange_mixed
-    plan = acceleration._plan
-    acceleration._plan = lambda *given: plan(*given).model_copy(update={"gathered": gathered})
+        layers.exchange_in_float32 = training.exchange_in_float32 = exchange_mixed
+    plan = layers._plan
+    layers._plan = lambda *given: plan(*given).model_copy(update={"gathered": gathered})
     torch.distributed.init_process_group("gloo")
     PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
 
@@ -159,18 +159,13 @@ def test_two_processes_share_the_model_take_the_steps_of_one_and_go_on_exactly(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [False, True])
-def test_accelerated_they_take_the_same_steps_and_go_on_exactly(tmp_path, packing):
-    """With layers that stay gathered over the passes of a step, which the adapter's weights must
-    not outlive."""
+def test_accelerated_they_take_the_same_steps_and_go_on_exactly(tmp_path):
+    """With lines of two rows or three, two of them a step, and with layers that stay gathered over
+    the passes of a step, which the adapter's weights must not outlive."""
     base = tiny_model(tmp_path / "small")
-    more = {"num_epochs": 3}
-    if packing:  # lines of two rows or three, two of them a step
-        longest = max(tokens_of(each) for each in to_prompt_completion(ROWS, load_tokenizer(base)))
-        more |= {"packing": True, "gradient_accumulation": 2, "max_length": longest}
-    accelerated = {"acceleration": "on"}
-    recipe = TWO.model_copy(update=more | accelerated)
-    one = ONE.model_copy(update=more | (accelerated if packing else {}))
+    longest = max(each.tokens for each in examples_of(ROWS, load_tokenizer(base)))
+    more = {"num_epochs": 3, "packing": True, "gradient_accumulation": 2, "max_length": longest}
+    recipe, one = (each.model_copy(update=more | {"acceleration": "on"}) for each in (TWO, ONE))
     alone = train(ROWS, one, base, tmp_path / "alone")
     first, _ = by_two(recipe, base, tmp_path / "whole", tmp_path / "told", gathered=2)
     history = first["result"]["history"]

@@ -12,7 +12,7 @@ from tasks.sources.small_model import load_tokenizer
 from tasks.training import stage
 from tasks.training import trainer as training
 from tasks.training.evaluation import EvaluationConfig
-from tasks.training.formatting import to_prompt_completion
+from tasks.training.formatting import examples_of
 from tasks.training.preparation import longest_allowed
 from tasks.training.recipe import TrainingRecipe
 from tests.support.cases import cases
@@ -73,7 +73,7 @@ def test_every_value_has_its_source_beside_it():
 def test_what_trl_and_peft_get_is_the_recipe(base, tmp_path):
     tokenizer = load_tokenizer(base)
     recipe = paper().model_copy(update={"workers": 1, "parallelism": "none"}).resolve(gpu=False)
-    examples = to_prompt_completion([row(0)], tokenizer)
+    examples = examples_of([row(0)], tokenizer)
     trainer = training.LoraTrainer(recipe, base, tmp_path, tokenizer, examples)
 
     (lora,) = trainer.model.peft_config.values()
@@ -121,13 +121,6 @@ def test_every_change_of_the_recipe_is_another_fingerprint(tmp_path):
     )
 
 
-@pytest.mark.parametrize("asked", [{"base_precision": "fp8"}, {"acceleration": "fp8"}])
-def test_fp8_is_refused_with_the_reason_and_other_recipes_of_before_are_read(asked):
-    with pytest.raises(ValidationError, match="FP8 base weights was removed: .* loss was 9.37"):
-        TrainingRecipe.model_validate(asked)
-    assert TrainingRecipe.model_validate({"base_precision": "bf16"}) == TrainingRecipe()
-
-
 def test_workers_share_the_passes_of_a_step_and_change_no_step():
     one, four = TrainingRecipe(), TrainingRecipe(workers=4, parallelism="ddp")
     assert one.rows_per_step == four.rows_per_step == 8
@@ -142,8 +135,8 @@ def test_workers_share_the_passes_of_a_step_and_change_no_step():
 def test_the_limit_may_come_from_the_data_and_never_leaves_the_models_window(tmp_path):
     base = tiny_model(tmp_path / "small", max_positions=512)
     rows = [row(0), row(1, reasoning=REASONING * 2), row(2, reasoning=REASONING * 40)]
-    examples = to_prompt_completion(rows, load_tokenizer(base))
-    lengths = [example["prompt_tokens"] + example["completion_tokens"] for example in examples]
+    examples = examples_of(rows, load_tokenizer(base))
+    lengths = [example.tokens for example in examples]
     assert lengths[0] < lengths[1] < 512 < lengths[2]
     recipe = TrainingRecipe(max_length="data")
     assert longest_allowed(recipe, examples[:2], base) == lengths[1], (

@@ -89,7 +89,7 @@ def test_checkpoints_are_bounded_and_all_marked(uninterrupted):
                 "scheduler.pt",
                 "rng_state.pth",
                 "trainer_state.json",
-                "complete.json",
+                "complete",
             }
             <= files
         )

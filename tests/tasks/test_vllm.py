@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.config import load_profile
-from flows.rollouts import environment_of
-from tasks.sources import bundled
-from tasks.sources.small_model import build_small_model, load_causal_model, load_tokenizer
+from tasks.sources.small_model import build_small_model, load_causal_model
 from tasks.synthesis.config import ServerConfig
-from tasks.synthesis.served_policy import ServedPolicy
 from tasks.synthesis.server import VllmSampler
 from tests.support.processes import processes_with
 from tests.support.requests import make_request
@@ -115,63 +111,3 @@ def test_a_real_vllm_from_start_to_end(model, adapter, tmp_path):
     assert alive(str(tmp_path)) == []
     (log,) = (tmp_path / "logs").iterdir()
     assert "enable_prefix_caching" in log.read_text()
-
-
-@pytest.mark.timeout(600)
-def test_a_real_vllm_answers_with_the_adapter_of_each_step(tmp_path, monkeypatch):
-    """A policy whose weights change between steps, as in training: what the server writes is what
-    this process would have written."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    from tasks.training.grpo import Asked  # takes seconds
-
-    model = build_small_model(tmp_path / "small", PROMPTS)
-    plain, tokenizer = load_causal_model(model, dtype=torch.float32), load_tokenizer(model)
-    with torch.no_grad():  # the most likely token leads by more than the kernels' rounding
-        plain.get_output_embeddings().weight.mul_(20)
-    plain.save_pretrained(model)
-    trained = get_peft_model(plain, LoraConfig(r=32, target_modules=["q_proj", "down_proj"]))
-    trained.save_pretrained(tmp_path / "first")
-    config = load_profile(
-        "local", ["reinforcement.sampling={temperature: 0, max_tokens: 12}", "language=cpp"]
-    )
-    tasks = {task.task_id: task for task in bundled.load("train")[:2]}
-    asked = [
-        Asked(place, name, tokenizer(PROMPTS[place])["input_ids"], place)
-        for place, name in enumerate(tasks)
-    ]
-    served = ServerConfig(
-        python=str(PYTHON),
-        env={"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_NO_USAGE_STATS": "1"},
-        max_num_seqs=4,
-        args=("--dtype", "float32"),
-    )
-    adapters = {"first": tmp_path / "first"}
-    server = VllmSampler(str(model), "small", served, adapters=adapters, logs=tmp_path / "logs")
-    found = []
-    try:
-        assert list(server.sample(requests(samples=1, temperature=0.0, max_tokens=4)))
-        monkeypatch.setenv("OPENAI_API_KEY", server.api_key)
-        policy = ServedPolicy([f"{server.server.address}/v1"], tmp_path / "policy")
-        there, here = (
-            environment_of(config, tasks, dict.fromkeys(tasks, "x"), iter, by)
-            for by in (policy, None)
-        )
-        for step in range(3):
-            torch.manual_seed(step)
-            with torch.no_grad():
-                for name, weight in trained.named_parameters():
-                    if "lora_" in name:
-                        weight.normal_(std=0.3)
-            by_server, by_process = (
-                {each.asked.place: each.tokens for each in world.write(trained, tokenizer, asked)}
-                for world in (there, here)
-            )
-            assert by_server == by_process and len(by_server) == 2
-            found.append(by_server)
-        policy.close()
-    finally:
-        server.close()
-    assert len({str(each) for each in found}) == 3, "each step has an adapter of its own"
-    assert not list((tmp_path / "policy").iterdir())

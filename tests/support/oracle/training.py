@@ -24,21 +24,18 @@ def tokenizer(directory: str) -> Any:
 
 def examples(rows: list[dict[str, Any]], tokens: Any) -> list[dict[str, Any]]:
     """Adapter: candidate_id, prompt, completion, input_ids, carries_loss by row."""
-    from tasks.training.formatting import label_mask, to_prompt_completion
+    from tasks.training.formatting import IGNORED, examples_of
 
-    found = []
-    for example in to_prompt_completion(rows, tokens):
-        mask = label_mask(example, tokens)
-        found.append(
-            {
-                "candidate_id": example["candidate_id"],
-                "prompt": example["prompt"],
-                "completion": example["completion"],
-                "input_ids": list(mask.input_ids),
-                "carries_loss": list(mask.carries_loss),
-            }
-        )
-    return found
+    return [
+        {
+            "candidate_id": example.candidate_id,
+            "prompt": example.prompt,
+            "completion": example.completion,
+            "input_ids": list(example.input_ids),
+            "carries_loss": [label != IGNORED for label in example.labels],
+        }
+        for example in examples_of(rows, tokens)
+    ]
 
 
 def section(inputs: Inputs) -> Any:

@@ -3,11 +3,11 @@
 Guarantees: causal, padding only on the right (anything else is refused), no mask in memory.
 `concur_sdpa` lets torch choose the kernel; `concur_cudnn` and `concur_cudnn_expanded` ask for
 cuDNN's, with grouped heads as they are or repeated. Under each name, a line of packed rows (the
-model is called with `cu_documents`, see `tasks.training.packing`) attends within its rows alone, by
-flash attention's kernel for variable lengths on a GPU and a mask on a CPU. `fastest_attention`
-times the kernels on the device at the shape that will be trained. `beyond_causal` lists what a
-model asks of attention that no kernel here computes; `keeps_rows_apart` says whether it hands
-`cu_documents` to its attention at all. Does not guarantee equal bits between kernels.
+model is called with `cu_documents`, see `packing`) attends within its rows alone, by flash
+attention's kernel for variable lengths on a GPU and a mask on a CPU. `fastest_attention` times the
+kernels on the device at the shape that will be trained. `beyond_causal` lists what a model asks of
+attention that no kernel here computes; `keeps_rows_apart` says whether it hands `cu_documents` to
+its attention at all. Does not guarantee equal bits between kernels.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tasks.training.dropout import CounterDropout, DropoutKeys, keep_mask
+from tasks.training.acceleration.dropout import CounterDropout, DropoutKeys, keep_mask
 
 ROWS, COLUMNS, RATE = 512, 640, 0.05
 

@@ -141,13 +141,6 @@ def busy_share(costs: Sequence[float], workers: int) -> float:
     return sum(costs) / (workers * sum(map(max, passes)))
 
 
-def last_batch(rows: int, size: int, workers: int, worker: int) -> int:
-    """How many of `rows` are a worker's in the last pass of an epoch, where batches of `size` are
-    dealt one to a worker. What else is in its batch repeats rows."""
-    left = (rows - 1) % (size * workers) + 1
-    return min(size, max(0, left - size * worker))
-
-
 def _check(lengths: Sequence[int], budget: int) -> None:
     if not lengths:
         raise UsageError("no rows to put into batches", "curate at least one row")

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from kernels_eval.errors import UsageError
-from tasks.training import acceleration
-from tasks.training.acceleration import (
+from tasks.training.acceleration import layers
+from tasks.training.acceleration.layers import (
     AccelerationOptions,
     accelerate,
     decoder_layers,
     shape_of,
 )
-from tasks.training.offloading import WIDE, MainMemory
-from tasks.training.packing import pack
-from tasks.training.recomputation import AHEAD, RecomputationPlan
+from tasks.training.acceleration.offloading import WIDE, MainMemory
+from tasks.training.acceleration.packing import pack
+from tasks.training.acceleration.recomputation import AHEAD, RecomputationPlan
 from tests.support.accelerated import TOKENS, accelerated, model, row
 from tests.support.cases import cases
 from tests.support.training import adapted_qwen, use_plan
@@ -146,7 +146,7 @@ def test_memory_that_cannot_be_locked_lets_layers_be_computed_again(monkeypatch,
         return again if options.host_memory_gb == 0 else moved
 
     monkeypatch.setattr(MainMemory, "__init__", refused)
-    monkeypatch.setattr(acceleration, "_plan", plan)
+    monkeypatch.setattr(layers, "_plan", plan)
     accelerated(model(layers=6))
     assert asked == [None, 0] and "computed again" in caplog.text
     with pytest.raises(RuntimeError, match="out of memory"):
@@ -183,9 +183,9 @@ def test_a_sharded_model_learns_what_the_whole_one_learns(recompute, gathered, a
     whole = model(dropout=0.3)
     parted = sharded(copy.deepcopy(whole), alone)
     accelerated(whole, seed=5, recompute=recompute)
-    real = acceleration._plan
+    real = layers._plan
     monkeypatch.setattr(
-        acceleration, "_plan", lambda *a: real(*a).model_copy(update={"gathered": gathered})
+        layers, "_plan", lambda *a: real(*a).model_copy(update={"gathered": gathered})
     )
     found = accelerated(parted, seed=5, recompute=recompute)
     assert len(found.gathered) == gathered

@@ -1,7 +1,7 @@
 """Rows behind one another in one line, each as if it stood alone.
 
-Guarantees: positions restart with every row, attention does not cross rows (with the attention of
-`tasks.training.attention`), the first token of a row is predicted by nothing, and padding is behind
+Guarantees: positions restart with every row, attention does not cross rows (with the kernels of
+`attention`), the first token of a row is predicted by nothing, and padding is behind
 the last row with no loss: logits and gradients of a row are those of the row alone, up to rounding.
 The loss of a line is a sum over its completion tokens; the trainer divides it by the completion
 tokens of the whole optimiser step (TRL's `num_items_in_batch`), so a token weighs the same whatever
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from tasks.training.acceleration import require_rows_apart
-from tasks.training.batching import Plan, padded_length
-from tasks.training.formatting import IGNORED, Rows
+from tasks.training.acceleration.batching import Plan, padded_length
+from tasks.training.acceleration.layers import require_rows_apart
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
+Rows = Sequence[Mapping[str, Any]]
+IGNORED = torch.nn.CrossEntropyLoss().ignore_index
 
-def use_lines(
-    trainer: Trainer, plans: Sequence[Plan], *, token_budget: int, multiple: int, pad_token: int
-) -> None:
+
+def use_lines(trainer: Trainer, plans: Sequence[Plan], *, token_budget: int, multiple: int) -> None:
     """Let a trainer (of batch size 1, not yet started) pack each line of `plans` into a micro
     batch, as `use_plans` does otherwise.
 
@@ -39,6 +39,8 @@ def use_lines(
         raise ValueError(
             "lines are micro batches already: set the trainer's batch size to 1, the budget decides"
         )
+
+    pad_token = getattr(trainer.processing_class, "pad_token_id", None) or 0
 
     def collate(rows: Rows) -> dict[str, Any]:
         tokens = sum(len(row["input_ids"]) for row in rows)

@@ -9,9 +9,9 @@ import torch
 from transformers import TrainerCallback
 
 from tasks.sources.small_model import load_tokenizer
-from tasks.training import acceleration
-from tasks.training.acceleration import AccelerationOptions, accelerate
-from tasks.training.formatting import to_prompt_completion, tokens_of
+from tasks.training.acceleration import layers
+from tasks.training.acceleration.layers import AccelerationOptions, accelerate
+from tasks.training.formatting import examples_of
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.trainer import LoraTrainer, train
 from tests.support.training import REASONING, adapter_bytes, row
@@ -45,10 +45,11 @@ def one_epoch(base, out, **changes):
     still = {"num_epochs": 1, "learning_rate": 1e-12, "lora_dropout": 0.0, "max_grad_norm": 0.0}
     recipe = RECIPE.model_copy(update=still | changes).resolve(gpu=False)
     tokenizer = load_tokenizer(base)
-    examples = to_prompt_completion(ROWS, tokenizer)
+    examples = examples_of(ROWS, tokenizer)
+    row_lengths = [example.tokens for example in examples]
     made = LoraTrainer(recipe, base, out, tokenizer, examples)
-    longest = max(map(tokens_of, examples))  # packed lines hold no more
-    told = made.use_accelerations(longest if recipe.packing else 4096)
+    # packed lines hold no more than the longest row
+    told = made.accelerate(max(row_lengths) if recipe.packing else 4096).batches
     gradients, tokens = Gradients(), []
     count = made.get_batch_samples
 
@@ -65,7 +66,7 @@ def one_epoch(base, out, **changes):
     made.train()
     losses = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
     assert len(losses) == len(tokens)
-    return gradients.total, losses, tokens, told, sorted(map(tokens_of, examples))
+    return gradients.total, losses, tokens, told, sorted(row_lengths)
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +122,9 @@ def test_packed_lines_in_steps_of_like_cost_have_the_gradient_of_all_rows(
     base, tmp_path, whole, monkeypatch
 ):
     uncompiled = partial(accelerate, options=AccelerationOptions(compile=False))
-    monkeypatch.setattr(acceleration, "accelerate", uncompiled)
+    monkeypatch.setattr(layers, "accelerate", uncompiled)
     gradients, losses, steps, told, _ = one_epoch(base, tmp_path, packing=True, acceleration="on")
     assert len(steps) > 1 and told["rows_mean"] > 2 and told["busy_share"] == 1
     assert difference(gradients, whole[0], steps=len(losses)) < 1e-4
     total = sum(loss * tokens for loss, (tokens, _) in zip(losses, steps, strict=True))
     assert total / sum(tokens for tokens, _ in steps) == pytest.approx(whole[1][0], rel=1e-5)
-
-
-def test_the_order_is_part_of_the_recipe():
-    assert TrainingRecipe().row_order == "random"
-    assert TrainingRecipe().model_dump() != RECIPE.model_dump()

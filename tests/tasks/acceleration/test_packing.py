@@ -7,9 +7,9 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from tasks.training.acceleration import AccelerationOptions, accelerate
-from tasks.training.batching import plan_epochs
-from tasks.training.packing import pack, use_lines
+from tasks.training.acceleration.batching import plan_epochs
+from tasks.training.acceleration.layers import AccelerationOptions, accelerate
+from tasks.training.acceleration.packing import pack, use_lines
 from tasks.training.recipe import PROJECTIONS
 from tests.support.training import plain_trainer
 
@@ -66,7 +66,7 @@ def trainer(folder, *, accumulation, epochs=2, dropout=0.0, packed=True, rate=1e
         lora={"lora_alpha": 4, "lora_dropout": dropout, "target_modules": list(PROJECTIONS)},
     )
     if packed:
-        use_lines(made, plans(epochs), token_budget=BUDGET, multiple=16, pad_token=0)
+        use_lines(made, plans(epochs), token_budget=BUDGET, multiple=16)
     acceleration = accelerate(
         made.model, tokens=BUDGET, seed=0, options=AccelerationOptions(compile=False)
     )
@@ -169,4 +169,4 @@ def test_what_does_not_fit_is_refused(tmp_path):
     ):
         made.args.per_device_train_batch_size = batch_size
         with pytest.raises(ValueError, match=said):
-            use_lines(made, given, token_budget=BUDGET, multiple=4, pad_token=0)
+            use_lines(made, given, token_budget=BUDGET, multiple=4)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from kernels_eval.sandbox.machine import machine_memory_bytes
-from tasks.training.recomputation import AHEAD, BYTES, LayerShape, RecomputationPlan
+from tasks.training.acceleration.recomputation import AHEAD, BYTES, LayerShape, RecomputationPlan
 
 WIDE = 2
 """tensors of the MLP's width that a layer saves: gate and up"""

@@ -8,7 +8,7 @@ benchmark prints the two side by side.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 
@@ -207,41 +207,3 @@ def plan_recomputation(
     return RecomputationPlan(
         layer=layer, mlp=mlp, keep=keep, peak_bytes=used, gathered=gathered, host=host
     )
-
-
-def choose_parallelism(
-    shape: LayerShape,
-    *,
-    weight_bytes: int,
-    device_bytes: int,
-    tokens: int,
-    margin_bytes: int,
-    host_bytes: int,
-) -> tuple[Literal["ddp", "fsdp2"], str]:
-    """How several accelerated workers hold a model, and why.
-
-    With `ddp` nothing is gathered, but the whole model leaves less memory for activations. Measured
-    on two H100 (benchmarks/results/2026-11-25-fsdp2-acceleration.md): 5 % faster than `fsdp2` where
-    26 of 32 layers keep their activations beside it. So it is chosen where half of them do, those
-    in main memory included, and where `host_bytes`, a worker's main memory, hold the model once:
-    there each worker reads all of it.
-    """
-    if weight_bytes > host_bytes:
-        return "fsdp2", "with ddp each worker reads the model into its share of main memory"
-    try:
-        whole = plan_recomputation(
-            shape,
-            device_bytes=device_bytes,
-            # DDP holds the gradients twice
-            weight_bytes=weight_bytes + 4 * shape.trained,
-            trained=shape.trained,
-            tokens=tokens,
-            margin_bytes=margin_bytes,
-            host_bytes=host_bytes,
-        )
-    except UsageError:
-        return "fsdp2", f"one GPU does not hold the model and {tokens:,} tokens"
-    kept = whole.keep + whole.host
-    why = f"one GPU holds the model and the activations of {kept} of {shape.layers} layers"
-    why += f", {whole.host} of them in main memory" if whole.host else ""
-    return ("ddp" if 2 * kept >= shape.layers else "fsdp2"), why

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kernels_eval.errors import UsageError
-from tasks.training import attention
-from tasks.training.acceleration import require_rows_apart
-from tasks.training.packing import pack
+from tasks.training.acceleration import attention
+from tasks.training.acceleration.layers import require_rows_apart
+from tasks.training.acceleration.packing import pack
 from tests.support.accelerated import accelerated, model, row
 from tests.support.training import adapted_qwen
 

@@ -6,9 +6,9 @@ import copy
 import pytest
 import torch
 
-from tasks.training.acceleration import AccelerationOptions, accelerate
-from tasks.training.attention import SDPA, fastest_attention
-from tasks.training.packing import pack
+from tasks.training.acceleration.attention import SDPA, fastest_attention
+from tasks.training.acceleration.layers import AccelerationOptions, accelerate
+from tasks.training.acceleration.packing import pack
 from tests.support.training import adapted_qwen, use_plan
 
 pytestmark = pytest.mark.gpu

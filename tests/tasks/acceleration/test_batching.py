@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
-from tasks.training.batching import (
+from tasks.training.acceleration.batching import (
     balanced_epochs,
     balanced_lines,
     busy_share,
     effective_batch,
-    last_batch,
     padded_length,
     plan_epochs,
 )
+from tasks.training.trainer import last_batch
 
 BUDGET = 1000
 lengths_of_rows = st.lists(st.integers(1, BUDGET), min_size=1, max_size=80)

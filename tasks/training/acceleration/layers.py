@@ -31,9 +31,9 @@ from torch.utils.checkpoint import (
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
-from tasks.training import attention, offloading
-from tasks.training.dropout import CounterDropout, DropoutKeys
-from tasks.training.recomputation import (
+from tasks.training.acceleration import attention, offloading
+from tasks.training.acceleration.dropout import CounterDropout, DropoutKeys
+from tasks.training.acceleration.recomputation import (
     BYTES,
     LEVELS,
     LayerShape,

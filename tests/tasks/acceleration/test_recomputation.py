@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels_eval.errors import UsageError
-from tasks.training.recomputation import (
+from tasks.training.acceleration.parallelism import choose_parallelism
+from tasks.training.acceleration.recomputation import (
     AHEAD,
     LayerShape,
-    choose_parallelism,
     plan_recomputation,
 )
 

@@ -38,32 +38,48 @@ def stops_soon(grace_s: float = GRACE_S) -> Iterator[None]:
         return
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    watch = threading.Thread(target=_watch, args=(reading, before, grace_s), daemon=True)
+    watch = SignalWatch(reading, before, grace_s)
     watch.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(before, warn_on_full_buffer=False)
         os.close(writing)
+        watch.drained.wait()  # a signal of a moment ago may still be in the pipe
+        if watch.told != signal.SIGTERM:
+            watch.join()
 
 
-def _watch(reading: int, before: int, grace_s: float) -> None:
-    """Read the numbers of the signals that arrive, hand them on to who read them before, and count
-    from the first that tells this process to stop. After SIGTERM the end of the block changes
-    nothing."""
-    told, open_ = 0, True
-    while open_ or told == signal.SIGTERM:
-        ready, _, _ = select.select([reading] if open_ else [], [], [], grace_s if told else None)
-        if not ready and told:
+class SignalWatch(threading.Thread):
+    """Reads the numbers of the signals that arrive, hands them on to who read them before, and
+    counts from the first that tells this process to stop."""
+
+    def __init__(self, reading: int, before: int, grace_s: float) -> None:
+        super().__init__(daemon=True)
+        self.told, self.drained = 0, threading.Event()
+        self._reading, self._before, self._grace_s = reading, before, grace_s
+
+    def run(self) -> None:
+        while not self.drained.is_set():
+            self._wait([self._reading])
+            numbers = os.read(self._reading, 64)
+            if self._before >= 0 and numbers:
+                with suppress(OSError):
+                    os.write(self._before, numbers)
+            self.told = max(self.told, *(each for each in STOPS if each in numbers), 0)
+            if not numbers:
+                self.drained.set()
+        os.close(self._reading)
+        if self.told == signal.SIGTERM:
+            self._wait([])
+
+    def _wait(self, handles: list[int]) -> None:
+        """Wait for one of these; where that takes too long after a signal, end this process and
+        all below it."""
+        ready, _, _ = select.select(handles, [], [], self._grace_s if self.told else None)
+        if not ready:
             kill_descendants(os.getpid(), KILL_S)
-            os._exit(128 + told)
-        numbers = os.read(reading, 64)
-        open_ = bool(numbers)
-        if before >= 0 and numbers:
-            with suppress(OSError):
-                os.write(before, numbers)
-        told = max(told, *(each for each in STOPS if each in numbers), 0)
-    os.close(reading)
+            os._exit(128 + self.told)
 
 
 def write_to_log() -> None:

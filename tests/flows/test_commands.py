@@ -132,9 +132,6 @@ def typed(workspace, monkeypatch, tmp_path):
         monkeypatch.setattr(name, value)
 
     def run(name, *more):
-        if name == "watchdog":
-            server = SimpleNamespace(api=SimpleNamespace(url="http://127.0.0.1:4200/api"))
-            monkeypatch.setattr("prefect.settings.get_current_settings", returns(server))
         words = ARGUMENTS.get(name, "").format(out=tmp_path / more[0], curated=fingerprint)
         return CliRunner().invoke(main, [name, *words.split(), *more[1:]])
 

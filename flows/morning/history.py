@@ -153,12 +153,6 @@ def write_under(root: str, name: str, text: str) -> str:
     return target
 
 
-def read_under(root: str, name: str) -> bytes:
-    """The bytes of a file under a root. Raises OSError."""
-    fs, path = _located(root, name)
-    return bytes(fs.cat_file(path))
-
-
 def _write(root: str, refresh: Refresh, suffix: str) -> None:
     text = json.dumps(refresh.model_dump(mode="json"), indent=2) + "\n"
     write_under(root, f"{PLACE}/{refresh.id}{suffix}", text)

@@ -88,23 +88,6 @@ class PrefectClient:
         state = {"type": kind, "name": name or kind.title(), "message": message}
         return self.ask(f"flow_runs/{run}/set_state", {"state": state, "force": False})
 
-    def running(self, deployment):
-        """A run that holds a slot of a deployment, without a process."""
-        run = self.start(deployment)
-        for kind in ("PENDING", "RUNNING"):
-            assert self.set_state(run, kind)["status"] == "ACCEPT"
-        return run
-
-    def subflow(self, parent):
-        """A running run below another."""
-        task = {"flow_run_id": parent, "task_key": "a", "dynamic_key": uuid.uuid4().hex}
-        running = {"state": {"type": "RUNNING"}}
-        body = {
-            "flow_id": self.ask(f"flow_runs/{parent}")["flow_id"],
-            "parent_task_run_id": self.ask("task_runs/", task | running)["id"],
-        }
-        return self.ask("flow_runs/", body | running)["id"]
-
     def artifacts(self, key):
         body = {"artifacts": {"key": {"any_": [key]}}, "sort": "CREATED_DESC"}
         return self.ask("artifacts/filter", body)
@@ -128,12 +111,6 @@ class Night(PrefectClient):
             "enforce_parameter_schema": False,
         }
         return self.ask("deployments/", body | more)["id"]
-
-    def refresh_deployment(self, **more):
-        """A deployment of the refresh that runs one at a time."""
-        name = f"nightly-{uuid.uuid4().hex[:6]}"
-        flow, entrypoint = "refresh the data set", "flows.refresh.refresh_dataset"
-        return self.deployment(name, flow, entrypoint, concurrency_limit=1, **more)
 
     def ended(self, run, timeout_s):
         def over():

@@ -34,7 +34,7 @@ from kernels_eval.exchange.flashinfer import Suite
 from kernels_eval.exchange.package import export_package
 from kernels_eval.exchange.trace_set import TraceSet, is_trace_set, record_of
 from kernels_eval.exchange.traces import evaluation_of
-from kernels_eval.model.trials import Interface
+from kernels_eval.protocol import DescribeInterface, Interface
 from kernels_eval.records import Candidate, Json, KernelTask, Record, Row, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source
@@ -200,7 +200,7 @@ def _kernelbench_rows(results: Path) -> list[Json]:
 
 def _interface(measurer: Measurer, task: KernelTask) -> Interface:
     """Raises ValueError where the task cannot be run."""
-    answer = measurer.ask("interface", task)
+    answer = measurer.ask(DescribeInterface, task)
     if "error" in answer:
         raise ValueError(f"the task does not run: {answer['error']}: {answer.get('detail')}")
     return Interface.model_validate(answer)

@@ -23,6 +23,7 @@ from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.prepare import Preparer
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner, starts_compilers
+from kernels_eval.protocol import NewCandidate
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
 from kernels_eval.sandbox.sandbox import retry_killed
 
@@ -126,7 +127,7 @@ class Evaluator:
             reference.open()
         draft.flags += reference.flags
         with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
-            reference.ask("new_candidate")
+            reference.ask(NewCandidate())
             self._load(process, prepared)
             with phase("correctness_s"):
                 comparison.compare_outputs(process)

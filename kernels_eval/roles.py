@@ -13,11 +13,11 @@ from contextlib import suppress
 from importlib import import_module
 
 from kernels_eval.candidate.candidate import CandidateRole
-from kernels_eval.candidate.capture import Capture
+from kernels_eval.candidate.capture import CaptureRole
 from kernels_eval.model import measurement, operators
 from kernels_eval.model.failures import report
 from kernels_eval.model.model_runner import ModelRunner
-from kernels_eval.records import Record
+from kernels_eval.protocol import handlers_of
 from kernels_eval.sandbox import health
 from kernels_eval.sandbox.channel import Channel, ChannelClosed
 
@@ -46,24 +46,22 @@ def warm_up(kind: str) -> None:
 def serve(role: str, channel: Channel) -> None:
     channel.accepts_descriptors = True
     session = role_of(role, channel)
+    handlers = handlers_of(session)
     while True:
         try:
             message = channel.receive_record()
         except ChannelClosed:
             return
         command = message.pop("command")
-        handler = getattr(session, f"do_{command}")
         try:
-            answer = handler(**message) or {}
+            answer = handlers[command](message)
         except Exception as error:
             answer = report(error)
         if isinstance(session, ModelRunner):
             with suppress(RuntimeError):  # a broken device: the next command says so
                 session.end_command(command)
-        if isinstance(answer, Record):
-            answer = answer.model_dump(mode="json")
-        descriptors = tuple(answer.pop("_descriptors", ()))
-        channel.send(answer, descriptors)
+        descriptors, channel.attached = tuple(channel.attached), []
+        channel.send(answer.model_dump(mode="json"), descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -73,7 +71,7 @@ def role_of(name: str, channel: Channel) -> object:
     if name == "candidate":
         return CandidateRole(channel)
     if name == "capture":
-        return Capture()
+        return CaptureRole()
     module, _, role = OTHER_ROLES[name].partition(":")
     found = import_module(f"kernels_eval.{module}")
     return getattr(found, role)(channel) if role else found

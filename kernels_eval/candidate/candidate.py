@@ -23,7 +23,6 @@ from kernels_eval.candidate import state
 from kernels_eval.candidate.build_interception import BuildFailed, intercept, open_library
 from kernels_eval.candidate.kernel_tracer import KernelTracer, Launches, registered_operators
 from kernels_eval.candidate.refusals import refuse
-from kernels_eval.languages import Language
 from kernels_eval.model.inputs import (
     Arguments,
     flatten_outputs,
@@ -47,8 +46,31 @@ from kernels_eval.model.operators import (
     traced_operators,
     watch_unrecorded,
 )
-from kernels_eval.model.shared_memory import Handed, Memory, Where, copied, write
-from kernels_eval.model.trials import ModelSpec
+from kernels_eval.model.shared_memory import Memory, copied, write
+from kernels_eval.protocol import (
+    Call,
+    CallReport,
+    Done,
+    ErrorReport,
+    Forget,
+    LateBuildAnswer,
+    LoadCandidate,
+    LoadReport,
+    MeasureShare,
+    ModelSpec,
+    NameOperators,
+    OperatorReport,
+    OrnamentReport,
+    PackedValues,
+    PackKernels,
+    ReadState,
+    Rebuild,
+    ReplaceWritten,
+    ShareReport,
+    StateReport,
+    TakeTimingInputs,
+    handles,
+)
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.channel import Channel, Message
 from kernels_eval.source.spec import ExtensionSpec
@@ -83,49 +105,41 @@ class CandidateRole(ModelRunner):
 
     # -- loading -----------------------------------------------------------------------------------
 
-    def do_load(
-        self,
-        path: str,
-        spec: Message,
-        arguments: Handed,
-        outputs: Where,
-        *,
-        libraries: dict[str, str],
-        language: str,
-        kernels: bool = False,
-    ) -> Message:
-        """Import the candidate and construct its ModelNew. `outputs` says which memory outputs are
-        returned through; with `kernels`, an archive of compiled ones comes with this message."""
-        self.spec = ModelSpec.model_validate(spec | {"entry_point": "ModelNew"})
+    @handles(LoadCandidate)
+    def load(self, request: LoadCandidate) -> LoadReport | ErrorReport:
+        """Import the candidate and construct its ModelNew."""
+        self.spec = request.spec.model_copy(update={"entry_point": "ModelNew"})
         self.gradients = self.spec.gradients
         self.prepare_device(self.spec.device, self.spec.threads)
-        (self._arguments,) = self.unpacked(arguments)
-        self.outputs = self.memory(**outputs)
+        (self._arguments,) = self.unpacked(request.arguments)
+        self.outputs = self.memory(request.outputs)
         self.state = state.snapshot(self.device)
         self.tracer = KernelTracer(self.on_gpu)
         self.tracer.follows_graphs = self.gradients is not None
-        self.libraries = libraries
+        self.libraries = {**request.libraries}
         intercept(self._provide)
-        self.language = Language(language)
-        if kernels:
+        self.language = request.language
+        if request.kernels:
             self.unpack_kernels()
         self.language.watch(self.tracer)
         watch_unrecorded()
-        self.refused = refuse(os.path.basename(path))
-        self.module = load_candidate(path)
+        self.refused = refuse(os.path.basename(request.path))
+        self.module = load_candidate(request.path)
         if not hasattr(self.module, "ModelNew"):
-            return {"error": Reason.MISSING_MODEL_NEW, "detail": "the module defines no ModelNew"}
+            missing = "the module defines no ModelNew"
+            return ErrorReport(error=Reason.MISSING_MODEL_NEW.value, detail=missing)
         made = self.construct()
         elsewhere = made_elsewhere(made, self.spec.construct_on)
         self.model = moved(made, self.device)
         self.synchronise()
-        return {
-            "parameters": list(map(squeezed, parameters_of(self.model).values())),
-            "statistics": list(map(squeezed, running_statistics(self.model, renamed=True))),
-            "made_elsewhere": elsewhere,
-        }
+        return LoadReport(
+            parameters=list(map(squeezed, parameters_of(self.model).values())),
+            statistics=list(map(squeezed, running_statistics(self.model, renamed=True))),
+            made_elsewhere=elsewhere,
+        )
 
-    def do_pack_kernels(self) -> None:
+    @handles(PackKernels)
+    def pack_kernels(self, _: PackKernels) -> Done:
         """Write what the language's compiler has made to the file that comes with this message."""
         folder = Path(os.environ[self.language.jit_cache])
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -133,6 +147,7 @@ class CandidateRole(ModelRunner):
             kept.comment = str(folder).encode()
             for path in files:
                 kept.write(path, path.relative_to(folder))
+        return Done()
 
     def unpack_kernels(self) -> None:
         """Give the compiler what it made for this source before. Nonsense is its own fault, and
@@ -161,10 +176,10 @@ class CandidateRole(ModelRunner):
         path = self.libraries.get(key)
         if path is None or not os.path.exists(path):
             self.channel.send({"build": spec})
-            answer = self.channel.receive_record()
-            if not answer.get("ok"):
-                raise BuildFailed(answer.get("reason", Reason.BUILD_FAILED), answer.get("log", ""))
-            path = self.libraries[key] = answer["path"]
+            answer = LateBuildAnswer.model_validate(self.channel.receive_record())
+            if not answer.ok:
+                raise BuildFailed(answer.reason or Reason.BUILD_FAILED, answer.log)
+            path = self.libraries[key] = answer.path
         known = registered_operators()
         module = open_library(path, spec)
         if isinstance(module, ModuleType):
@@ -209,13 +224,15 @@ class CandidateRole(ModelRunner):
         self.synchronise()
         return [leaf.detach() for leaf in found]
 
-    def do_rebuild(self, arguments: Handed, seed: int | None = None) -> None:
-        (self._arguments,) = self.unpacked(arguments)
-        self.model = self.build(seed)
+    @handles(Rebuild)
+    def rebuild(self, request: Rebuild) -> Done:
+        (self._arguments,) = self.unpacked(request.arguments)
+        self.model = self.build(request.seed)
+        return Done()
 
     # -- inputs ------------------------------------------------------------------------------------
 
-    def _receive(self, inputs: Handed) -> None:
+    def _receive(self, inputs: PackedValues) -> None:
         """Copy sets of inputs out of the memory that comes with this message."""
         self.timed_inputs = []  # timing is over, or has not begun
         received = self.unpacked(inputs)
@@ -229,56 +246,47 @@ class CandidateRole(ModelRunner):
 
     # -- one compared call -------------------------------------------------------------------------
 
-    def do_call(
-        self,
-        inputs: Handed,
-        in_place: bool,
-        evaluate: bool,
-        reruns: int,
-        output_bytes: int,
-        devices: list[str],
-    ) -> Message:
-        """One forward call. `in_place` writes its inputs over the storage of the previous call's.
-
-        Writes the outputs' bytes to the shared memory; returns their shapes and dtypes and what was
-        noticed. With `reruns`, the same call is made again on the same inputs, and the bytes are
-        those of the last. Where the outputs are not on `devices`, that is all there is to say:
-        copying gigabytes from another one takes longer than everything else.
-        """
-        self._receive(inputs)
+    @handles(Call)
+    def call(self, request: Call) -> CallReport:
+        """One forward call. Where the outputs are not on the devices that were asked for, that is
+        all there is to say: copying gigabytes from another one takes longer than everything
+        else."""
+        self._receive(request.inputs)
         drawn, self.sets = self.sets[0], []
-        if in_place:
+        if request.in_place:
             self._reuse_storage(drawn)
         before = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, drawn)
         counted = self.worked
-        output, outstanding = self._poisoned(drawn, output_bytes, evaluate)
+        how = request.output_bytes, request.evaluate
+        output, outstanding = self._poisoned(drawn, *how)
         leaves, structure = flatten_outputs(output)
-        report = described(output, leaves, structure) | {
+        seen = {
             "custom_calls": self.worked - counted,
             "mutated": not all(map(same, before, drawn)),
             "previous_changed": not same_all(*self.previous),
             "outstanding_share": outstanding,
         }
-        if not report["plain"] or report["devices"] != devices:
+        report = described(output, leaves, structure).model_copy(update=seen)
+        if not report.plain or report.devices != request.devices:
             return report
         self.previous = [], []  # memory first: outputs can be gigabytes, and stay on their device
         del before, output
         saved = _copies(leaves)
         self.previous, self.last_inputs = (leaves, saved), drawn
         large = sum(x.nbytes for x in saved) > LARGE_BYTES
-        started = now_ns()
-        for number in range(0 if report["mutated"] else min(reruns, 1) if large else reruns):
+        reruns = 0 if report.mutated else min(request.reruns, 1) if large else request.reruns
+        started, differs = now_ns(), False
+        for number in range(reruns):
             if number and now_ns() - started > PATIENCE_S * 1e9:
                 break
-            again, _ = flatten_outputs(self._poisoned(drawn, output_bytes, evaluate)[0])
+            again, _ = flatten_outputs(self._poisoned(drawn, *how)[0])
             self.synchronise()
             plain = all(type(x) is Tensor for x in again)
-            if not plain or not same_all(saved, again):
-                report["rerun_differs"] = True
+            differs = differs or not plain or not same_all(saved, again)
             saved = _copies([x for x in again if isinstance(x, Tensor)])
         write(self.outputs, [saved])
         self.synchronise()
-        return report
+        return report.model_copy(update={"rerun_differs": differs})
 
     def _reuse_storage(self, inputs: list[object]) -> None:
         """Write these inputs over the storage of the last call's, where they have its form."""
@@ -333,25 +341,28 @@ class CandidateRole(ModelRunner):
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_forget(self) -> None:
-        """Let go of earlier calls and of the inputs of samples: what comes next may need the
-        memory."""
+    @handles(Forget)
+    def forget(self, _: Forget) -> Done:
+        """What comes next may need the memory."""
         self.previous, self.last_inputs, self.timed_inputs = ([], []), [], []
+        return Done()
 
     def end_command(self, command: str) -> None:
         self.sets = []  # they serve one command
         super().end_command(command)
 
-    def do_timing_inputs(self, inputs: Handed) -> None:
-        """Sets of inputs that samples rotate over."""
+    @handles(TakeTimingInputs)
+    def take_timing_inputs(self, request: TakeTimingInputs) -> Done:
         self.timed_inputs = []
-        received = self.unpacked(inputs)  # on a GPU, where memory is dear, they stay where they are
+        received = self.unpacked(request.inputs)
+        # on a GPU, where memory is dear, they stay where they are
         self.timed_inputs = received if self.on_gpu else list(map(copied, received))
+        return Done()
 
     # -- how it works ------------------------------------------------------------------------------
 
-    def do_state(self) -> Message:
-        """Settings that are no longer what they were before the candidate was loaded."""
+    @handles(ReadState)
+    def read_state(self, _: ReadState) -> StateReport:
         changed = state.changes(self.state, state.snapshot(self.device))
         added = {name for name in self.tracer.own_operators if name.startswith(state.OWN_OF_TORCH)}
         if replaced := state.replaced_operators():
@@ -360,14 +371,14 @@ class CandidateRole(ModelRunner):
             changed["operators"] = ", ".join(sorted(added))
         if self.refused:
             changed["refused"] = self.refused[0]
-        return {"changed": changed}
+        return StateReport(changed=changed)
 
-    def do_operators(self, inputs: Handed, again: bool = False) -> Message:
-        """The aten compute operators of one forward call, and the custom kernels seen so far.
-        `again`: without a mode where that is possible, for a candidate can see one."""
-        self._receive(inputs)
+    @handles(NameOperators)
+    def name_operators(self, request: NameOperators) -> OperatorReport:
+        """The aten compute operators of one forward call, and the custom kernels seen so far."""
+        self._receive(request.inputs)
         operators = set[str]()
-        if not (again and self._traceable):
+        if not (request.again and self._traceable):
             drawn = self.fresh()
             found = compute_operators(lambda: self.forward(drawn))
             operators, self._traceable = set(found), len(found) < TRACED
@@ -380,13 +391,14 @@ class CandidateRole(ModelRunner):
         self.synchronise()
         names = self.launches.names() if self.launches else dict(self.tracer.calls.most_common())
         off_stream = self.launches.off_stream if self.launches else 0
-        seen = {"operators": sorted(operators)[:64], "custom": list(names)[:32]}
-        return seen | {"off_stream": off_stream}
+        return OperatorReport(
+            operators=sorted(operators)[:64], custom=list(names)[:32], off_stream=off_stream
+        )
 
-    def do_share(self, inputs: Handed) -> Message:
-        """Share of a forward call's time that is spent in custom kernels: the median of five calls,
-        or of fewer slow ones."""
-        self._receive(inputs)
+    @handles(MeasureShare)
+    def measure_share(self, request: MeasureShare) -> ShareReport:
+        """The median of five calls, or of fewer slow ones."""
+        self._receive(request.inputs)
         shares: list[float] = []
         began = now_ns()
         while len(shares) < 5 and (not shares or now_ns() - began < SHARE_S * 1e9):
@@ -398,7 +410,7 @@ class CandidateRole(ModelRunner):
             finally:
                 self._time_kernels(False)
             shares.append(min(1.0, spent / max(total, 1.0)))
-        return {"share": sorted(shares)[len(shares) // 2]}
+        return ShareReport(share=sorted(shares)[len(shares) // 2])
 
     def _time_kernels(self, on: bool) -> None:
         if self.launches:
@@ -407,18 +419,19 @@ class CandidateRole(ModelRunner):
         else:
             self.tracer.around = self.tracer.timed if on else None
 
-    def do_ornamental(self, inputs: Handed) -> Message:
-        """Does the output stay the same when what the kernels wrote is replaced? Then they are an
-        ornament.
+    @handles(ReplaceWritten)
+    def replace_written(self, request: ReplaceWritten) -> OrnamentReport:
+        """Kernels whose replaced values leave the output as it is are an ornament.
 
-        Asked on two sets of inputs. None where their answers are the same: nothing would show, for
-        what is left in memory is then the right answer.
+        None where both sets of inputs have one answer: nothing would show, for what is left in
+        memory is then the right answer.
         """
-        self._receive(inputs)
+        self._receive(request.inputs)
         expected = _copies(self.leaves(self.fresh(0)))
         if same_all(expected, self.leaves(self.fresh(1))):
-            return {"ornamental": None}
-        return {"ornamental": self._is_indifferent(expected) or self._is_ornament(expected)}
+            return OrnamentReport(ornamental=None)
+        found = self._is_indifferent(expected) or self._is_ornament(expected)
+        return OrnamentReport(ornamental=found)
 
     def _is_indifferent(self, expected: list[Tensor]) -> bool:
         """Is the answer the same with what the kernels wrote for other inputs? Or do they write one

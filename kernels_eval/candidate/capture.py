@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import NoReturn
 
 from kernels_eval.candidate.build_interception import BuildFailed, intercept
 from kernels_eval.model.failures import report
-from kernels_eval.model.inputs import construct, declared, load_candidate, load_module
+from kernels_eval.model.inputs import construct, load_candidate, load_module
+from kernels_eval.protocol import Capture, CaptureConstructor, CaptureReport, ModelSpec, handles
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.channel import Message
 from kernels_eval.source.spec import ExtensionSpec
 
 
-class Capture:
+class CaptureRole:
     """Runs the candidate's module with builds replaced by stubs, and reports what it asked to
     build."""
 
     def __init__(self) -> None:
         self.specs: list[Message] = []
 
-    def do_capture(self, path: str, failed: Sequence[str] = ()) -> Message:
-        """Import the module. Requests with these keys fail, for they did when they were built."""
-        self.failed = failed
+    @handles(Capture)
+    def capture(self, request: Capture) -> CaptureReport:
+        """Import the module. Builds with the keys `failed` fail, for they did when they were
+        made."""
+        self.failed = request.failed
         intercept(self._record)
         try:
-            self.module = load_candidate(path)
+            self.module = load_candidate(request.path)
         except Exception as error:
             # a module that needs its extension at import still told what to build
-            return {"specs": self.specs, **report(error)}
-        return {"specs": self.specs}
+            return CaptureReport(specs=list(self.specs), **report(error).model_dump())
+        return CaptureReport(specs=list(self.specs))
 
-    def do_construct(self, task_path: str, init_form: str) -> Message:
+    @handles(CaptureConstructor)
+    def capture_constructor(self, request: CaptureConstructor) -> CaptureReport:
         """What the constructor asks to build. Weights are made without storage; that it fails with
         nothing built yet is expected."""
-        asked = {"entry_point": "ModelNew", "init_form": init_form}
+        spec = ModelSpec(
+            entry_point="ModelNew",
+            init_form=request.init_form,
+            device="meta",
+            construct_on="meta",
+        )
         with suppress(Exception):
-            task = load_module(task_path, "task")
-            construct(self.module, task, declared(asked, "meta", "meta"))
-        return {"specs": self.specs}
+            construct(self.module, load_module(request.task_path, "task"), spec)
+        return CaptureReport(specs=list(self.specs))
 
     def _record(self, spec: Message) -> ModuleType:
         self.specs.append(spec)

@@ -14,7 +14,7 @@ from kernels_eval.candidate.kernel_tracer import Function, KernelTracer, Launche
 from kernels_eval.candidate.sanitized import CALLS, confined, replayed
 from kernels_eval.compile.cubins import Resources, resources_of
 from kernels_eval.model.operators import Named, Values, recorded, time_operators
-from kernels_eval.sandbox.channel import Message
+from kernels_eval.protocol import CandidateTimes, TimeCandidate, handles
 
 
 class Recorder(KernelTracer):
@@ -26,27 +26,28 @@ class Recorder(KernelTracer):
             return function(*args, **(kwargs or {}))
 
 
-def do_times(budget_s: float, **asked: object) -> Message:
-    """Microseconds by operator and by own kernel, and `resources` of the kernels' code. Raises
-    what the candidate raises."""
-    spec, libraries = asked["spec"], asked["libraries"]
-    assert isinstance(spec, dict) and isinstance(libraries, dict)
-    on_gpu = spec["device"].startswith("cuda")
+@handles(TimeCandidate)
+def time_candidate(request: TimeCandidate) -> CandidateTimes:
+    """Raises what the candidate raises."""
+    replay = request.replay
+    on_gpu = replay.spec.device.startswith("cuda")
     resources: dict[str, Resources] = {}
-    for library in libraries.values() if on_gpu else ():
+    for library in replay.libraries.values() if on_gpu else ():
         resources |= resources_of(library)
     recorder = Recorder(on_gpu)
-    forward = replayed(asked, recorder)
+    forward = replayed(replay, recorder)
     for _ in range(CALLS):
         forward()
     launches = Launches.find() if on_gpu else None
     own = list(launches.names() if launches else recorder.calls)
-    return time_operators(forward, on_gpu, budget_s, own) | {"resources": resources}
+    times = time_operators(forward, on_gpu, request.budget_s, own)
+    held = {name: list(numbers) for name, numbers in resources.items()}
+    return CandidateTimes(**times.model_dump(), resources=held)
 
 
 def main(request: str) -> None:
     """Call the candidate once between the marks that ncu waits for. Raises what it raises."""
-    forward = replayed(confined(request))
+    forward = replayed(confined(request).replay)
     for _ in range(CALLS):
         forward()
     if torch.cuda.is_available():

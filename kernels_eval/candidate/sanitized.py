@@ -6,7 +6,6 @@ The program makes the task's declared inputs itself: its outputs are compared wi
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,50 +17,54 @@ import torch
 
 from kernels_eval.candidate.build_interception import intercept, open_library
 from kernels_eval.candidate.kernel_tracer import KernelTracer
-from kernels_eval.languages import Language
 from kernels_eval.model.inputs import construct, load_candidate, load_module, make_inputs, moved
-from kernels_eval.model.trials import DECLARED, ModelSpec
+from kernels_eval.protocol import (
+    DECLARED,
+    ConfinedReplay,
+    ProgramOutput,
+    Replay,
+    RunProgram,
+    handles,
+)
 from kernels_eval.sandbox import confinement, landlock
-from kernels_eval.sandbox.channel import Answer, Message
+from kernels_eval.sandbox.channel import Message
 from kernels_eval.source.spec import ExtensionSpec
 
 CALLS = 2
 SAID_BYTES = 1 << 18
 
 
-def do_run(program: list[str], environment: dict[str, str]) -> Message:
-    """Run a program here, with everything that this child may and may not do. Returns the end
-    of what it printed."""
+@handles(RunProgram)
+def run_program(request: RunProgram) -> ProgramOutput:
     path = Path("said")
     with open(path, "wb") as said:
         subprocess.run(
-            program,
+            request.program,
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=said,
-            env=os.environ | environment,
+            env=os.environ | request.environment,
             check=False,
         )
-    return {"said": path.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace")}
+    return ProgramOutput(said=path.read_bytes()[-SAID_BYTES:].decode("utf-8", "replace"))
 
 
-def replayed(asked: Answer, tracer: KernelTracer | None = None) -> Callable[[], object]:
+def replayed(asked: Replay, tracer: KernelTracer | None = None) -> Callable[[], object]:
     """Load the candidate: its forward call on the task's declared inputs. A `tracer` watches its
     kernels. Raises what the candidate raises."""
-    spec = ModelSpec.model_validate(asked["spec"] | {"entry_point": "ModelNew", "seed": 0})
+    spec = asked.spec.model_copy(update={"entry_point": "ModelNew", "seed": 0})
     torch.set_num_threads(spec.threads)
-    libraries = asked["libraries"]
 
     def provide(build: Message) -> ModuleType | str:
-        module = open_library(libraries[ExtensionSpec(**build).key], build)
+        module = open_library(asked.libraries[ExtensionSpec(**build).key], build)
         if tracer and isinstance(module, ModuleType):
             tracer.wrap_module(module, module.__name__)
         return module
 
     intercept(provide)
-    if "language" in asked:
-        Language(asked["language"]).watch(tracer or KernelTracer(on_gpu=False))
-    task, module = load_module(asked["task"], "task"), load_candidate(asked["candidate"])
+    if asked.language:
+        asked.language.watch(tracer or KernelTracer(on_gpu=False))
+    task, module = load_module(asked.task, "task"), load_candidate(asked.candidate)
     model = moved(construct(module, task, spec), spec.device)
     inputs = make_inputs(task, 0, DECLARED, None, spec.device)
 
@@ -72,12 +75,12 @@ def replayed(asked: Answer, tracer: KernelTracer | None = None) -> Callable[[], 
     return forward
 
 
-def confined(request: str) -> Answer:
+def confined(request: str) -> ConfinedReplay:
     """What the request asks; this process is confined from here on."""
-    asked: Answer = json.loads(Path(request).read_text("utf-8"))
+    asked = ConfinedReplay.model_validate_json(Path(request).read_text("utf-8"))
     if landlock.abi():
-        around = {"scratch": str(Path(request).parent), "readable": asked["readable"]}
-        trees = [*confinement.readable(), *asked.get("tools", ())]
+        around = {"scratch": str(Path(request).parent), "readable": asked.readable}
+        trees = [*confinement.readable(), *asked.tools]
         confinement.restrict_files(around, os.getcwd(), trees)
     return asked
 
@@ -85,12 +88,12 @@ def confined(request: str) -> Answer:
 def main(request: str) -> None:
     """Confine this process, load the candidate and call it. Raises what it raises."""
     asked = confined(request)
-    forward = replayed(asked)
+    forward = replayed(asked.replay)
     for _ in range(CALLS):
         forward()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    print(asked["done"], flush=True)
+    print(asked.done, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from kernels_eval.exchange.flashinfer import (
     Workload,
     WorkloadInput,
 )
-from kernels_eval.model.trials import ArgumentForm, Interface
+from kernels_eval.protocol import ArgumentForm, Interface
 from kernels_eval.records import Candidate, KernelTask, stable_hash
 
 DRAWN = ("float32", "float16", "bfloat16")

@@ -31,7 +31,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.exchange import rendered
 from kernels_eval.exchange.definitions import FLAT
-from kernels_eval.model.trials import ArgumentForm, Interface
+from kernels_eval.protocol import ArgumentForm, Interface
 from kernels_eval.records import Candidate, KernelTask, Language, Verdict, stable_hash
 from kernels_eval.source.spec import ExtensionSpec
 from kernels_eval.versions import PROTOCOL_VERSION

@@ -12,23 +12,37 @@ import secrets
 import tempfile
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.judge.messages import (
     CLAIMABLE,
     LOG_BYTES,
-    CallReport,
-    ErrorReport,
-    LoadReport,
-    R,
     Stop,
     VerdictDraft,
+    parse_answer,
     parse_report,
     unanswered,
 )
 from kernels_eval.judge.prepare import BoundedBuilds
 from kernels_eval.judge.reference_handle import ReferenceProcess
-from kernels_eval.model.trials import DECLARED, Comparison, Trial
+from kernels_eval.model.trials import Trial
+from kernels_eval.protocol import (
+    DECLARED,
+    A,
+    Call,
+    CallReport,
+    Comparison,
+    ErrorReport,
+    LateBuildAnswer,
+    LoadCandidate,
+    LoadReport,
+    PackedValues,
+    PackKernels,
+    Rebuild,
+    RedrawWeights,
+    Request,
+)
 from kernels_eval.records import Candidate, Reason, stable_hash
 from kernels_eval.sandbox.channel import Fds, Message
 from kernels_eval.sandbox.sandbox import Child, ChildFailure
@@ -67,11 +81,7 @@ class CandidateProcess:
         with ExitStack() as held:
             kept = self._kept_kernels()
             kernels = (held.enter_context(open(kept, "rb")).fileno(),) if kept else ()
-            answer = self._request(
-                "load",
-                limits.load_s,
-                Reason.LOAD,
-                (given, taken, *kernels),
+            request = LoadCandidate(
                 path=str(self.child.write_file("candidate.py", self.candidate.code or "")),
                 libraries=libraries,
                 language=self.candidate.language,
@@ -80,6 +90,8 @@ class CandidateProcess:
                 arguments=arguments,
                 outputs=outputs,
             )
+            fds = (given, taken, *kernels)
+            answer = self._request(request, limits.load_s, Reason.LOAD, fds)
         self.loaded = parse_report(LoadReport, answer)
         drawn = reference.loaded.parameters and reference.construct_on != "cpu"
         if self.loaded.made_elsewhere and drawn:
@@ -105,41 +117,28 @@ class CandidateProcess:
         folder, key = self.builder.work_root, self._kernels_key
         archive = tempfile.NamedTemporaryFile(dir=folder, suffix=".zip")
         with archive, suppress(Stop):  # it is no part of the verdict
-            self.tell("pack_kernels", (archive.fileno(),))
+            self.tell(PackKernels(), (archive.fileno(),))
             self.builder.cache.store(key, Build(ok=True, key=key, path=archive.name))
 
-    def tell(self, command: str, fds: Fds = (), /, **arguments: object) -> Message:
-        """The unparsed answer to a command. Raises Stop where there is none."""
-        return self._request(command, self.config.limits.run_s, Reason.RUN, fds, **arguments)
+    def tell(self, request: Request[Any], fds: Fds = ()) -> Message:
+        """The unparsed answer to a request. Raises Stop where there is none."""
+        return self._request(request, self.config.limits.run_s, Reason.RUN, fds)
 
-    def ask(self, command: str, model: type[R], fds: Fds = (), /, **arguments: object) -> R:
-        """The answer to a command as this record. Raises Stop where there is none."""
-        return parse_report(model, self.tell(command, fds, **arguments))
+    def ask(self, request: Request[A], fds: Fds = ()) -> A:
+        """The answer to a request. Raises Stop where there is none, or one of another form."""
+        return parse_answer(request, self.tell(request, fds))
 
-    def ask_about(
-        self,
-        command: str,
-        model: type[R],
-        count: int = 1,
-        distribution: str = DECLARED,
-        **arguments: object,
-    ) -> R:
-        """The same, about so many sets of inputs that it has never seen."""
-        seeds = [secrets.randbits(31) for _ in range(count)]
-        inputs, descriptor = self.reference.draw(seeds, distribution)
-        return self.ask(command, model, (descriptor,), inputs=inputs, **arguments)
+    def unseen_inputs(
+        self, count: int = 1, distribution: str = DECLARED
+    ) -> tuple[PackedValues, int]:
+        """So many sets of inputs that it has never seen, and their descriptor."""
+        return self.reference.draw([secrets.randbits(31) for _ in range(count)], distribution)
 
     def _request(
-        self,
-        command: str,
-        timeout: float,
-        late: Reason,
-        fds: Fds = (),
-        /,
-        **arguments: object,
+        self, request: Request[Any], timeout: float, late: Reason, fds: Fds = ()
     ) -> Message:
         try:
-            answer = self.child.request(command, fds, timeout=timeout, **arguments)
+            answer = self.child.request(request, timeout, fds)
             while "build" in answer:
                 answer = self._late_build(answer["build"], timeout)
         except ChildFailure as failure:
@@ -160,28 +159,29 @@ class CandidateProcess:
         if build.ok:
             self.draft.late_tier = build.tier or None
             self.libraries[build.key] = build.path
-        answer = build.model_dump(mode="json", include={"ok", "path", "reason", "log"})
-        return self.child.resume(answer, timeout)
+        answer = LateBuildAnswer(ok=build.ok, path=build.path, reason=build.reason, log=build.log)
+        return self.child.resume(answer.model_dump(mode="json"), timeout)
 
     def try_call(self) -> None:
         """One call that is compared with nothing. Raises Stop where it fails."""
-        inputs, descriptor = self.reference.draw([secrets.randbits(31)])
-        how = {"in_place": False, "evaluate": False, "reruns": 0, "output_bytes": 0, "devices": []}
-        self.tell("call", (descriptor,), inputs=inputs, **how)
+        inputs, descriptor = self.unseen_inputs()
+        self.tell(Call(inputs=inputs), (descriptor,))
 
     def call(self, trial: Trial, *, reruns: int = 0, transposed: bool = False) -> Comparison:
         """One forward call, compared; `transposed`: with other weights that are square matrices
         transposed. Raises Stop where the outputs are not even of the right form."""
         if trial.weights_seed is not None:
-            wanted, names = self.reference.used_statistics(), self.reference.loaded.parameter_names
-            how = {"statistics": wanted, "names": names, "transposed": transposed}
-            self.tell("weights", seed=trial.weights_seed, **how)
+            weights = RedrawWeights(
+                seed=trial.weights_seed,
+                statistics=self.reference.used_statistics(),
+                names=self.reference.loaded.parameter_names,
+                transposed=transposed,
+            )
+            self.tell(weights)
         if trial.construct_seed is not None or trial.evaluate:  # as new: calls change statistics
             self._rebuild(trial.construct_seed)
         inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)
-        answer = self.tell(
-            "call",
-            (descriptor,),
+        request = Call(
             inputs=inputs,
             in_place=trial.in_place,
             evaluate=trial.evaluate,
@@ -189,13 +189,14 @@ class CandidateProcess:
             output_bytes=sum(output.bytes for output in trial.outputs),
             devices=[output.device for output in trial.outputs],
         )
+        answer = self.tell(request, (descriptor,))
         if trial.weights_seed is not None or trial.construct_seed is not None:
             self._rebuild()
         return self.compare(answer, trial, keep=trial.own_mode)
 
     def _rebuild(self, seed: int | None = None) -> None:
         arguments, descriptor = self.reference.arguments(seed)
-        self.tell("rebuild", (descriptor,), arguments=arguments, seed=seed)
+        self.tell(Rebuild(arguments=arguments, seed=seed), (descriptor,))
 
     def compare(self, answer: Message, trial: Trial, *, keep: bool = True) -> Comparison:
         """Compare what was written before the last answer. Raises Stop where its form is wrong."""

@@ -10,19 +10,19 @@ from contextlib import suppress
 
 from kernels_eval.compile.linked import library_work
 from kernels_eval.judge.candidate_handle import CandidateProcess, unmatched_shapes
-from kernels_eval.judge.messages import (
-    FIX_OF_CHANGE,
-    REASON_OF_CHANGE,
-    OperatorReport,
-    OrnamentReport,
-    ShareReport,
-    StateReport,
-    Stop,
-    one_line,
-)
+from kernels_eval.judge.messages import FIX_OF_CHANGE, REASON_OF_CHANGE, Stop, one_line
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.model.correctness import merge
-from kernels_eval.model.trials import DECLARED, LATER, Comparison, Trial
+from kernels_eval.model.trials import Trial
+from kernels_eval.protocol import (
+    DECLARED,
+    LATER,
+    Comparison,
+    MeasureShare,
+    NameOperators,
+    ReadState,
+    ReplaceWritten,
+)
 from kernels_eval.records import Correctness, Reason
 from kernels_eval.sandbox.sandbox import Child
 
@@ -311,7 +311,8 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
     draft = process.draft
     if again and not draft.timing:
         return
-    seen = process.ask_about("operators", OperatorReport, again=again)
+    inputs, descriptor = process.unseen_inputs()
+    seen = process.ask(NameOperators(inputs=inputs, again=again), (descriptor,))
     draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
     linked, flags = library_work(process.libraries.values())
     named = {one_line(name)[:200] for name in (*seen.operators[:64], *linked)}
@@ -327,7 +328,8 @@ def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
             process,
             "no operator at all",
         )
-    share = process.ask_about("share", ShareReport).share
+    inputs, descriptor = process.unseen_inputs()
+    share = process.ask(MeasureShare(inputs=inputs), (descriptor,)).share
     least = 1.0 if draft.custom_kernel_time_share is None else draft.custom_kernel_time_share
     draft.custom_kernel_time_share = min(least, max(0.0, share))
 
@@ -346,7 +348,7 @@ def check_idle(process: CandidateProcess) -> None:
 
 def check_state(process: CandidateProcess) -> None:
     """No setting of torch or CUDA changed that honest code leaves alone."""
-    changed = process.ask("state", StateReport).changed
+    changed = process.ask(ReadState()).changed
     for name, reason in REASON_OF_CHANGE.items():
         if name in changed:
             was = one_line(changed[name])[:200]
@@ -364,7 +366,8 @@ def check_ornamental(process: CandidateProcess) -> None:
     ]
     for distribution in dict.fromkeys(drawn):
         try:
-            found = process.ask_about("ornamental", OrnamentReport, 2, distribution).ornamental
+            inputs, descriptor = process.unseen_inputs(2, distribution)
+            found = process.ask(ReplaceWritten(inputs=inputs), (descriptor,)).ornamental
         except Stop:
             return
         if found:

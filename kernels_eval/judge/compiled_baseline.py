@@ -17,16 +17,21 @@ from contextlib import suppress
 from typing import NoReturn
 
 from kernels_eval.errors import SandboxError
-from kernels_eval.judge.messages import (
-    CompiledReport,
-    ErrorReport,
-    Stop,
-    one_line,
-    parse_report,
-)
+from kernels_eval.judge.messages import Stop, one_line, parse_answer, parse_report
 from kernels_eval.judge.reference_handle import ReferenceProcess, alone
 from kernels_eval.judge.timing import CompiledSampler
-from kernels_eval.model.trials import Comparison, Trial
+from kernels_eval.model.trials import Trial
+from kernels_eval.protocol import (
+    A,
+    AnswerCompiled,
+    Compile,
+    DrawTimingInputs,
+    ErrorReport,
+    LoadModel,
+    MeasureCompiled,
+    Request,
+    Sample,
+)
 from kernels_eval.records import CompiledBaseline, Reason
 from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.channel import Fds, Message
@@ -74,7 +79,7 @@ class CompiledReference:
         """What is timed, on the inputs of these seeds; None where there is nothing to time."""
         with suppress(Lost):
             if not self.unavailable_reason:
-                self.graphs = self._ask("timing_inputs", seeds=seeds).graphs
+                self.graphs = self._ask(DrawTimingInputs(seeds=seeds)).graphs
                 return CompiledSampler(self._sample, self._facts | {"graphs": self.graphs})
         return None
 
@@ -82,7 +87,7 @@ class CompiledReference:
         """Give back the memory of the inputs: the samples are taken."""
         if not self.unavailable_reason:
             with suppress(Lost):  # it has been timed; the next candidate's verdict will say so
-                self._ask("timing_inputs", seeds=[])
+                self._ask(DrawTimingInputs(seeds=[]))
 
     def absent(self) -> CompiledBaseline:
         """The record of a baseline that could not be timed."""
@@ -101,9 +106,9 @@ class CompiledReference:
 
     def _compile(self, child: Child) -> None:
         path = child.write_file("task.py", self.reference.task.code)
-        self._ask("load", path=str(path), spec=self.reference.spec)
+        self._ask(LoadModel(path=str(path), spec=self.reference.spec))
         seed = self.reference.trials[0].seed
-        self._ask("compile", limit=self.config.timing.compile_s, mode=self.mode, seed=seed)
+        self._ask(Compile(mode=self.mode, seed=seed), limit=self.config.timing.compile_s)
 
     def _check(self, trial: Trial) -> None:
         """Its answer must pass the gates that a candidate's has to. Raises Lost."""
@@ -115,13 +120,13 @@ class CompiledReference:
 
     def _compare(self, trial: Trial, memory: int) -> None:
         reference = self.reference
-        answer = self._ask("answer", (memory,), seed=trial.seed)
+        answer = self._ask(AnswerCompiled(seed=trial.seed), (memory,))
         form = [(output.shape, output.dtype) for output in answer.outputs]
         wanted = [(output.shape, output.dtype) for output in trial.outputs]
         if form != wanted or answer.structure != reference.loaded.structure:
             self._lose("its outputs have another form than those of the eager reference")
         try:
-            measured = reference.ask_for(Comparison, "measure", (memory,), trial=trial.name)
+            measured = reference.ask(MeasureCompiled(trial=trial.name), (memory,))
         except Stop as stop:
             if reference.child.dead:
                 raise
@@ -134,20 +139,12 @@ class CompiledReference:
             )
 
     def _sample(self, calls: int) -> int:
-        answer = self._ask("sample", calls=calls)
+        answer = self._ask(Sample(calls=calls))
         if answer.graphs != self.graphs:
             self._lose("torch.compile compiled it again while it was timed")
         return answer.ns
 
-    def _ask(
-        self,
-        command: str,
-        fds: Fds = (),
-        /,
-        *,
-        limit: float = 0.0,
-        **arguments: object,
-    ) -> CompiledReport:
+    def _ask(self, request: Request[A], fds: Fds = (), *, limit: float = 0.0) -> A:
         """Within `limit` seconds, by default those of the reference. Raises Lost where there is no
         answer."""
         limit = limit or self.config.limits.reference_s
@@ -155,17 +152,17 @@ class CompiledReference:
             self._lose(self.unavailable_reason or "its process is gone")
         try:
             with alone(self.reference.beside):
-                answer = self._child.request(command, fds, timeout=limit, **arguments)
+                answer = self._child.request(request, limit, fds)
         except ChildFailure as failure:
             late = failure.reason is Reason.RUN
             said = f"took longer than {limit:g} s" if late else failure.detail
-            self._lose(f"{command}: {said}")
+            self._lose(f"{request.command}: {said}")
         try:
             if "error" in answer:
-                self._lose(f"{command}: {parse_report(ErrorReport, answer).detail}")
-            return parse_report(CompiledReport, answer)
+                self._lose(f"{request.command}: {parse_report(ErrorReport, answer).detail}")
+            return parse_answer(request, answer)
         except Stop as stop:
-            self._lose(f"{command}: {stop.finding.detail}")
+            self._lose(f"{request.command}: {stop.finding.detail}")
 
     def _lose(self, why: str) -> NoReturn:
         self.unavailable_reason = one_line(why) or "no reason was given"

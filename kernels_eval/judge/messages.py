@@ -1,7 +1,6 @@
-"""What a candidate's process says of itself, parsed (its form is checked, its content never
-trusted), what is found of a candidate, and the verdict that this becomes.
+"""What is found of a candidate, and the verdict that this becomes.
 
-Outputs are compared elsewhere, and times are bounded by the parent's clock.
+Outputs are compared elsewhere, and times are bounded by the judge's clock.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-from pydantic import BeforeValidator, FailFast, Field, ValidationError, field_validator
+from pydantic import ValidationError
 
+from kernels_eval.protocol import A, Request, storable
 from kernels_eval.records import (
     ArchitectureBuild,
     Candidate,
@@ -78,127 +78,6 @@ CLAIMABLE = frozenset(
 reference's."""
 
 
-MOST_ITEMS = MOST_LETTERS = 65_536
-MOST_NS = 10**15
-Count = Annotated[int, Field(ge=0, lt=1 << 62)]
-Text = Annotated[str, Field(max_length=MOST_LETTERS)]
-Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
-Item = TypeVar("Item")
-Several = Annotated[list[Item], FailFast(), Field(max_length=MOST_ITEMS)]
-"""A list. The first item that is wrong is the last that is looked at."""
-Shape = Annotated[list[Count], FailFast(), Field(max_length=64)]
-
-
-def _few(value: object) -> object:
-    """The first entries of a dictionary."""
-    return dict(list(value.items())[:64]) if isinstance(value, dict) else value
-
-
-class Report(Record, extra="ignore", strict=True):
-    """Base of what a candidate's process reports. Unknown fields are ignored, types are strict, and
-    everything has bounds: no answer can overflow an arithmetic or hold the parent up."""
-
-
-class ErrorReport(Report):
-    """An error that a process reports of itself; `error` is a reason, empty where there is none."""
-
-    error: str = ""
-    detail: str = ""
-    trace: str = ""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _as_text(cls, said: object) -> object:
-        """The text of an exception may hold anything."""
-        return storable(said) if isinstance(said, str) else said
-
-
-class CaptureReport(ErrorReport):
-    """What a module, or its constructor, asks to build."""
-
-    specs: list[object] = []
-
-
-class LoadReport(Report):
-    """The constructed module: shapes of its parameters, and of what may be running statistics,
-    without dimensions of size 1; whether its constructor made parameters on the CPU although it was
-    told another device."""
-
-    parameters: Several[Shape] = []
-    statistics: Several[Shape] = []
-    made_elsewhere: bool = False
-
-
-class ReportedOutput(Report):
-    shape: Shape
-    dtype: Text
-
-
-class CallReport(Report):
-    """One compared call."""
-
-    kinds: Several[Text] = []
-    devices: Several[Text] = []
-    plain: bool = False
-    tensors: bool = False
-    expanded: bool = False
-    structure: Text = ""
-    custom_calls: Count = 0
-    mutated: bool = False
-    previous_changed: bool = False
-    rerun_differs: bool = False
-    outstanding_share: Finite = 0.0
-    outputs: Several[ReportedOutput] = []
-
-
-class OperatorReport(Report):
-    """Operators and custom kernels of one call."""
-
-    operators: Several[Text] = []
-    custom: Several[Text] = []
-    off_stream: Count = 0
-
-
-class ShareReport(Report):
-    """Share of a call's time in custom kernels."""
-
-    share: Finite
-
-
-class SampleReport(Report):
-    """One timed sample."""
-
-    ns: Annotated[int, Field(ge=0, le=MOST_NS)]
-    custom_calls: Count = 0
-
-
-class CompiledReport(CallReport):
-    """What the compiled reference says of a call, or of a sample; `graphs` were compiled."""
-
-    ns: Annotated[int, Field(ge=0, le=MOST_NS)] = 0
-    graphs: Count = 0
-
-
-class UnseenReport(Report):
-    """The different forms of the outputs of unseen inputs."""
-
-    forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
-    custom_calls: Count = 0
-
-
-class StateReport(Report):
-    """Settings that have changed since before the candidate was loaded: at most 64 of them."""
-
-    changed: Annotated[dict[str, Text], BeforeValidator(_few)] = {}
-
-
-class OrnamentReport(Report):
-    """Does the output stay the same when what the kernels wrote is replaced? None where nothing
-    would show."""
-
-    ornamental: bool | None
-
-
 REASON_OF_CHANGE: Mapping[str, Reason] = {
     "current_stream": Reason.STREAM_ESCAPE,
     "patched": Reason.HARNESS_TAMPERING,
@@ -248,9 +127,10 @@ def parse_report(model: type[R], answer: object) -> R:
         ) from error
 
 
-def storable(text: str) -> str:
-    """Text that a record can hold and a terminal print: without lone surrogates."""
-    return text.encode("utf-8", "replace").decode()
+def parse_answer(request: Request[A], answer: object) -> A:
+    """The answer as the type that its request promises. Raises Stop as `parse_report` does."""
+    found: A = parse_report(request.answer, answer)
+    return found
 
 
 def one_line(text: str) -> str:

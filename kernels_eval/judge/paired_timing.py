@@ -15,7 +15,7 @@ from kernels_eval.devices import throttled
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.comparison import accepted, explained
 from kernels_eval.judge.compiled_baseline import CompiledReference, Lost
-from kernels_eval.judge.messages import SampleReport, Stop, UnseenReport, parse_report
+from kernels_eval.judge.messages import Stop, parse_report
 from kernels_eval.judge.timing import (
     CLOCK_BOUND_SHARE,
     MOST_CALLS,
@@ -24,9 +24,20 @@ from kernels_eval.judge.timing import (
     measure,
     unsettled,
 )
-from kernels_eval.model.trials import DECLARED, Comparison, UnseenComparison
+from kernels_eval.protocol import (
+    DECLARED,
+    CompareUnseen,
+    Comparison,
+    DrawTimingInputs,
+    Forget,
+    PackedValues,
+    RunUnseen,
+    Sample,
+    TakeTimingInputs,
+    UnseenReport,
+)
 from kernels_eval.records import Reason, Timing
-from kernels_eval.sandbox.channel import Message
+from kernels_eval.sandbox.channel import Fds, Message
 from kernels_eval.sandbox.sandbox import Child
 
 SETS = (3, 64)
@@ -103,7 +114,7 @@ class PairedClock:
     def measure(self) -> Timing:
         """The timing. Raises Stop where the candidate reports less time than passes, computes in
         the reference's turn, or gives wrong answers as soon as it is timed."""
-        self.process.tell("forget")
+        self.process.tell(Forget())
         try:
             timing = self._measured(self._draw())
             for _ in range(AGAIN):  # in case the machine is quieter now
@@ -124,12 +135,9 @@ class PairedClock:
         self._draw()
         found = {}
         for name in ("forward", "backward"):
-            asked = {"calls": timing.calls_per_sample, "only": name}
+            sample = Sample(calls=timing.calls_per_sample, only=name)
             pairs = [
-                (
-                    int(self.reference.ask("sample", **asked)["ns"]),
-                    self.process.ask("sample", SampleReport, (), **asked).ns,
-                )
+                (self.reference.ask(sample).ns, self.process.ask(sample).ns)
                 for _ in range(PASS_PAIRS)
             ]
             own, theirs = (statistics.median(spent) for spent in zip(*pairs, strict=True))
@@ -171,12 +179,12 @@ class PairedClock:
             least = 2
         self.fewest = 1 if large else 2
         seeds = [secrets.randbits(31) for _ in range(most)]
-        drawn = self.reference.ask("timing_inputs", seeds=seeds[:least])
-        one_set_s = max(drawn["seconds"] / least, 1e-6)
+        drawn = self.reference.ask(DrawTimingInputs(seeds=seeds[:least]))
+        one_set_s = max(drawn.seconds / least, 1e-6)
         room = INPUT_BYTES // max(1, self.reference.task_bytes)
         count = int(max(least, min(most, room, DRAW_S / one_set_s)))
         if count > least:
-            self.reference.ask("timing_inputs", seeds=seeds[:count])
+            self.reference.ask(DrawTimingInputs(seeds=seeds[:count]))
         self.seeds, self.sets = seeds[:count], count
         self._give_inputs()
         if self.on_gpu:
@@ -188,13 +196,13 @@ class PairedClock:
 
     def _give_inputs(self) -> None:
         inputs, descriptor = self.reference.draw(self.seeds)
-        self.process.tell("timing_inputs", (descriptor,), inputs=inputs)
+        self.process.tell(TakeTimingInputs(inputs=inputs), (descriptor,))
         self.given = True
 
     def _candidate_sample(self, calls: int) -> int:
         if not self.given:
             self._give_inputs()
-        sample = self.process.ask("sample", SampleReport, calls=calls)
+        sample = self.process.ask(Sample(calls=calls))
         self.idle_samples += sample.custom_calls < calls
         return sample.ns
 
@@ -202,7 +210,7 @@ class PairedClock:
         candidate, reference = self.process.child, self.reference.child
         started, used = time.perf_counter_ns(), self._processor_ns(candidate)
         own = self._processor_ns(reference)
-        sample = int(self.reference.ask("sample", calls=calls)["ns"])
+        sample = self.reference.ask(Sample(calls=calls)).ns
         if self.by_processor:
             spent = self._processor_ns(reference) - own
             self.reference_used.setdefault(calls, []).append(spent / calls)
@@ -227,8 +235,8 @@ class PairedClock:
         if used := self.reference_used:  # by the same clock as the rounds, where others compute
             reference_ns = min(reference_ns, statistics.median(used[max(used)]))
         # Samples are taken, and large inputs need the room.
-        self.reference.ask("timing_inputs", seeds=[])
-        self.process.tell("forget")
+        self.reference.ask(DrawTimingInputs(seeds=[]))
+        self.process.tell(Forget())
         self.given = False
         if self.compiled:
             self.compiled.release_inputs()
@@ -283,7 +291,7 @@ class PairedClock:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
         drawn = reference.draw(seeds, names)
         with ExitStack() as stopped:
-            own, _ = self._clocked(reference.child, reference.ask, drawn, "own", stopped)
+            own, _ = self._clocked(reference.child, reference.tell, drawn, "own", stopped)
         if reference.loaded.mutates:
             drawn = reference.draw(seeds, names)
         with ExitStack() as stopped:
@@ -292,8 +300,8 @@ class PairedClock:
             report = parse_report(UnseenReport, answer)
             for form in report.forms:
                 self.process.check_form(form, reference.trials[0])
-            asked = {"positions": positions, "seeds": seeds, "distributions": names}
-            compared = reference.ask_for(UnseenComparison, "compare_unseen", **asked)
+            request = CompareUnseen(positions=positions, seeds=seeds, distributions=names)
+            compared = reference.ask(request)
         self.idle_samples += report.custom_calls < calls
         for position, found in zip(compared.positions, compared.found, strict=True):
             self._judge_unseen(found, names[position])
@@ -313,17 +321,18 @@ class PairedClock:
     def _clocked(
         self,
         child: Child,
-        ask: Callable[..., Message],
-        drawn: tuple[Message, int],
+        ask: Callable[[RunUnseen, Fds], Message],
+        drawn: tuple[PackedValues, int],
         whose: str,
         stopped: ExitStack,
     ) -> tuple[float, Message]:
         """The answer to `run_unseen`, and the nanoseconds until the child that gave it is `stopped`
         (what is not written then comes too late), of processor time where that is less."""
         (inputs, given), (outputs, taken) = drawn, self.reference.outputs_of(whose)
+        request = RunUnseen(inputs=inputs, outputs=outputs)
         family, used = child.family(), self._processor_ns(child)
         started = time.perf_counter_ns()
-        answer = ask("run_unseen", (given, taken), inputs=inputs, outputs=outputs)
+        answer = ask(request, (given, taken))
         stopped.enter_context(child.stopped(family))
         passed = time.perf_counter_ns() - started
         used = self._processor_ns(child) - used if self.by_processor else passed

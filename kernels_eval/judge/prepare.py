@@ -21,13 +21,14 @@ from kernels_eval.compile.extensions import Builder
 from kernels_eval.config import EvalConfig
 from kernels_eval.judge.messages import (
     LOG_BYTES,
-    CaptureReport,
     Finding,
     Prepared,
     Stop,
+    parse_answer,
     parse_report,
     unanswered,
 )
+from kernels_eval.protocol import Capture, CaptureConstructor, CaptureReport
 from kernels_eval.records import Candidate, KernelTask, Reason
 from kernels_eval.sandbox.landlock import compiler_confinement
 from kernels_eval.sandbox.process_tree import Deadline
@@ -214,7 +215,7 @@ class Preparer(Workplace):
         with Child(self.server, "capture", self.config.limits) as child:
             path = child.write_file("candidate.py", code)
             try:
-                answer = child.request("capture", path=str(path), failed=failed, timeout=limit)
+                answer = child.request(Capture(path=str(path), failed=[*failed]), limit)
             except ChildFailure as failure:
                 raise unanswered(failure, child, Reason.LOAD) from failure
             report = parse_report(CaptureReport, answer)
@@ -236,9 +237,9 @@ class Preparer(Workplace):
     def _asked_by_constructor(self, child: Child, task: KernelTask) -> list[object]:
         """A constructor that fails or hangs here has no device and nothing built: the run side
         judges it."""
-        asked = {"task_path": str(child.write_file("task.py", task.code))}
-        limit = self.config.build.capture_timeout_s
+        path = str(child.write_file("task.py", task.code))
+        request = CaptureConstructor(task_path=path, init_form=task.init_form)
         with suppress(ChildFailure):
-            answer = child.request("construct", init_form=task.init_form, timeout=limit, **asked)
-            return parse_report(CaptureReport, answer).specs
+            answer = child.request(request, self.config.build.capture_timeout_s)
+            return parse_answer(request, answer).specs
         return []

@@ -12,29 +12,45 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
 from kernels_eval.config import EvalConfig
-from kernels_eval.judge.messages import LOG_BYTES, R, Stop, one_line
+from kernels_eval.judge.messages import LOG_BYTES, Stop, one_line
 from kernels_eval.model.correctness import GATES, PRECISION_OF, Gates, judge
-from kernels_eval.model.trials import (
+from kernels_eval.model.trials import HARD, SHAPE_SCOPES, TAILS, Trial
+from kernels_eval.protocol import (
     DECLARED,
-    HARD,
-    SHAPE_SCOPES,
-    TAILS,
+    A,
+    Compare,
     Comparison,
+    DrawArguments,
+    DrawInputs,
+    EndTiming,
+    EstimateUsedBytes,
+    Expect,
     Expectation,
-    LoadedTask,
+    F,
+    FindIgnoredInputs,
+    ForgetTrial,
+    Gradients,
+    LoadTask,
+    MemoryRequest,
     ModelSpec,
-    Trial,
+    PackedValues,
+    Request,
+    SharedMemory,
+    ShareMemory,
+    TryOtherWeights,
+    parsed,
 )
 from kernels_eval.records import KernelTask, Reason
 from kernels_eval.sandbox import machine
-from kernels_eval.sandbox.channel import Answer, Fds, Message
+from kernels_eval.sandbox.channel import Fds, Message
 from kernels_eval.sandbox.sandbox import Child, ChildFailure
 
 NON_FINITE = "non_finite"
@@ -42,7 +58,6 @@ ORACLE_MAX_BYTES = 8 << 30
 """Above this estimate the oracle is computed in float32."""
 EXPECTED_MAX_BYTES = 16 << 30
 """Memory for expected values of one task; above it fewer distributions are tried."""
-NOT_ASKED = ("in_place", "outputs")
 ALIGNMENT = 256  # each tensor in shared memory starts at a multiple of this
 HARD_GATES = Gates(fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
 """Of those trials. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
@@ -84,11 +99,12 @@ class ReferenceProcess:
         self.non_finite: Trial | None = None
         self._on_device = device.startswith("cuda")
         self._descriptors: dict[str, int] = {}
-        self._told: dict[str, Message] = {}
+        self._shared: dict[str, SharedMemory] = {}
         self._start = start
         self._matters: dict[tuple[int, ...], bool] = {}
         self._used_bytes: float | None = None
-        self._asked: dict[str, object] = {}
+        self._precision = ""
+        self._gradients: Gradients | None = None
         self.child = self._started()
 
     def _started(self) -> Child:
@@ -129,12 +145,21 @@ class ReferenceProcess:
             self.failure = stop
             raise
 
-    def ask(self, command: str, fds: Fds = (), /, **arguments: object) -> Answer:
-        """The answer to a command. Raises Stop (REFERENCE_FAILED) where there is none."""
+    def ask(self, request: Request[A], fds: Fds = ()) -> A:
+        """The answer to a request. Raises Stop (REFERENCE_FAILED) where there is none."""
+        answer = self.tell(request, fds)
+        try:
+            return parsed(request, answer)
+        except ValidationError as error:
+            said = f"{request.command}: {one_line(str(error))[:200]}"
+            raise _failed(said, "") from error
+
+    def tell(self, request: Request[Any], fds: Fds = ()) -> Message:
+        """The unparsed answer to a request. Raises Stop (REFERENCE_FAILED) where there is none."""
         limit = self.config.limits.reference_s
         try:
             with alone(self.beside):
-                answer = self.child.request(command, fds, timeout=limit, **arguments)
+                answer = self.child.request(request, limit, fds)
         except ChildFailure as failure:
             raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
         if "error" in answer:
@@ -142,17 +167,10 @@ class ReferenceProcess:
             raise _failed(short + answer["detail"], answer.get("trace", ""))
         return answer
 
-    def ask_for(self, model: type[R], command: str, fds: Fds = (), /, **arguments: object) -> R:
-        """The answer as this record."""
-        try:
-            return model.model_validate(self.ask(command, fds, **arguments))
-        except ValidationError as error:
-            raise _failed(f"{command}: {one_line(str(error))[:200]}", "") from error
-
     def compare(self, trial: Trial) -> Comparison:
         """Compare what the candidate has written with this trial's expected values, and with those
         of earlier trials."""
-        return self.ask_for(Comparison, "compare", trial=trial.name)
+        return self.ask(Compare(trial=trial.name))
 
     def judge(self, comparison: Comparison, trial: Trial | None = None) -> Reason:
         """What these errors mean on the inputs of this trial, or on the task's own."""
@@ -165,7 +183,7 @@ class ReferenceProcess:
         return judge(comparison, self.precision, gates, own_inputs=own, loosest=loosest)
 
     @property
-    def spec(self) -> Message:
+    def spec(self) -> ModelSpec:
         """What every process that constructs this task's model is told."""
         return ModelSpec(
             entry_point=self.task.entry_point,
@@ -174,15 +192,14 @@ class ReferenceProcess:
             construct_on=self.construct_on,
             threads=self.config.threads,
             seed=self.seed,
-            **self._asked,
-        ).model_dump()
+            precision=self._precision,
+            gradients=self._gradients,
+        )
 
     def _load(self) -> None:
-        limits = {"oracle_max_bytes": ORACLE_MAX_BYTES}
-        self.loaded = self.ask_for(
-            LoadedTask, "load", path=str(self.path), spec=self.spec, **limits
-        )
-        self._asked = {"precision": self.loaded.precision, "gradients": self.loaded.gradients}
+        request = LoadTask(path=str(self.path), spec=self.spec, oracle_max_bytes=ORACLE_MAX_BYTES)
+        self.loaded = self.ask(request)
+        self._precision, self._gradients = self.loaded.precision, self.loaded.gradients
         self.precision = PRECISION_OF.get(self.loaded.dtype, "fp32")
         self.share("candidate", 1)  # of a call that is compared with nothing
 
@@ -240,8 +257,16 @@ class ReferenceProcess:
     def _expect(self, trial: Trial) -> Expectation:
         """Have a trial's expected values computed and kept. `in_place` concerns the candidate
         alone."""
-        asked = {name: value for name, value in vars(trial).items() if name not in NOT_ASKED}
-        seen = self.ask_for(Expectation, "expect", **asked)
+        request = Expect(
+            name=trial.name,
+            seed=trial.seed,
+            distribution=trial.distribution,
+            weights_seed=trial.weights_seed,
+            shape=trial.shape,
+            evaluate=trial.evaluate,
+            construct_seed=trial.construct_seed,
+        )
+        seen = self.ask(request)
         trial.outputs = seen.outputs
         return seen
 
@@ -290,7 +315,7 @@ class ReferenceProcess:
             return None
         finite = seen.some_finite if trial.distribution == NON_FINITE else seen.finite
         if not (finite and seen.deterministic) or (trial.hard and not _well_conditioned(seen)):
-            self.ask("forget", trial=trial.name)
+            self.ask(ForgetTrial(trial=trial.name))
             return None
         if wanted(seen):
             self.trials.append(trial)
@@ -370,7 +395,7 @@ class ReferenceProcess:
             )
         self._quarantine_constant(known)
         if self.loaded.plan.notes:
-            ignored = self.ask("ignored_inputs", seed=self.trials[0].seed)["ignored"]
+            ignored = self.ask(FindIgnoredInputs(seed=self.trials[0].seed)).ignored
             self.flags += [f"task_ignores_input:{index}" for index in ignored]
         if self._pass({DECLARED: known[DECLARED]}):
             # its own inputs and weights tell nothing; other ones do
@@ -402,8 +427,10 @@ class ReferenceProcess:
         """Do these parameters of the reference (none: its running statistics) change its output?"""
         key = tuple(positions)
         if key not in self._matters:
-            asked = {"seed": self.trials[0].seed, "weights_seed": secrets.randbits(30) * 2}
-            self._matters[key] = self.ask("weights_matter", only=positions, **asked)["matter"]
+            request = TryOtherWeights(
+                seed=self.trials[0].seed, weights_seed=secrets.randbits(30) * 2, only=positions
+            )
+            self._matters[key] = self.ask(request).matter
         return self._matters[key]
 
     @property
@@ -431,7 +458,7 @@ class ReferenceProcess:
         """Bytes that any kernel for this task must move at least: its outputs, and what it uses of
         its inputs."""
         if self._used_bytes is None:
-            self._used_bytes = self.ask("used_bytes", seed=self.trials[0].seed)["bytes"]
+            self._used_bytes = self.ask(EstimateUsedBytes(seed=self.trials[0].seed)).bytes
         return self._used_bytes + self.output_bytes
 
     # -- shared memory -----------------------------------------------------------------------------
@@ -439,51 +466,69 @@ class ReferenceProcess:
     def share(self, whose: str, size: int) -> None:
         """New memory for outputs: of one call of a "candidate", or of `run_unseen`: "unseen" the
         candidate's, "own" the reference's."""
-        told, _ = self._handed_over("share", size, self._on_device, {"whose": whose}, whose)
-        self._told[whose] = {name: told[name] for name in ("on_device", "size")}
+        request = ShareMemory(whose=whose, on_device=self._on_device, size=size)
+        _, on_device = self._with_memory(request, whose)
+        self._shared[whose] = SharedMemory(on_device=on_device, size=size)
 
-    def outputs_of(self, whose: str) -> tuple[Message, int]:
-        """What a process needs to write there: what it is told, and a descriptor."""
-        return dict(self._told[whose]), self._descriptors[whose]
+    def outputs_of(self, whose: str) -> tuple[SharedMemory, int]:
+        """Where a process writes its outputs, and the descriptor of that memory."""
+        return self._shared[whose], self._descriptors[whose]
 
     def draw(
         self, seeds: list[int], distribution: str | list[str] = DECLARED, shape: str = DECLARED
-    ) -> tuple[Message, int]:
+    ) -> tuple[PackedValues, int]:
         """The inputs of these seeds (of one distribution, or of one each), in shared memory of
-        their own: what a process is told, and a descriptor, which is valid until the next draw."""
+        their own, and a descriptor, which is valid until the next draw."""
         names = [distribution] * len(seeds) if isinstance(distribution, str) else distribution
-        asked = {"seeds": seeds, "distributions": names, "shape": shape}
-        size = max(1, len(seeds)) * self.loaded.packed_bytes
-        return self._handed_over("draw", size, self._on_device, asked)
+        request = DrawInputs(
+            seeds=seeds,
+            distributions=names,
+            shape=shape,
+            on_device=self._on_device,
+            size=max(1, len(seeds)) * self.loaded.packed_bytes,
+        )
+        return self._handed_over(request, "inputs")
 
-    def arguments(self, seed: int | None = None) -> tuple[Message, int]:
+    def arguments(self, seed: int | None = None) -> tuple[PackedValues, int]:
         """The same for what the constructor is called with under this seed."""
-        asked = {"seed": self.seed if seed is None else seed}
-        return self._handed_over("arguments", self.loaded.argument_bytes, False, asked)
+        seed = self.seed if seed is None else seed
+        request = DrawArguments(seed=seed, size=self.loaded.argument_bytes)
+        return self._handed_over(request, "arguments")
 
     def _handed_over(
-        self, command: str, size: int, on_device: bool, asked: Mapping[str, object], use: str = ""
-    ) -> tuple[Message, int]:
-        """New shared memory, filled by a command: what is said of it, and its descriptor. Where a
-        device's cannot be had, it is the host's, and everything crosses the bus."""
-        use = use or command
+        self, request: DrawInputs | DrawArguments, use: str
+    ) -> tuple[PackedValues, int]:
+        """New shared memory that a request fills, and its descriptor."""
+        answer, on_device = self._with_memory(request, use)
+        values = PackedValues(
+            on_device=on_device,
+            size=request.size,
+            packed=answer.packed,
+            count=answer.count,
+            stride=answer.stride,
+        )
+        return values, self._descriptors[use]
+
+    def _with_memory(self, request: MemoryRequest[F], use: str) -> tuple[F, bool]:
+        """The answer to a request that takes new memory for this use, and whether the memory is the
+        device's. Where that cannot be had, it is the host's, and everything crosses the bus."""
         self._release(use)
         fds: Fds = ()
-        if not on_device:
-            self._descriptors[use] = machine.sealed_memory(size)
+        if not request.on_device:
+            self._descriptors[use] = machine.sealed_memory(request.size)
             fds = (self._descriptors[use],)
-        told = self.ask(command, fds, on_device=on_device, size=size, **asked)
-        if not told.pop("shared"):
-            return self._handed_over(command, size, False, asked, use)
-        if on_device:
+        answer = self.ask(request, fds)
+        if not answer.shared:
+            return self._with_memory(request.model_copy(update={"on_device": False}), use)
+        if request.on_device:
             self._descriptors[use] = self.child.channel.descriptors.pop()
-        return told | {"on_device": on_device, "size": size}, self._descriptors[use]
+        return answer, request.on_device
 
     def end_timing(self) -> None:
         """Give back the memory that only timing needs: what comes next may need it."""
         for whose in ("own", "unseen"):
             self._release(whose)
-        self.ask("end_timing")
+        self.ask(EndTiming())
 
     def _release(self, use: str) -> None:
         if (descriptor := self._descriptors.pop(use, None)) is not None:

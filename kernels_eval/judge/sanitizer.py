@@ -9,7 +9,6 @@ that a candidate which notices the tool behaves as it does without.
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 
@@ -19,6 +18,7 @@ from kernels_eval.errors import ToolchainError
 from kernels_eval.judge.messages import LOG_BYTES, Stop, VerdictDraft
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner
+from kernels_eval.protocol import ConfinedReplay, Replay, RunProgram
 from kernels_eval.records import Candidate, Reason
 from kernels_eval.sandbox.sandbox import Child, ChildFailure
 from kernels_eval.toolchain import places_of
@@ -71,21 +71,24 @@ def sanitize(
     """Run the tools, each in a process of its own, and note what they find as flags. Raises Stop
     where a finding is to refuse, ToolchainError where the program is missing."""
     config, program = reference.config, installed()
-    asked = {"spec": reference.spec, "libraries": libraries, "done": DONE}
-    asked["readable"] = [str(path) for path in places_of(runner.builder.tools.cache)]
-    sources = {"task": reference.task.code, "candidate": candidate.code or ""}
+    readable = [str(path) for path in places_of(runner.builder.tools.cache)]
     for tool in config.sanitizer_tools:
         with Child(runner.server, "sanitizer", config.limits, processes=True) as child:
-            for name, code in sources.items():
-                asked[name] = str(child.write_file(f"{name}.py", code))
-            request = str(child.write_file("request.json", json.dumps(asked)))
-            under = [sys.executable, "-P", "-m", "kernels_eval.candidate.sanitized", request]
-            run = {
-                "program": [program, *_options(tool, draft.custom_kernels), *under],
-                "environment": ENVIRONMENT,
-            }
+            replay = Replay(
+                task=str(child.write_file("task.py", reference.task.code)),
+                candidate=str(child.write_file("candidate.py", candidate.code or "")),
+                spec=reference.spec,
+                libraries=libraries,
+            )
+            asked = ConfinedReplay(replay=replay, readable=readable, done=DONE)
+            path = str(child.write_file("request.json", asked.model_dump_json()))
+            under = [sys.executable, "-P", "-m", "kernels_eval.candidate.sanitized", path]
+            run = RunProgram(
+                program=[program, *_options(tool, draft.custom_kernels), *under],
+                environment=ENVIRONMENT,
+            )
             try:
-                said = str(child.request("run", timeout=config.sanitizer_s, **run).get("said"))
+                said = str(child.request(run, config.sanitizer_s).get("said"))
                 errors = errors_in(said, tool, draft.custom_kernels)
             except ChildFailure as failure:
                 said, errors = f"{failure.detail}\n{child.log_tail(LOG_BYTES)}", None

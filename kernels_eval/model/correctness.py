@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kernels_eval.model.trials import Comparison
+from kernels_eval.protocol import Comparison
 from kernels_eval.records import Reason
 
 PRECISION_OF = {"float32": "fp32", "float64": "fp32", "float16": "fp16", "bfloat16": "bf16"}

@@ -11,8 +11,8 @@ import traceback
 from collections.abc import Iterator
 
 from kernels_eval.languages import Language
+from kernels_eval.protocol import ErrorReport
 from kernels_eval.records import Reason
-from kernels_eval.sandbox.channel import Message
 
 
 class KnownFailure(RuntimeError):
@@ -48,15 +48,15 @@ PLACE = re.compile(r"at \d+:\d+:")
 CARET = re.compile(r"\s*\^[\s^~]*")
 
 
-def report(error: Exception) -> Message:
+def report(error: Exception) -> ErrorReport:
     """What a process answers where a command has raised."""
     reason, cause = classify(error)
     said = compiler_line(str(cause)) if reason is Reason.BUILD_FAILED else str(cause)
-    return {
-        "error": reason,
-        "detail": f"{type(cause).__name__}: {said}"[:2000],
-        "trace": traceback.format_exc()[-4000:],
-    }
+    return ErrorReport(
+        error=reason.value,
+        detail=f"{type(cause).__name__}: {said}"[:2000],
+        trace=traceback.format_exc()[-4000:],
+    )
 
 
 def classify(error: BaseException) -> tuple[Reason, BaseException]:

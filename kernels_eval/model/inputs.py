@@ -26,14 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels_eval.model.measurement import computable
-from kernels_eval.model.trials import (
-    DECLARED,
-    SHAPE_SCOPES,
-    TAILS,
-    InputNote,
-    InputPlan,
-    ModelSpec,
-)
+from kernels_eval.model.trials import SHAPE_SCOPES, TAILS
+from kernels_eval.protocol import DECLARED, AboutTask, InputNote, InputPlan, ModelSpec
 from kernels_eval.records import Json, stable_hash
 
 PERMUTED = "permuted"
@@ -90,10 +84,14 @@ def construct(module: ModuleType, task: ModuleType, spec: ModelSpec) -> nn.Modul
     return constructed(module, constructor_arguments(task, spec), own)
 
 
-def declared(task: dict[str, str], device: str, construct_on: str) -> ModelSpec:
-    """How a task's model is made that nothing is compared with; `task`: its `entry_point` and
-    `init_form`."""
-    return ModelSpec.model_validate(task | {"device": device, "construct_on": construct_on})
+def declared(task: AboutTask[Any], device: str, construct_on: str) -> ModelSpec:
+    """How a task's model is made that nothing is compared with."""
+    return ModelSpec(
+        entry_point=task.entry_point,
+        init_form=task.init_form,
+        device=device,
+        construct_on=construct_on,
+    )
 
 
 def precision_of(task: ModuleType) -> str:

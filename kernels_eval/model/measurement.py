@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels_eval.model.trials import Comparison
+from kernels_eval.protocol import Comparison
 
 FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-5, 1e-4, 0.1
 """Relative errors (RMS, or of the worst element; at most) of which it is asked whether they look

@@ -12,7 +12,7 @@ import ctypes
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import Any
@@ -32,9 +32,24 @@ from kernels_eval.model.inputs import (
     squeezed,
     transpose_weights,
 )
-from kernels_eval.model.shared_memory import Handed, Memory, Where, mapped, unpack, write
-from kernels_eval.model.trials import Gradients, ModelSpec
-from kernels_eval.sandbox.channel import Channel, Message
+from kernels_eval.model.shared_memory import Memory, mapped, unpack, write
+from kernels_eval.protocol import (
+    CallReport,
+    Done,
+    Gradients,
+    ModelSpec,
+    PackedValues,
+    Prepare,
+    RedrawWeights,
+    ReportedOutput,
+    RunUnseen,
+    Sample,
+    SampleReport,
+    SharedMemory,
+    UnseenReport,
+    handles,
+)
+from kernels_eval.sandbox.channel import Channel
 
 now_ns = time.perf_counter_ns
 _synchronize = torch.cuda.synchronize
@@ -44,7 +59,7 @@ HOARD_BYTES = 1 << 30
 # of a large device's memory one in so many parts: asking the driver again for each call takes
 # longer than the call
 HOARD_SHARE = 32
-TIMED_COMMANDS = ("sample", "run_unseen")
+TIMED_COMMANDS = (Sample.command, RunUnseen.command)
 """After these a process keeps its memory: the next one would have to get it again while time is
 taken."""
 MOST_FORMS = 4
@@ -59,6 +74,9 @@ def poison_allocations(on: bool) -> None:
     """While on, memory that malloc hands out is filled with 0xFE (-1.7e38 as fp32): nothing right
     is found in it by luck."""
     _mallopt(M_PERTURB, 1 if on else 0)
+
+
+HOST = SharedMemory(on_device=False)
 
 
 class ModelRunner:
@@ -102,13 +120,14 @@ class ModelRunner:
             torch.cuda._cached_device_count = max(1, torch._C._cuda_getDeviceCount())
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
 
-    def do_prepare(self, device: str, threads: int) -> None:
-        """Make the device ready before the work is known: its context, and the kernels that every
-        verification needs."""
-        self.prepare_device(device, threads)
+    @handles(Prepare)
+    def prepare(self, request: Prepare) -> Done:
+        """Make the device ready: its context, and the kernels that every verification needs."""
+        self.prepare_device(request.device, request.threads)
         if self.on_gpu:
             self.warm_up()
             self.synchronise()
+        return Done()
 
     def warm_up(self) -> None:
         """Run once what CUDA would load with its first use."""
@@ -183,39 +202,32 @@ class ModelRunner:
             return int(sum(begin.elapsed_time(end) for begin, end in stamps) * 1e6)
         return sum(end - begin for begin, end in stamps)
 
-    def do_weights(
-        self,
-        seed: int,
-        statistics: list[list[int]],
-        names: Sequence[str] = (),
-        transposed: bool = False,
-    ) -> None:
-        """Redraw the parameters, mapped by the reference's `names` where all are there, and the
-        running statistics of these shapes."""
-        randomise_weights(self.model, seed, names=names)
-        if transposed:
+    @handles(RedrawWeights)
+    def redraw_weights(self, request: RedrawWeights) -> Done:
+        randomise_weights(self.model, request.seed, names=request.names)
+        if request.transposed:
             transpose_weights(self.model)
         held = running_statistics(self.model, renamed=True)
-        redraw_statistics([x for x in held if squeezed(x) in statistics], seed)
+        wanted = [x for x in held if squeezed(x) in request.statistics]
+        redraw_statistics(wanted, request.seed)
         self.synchronise()
+        return Done()
 
     # -- shared memory -----------------------------------------------------------------------------
 
-    def memory(self, *, on_device: bool, size: int = 0) -> Memory:
-        """The memory whose descriptor has come with this message; `size` where it is a device's.
-        Raises OSError where this process could not open it."""
+    def memory(self, shared: SharedMemory = HOST) -> Memory:
+        """The memory whose descriptor has come with this message. Raises OSError where this process
+        could not open it."""
         if not self.channel.descriptors:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return mapped(self.channel.descriptors.pop(0), on_device=on_device, size=size)
+        descriptor = self.channel.descriptors.pop(0)
+        return mapped(descriptor, on_device=shared.on_device, size=shared.size)
 
-    def do_run_unseen(self, inputs: Handed, outputs: Where) -> Message:
-        """Call the model on inputs that no process but the reference's has seen before, and put
-        the bytes of all outputs into shared memory once all calls are made.
-
-        The parent's clock spans all of it. Returns the different forms of the outputs, of which
-        there should be one.
-        """
-        sets, memory, model = self.unpacked(inputs), self.memory(**outputs), self.called()
+    @handles(RunUnseen)
+    def run_unseen(self, request: RunUnseen) -> UnseenReport:
+        """The judge's clock spans all of it. The outputs should have one form."""
+        sets, memory = self.unpacked(request.inputs), self.memory(request.outputs)
+        model = self.called()
         counted = self.worked
         with torch.no_grad():
             made = [model(*values) for values in sets]
@@ -228,29 +240,27 @@ class ModelRunner:
                 for index, (output, (leaves, structure)) in enumerate(zip(made, flat, strict=True))
             }
             described_forms = [described(*form) for form in list(forms.values())[:MOST_FORMS]]
-            if len(forms) == 1 and described_forms[0]["plain"]:
+            if len(forms) == 1 and described_forms[0].plain:
                 write(memory, [leaves for leaves, _ in flat])
         self.synchronise()
-        return {"forms": described_forms, "custom_calls": self.worked - counted}
+        return UnseenReport(forms=described_forms, custom_calls=self.worked - counted)
 
-    def unpacked(self, inputs: Handed) -> list[Any]:
+    def unpacked(self, inputs: PackedValues) -> list[Any]:
         """Sets of inputs in the memory that comes with this message."""
-        memory = self.memory(on_device=inputs["on_device"], size=inputs["size"])
-        return unpack(inputs["packed"], memory, inputs["count"], inputs["stride"])
+        return unpack(inputs.packed, self.memory(inputs), inputs.count, inputs.stride)
 
     # -- timing ------------------------------------------------------------------------------------
 
-    def do_sample(self, calls: int, only: str = "") -> Message:
-        """Time `calls` forward calls as one sample, each on the next of the prepared inputs.
-        Returns elapsed nanoseconds, of calls with gradients those of `only` one pass if asked."""
-        self._timed_pass, self._stamps = only, []
+    @handles(Sample)
+    def sample(self, request: Sample) -> SampleReport:
+        self._timed_pass, self._stamps = request.only, []
         count = len(self.timed_inputs)
-        batch = [self.timed_inputs[(self.turn + i) % count] for i in range(calls)]
-        self.turn += calls
+        batch = [self.timed_inputs[(self.turn + i) % count] for i in range(request.calls)]
+        self.turn += request.calls
         counted, spent = self.worked, self.timed(batch)
         self._timed_pass = ""
-        spent = self._passed_ns(self._stamps) if only else spent
-        return {"ns": spent, "custom_calls": self.worked - counted}
+        spent = self._passed_ns(self._stamps) if request.only else spent
+        return SampleReport(ns=spent, custom_calls=self.worked - counted)
 
     def timed(self, batch: list[list[Any]], *, cold: bool = True) -> int:
         """Nanoseconds that the calls on these inputs take; on a GPU by its own clock, and `cold`:
@@ -284,20 +294,22 @@ def best_s(work: Callable[[], object], tries: int) -> float:
     return min(once() for _ in range(tries))
 
 
-def described(output: Any, leaves: list[Any], structure: str) -> Message:
+def described(output: Any, leaves: list[Any], structure: str) -> CallReport:
     """The form of an output."""
     plain = all(type(leaf) is Tensor for leaf in leaves) and plain_containers(output)
-    return {
-        "kinds": [type(leaf).__name__ for leaf in leaves],
-        "devices": [leaf.device.type if isinstance(leaf, Tensor) else "" for leaf in leaves],
-        "plain": plain,
-        "expanded": any(isinstance(leaf, Tensor) and is_expanded(leaf) for leaf in leaves),
-        "tensors": all(isinstance(leaf, Tensor) for leaf in leaves),
-        "structure": structure,
-        "outputs": [
-            {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for leaf in leaves if plain
+    return CallReport(
+        kinds=[type(leaf).__name__ for leaf in leaves],
+        devices=[leaf.device.type if isinstance(leaf, Tensor) else "" for leaf in leaves],
+        plain=plain,
+        expanded=any(isinstance(leaf, Tensor) and is_expanded(leaf) for leaf in leaves),
+        tensors=all(isinstance(leaf, Tensor) for leaf in leaves),
+        structure=structure,
+        outputs=[
+            ReportedOutput(shape=list(leaf.shape), dtype=str(leaf.dtype))
+            for leaf in leaves
+            if plain
         ],
-    }
+    )
 
 
 def is_expanded(tensor: Tensor) -> bool:

@@ -27,7 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.compile.cubins import plain_name
 from kernels_eval.compile.linked import NO_COMPUTE
-from kernels_eval.sandbox.channel import Answer, Message
+from kernels_eval.protocol import OperatorTimes
+from kernels_eval.sandbox.channel import Answer
 
 Function = Callable[..., object]
 Values = tuple[object, ...]
@@ -255,7 +256,7 @@ def recorded(name: str) -> AbstractContextManager[object]:
 
 def time_operators(
     call: Callable[[], object], on_gpu: bool, budget_s: float, own: Collection[str] = ()
-) -> Message:
+) -> OperatorTimes:
     """Microseconds a call of every outermost operator and of every own kernel, the slowest first,
     and by which clock. The call has been made before; it is made at least once more, and at most
     `MOST_CALLS` times in about `budget_s`. On a GPU, `own` names the kernels that are the
@@ -284,12 +285,9 @@ def time_operators(
         del times[name]
     operators = [_row(name, *found) for name, found in times.items()]
     total = sum(row["us"] for row in (*operators, *kernels))
-    return {
-        "operators": _slowest(operators),
-        "kernels": _slowest(kernels),
-        "total_us": total,
-        "clock": clock,
-    }
+    return OperatorTimes(
+        operators=_slowest(operators), kernels=_slowest(kernels), total_us=total, clock=clock
+    )
 
 
 def _owned(times: Collection[str]) -> list[str]:

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Callable, Sequence
 from ctypes import byref
 from types import ModuleType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -111,25 +111,6 @@ def mapped(descriptor: int, *, on_device: bool, size: int = 0) -> Memory:
 
 
 # -- values ----------------------------------------------------------------------------------------
-
-
-class Packs(TypedDict):
-    """Packed values, `stride` bytes from one to the next."""
-
-    packed: list[str]
-    count: int
-    stride: int
-
-
-class Where(TypedDict):
-    """What is said of memory whose descriptor goes along."""
-
-    on_device: bool
-    size: int
-
-
-class Handed(Packs, Where):
-    """The values in such memory."""
 
 
 class _Packer(cloudpickle.Pickler):

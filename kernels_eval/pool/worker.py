@@ -16,8 +16,9 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.judge.messages import Prepared, R
 from kernels_eval.judge.prepare import Preparer
+from kernels_eval.protocol import HealthReport
 from kernels_eval.records import Candidate, KernelTask, Reason, Record, Verdict
-from kernels_eval.sandbox.health import DeviceHealth, HealthReport, check_health
+from kernels_eval.sandbox.health import DeviceHealth, check_health
 
 TOGETHER_S = 0.05
 """Calls that have taken less than this together may travel together: a Ray call costs a few

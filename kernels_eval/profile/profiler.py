@@ -9,10 +9,10 @@ are the verdict's).
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,10 +21,18 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.devices import conditions
 from kernels_eval.errors import KilledError
 from kernels_eval.judge.prepare import Preparer
-from kernels_eval.model.trials import ModelSpec
 from kernels_eval.profile import ncu
 from kernels_eval.profile.records import KernelProfile, OperatorTime
 from kernels_eval.profile.roofline import peak_bytes_per_s, peak_flops
+from kernels_eval.protocol import (
+    ConfinedReplay,
+    MeasurePeaks,
+    ModelSpec,
+    Replay,
+    Request,
+    RunProgram,
+    TimeCandidate,
+)
 from kernels_eval.records import Candidate, KernelTask, Verdict
 from kernels_eval.sandbox.channel import Answer, Message
 from kernels_eval.sandbox.sandbox import Child, ChildFailure
@@ -106,9 +114,9 @@ class Profiler(Preparer):
             return {"peak_flops": flops, "peak_bytes_per_s": peak_bytes_per_s(device_name)}
         size = 1 << min(28, max(16, (bytes_min or 0).bit_length()))
         if size not in self._peaks:
-            asked = {"threads": self.config.threads, "working_set": size}
+            asked = MeasurePeaks(threads=self.config.threads, working_set=size)
             with Child(self.server, "peaks", self.config.limits) as child:
-                self._peaks[size] = self._asked(child, "measure", asked)
+                self._peaks[size] = self._asked(child, asked)
         return self._peaks[size]
 
     def _seen(self, task: KernelTask, candidate: Candidate) -> Message:
@@ -124,15 +132,23 @@ class Profiler(Preparer):
             threads=self.config.threads,
             seed=SEED,
         )
-        asked: Message = {"spec": spec.model_dump(), "libraries": dict(prepared.libraries)}
-        asked["language"] = candidate.language.value
+
+        def replay(child: Child) -> Replay:
+            return Replay(
+                task=str(child.write_file("task.py", task.code)),
+                candidate=str(child.write_file("candidate.py", candidate.code or "")),
+                spec=spec,
+                libraries=prepared.libraries,
+                language=candidate.language,
+            )
+
         with Child(self.server, "profiled", self.config.limits, processes=True) as child:
-            asked |= _sources(child, task, candidate)
-            seen = self._asked(child, "times", asked | {"budget_s": self.budget_s})
+            request = TimeCandidate(replay=replay(child), budget_s=self.budget_s)
+            seen = self._asked(child, request)
         try:
             resources = seen.pop("resources")
             kernels = [dict(kernel) for kernel in seen["kernels"]]
-            metrics = self._metrics(task, candidate, asked, [each["name"] for each in kernels])
+            metrics = self._metrics(replay, [each["name"] for each in kernels])
             for kernel in kernels:
                 kernel |= _of_cubin(str(kernel["name"]), resources)
                 kernel["metrics"] = metrics.get(str(kernel["name"]), {})
@@ -141,7 +157,7 @@ class Profiler(Preparer):
         return seen | {"kernels": kernels}
 
     def _metrics(
-        self, task: KernelTask, candidate: Candidate, asked: Message, kernels: list[str]
+        self, replay: Callable[[Child], Replay], kernels: list[str]
     ) -> dict[str, dict[str, float]]:
         """ncu's metrics by kernel. Where the machine permits none, `counters` says so, and ncu is
         not asked again."""
@@ -149,7 +165,7 @@ class Profiler(Preparer):
             return {}
         said = ""
         for _ in range(2):  # once more without what this version does not know
-            said = self._run(task, candidate, asked, ncu.command(self.ncu, kernels, self._unknown))
+            said = self._run(replay, ncu.command(self.ncu, kernels, self._unknown))
             if found := ncu.metrics_in(said):
                 return found
             if not (unknown := ncu.unknown_metrics(said) - self._unknown):
@@ -158,20 +174,23 @@ class Profiler(Preparer):
         self.counters = ncu.unavailable_reason(said)
         return {}
 
-    def _run(self, task: KernelTask, candidate: Candidate, asked: Message, under: list[str]) -> str:
+    def _run(self, replay: Callable[[Child], Replay], under: list[str]) -> str:
         """What ncu prints."""
         cache, tool = places_of(self.builder.tools.cache), Path(under[0]).resolve().parent
         with Child(self.server, "sanitizer", self.config.limits, processes=True) as child:
-            asked = asked | _sources(child, task, candidate)
-            asked |= {"readable": list(map(str, cache)), "tools": [str(ncu.HOME), str(tool)]}
-            request = str(child.write_file("request.json", json.dumps(asked)))
-            program = [sys.executable, "-P", "-m", "kernels_eval.candidate.profiled", request]
-            run = {"program": [*under, *program], "environment": ncu.ENVIRONMENT}
-            return str(self._asked(child, "run", run).get("said"))
+            asked = ConfinedReplay(
+                replay=replay(child),
+                readable=list(map(str, cache)),
+                tools=[str(ncu.HOME), str(tool)],
+            )
+            path = str(child.write_file("request.json", asked.model_dump_json()))
+            program = [sys.executable, "-P", "-m", "kernels_eval.candidate.profiled", path]
+            run = RunProgram(program=[*under, *program], environment=ncu.ENVIRONMENT)
+            return str(self._asked(child, run).get("said"))
 
-    def _asked(self, child: Child, command: str, arguments: Mapping[str, object]) -> Answer:
+    def _asked(self, child: Child, request: Request[Any]) -> Answer:
         try:
-            answer = child.request(command, timeout=self.timeout_s, **arguments)
+            answer = child.request(request, self.timeout_s)
         except (ChildFailure, KilledError) as failure:
             raise NotProfiled(str(failure)) from failure
         if "error" in answer:
@@ -183,12 +202,6 @@ class Profiler(Preparer):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _sources(child: Child, task: KernelTask, candidate: Candidate) -> Message:
-    """Where the child finds what it runs."""
-    sources = {"task": task.code, "candidate": candidate.code or ""}
-    return {name: str(child.write_file(f"{name}.py", code)) for name, code in sources.items()}
 
 
 def _of_cubin(kernel: str, resources: Mapping[str, list[float]]) -> Message:

@@ -24,13 +24,24 @@ from kernels_eval.model.measurement import (
     unlike,
 )
 from kernels_eval.model.shared_memory import Memory, calls, padded, read, unpack
-from kernels_eval.model.trials import (
+from kernels_eval.model.trials import Trial
+from kernels_eval.protocol import (
     DECLARED,
     EARLIER,
     LATER,
+    Compare,
+    CompareUnseen,
     Comparison,
-    Trial,
+    Done,
+    DrawInputs,
+    EndTiming,
+    Expect,
+    MeasureCompiled,
+    NewCandidate,
+    Shared,
+    ShareMemory,
     UnseenComparison,
+    handles,
 )
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
@@ -43,7 +54,7 @@ from kernels_eval.reference.expected_values import (
     Known,
 )
 from kernels_eval.reference.task_runner import device_memory
-from kernels_eval.sandbox.channel import Channel, Message
+from kernels_eval.sandbox.channel import Channel
 
 DIGEST_BYTES = 1 << 20
 """Enough to tell whether two answers are one: hashing is the processor's work."""
@@ -67,7 +78,7 @@ RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
 
 
 class Reference(ExpectedValues):
-    """Serves one task: then `do_compare` for each answer of a candidate."""
+    """Serves one task, and then compares each answer of a candidate."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
@@ -75,36 +86,41 @@ class Reference(ExpectedValues):
         self.alone = True
         self.outputs_of: dict[str, Memory] = {}
 
-    def do_share(self, whose: str, on_device: bool, size: int) -> Message:
-        """Have memory for outputs: what comes with this message, or device memory, whose descriptor
-        the answer carries where the driver can share it."""
-        self.outputs_of.pop(whose, None)  # its memory first
-        if not on_device:
-            self.outputs_of[whose] = self.memory(on_device=False)
-            return {"shared": True}
-        if (memory := device_memory(size)) is None:
-            return {"shared": False}
-        self.outputs_of[whose] = memory
-        return {"shared": True, "_descriptors": [memory.descriptor]}
+    @handles(ShareMemory)
+    def share_memory(self, request: ShareMemory) -> Shared:
+        self.outputs_of.pop(request.whose, None)  # its memory first
+        if not request.on_device:
+            self.outputs_of[request.whose] = self.memory()
+            return Shared(shared=True)
+        if (memory := device_memory(request.size)) is None:
+            return Shared(shared=False)
+        self.outputs_of[request.whose] = memory
+        self.channel.attached.append(memory.descriptor)
+        return Shared(shared=True)
 
     def end_command(self, command: str) -> None:
         # in a round, what follows is timed, and before a candidate comes nobody else needs memory
-        kept = {"draw": "own" in self.outputs_of, "expect": self.alone}
+        kept = {DrawInputs.command: "own" in self.outputs_of, Expect.command: self.alone}
         if not kept.get(command):
             super().end_command(command)
 
-    def do_new_candidate(self) -> None:
+    @handles(NewCandidate)
+    def new_candidate(self, _: NewCandidate) -> Done:
         self.digests, self.alone = {}, False
+        return Done()
 
-    def do_end_timing(self) -> None:
-        """Give back the memory that only timing needs."""
+    @handles(EndTiming)
+    def end_timing(self, _: EndTiming) -> Done:
         self.timed_inputs, self.drawn = [], None
         for whose in ("own", "unseen"):
             self.outputs_of.pop(whose, None)
+        return Done()
 
-    def do_compare(self, trial: str) -> Comparison:
+    @handles(Compare)
+    def compare(self, request: Compare) -> Comparison:
         """Measure the bytes that the candidate has written against this trial, and against every
         earlier one."""
+        trial = request.trial
         known = self._kept(trial)
         actual = read(self.outputs_of["candidate"], known.expected)
         digest = _digest(actual)
@@ -134,28 +150,29 @@ class Reference(ExpectedValues):
         both = one in self.known and other in self.known
         return both and same_all(self._expected(one), self._expected(other))
 
-    def do_measure(self, trial: str) -> Comparison:
-        """Measure the bytes in the memory that comes with this message against this trial: those of
-        the compiled reference, of which nothing is remembered."""
-        known = self._kept(trial)
-        return self._compared(read(self.memory(on_device=False), known.expected), known)
+    @handles(MeasureCompiled)
+    def measure_compiled(self, request: MeasureCompiled) -> Comparison:
+        """Measure the bytes of the compiled reference, of which nothing is remembered."""
+        known = self._kept(request.trial)
+        return self._compared(read(self.memory(), known.expected), known)
 
-    def do_compare_unseen(
-        self, positions: list[int], seeds: list[int], distributions: list[str]
-    ) -> UnseenComparison:
-        """Measure the candidate's outputs of `do_run_unseen` against this process's own for the
+    @handles(CompareUnseen)
+    def compare_unseen(self, request: CompareUnseen) -> UnseenComparison:
+        """Measure the candidate's outputs of a round against this process's own for the
         same inputs, whose seeds and distributions come along: those at these positions, and those
         that are farthest off.
 
         `equals_trial` says whether a wrong one is the answer of a later or an earlier call,
         `mutates_inputs` whether the candidate has changed its inputs.
         """
-        chosen = sorted({*positions, *self._farthest(len(seeds), len(positions))})
+        seeds, distributions = request.seeds, request.distributions
+        farthest = self._farthest(len(seeds), len(request.positions))
+        chosen = sorted({*request.positions, *farthest})
         # under a drawn distribution a task may give infinities now and then: no judge of others
         chosen = [x for x in chosen if distributions[x] == DECLARED or self._is_finite(x)]
-        assert self.drawn, "do_draw comes first"
+        assert self.drawn, "inputs are drawn first"
         how, memory = self.drawn
-        sets = unpack(memory=memory, **how)
+        sets = unpack(how.packed, memory, how.count, how.stride)
         found = []
         for index in chosen:
             inputs = self.inputs(seeds[index], distributions[index])

@@ -31,13 +31,24 @@ from kernels_eval.model.measurement import (
     same_all,
 )
 from kernels_eval.model.operators import reference_operators
-from kernels_eval.model.trials import (
+from kernels_eval.model.trials import Trial
+from kernels_eval.protocol import (
     DECLARED,
     Comparison,
+    Done,
+    EstimateUsedBytes,
+    Expect,
     Expectation,
+    FindIgnoredInputs,
+    ForgetTrial,
+    IgnoredInputs,
     LoadedTask,
+    LoadTask,
     OutputForm,
-    Trial,
+    TryOtherWeights,
+    UsedBytes,
+    WeightsMatter,
+    handles,
 )
 from kernels_eval.reference.equal_elements import ANY_ORDER, ChosenAs
 from kernels_eval.reference.long_sums import LongSums
@@ -46,7 +57,7 @@ from kernels_eval.reference.task_runner import (
     peak_bandwidth,
     require_tensors,
 )
-from kernels_eval.sandbox.channel import Channel, Message
+from kernels_eval.sandbox.channel import Channel
 
 ORACLE_MAX_S = 5.0
 """A float64 oracle that is more work (`work_s`) is computed once and then done without."""
@@ -86,7 +97,7 @@ class Known(NamedTuple):
 
 
 class ExpectedValues(TaskRunner):
-    """Serves one task: `do_load`, then `do_expect` for each trial."""
+    """Serves one task: it is loaded, then each trial is expected."""
 
     def __init__(self, channel: Channel) -> None:
         super().__init__(channel)
@@ -102,9 +113,10 @@ class ExpectedValues(TaskRunner):
             matrix @ matrix
         torch.conv2d(x[None, None], x[None, None, :3, :3])
 
-    def do_load(self, path: str, spec: Message, *, oracle_max_bytes: int = 0) -> LoadedTask:
-        super().do_load(path, spec)
-        self.oracle_max_bytes, seed = oracle_max_bytes, self.spec.seed
+    @handles(LoadTask)
+    def load(self, request: LoadTask) -> LoadedTask:
+        self.load_model(request.path, request.spec)
+        self.oracle_max_bytes, seed = request.oracle_max_bytes, self.spec.seed
         inputs = self.inputs(seed)
         self.plan = plan_inputs(inputs[: self.gradients.arguments if self.gradients else None])
         before = copy.deepcopy(inputs)
@@ -158,29 +170,14 @@ class ExpectedValues(TaskRunner):
 
     # -- expected values ---------------------------------------------------------------------------
 
-    def do_expect(
-        self,
-        name: str,
-        seed: int,
-        distribution: str,
-        weights_seed: int | None,
-        shape: str,
-        evaluate: bool,
-        construct_seed: int | None,
-    ) -> Expectation:
+    @handles(Expect)
+    def expect(self, request: Expect) -> Expectation:
         """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64
         oracle's where it fits."""
-        trial = Trial(
-            name,
-            seed,
-            distribution,
-            weights_seed=weights_seed,
-            shape=shape,
-            evaluate=evaluate,
-            construct_seed=construct_seed,
-        )
+        trial = Trial(**request.model_dump())
+        name, seed = trial.name, trial.seed
         with self._model_for(trial):
-            inputs = self.inputs(seed, distribution, shape)
+            inputs = self.inputs(seed, trial.distribution, trial.shape)
             reference = self.outputs(_copied(inputs))
             # a reference that draws random numbers must not draw the same ones again
             torch.manual_seed(seed + 1)
@@ -254,8 +251,10 @@ class ExpectedValues(TaskRunner):
     def _expected(self, name: str) -> list[Tensor]:
         return self._kept(name).expected
 
-    def do_forget(self, trial: str) -> None:
-        self.known.pop(trial, None)
+    @handles(ForgetTrial)
+    def forget_trial(self, request: ForgetTrial) -> Done:
+        self.known.pop(request.trial, None)
+        return Done()
 
     def _constants(self, known: Known) -> list[Comparison]:
         """How answers that ignore the inputs would compare (see Expectation), seen on the first
@@ -348,10 +347,12 @@ class ExpectedValues(TaskRunner):
 
     # -- what the task depends on ------------------------------------------------------------------
 
-    def do_ignored_inputs(self, seed: int) -> Message:
-        """Positions of arguments that may vary and do not change the output."""
+    @handles(FindIgnoredInputs)
+    def find_ignored_inputs(self, request: FindIgnoredInputs) -> IgnoredInputs:
+        """Arguments that may vary and do not change the output."""
+        seed = request.seed
         if sum(x.numel() for x in self.like) > ENOUGH_ELEMENTS:
-            return {"ignored": []}  # another copy of everything for a flag is too much
+            return IgnoredInputs(ignored=[])  # another copy of everything for a flag is too much
         base = self.outputs(self.inputs(seed))
         ignored = []
         for index in self._varying():
@@ -359,7 +360,7 @@ class ExpectedValues(TaskRunner):
             inputs[index] = self.inputs(seed + 1, "normal")[index]
             if not self._differs(base, inputs):
                 ignored.append(index)
-        return {"ignored": ignored}
+        return IgnoredInputs(ignored=ignored)
 
     def _varying(self) -> list[int]:
         assert self.plan
@@ -373,9 +374,10 @@ class ExpectedValues(TaskRunner):
         except REFUSALS:
             return True
 
-    def do_used_bytes(self, seed: int) -> Message:
-        """Bytes of the arguments that the output depends on, estimated by changing one of 8 spread
-        pieces of each at a time."""
+    @handles(EstimateUsedBytes)
+    def estimate_used_bytes(self, request: EstimateUsedBytes) -> UsedBytes:
+        """Estimated by changing one of 8 spread pieces of each argument at a time."""
+        seed = request.seed
         base = self.outputs(self.inputs(seed))
         used = 0.0
         for index in self._varying():
@@ -389,11 +391,11 @@ class ExpectedValues(TaskRunner):
                 inputs[index] = flat.reshape(inputs[index].shape)
                 hits += self._differs(base, inputs)
             used += inputs[index].nbytes * hits / PROBES
-        return {"bytes": used}
+        return UsedBytes(bytes=used)
 
-    def do_weights_matter(self, seed: int, weights_seed: int, only: list[int]) -> Message:
-        """Does the output change when these parameters (by position; none: the running statistics)
-        get other values?"""
+    @handles(TryOtherWeights)
+    def try_other_weights(self, request: TryOtherWeights) -> WeightsMatter:
+        seed, weights_seed, only = request.seed, request.weights_seed, request.only
         base = self.outputs(self.inputs(seed))
         try:
             self.model = self.build()
@@ -402,7 +404,7 @@ class ExpectedValues(TaskRunner):
             outputs = self.outputs(self.inputs(seed))
         finally:
             self.model = self.build()
-        return {"matter": not all_close(outputs, base, 1e-4)}
+        return WeightsMatter(matter=not all_close(outputs, base, 1e-4))
 
     @property
     def like(self) -> list[Tensor]:

@@ -9,36 +9,43 @@ import torch
 from kernels_eval.model.inputs import construct, declared, load_module, make_inputs, moved
 from kernels_eval.model.model_runner import best_s
 from kernels_eval.model.operators import time_operators
-from kernels_eval.model.trials import DECLARED
-from kernels_eval.sandbox.channel import Message
+from kernels_eval.protocol import (
+    DECLARED,
+    MeasurePeaks,
+    OperatorTimes,
+    Peaks,
+    TimeOperators,
+    handles,
+)
 
 TRIES = 10
 
 
-def do_profile(path: str, device: str, threads: int, budget_s: float, **task: str) -> Message:
-    """Microseconds a call of every outermost operator, the slowest first, and by which clock.
-    Raises what the task raises."""
-    torch.set_num_threads(threads)
+@handles(TimeOperators)
+def profile(request: TimeOperators) -> OperatorTimes:
+    """Raises what the task raises."""
+    device = request.device
+    torch.set_num_threads(request.threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    module, spec = load_module(path, "task"), declared(task, device, device)
+    module, spec = load_module(request.path, "task"), declared(request, device, device)
     model = moved(construct(module, module, spec), device)
     inputs = make_inputs(module, spec.seed, DECLARED, None, device)
     with torch.no_grad():
         # what is loaded or chosen with the first call is no part of any operator
         model(*inputs)
-        found = time_operators(lambda: model(*inputs), device.startswith("cuda"), budget_s)
-    del found["kernels"]
-    return found
+        on_gpu = device.startswith("cuda")
+        return time_operators(lambda: model(*inputs), on_gpu, request.budget_s)
 
 
-def do_measure(threads: int, working_set: int) -> Message:
-    """What this processor reaches: FLOP/s of a product of fp32 matrices, and bytes per second
-    of copying within a working set of so many bytes. The best of several."""
-    torch.set_num_threads(threads)
+@handles(MeasurePeaks)
+def measure_peaks(request: MeasurePeaks) -> Peaks:
+    """The best of several."""
+    torch.set_num_threads(request.threads)
     left, right = torch.rand(2, 512, 512)
-    source = torch.ones(max(1024, working_set // 8))
+    source = torch.ones(max(1024, request.working_set // 8))
     target = torch.empty_like(source)
-    return {
-        "peak_flops": 2 * 512**3 / best_s(lambda: left @ right, TRIES),
-        "peak_bytes_per_s": 8 * source.numel() / best_s(lambda: target.copy_(source), TRIES),
-    }
+    copied_bytes = 2 * source.nbytes
+    return Peaks(
+        peak_flops=2 * 512**3 / best_s(lambda: left @ right, TRIES),
+        peak_bytes_per_s=copied_bytes / best_s(lambda: target.copy_(source), TRIES),
+    )

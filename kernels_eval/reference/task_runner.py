@@ -35,9 +35,27 @@ from kernels_eval.model.model_runner import (
     described,
     now_ns,
 )
-from kernels_eval.model.shared_memory import ALIGNMENT, DeviceMemory, Memory, Packs, pack, write
-from kernels_eval.model.trials import DECLARED, InputPlan, ModelSpec
-from kernels_eval.sandbox.channel import Channel, Message
+from kernels_eval.model.shared_memory import ALIGNMENT, DeviceMemory, Memory, pack, write
+from kernels_eval.protocol import (
+    DECLARED,
+    AnswerCompiled,
+    CallReport,
+    Compile,
+    CompileReport,
+    Done,
+    DrawArguments,
+    DrawInputs,
+    DrawnTimingInputs,
+    DrawTimingInputs,
+    HandedOver,
+    InputPlan,
+    LoadModel,
+    ModelSpec,
+    Sample,
+    SampleReport,
+    handles,
+)
+from kernels_eval.sandbox.channel import Channel
 
 GRADIENT_SEED = 0x5DEECE66D
 """Tells the draws of outputs' gradients from those of arguments under the same seed."""
@@ -77,12 +95,12 @@ class TaskRunner(ModelRunner):
         super().__init__(channel)
         self.plan: InputPlan | None = None
         self._outputs: dict[str, list[Tensor]] = {}
-        self.drawn: tuple[Packs, Memory] | None = None
+        self.drawn: tuple[HandedOver, Memory] | None = None
         """The last inputs that were given away."""
 
-    def do_load(self, path: str, spec: Message) -> Any:
+    def load_model(self, path: str, spec: ModelSpec) -> None:
         """Construct the task's own model."""
-        self.spec = ModelSpec.model_validate(spec)
+        self.spec = spec
         self.prepare_device(self.spec.device, self.spec.threads)
         self.module = load_module(path, "task")
         self.spec = self.spec.model_copy(update={"precision": precision_of(self.module)})
@@ -111,13 +129,12 @@ class TaskRunner(ModelRunner):
         generator = torch.Generator(self.device).manual_seed(seed ^ GRADIENT_SEED)
         return [x.normal_(generator=generator).clone() for x in self._outputs[shape]]
 
-    def do_timing_inputs(self, seeds: list[int]) -> Message:
-        """Draw one set of inputs per seed; samples rotate over them. Returns the seconds that it
-        took."""
+    @handles(DrawTimingInputs)
+    def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:
         self.timed_inputs = []  # the earlier sets make room first
         begun = self.work_stamp()
-        self.timed_inputs = [self.inputs(seed) for seed in seeds]
-        return {"seconds": self.work_s(begun)}
+        self.timed_inputs = [self.inputs(seed) for seed in request.seeds]
+        return DrawnTimingInputs(seconds=self.work_s(begun))
 
     def work_stamp(self) -> Any:
         """Now, by the clock of `work_s`."""
@@ -134,35 +151,30 @@ class TaskRunner(ModelRunner):
 
     # -- for other processes -----------------------------------------------------------------------
 
-    def do_draw(
-        self,
-        seeds: list[int],
-        distributions: list[str],
-        shape: str = DECLARED,
-        on_device: bool = False,
-        size: int = 0,
-    ) -> Message:
-        """Put the inputs of these seeds into new shared memory, a set for each."""
-        pairs = zip(seeds, distributions, strict=True)
-        drawn = (self.inputs(seed, name, shape) for seed, name in pairs)
-        return self._handed_over(drawn, len(seeds), on_device, size)
+    @handles(DrawInputs)
+    def draw_inputs(self, request: DrawInputs) -> HandedOver:
+        pairs = zip(request.seeds, request.distributions, strict=True)
+        drawn = (self.inputs(seed, name, request.shape) for seed, name in pairs)
+        return self._handed_over(drawn, len(request.seeds), request)
 
-    def do_arguments(self, seed: int, on_device: bool, size: int) -> Message:
-        """Put what the constructor is called with under this seed into new shared memory."""
-        return self._handed_over([self.arguments(self.spec.under(seed))], 1, on_device, size)
+    @handles(DrawArguments)
+    def draw_arguments(self, request: DrawArguments) -> HandedOver:
+        arguments = self.arguments(self.spec.under(request.seed))
+        return self._handed_over([arguments], 1, request)
 
     def packed_bytes(self, value: object) -> int:
         """Bytes of shared memory that a value takes."""
         return pack(value, None, self.module).bytes
 
     def _handed_over(
-        self, values: Iterable[Any], count: int, on_device: bool, size: int
-    ) -> Message:
+        self, values: Iterable[Any], count: int, request: DrawInputs | DrawArguments
+    ) -> HandedOver:
+        """Put these values into new shared memory."""
         self.drawn = None  # its memory first
-        memory = device_memory(size) if on_device else self.memory(on_device=False)
+        memory = device_memory(request.size) if request.on_device else self.memory()
         if memory is None:
-            return {"shared": False}
-        stride = size // max(1, count) // ALIGNMENT * ALIGNMENT
+            return HandedOver(shared=False)
+        stride = request.size // max(1, count) // ALIGNMENT * ALIGNMENT
         packed = [
             pack(value, memory, self.module, index * stride) for index, value in enumerate(values)
         ]
@@ -172,12 +184,11 @@ class TaskRunner(ModelRunner):
         self.synchronise()
         texts = [each.text for each in packed]
         texts = texts[:1] if len(set(texts)) == 1 else texts
-        how: Packs = {"packed": texts, "count": count, "stride": stride}
-        self.drawn = how, memory
-        found: Message = {**how, "shared": True}
+        answer = HandedOver(shared=True, packed=texts, count=count, stride=stride)
+        self.drawn = answer, memory
         if isinstance(memory, DeviceMemory):
-            found["_descriptors"] = [memory.descriptor]
-        return found
+            self.channel.attached.append(memory.descriptor)
+        return answer
 
 
 FIRST_CALLS_S = 0.3
@@ -200,23 +211,29 @@ class NothingCompiled(RuntimeError):
 
 
 class CompiledRole(TaskRunner):
-    """Serves one task: `do_load`, `do_compile`, `do_answer`, then `do_timing_inputs` and
-    `do_sample`."""
+    """Serves one task: loads and compiles it, answers, and is then timed."""
 
-    def do_compile(self, mode: str, seed: int) -> Message:
-        """Compile the model by calling it on the inputs of this seed. Raises what the compiler
-        raises, and NothingCompiled."""
+    @handles(LoadModel)
+    def load(self, request: LoadModel) -> Done:
+        self.load_model(request.path, request.spec)
+        return Done()
+
+    @handles(Compile)
+    def compile(self, request: Compile) -> CompileReport:
+        """Raises what the compiler raises, and NothingCompiled."""
         import torch._dynamo.config
         import torch._inductor.config
 
         _set(torch._dynamo.config, DYNAMO)
         _set(torch._inductor.config, INDUCTOR)
-        self.model = torch.compile(self.model, mode=None if mode == "default" else mode)
-        self.forward(self.inputs(seed))
+        self.model = torch.compile(
+            self.model, mode=None if request.mode == "default" else request.mode
+        )
+        self.forward(self.inputs(request.seed))
         self.synchronise()
         if not self.graphs:
             raise NothingCompiled("torch.compile found no graph in it: all of it runs in Python")
-        return {"graphs": self.graphs}
+        return CompileReport(graphs=self.graphs)
 
     @property
     def graphs(self) -> int:
@@ -225,30 +242,31 @@ class CompiledRole(TaskRunner):
 
         return int(counters["stats"]["unique_graphs"])
 
-    def do_answer(self, seed: int) -> Message:
-        """Call the compiled model on the inputs of this seed, and write its outputs' bytes to the
-        memory that comes with this message."""
-        output = self.forward(self.inputs(seed))
+    @handles(AnswerCompiled)
+    def answer(self, request: AnswerCompiled) -> CallReport:
+        output = self.forward(self.inputs(request.seed))
         leaves, structure = flatten_outputs(output)
         # CUDA graphs write over an output with the next call
-        write(self.memory(on_device=False), [[leaf.detach().clone() for leaf in leaves]])
+        write(self.memory(), [[leaf.detach().clone() for leaf in leaves]])
         self.synchronise()
         return described(output, leaves, structure)
 
-    def do_timing_inputs(self, seeds: list[int]) -> Message:
+    @handles(DrawTimingInputs)
+    def draw_timing_inputs(self, request: DrawTimingInputs) -> DrawnTimingInputs:
         """As the other roles, and then one call on each set outside the clock, as long as these
         take little: what is compiled anew for one of them, or recorded with the second call, is
         compiled here."""
-        answer, started = super().do_timing_inputs(seeds), now_ns()
+        answer, started = super().draw_timing_inputs(request), now_ns()
         for number, inputs in enumerate(self.timed_inputs):
             if number >= FEWEST_FIRST_CALLS and now_ns() - started > FIRST_CALLS_S * 1e9:
                 break
             self.forward(inputs)
         self.synchronise()
-        return answer | {"graphs": self.graphs}
+        return answer.model_copy(update={"graphs": self.graphs})
 
-    def do_sample(self, calls: int, only: str = "") -> Message:
-        return super().do_sample(calls, only) | {"graphs": self.graphs}
+    @handles(Sample)
+    def sample(self, request: Sample) -> SampleReport:
+        return super().sample(request).model_copy(update={"graphs": self.graphs})
 
 
 def _set(config: object, values: Mapping[str, object]) -> None:

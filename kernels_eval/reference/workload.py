@@ -34,11 +34,20 @@ from kernels_eval.model.inputs import (
     moved,
 )
 from kernels_eval.model.operators import Named, reference_operators
-from kernels_eval.model.trials import DECLARED, ArgumentForm, Interface, ModelSpec
+from kernels_eval.protocol import (
+    DECLARED,
+    AboutTask,
+    ArgumentForm,
+    DescribeInterface,
+    Interface,
+    MeasureWorkload,
+    ModelSpec,
+    WorkloadReport,
+    handles,
+)
 from kernels_eval.reference.expected_values import MOST_OPERATORS
 from kernels_eval.reference.operator_costs import SOURCES, Values, flops_of, operator_name, tensors
 from kernels_eval.reference.task_runner import require_tensors
-from kernels_eval.sandbox.channel import Message
 
 Tensors = list[Tensor]
 View = tuple[object, ...]
@@ -196,10 +205,10 @@ class TooLarge(Exception):
     """The declared inputs take more memory than the caller allows."""
 
 
-def do_measure(path: str, declared_max_bytes: int, **task: str) -> Message:
-    """Operators, FLOPs and bytes of one forward call; `executed` says on what. Raises what the
-    task raises on its declared inputs."""
-    module = _loaded(path)
+@handles(MeasureWorkload)
+def measure_workload(task: MeasureWorkload) -> WorkloadReport:
+    """Raises what the task raises on its declared inputs."""
+    module = _loaded(task.path)
     try:
         return _without_storage(_measured, module, task)
     except Exception as error:
@@ -207,7 +216,7 @@ def do_measure(path: str, declared_max_bytes: int, **task: str) -> Message:
         with suppress(Exception):
             inputs = tensors(_inputs(module, declared(task, "meta", "meta")))
             input_bytes = sum(tensor.nbytes for tensor in inputs)
-        if input_bytes > declared_max_bytes:
+        if input_bytes > task.declared_max_bytes:
             failed = f"{type(error).__name__}: {error}".splitlines()[0][:300]
             raise TooLarge(
                 f"it does not run without storage ({failed}), and its inputs are"
@@ -216,7 +225,7 @@ def do_measure(path: str, declared_max_bytes: int, **task: str) -> Message:
     return _measured(module, declared(task, "cpu", "cpu"))
 
 
-def _measured(module: ModuleType, spec: ModelSpec) -> Message:
+def _measured(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
     device, inputs = spec.device, _inputs(module, spec)
     model = moved(construct(module, module, spec), device)
     tally, outputs = Tally(), []
@@ -225,20 +234,21 @@ def _measured(module: ModuleType, spec: ModelSpec) -> Message:
         operators = reference_operators(lambda: outputs.append(model(*inputs)))
     leaves, _ = flatten_outputs(outputs[0])
     require_tensors(leaves)
-    return {
-        "operators": operators[:MOST_OPERATORS],
-        "flops": tally.flops,
-        "bytes_min": tally.read.bytes + tally.bytes_written(leaves),
-        "uncounted": sorted(tally.uncounted),
-        "executed": "meta" if device == "meta" else "declared inputs",
-        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
+    return WorkloadReport(
+        operators=operators[:MOST_OPERATORS],
+        flops=tally.flops,
+        bytes_min=tally.read.bytes + tally.bytes_written(leaves),
+        uncounted=sorted(tally.uncounted),
+        executed="meta" if device == "meta" else "declared inputs",
+        peak_rss_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    )
 
 
-def do_interface(path: str, **task: str) -> Interface:
-    """What goes in and out of one forward call, without storage where that is possible. Raises
-    what the task raises on its declared inputs."""
-    module = _loaded(path)
+@handles(DescribeInterface)
+def describe_interface(task: DescribeInterface) -> Interface:
+    """Without storage where that is possible. Raises what the task raises on its declared
+    inputs."""
+    module = _loaded(task.path)
     with suppress(Exception):
         return _without_storage(_interface, module, task)
     return _interface(module, declared(task, "cpu", "cpu"))
@@ -274,7 +284,7 @@ def _inputs(module: ModuleType, spec: ModelSpec) -> list[Any]:
 
 
 def _without_storage(
-    work: Callable[[ModuleType, ModelSpec], T], module: ModuleType, task: dict[str, str]
+    work: Callable[[ModuleType, ModelSpec], T], module: ModuleType, task: AboutTask[Any]
 ) -> T:
     """Work on a task on the device "meta". Raises what it raises: values are asked for, or an
     operator has no form without them."""

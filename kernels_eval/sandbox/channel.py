@@ -43,6 +43,8 @@ class Channel:
         self.descriptors: list[int] = []
         """Received with messages, where `accepts_descriptors`: only for a trusted sender, since one
         that sends without end exhausts them."""
+        self.attached: list[int] = []
+        """What goes along with the next answer."""
 
     def send(self, message: Message, fds: Fds = ()) -> None:
         data = json.dumps(message, allow_nan=True).encode("utf-8", "surrogatepass")

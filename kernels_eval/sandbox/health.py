@@ -19,7 +19,8 @@ from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import GpuLostError, SandboxError
-from kernels_eval.records import Reason, Record
+from kernels_eval.protocol import CheckHealth, HealthReport, handles, parsed
+from kernels_eval.records import Reason
 from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 
 SIZE = 256
@@ -32,17 +33,12 @@ processes that wait for the next candidate."""
 PAUSE_S = 0.05
 
 
-class HealthReport(Record):
-    """What one health check saw."""
-
-    right: bool
-    free_bytes: int
-
-
-def do_check(device: str, wanted_bytes: int, patience_s: float) -> HealthReport:
+@handles(CheckHealth)
+def check(request: CheckHealth) -> HealthReport:
     """The child's side."""
     import torch
 
+    device = request.device
     row, column = torch.arange(SIZE).view(1, -1), torch.arange(SIZE).view(-1, 1)
     left, right = (3 * row + 5 * column) % 7 - 3, (row + 2 * column) % 5 - 2
     expected = left @ right  # in integers; the sums are small enough to be exact in TF32 too
@@ -53,8 +49,8 @@ def do_check(device: str, wanted_bytes: int, patience_s: float) -> HealthReport:
             return torch.cuda.mem_get_info(device)[0]
         return int(psutil.virtual_memory().available)
 
-    deadline = time.monotonic() + patience_s
-    while (free := free_bytes()) < wanted_bytes and time.monotonic() < deadline:
+    deadline = time.monotonic() + request.patience_s
+    while (free := free_bytes()) < request.wanted_bytes and time.monotonic() < deadline:
         time.sleep(PAUSE_S)  # the driver does not tell when memory comes back
     return HealthReport(right=torch.equal(actual.long(), expected), free_bytes=free)
 
@@ -68,11 +64,11 @@ def check_health(
 ) -> HealthReport:
     """Run one check in a new child of `server`, which waits for so much free memory, `patience_s`
     at most. Raises ChildFailure where the child does not answer."""
-    asked = {"device": device, "wanted_bytes": wanted_bytes, "patience_s": patience_s}
+    request = CheckHealth(device=device, wanted_bytes=wanted_bytes, patience_s=patience_s)
     with Child(server, "health", limits) as child:
-        answer = child.request("check", timeout=CHECK_S + patience_s, **asked)
+        answer = child.request(request, CHECK_S + patience_s)
         try:
-            return HealthReport.model_validate(answer)
+            return parsed(request, answer)
         except ValidationError:
             detail = str(answer.get("detail", answer))[:500]
             raise ChildFailure(Reason.EXCEPTION, detail) from None

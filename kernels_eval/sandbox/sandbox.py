@@ -24,10 +24,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KILL_ATTEMPTS, KilledError, SandboxError
+from kernels_eval.protocol import Request
 from kernels_eval.records import Reason
 from kernels_eval.sandbox import machine, process_tree
 from kernels_eval.sandbox.channel import (
@@ -122,13 +123,12 @@ class Child:
             theirs.close()
             os.close(log)
 
-    def request(
-        self, command: str, fds: Fds = (), /, *, timeout: float, **arguments: object
-    ) -> Answer:
-        """Send a command, with descriptors that stay the caller's, and wait for its answer. Raises
-        ChildFailure (timeout reasons are the caller's to rename), KilledError, and SandboxError
-        where the fork server is gone, which takes its children along."""
-        return self.resume({"command": command, **arguments}, timeout, fds)
+    def request(self, request: Request[Any], timeout: float, fds: Fds = ()) -> Answer:
+        """Send a request, with descriptors that stay the caller's, and wait for its answer, which
+        is not looked at. Raises ChildFailure (timeout reasons are the caller's to rename),
+        KilledError, and SandboxError where the fork server is gone, which takes its children
+        along."""
+        return self.resume(request.message(), timeout, fds)
 
     def resume(self, message: Message, timeout: float, fds: Fds = ()) -> Answer:
         """Send any message (an answer the child waits for) and wait for what it says next. Raises

@@ -19,6 +19,7 @@ from functools import cached_property
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.errors import SandboxError
+from kernels_eval.protocol import Prepare
 from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 
 PREPARE_S = 60.0
@@ -106,9 +107,9 @@ class WarmPool:
 
     def _start(self, server: ForkServer, role: str) -> Child:
         child = Child(server, role, self.config.limits)
-        prepare = {"command": "prepare", "device": self.device, "threads": self.config.threads}
+        prepare = Prepare(device=self.device, threads=self.config.threads)
         try:
-            child.begin(prepare)
+            child.begin(prepare.message())
         except (SandboxError, ChildFailure) as failure:
             child.close()
             raise SandboxError(

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
+from kernels_eval.protocol import AboutTask, MeasureWorkload, TimeOperators
 from kernels_eval.records import Json, KernelTask, Reason, Record, Row
 from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 from tasks.store import SnapshotRef
@@ -50,7 +51,7 @@ class ReferenceProcess:
         self._server: ForkServer | None = None
         self._closed = False
 
-    def ask(self, question: str, task: KernelTask, **arguments: Any) -> Json:
+    def ask(self, question: type[AboutTask[Any]], task: KernelTask, **arguments: Any) -> Json:
         """What a fresh child answers about a task; a task that breaks it is an answer with "error"
         and "detail". Raises SandboxError only where the sandbox itself fails again and again."""
         for _ in range(SERVER_TRIES - 1):
@@ -61,23 +62,21 @@ class ReferenceProcess:
                     raise
         return self._ask(question, task, arguments)
 
-    def _ask(self, question: str, task: KernelTask, arguments: Row) -> Json:
+    def _ask(self, question: type[AboutTask[Any]], task: KernelTask, arguments: Row) -> Json:
         if self._server is None or not self._server.alive:
             self._server = self._start()
         if self._closed:  # while it was started: `close` could not close the server
             self._server.close()
             raise SandboxError("the measurement process ended")
         with Child(self._server, self.role, self._limits) as child:
-            path = child.write_file("task.py", task.code)
+            request = question(
+                path=str(child.write_file("task.py", task.code)),
+                entry_point=task.entry_point,
+                init_form=task.init_form,
+                **arguments,
+            )
             try:
-                return child.request(
-                    question,
-                    timeout=self._timeout_s,
-                    path=str(path),
-                    entry_point=task.entry_point,
-                    init_form=task.init_form,
-                    **arguments,
-                )
+                return child.request(request, self._timeout_s)
             except ChildFailure as failure:
                 return {"error": failure.reason, "detail": failure.detail}
             except KilledError as error:
@@ -132,7 +131,7 @@ class Measurer(ReferenceProcess):
         """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
         started = time.monotonic()
         limit = self.config.declared_max_bytes
-        answer = self.ask("measure", task, declared_max_bytes=limit)
+        answer = self.ask(MeasureWorkload, task, declared_max_bytes=limit)
         peak = answer.pop("peak_rss_bytes", None)
         found = record_of(Workload, task, answer)
         complete = None not in (found.flops, found.bytes_min, found.executed)
@@ -156,7 +155,9 @@ class Profiler(ReferenceProcess):
     def profile(self, task: KernelTask) -> Profile:
         """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
         threads, budget_s = self.config.threads, self.config.budget_s
-        answer = self.ask("profile", task, device=self.device, threads=threads, budget_s=budget_s)
+        how = {"device": self.device, "threads": threads, "budget_s": budget_s}
+        answer = self.ask(TimeOperators, task, **how)
+        answer.pop("kernels", None)  # a reference has none of its own
         return record_of(Profile, task, answer)
 
 

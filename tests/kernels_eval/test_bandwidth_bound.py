@@ -10,9 +10,13 @@ from kernels_eval.config import TimingConfig
 from kernels_eval.judge import paired_timing
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.paired_timing import PairedClock
+from kernels_eval.protocol import Forget, PackedValues, Sample, SharedMemory, TakeTimingInputs
 
 PEAK, CACHE = 1e12, 50_000_000
 INPUT, OUTPUT = 600_000_000, 400_000_000  # bytes: 1 ms at PEAK
+
+PLACE = SharedMemory(on_device=False, size=64)
+PACKED = PackedValues(on_device=False, size=64, packed=[], count=2, stride=0)
 
 
 class Reference(SimpleNamespace):
@@ -69,16 +73,16 @@ def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_p
     child = SimpleNamespace(processor_ns=lambda: now.used, family=lambda: [7])
     child.stopped = lambda known: nullcontext()
 
-    def ask(command, fds, **_):
+    def ask(request, fds):
         now.wall += 4_000_000
         now.used += 1_000_000
         return {}
 
-    made.reference.outputs_of = lambda whose: ({}, 1)
+    made.reference.outputs_of = lambda whose: (PLACE, 1)
     made.by_processor = by_processor
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
     with ExitStack() as stopped:
-        assert made._clocked(child, ask, ({}, 2), "unseen", stopped) == (call_ns, {})
+        assert made._clocked(child, ask, (PACKED, 2), "unseen", stopped) == (call_ns, {})
 
 
 @pytest.mark.parametrize("by_processor", [True, False])
@@ -95,11 +99,11 @@ def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor)
         running.append(True)
 
     child.stopped = stopped
-    made.reference.outputs_of = lambda whose: ({}, 1)
+    made.reference.outputs_of = lambda whose: (PLACE, 1)
     made.by_processor = by_processor
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.passed)
     with ExitStack() as held:
-        assert made._clocked(child, lambda *_, **__: {}, ({}, 2), "unseen", held) == (3e6, {})
+        assert made._clocked(child, lambda *_: {}, (PACKED, 2), "unseen", held) == (3e6, {})
         assert running == [False]
     assert running == [False, True]
 
@@ -129,16 +133,16 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     made.unseen, made.fewest, made.compiled, made.reference_used = 8, 2, None, {}
     made.seeds, made.given, made.idle_samples = [1, 2], True, 0
     made.reference.ask = made.reference.share = lambda *_, **__: None
-    made.reference.output_bytes, made.reference.draw = 1, lambda seeds: ({"of": seeds}, 0)
+    made.reference.output_bytes, made.reference.draw = 1, lambda seeds: (PACKED, 0)
     made.process = SimpleNamespace(
-        tell=lambda command, *_, **asked: told.append((command, asked.get("inputs"))),
-        ask=lambda command, *_, calls: SimpleNamespace(custom_calls=calls, ns=told.append(command)),
+        tell=lambda request, *_: told.append(request),
+        ask=lambda request: SimpleNamespace(custom_calls=request.calls, ns=told.append(request)),
     )
     monkeypatch.setattr(made, "_round", lambda calls: [1e6 * calls] * 2)
     made._candidate_sample(3)
-    assert told == ["sample"], "they are there"
+    assert told == [Sample(calls=3)], "they are there"
     made._bound(1e6, 1e6)
     for _ in range(2):
         made._candidate_sample(3)
-    given = ("timing_inputs", {"of": [1, 2]})
-    assert told[1:] == [("forget", None), given, "sample", "sample"]
+    given = TakeTimingInputs(inputs=PACKED)
+    assert told[1:] == [Forget(), given, Sample(calls=3), Sample(calls=3)]

@@ -13,6 +13,7 @@ import pytest
 
 from kernels_eval.config import TimingConfig
 from kernels_eval.devices import gpu_arch
+from kernels_eval.protocol import TimeOperators
 from kernels_eval.records import Language
 from kernels_eval.sandbox.sandbox import Child, ForkServer
 from tests.support.kernels import (
@@ -185,15 +186,15 @@ def profile():
         with Child(server, "profile", QUICK.limits) as child:
             path = child.scratch / "task.py"
             path.write_text(task.code)
-            asked = {
-                "path": str(path),
-                "entry_point": "Model",
-                "init_form": "args",
-                "device": "cuda:0",
-                "threads": 1,
-                "budget_s": 0.3,
-            }
-            return child.request("profile", timeout=60, **asked)
+            request = TimeOperators(
+                path=str(path),
+                entry_point="Model",
+                init_form="args",
+                device="cuda:0",
+                threads=1,
+                budget_s=0.3,
+            )
+            return child.request(request, 60)
 
     yield ask
     server.close()

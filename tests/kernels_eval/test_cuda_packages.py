@@ -14,7 +14,7 @@ from kernels_eval.compile import schedule
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
 from kernels_eval.exchange.package import export_package
-from kernels_eval.model.trials import Interface
+from kernels_eval.protocol import Interface
 from kernels_eval.records import Language
 from kernels_eval.source.swaps import FLAG
 from tests.kernels_eval.test_sanitizer import HONEST, ROWS, kernel

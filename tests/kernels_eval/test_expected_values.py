@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from kernels_eval.model.correctness import PRECISION_OF, judge
-from kernels_eval.model.trials import ModelSpec
+from kernels_eval.protocol import (
+    DrawTimingInputs,
+    EstimateUsedBytes,
+    Expect,
+    FindIgnoredInputs,
+    LoadTask,
+    ModelSpec,
+    NewCandidate,
+)
 from kernels_eval.records import Reason
 from kernels_eval.reference import task_runner
 from kernels_eval.reference.answers import Reference
@@ -49,13 +57,13 @@ def serving(folder, source):
         construct_on="cpu",
     )
     made = Reference(None)
-    made.do_load(str(path), spec.model_dump(), oracle_max_bytes=1 << 30)
+    made.load(LoadTask(path=str(path), spec=spec, oracle_max_bytes=1 << 30))
     return made
 
 
 def oracles(reference):
     return [
-        reference.do_expect(name, seed, "normal", None, "declared", False, None).oracle
+        reference.expect(Expect(name=name, seed=seed, distribution="normal")).oracle
         for seed, name in enumerate(("declared", "normal"))
     ]
 
@@ -92,11 +100,11 @@ def get_init_inputs():
     return []
 """
 TRIALS = {
-    "declared": (1, "declared", None, "declared", True, None),
-    "weights": (1, "normal", 7, "declared", True, None),
-    "shape": (2, "normal", None, "batch_1", True, None),
-    "built": (3, "declared", None, "declared", True, 9),
-    "again": (1, "normal", 7, "declared", True, None),
+    "declared": {"seed": 1},
+    "weights": {"seed": 1, "distribution": "normal", "weights_seed": 7},
+    "shape": {"seed": 2, "distribution": "normal", "shape": "batch_1"},
+    "built": {"seed": 3, "construct_seed": 9},
+    "again": {"seed": 1, "distribution": "normal", "weights_seed": 7},
 }
 
 
@@ -106,7 +114,8 @@ def test_values_that_memory_does_not_hold_are_computed_again(tmp_path):
     short.oracle_max_bytes = held.oracle_max_bytes = 0
     short.held_max_bytes = 0
     for name, asked in TRIALS.items():
-        seen, wanted = (each.do_expect(name, *asked) for each in (short, held))
+        request = Expect(name=name, evaluate=True, **asked)
+        seen, wanted = (each.expect(request) for each in (short, held))
         assert seen == wanted and seen.oracle == "float32"
         assert bool(short.known[name].expected) == (name == "declared")
         kept = short._kept(name)
@@ -126,7 +135,7 @@ def test_what_has_an_oracle_is_held_whatever_it_takes(reference):
 
 
 def test_inputs_are_drawn_in_the_same_time_where_others_hold_the_processor(reference, busy):
-    assert reference.do_timing_inputs([1, 2, 3])["seconds"] < SLOW_S
+    assert reference.draw_timing_inputs(DrawTimingInputs(seeds=[1, 2, 3])).seconds < SLOW_S
 
 
 @pytest.mark.parametrize("cast", ["", ".half()", ".bfloat16()", ".to(torch.complex64)"])
@@ -159,9 +168,9 @@ def test_what_only_float64_holds_is_no_oracle(tmp_path, cast):
 def test_a_task_that_asserts_something_of_its_inputs_is_asked_for_more(tmp_path, wanted, oracle):
     source = task_source(f"assert {wanted}\nreturn x.sqrt()", inputs="[torch.rand(48, 64)]")
     made = serving(tmp_path, source)
-    assert made.do_expect("declared", 1, "declared", None, "declared", False, None).oracle == oracle
-    assert made.do_ignored_inputs(1) == {"ignored": []}
-    assert made.do_used_bytes(1) == {"bytes": 48 * 64 * 4}
+    assert made.expect(Expect(name="declared", seed=1)).oracle == oracle
+    assert made.find_ignored_inputs(FindIgnoredInputs(seed=1)).ignored == []
+    assert made.estimate_used_bytes(EstimateUsedBytes(seed=1)).bytes == 48 * 64 * 4
 
 
 LOG2E = 1.4426950408889634
@@ -255,7 +264,7 @@ STEPS = {
 def judged(made, seed, distribution, forward):
     """What a kernel's outputs are on these inputs; None where they are not tried."""
     name = "trial" if distribution == "declared" else distribution
-    seen = made.do_expect(name, seed, distribution, None, "declared", False, None)
+    seen = made.expect(Expect(name=name, seed=seed, distribution=distribution))
     if not (seen.finite and seen.deterministic):
         return None
     outputs = forward(made.inputs(seed, distribution, "declared")[0])
@@ -275,7 +284,7 @@ def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dt
     """Softmax by exp2, sums in order, a sort that is stable: all of them honest."""
     source, forward = STEPS[name]
     made = serving(tmp_path, task_source(source, inputs=f"[torch.randn(64, 64).to(torch.{dtype})]"))
-    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    made.expect(Expect(name="declared", seed=1))
     for seed, distribution in itertools.product(
         range(100 if name == "truncation" else 12),
         ("declared", "normal", "mixed", "impulse", "normal_x10", "sparse", "small"),
@@ -287,7 +296,7 @@ def test_what_is_beside_a_step_is_right_on_inputs_of_any_seed(tmp_path, name, dt
 def test_on_hard_inputs_numbers_are_judged_and_integers_are_not(tmp_path):
     made = serving(tmp_path, task_source(STEPS["topk"][0], inputs="[torch.randn(64, 64)]"))
     for name, distribution in (("declared", "declared"), ("large", "normal_x100")):
-        made.do_expect(name, 1, distribution, None, "declared", False, None)
+        made.expect(Expect(name=name, seed=1, distribution=distribution))
     x = made.inputs(1, "normal_x100", "declared")[0]
 
     def reason(powers):
@@ -333,7 +342,7 @@ def next_to(x):
 def test_what_no_rounding_explains_is_wrong(tmp_path, source, forward):
     inputs = "[torch.randn(64, 64).bfloat16()]" if "sort" in source else "[torch.randn(64, 64)]"
     made = serving(tmp_path, task_source(source, inputs=inputs))
-    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    made.expect(Expect(name="declared", seed=1))
     assert judged(made, 7, "sparse" if "sort" in source else "mixed", forward) is not Reason.OK
 
 
@@ -342,7 +351,7 @@ def test_a_sort_that_is_asked_to_be_stable_is_seen_with_equal_elements(tmp_path,
     made = serving(
         tmp_path, task_source("return x.sort(stable=True)", inputs="[torch.randn(64, 64)]")
     )
-    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    made.expect(Expect(name="declared", seed=1))
 
     def last_first(x):
         values, places = x.flip(1).sort(stable=True)
@@ -360,7 +369,7 @@ def counts(x, low=0.0):
 def test_a_histogram_may_count_what_is_beside_the_end_of_a_bin_in_either(tmp_path):
     task = task_source("return torch.histc(x, 100, 0, 1)", inputs="[torch.rand(64, 1024)]")
     made = serving(tmp_path, task)
-    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    made.expect(Expect(name="declared", seed=1))
     for seed, distribution in itertools.product((2, 6), ("declared", "mixed", "impulse")):
         assert judged(made, seed, distribution, counts) is Reason.OK, (seed, distribution)
     for wrong in (
@@ -374,7 +383,7 @@ def test_a_histogram_may_count_what_is_beside_the_end_of_a_bin_in_either(tmp_pat
 def test_the_largest_product_of_what_was_rounded_to_fp8_is_wrong_in_bf16(tmp_path):
     inputs = "[torch.randn(256, 64).bfloat16()]"
     made = serving(tmp_path, task_source("return (x @ x[:128].t()).argmax(1)", inputs=inputs))
-    made.do_expect("declared", 1, "declared", None, "declared", False, None)
+    made.expect(Expect(name="declared", seed=1))
 
     def largest(x):
         return (x @ x[:128].t()).bfloat16().argmax(1)
@@ -405,11 +414,11 @@ def test_memory_goes_back_unless_it_is_needed_at_once(monkeypatch):
         made.end_command(command)
         return bool(given_back)
 
-    commands = ["load", "expect", "draw", "sample", "run_unseen", "compare_unseen"]
-    assert [c for c in commands if gives_back(c)] == ["load", "draw", "compare_unseen"]
-    made.do_new_candidate()
-    assert gives_back("expect") and gives_back("draw")
+    commands = ["LoadTask", "Expect", "DrawInputs", "Sample", "RunUnseen", "CompareUnseen"]
+    assert [c for c in commands if gives_back(c)] == ["LoadTask", "DrawInputs", "CompareUnseen"]
+    made.new_candidate(NewCandidate())
+    assert gives_back("Expect") and gives_back("DrawInputs")
     made.outputs_of["own"] = None  # a round of the bound
-    assert not gives_back("draw") and gives_back("compare_unseen")
+    assert not gives_back("DrawInputs") and gives_back("CompareUnseen")
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 69 << 30)
-    assert not gives_back("load"), "little is cached: asking for it again takes longer"
+    assert not gives_back("LoadTask"), "little is cached: asking for it again takes longer"

@@ -6,7 +6,8 @@ import pytest
 
 from kernels_eval.config import CorrectnessConfig
 from kernels_eval.judge.comparison import explained
-from kernels_eval.model.trials import Comparison, Trial
+from kernels_eval.model.trials import Trial
+from kernels_eval.protocol import Comparison
 from kernels_eval.records import Reason
 from tests.support.kernels import QUICK, kernel_task, load_inline, module, task_source, verifying
 

@@ -29,9 +29,18 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.judge import comparison
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Prepared as Outcome
-from kernels_eval.judge.messages import SampleReport, Stop, UnseenReport, VerdictDraft, verdict_of
+from kernels_eval.judge.messages import Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.prepare import BoundedBuilds, Preparer
-from kernels_eval.model.trials import Comparison, OutputForm, Trial
+from kernels_eval.model.trials import Trial
+from kernels_eval.protocol import (
+    Comparison,
+    ModelSpec,
+    OutputForm,
+    PackedValues,
+    RunUnseen,
+    Sample,
+    SharedMemory,
+)
 from kernels_eval.records import Candidate, KernelTask, Language, Reason
 from kernels_eval.sandbox import machine
 from kernels_eval.sandbox.sandbox import Child, End
@@ -134,17 +143,19 @@ SPEC = {
 }
 FILES = SPEC | {"kind": "files", "files": [["a.cpp", "int x;"], ["b.h", ""]], "functions": None}
 ANSWERS = {
-    "load": {"parameters": [[4, 4]], "statistics": [], "made_elsewhere": False},
-    "call": CALLED,
-    "operators": {"operators": ["aten.add"], "custom": ["f"], "off_stream": 0},
-    "share": {"share": 0.5},
-    "state": {"changed": {"matmul": "x"}},
-    "ornamental": {"ornamental": False},
-    "sample": {"ns": 100, "custom_calls": 1},
-    "run_unseen": {"forms": [CALLED], "custom_calls": 1},
-    "capture": {"specs": [SPEC, FILES]},
-    "construct": {"specs": [SPEC]},
+    "LoadCandidate": {"parameters": [[4, 4]], "statistics": [], "made_elsewhere": False},
+    "Call": CALLED,
+    "NameOperators": {"operators": ["aten.add"], "custom": ["f"], "off_stream": 0},
+    "MeasureShare": {"share": 0.5},
+    "ReadState": {"changed": {"matmul": "x"}},
+    "ReplaceWritten": {"ornamental": False},
+    "Sample": {"ns": 100, "custom_calls": 1},
+    "RunUnseen": {"forms": [CALLED], "custom_calls": 1},
+    "Capture": {"specs": [SPEC, FILES]},
+    "CaptureConstructor": {"specs": [SPEC]},
 }
+PLACE = SharedMemory(on_device=False, size=64)
+PACKED = PackedValues(on_device=False, size=64, packed=[], count=0, stride=0)
 ERROR = {"error": "exception", "detail": "no", "trace": "line 1"}
 
 
@@ -241,7 +252,7 @@ def reference():
     seen = SimpleNamespace(
         config=CONFIG,
         device="cpu",
-        spec={},
+        spec=ModelSpec(entry_point="Model", init_form="args", device="cpu", construct_on="cpu"),
         construct_on="cpu",
         bit_identical=False,
         non_finite=None,
@@ -254,11 +265,16 @@ def reference():
             )
         ],
         loaded=SimpleNamespace(
-            parameters=[[4, 4]], statistics=[], structure="tensor", mutates=False, gradients=None
+            parameters=[[4, 4]],
+            parameter_names=["weight"],
+            statistics=[],
+            structure="tensor",
+            mutates=False,
+            gradients=None,
         ),
-        arguments=lambda seed=None: ({}, memory),
-        outputs_of=lambda whose: ({}, memory),
-        draw=lambda *_: ({}, memory),
+        arguments=lambda seed=None: (PACKED, memory),
+        outputs_of=lambda whose: (PLACE, memory),
+        draw=lambda *_: (PACKED, memory),
         compare=lambda *_: Comparison(rms=0.0, reference_rms=1e-7, max=0.0),
         judge=lambda *_: Reason.OK,
         used_statistics=list,
@@ -279,8 +295,8 @@ def judged(child, reference, builder):
         comparison.check_repeatable(process)
         comparison.compare_other_shapes(process)
         comparison.check_state(process)
-        process.ask("sample", SampleReport, calls=1)
-        for form in process.ask("run_unseen", UnseenReport).forms:
+        process.ask(Sample(calls=1))
+        for form in process.ask(RunUnseen(inputs=PACKED, outputs=PLACE)).forms:
             process.check_form(form, reference.trials[0])
         comparison.check_ornamental(process)
     except Stop as stop:

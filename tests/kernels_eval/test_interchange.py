@@ -18,7 +18,7 @@ from kernels_eval.exchange.flashinfer import (
 )
 from kernels_eval.exchange.trace_set import TraceSet, is_trace_set
 from kernels_eval.exchange.traces import evaluation_of, verdict_row
-from kernels_eval.model.trials import Interface
+from kernels_eval.protocol import DescribeInterface, Interface
 from kernels_eval.records import Language, Reason, Status, Timing, Verdict
 from tasks.sources.tables import load
 from tasks.synthesis.tables import CandidateTable
@@ -337,7 +337,7 @@ def test_a_folder_of_programs_is_no_trace_set(tmp_path):
 @pytest.fixture(scope="module")
 def interface():
     with Measurer() as measurer:
-        return Interface.model_validate(measurer.ask("interface", AFFINE))
+        return Interface.model_validate(measurer.ask(DescribeInterface, AFFINE))
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ import pytest
 
 from kernels_eval.errors import GpuLostError
 from kernels_eval.judge import prepare as preparation
+from kernels_eval.protocol import CheckHealth
 from kernels_eval.records import Reason
 from kernels_eval.sandbox import landlock, layers, seccomp
 from kernels_eval.sandbox.health import (
@@ -31,8 +32,8 @@ from kernels_eval.sandbox.health import (
     SOON_S,
     DeviceHealth,
     HealthReport,
+    check,
     check_health,
-    do_check,
 )
 from kernels_eval.sandbox.machine import disk_usage
 from kernels_eval.sandbox.sandbox import ChildFailure
@@ -739,7 +740,8 @@ def test_one_failed_check_is_forgiven_and_memory_is_waited_for():
         assert asked == [(0, SOON_S), (900, SOON_S), (900, MEMORY_RETURN_S)]
         assert released == [freed]
     started = time.monotonic()
-    assert do_check("cpu", 1 << 60, 0.2).right and time.monotonic() - started > 0.2
+    request = CheckHealth(device="cpu", wanted_bytes=1 << 60, patience_s=0.2)
+    assert check(request).right and time.monotonic() - started > 0.2
 
 
 @pytest.mark.parametrize(

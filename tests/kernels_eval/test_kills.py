@@ -139,25 +139,25 @@ def kill_at(monkeypatch, role, command, victim, times):
 
 
 STEPS = [
-    ("capture", "capture", HONEST, AFFINE, "ok"),
-    ("reference", "load", HONEST, AFFINE, "ok"),
-    ("reference", "expect", HONEST, AFFINE, "ok"),
-    ("reference", "compare", HONEST, AFFINE, "ok"),
+    ("capture", "Capture", HONEST, AFFINE, "ok"),
+    ("reference", "LoadTask", HONEST, AFFINE, "ok"),
+    ("reference", "Expect", HONEST, AFFINE, "ok"),
+    ("reference", "Compare", HONEST, AFFINE, "ok"),
     (
         "reference",
-        "weights_matter",
+        "TryOtherWeights",
         STALE.replace("nn.Parameter(torch.randn(64))", "torch.randn(64)"),
         WEIGHTED,
         "stale_weights",
     ),
-    ("candidate", "load", HONEST, AFFINE, "ok"),
-    ("candidate", "call", SHAPED, AFFINE, "shape_specialised"),
-    ("candidate", "state", HONEST, AFFINE, "ok"),
-    ("candidate", "ornamental", ORNAMENT, AFFINE, "no_custom_kernel"),
+    ("candidate", "LoadCandidate", HONEST, AFFINE, "ok"),
+    ("candidate", "Call", SHAPED, AFFINE, "shape_specialised"),
+    ("candidate", "ReadState", HONEST, AFFINE, "ok"),
+    ("candidate", "ReplaceWritten", ORNAMENT, AFFINE, "no_custom_kernel"),
 ]
 
 
-QUICK_STEPS = {("capture", "capture"), ("reference", "compare"), ("candidate", "call")}
+QUICK_STEPS = {("capture", "Capture"), ("reference", "Compare"), ("candidate", "Call")}
 """One of each role; the others are tests of half a minute together."""
 
 
@@ -185,10 +185,10 @@ def test_a_child_that_is_killed_once_changes_no_verdict(
 @pytest.mark.parametrize(
     "victim, role, command, times",
     [
-        pytest.param("fork server", "capture", "capture", 1, marks=pytest.mark.slow),
-        ("fork server", "reference", "compare", 1),
-        pytest.param("fork server", "candidate", "call", 2, marks=pytest.mark.slow),
-        ("keeper", "candidate", "call", KILL_ATTEMPTS - 1),
+        pytest.param("fork server", "capture", "Capture", 1, marks=pytest.mark.slow),
+        ("fork server", "reference", "Compare", 1),
+        pytest.param("fork server", "candidate", "Call", 2, marks=pytest.mark.slow),
+        ("keeper", "candidate", "Call", KILL_ATTEMPTS - 1),
     ],
 )
 def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
@@ -203,9 +203,9 @@ def test_a_keeper_or_a_fork_server_that_is_killed_changes_no_verdict(
 @pytest.mark.parametrize(
     "role, command, reason",
     [
-        ("capture", "capture", "crashed"),
-        ("reference", "load", "reference_failed"),
-        ("candidate", "call", "crashed"),
+        ("capture", "Capture", "crashed"),
+        ("reference", "LoadTask", "reference_failed"),
+        ("candidate", "Call", "crashed"),
     ],
 )
 def test_a_child_that_is_killed_every_time_gets_its_verdict(
@@ -223,7 +223,7 @@ def test_a_child_that_is_killed_every_time_gets_its_verdict(
 def test_a_fork_server_that_is_killed_every_time_is_the_machines_fault(verify, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sandbox, "KILL_ATTEMPTS", 2)
-        hit = kill_at(patch, "candidate", "call", "fork server", 100)
+        hit = kill_at(patch, "candidate", "Call", "fork server", 100)
         with pytest.raises(SandboxError) as fault:
             verify(HONEST)
     assert fault.value.hint and len(hit) == 2

@@ -12,17 +12,16 @@ import pytest
 from kernels_eval.compile.extensions import _refusal
 from kernels_eval.compile.process import READ_BYTES, log_of
 from kernels_eval.config import EvalConfig
-from kernels_eval.judge.messages import (
+from kernels_eval.judge.messages import Stop, parse_report
+from kernels_eval.judge.prepare import BUILDS_SHARE, MOST_BUILDS, BoundedBuilds
+from kernels_eval.protocol import (
     CaptureReport,
     ErrorReport,
     LoadReport,
     SampleReport,
     ShareReport,
     StateReport,
-    Stop,
-    parse_report,
 )
-from kernels_eval.judge.prepare import BUILDS_SHARE, MOST_BUILDS, BoundedBuilds
 from kernels_eval.records import Candidate, Language, Reason
 from kernels_eval.sandbox.channel import Channel, ChannelClosed, ChannelTimeout
 from kernels_eval.source.screening import MOST_LETTERS, screen, screen_native

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kernels_eval.candidate.candidate import CandidateRole
 from kernels_eval.candidate.kernel_tracer import KernelTracer
 from kernels_eval.candidate.state import snapshot
+from kernels_eval.protocol import ReadState
 from kernels_eval.source.screening import screen_native
 
 SOURCES = yaml.safe_load((Path(__file__).parents[1] / "data/screening.yaml").read_text())["native"]
@@ -50,9 +51,9 @@ def test_an_operator_that_was_registered_among_those_of_torch_behind_a_macro_is_
     role.tracer = KernelTracer(False)
     role.state = snapshot("cpu")
     role.tracer.own_operators = {"own.product"}
-    assert role.do_state() == {"changed": {}}
+    assert role.read_state(ReadState()).changed == {}
     role.tracer.own_operators.add("aten.product")
-    assert role.do_state() == {"changed": {"operators": "aten.product"}}
+    assert role.read_state(ReadState()).changed == {"operators": "aten.product"}
 
 
 @pytest.mark.parametrize("source", SOURCES["honest"])

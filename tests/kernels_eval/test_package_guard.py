@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from kernels_eval.exchange.package import GUARD, _forms
-from kernels_eval.model.trials import Interface
+from kernels_eval.protocol import Interface
 
 REFERENCE = """
 import torch

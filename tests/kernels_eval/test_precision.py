@@ -3,7 +3,7 @@
 import pytest
 
 from kernels_eval.model.correctness import judge
-from kernels_eval.model.trials import Comparison
+from kernels_eval.protocol import Comparison
 from kernels_eval.records import Reason
 from tasks.sources import kernelbench
 from tests.support.kernels import QUICK, kernel_task, task_source, verifying

@@ -19,6 +19,7 @@ import pytest
 from kernels_eval.config import LimitsConfig
 from kernels_eval.errors import KilledError, SandboxError
 from kernels_eval.judge.reference_handle import ReferenceProcess
+from kernels_eval.protocol import Capture
 from kernels_eval.sandbox import confinement, forkserver, machine, process_tree
 from kernels_eval.sandbox.process_tree import has_ended
 from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
@@ -48,7 +49,7 @@ def living(processes):
 def run(child, code, timeout=20):
     path = child.scratch / "candidate.py"
     path.write_text(textwrap.dedent(code))
-    return child.request("capture", path=str(path), timeout=timeout)
+    return child.request(Capture(path=str(path)), timeout)
 
 
 def test_a_child_sees_nothing_of_the_parents_environment(server):
@@ -161,7 +162,7 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server, bare, layers, end):
     ) as child:
         path = child.scratch / "candidate.py"
         path.write_text(code)
-        child.channel.send({"command": "capture", "path": str(path)})
+        child.channel.send(Capture(path=str(path)).message())
         until(lambda: child.log_tail(1000).count("runs") == 4, "the grandchildren run")
         top = psutil.Process(child.pid)
         until(
@@ -174,7 +175,7 @@ def test_however_a_child_ends_nothing_of_it_lives_on(server, bare, layers, end):
             top.kill()
         started = time.monotonic()
         with pytest.raises(KilledError if end == "killed_keeper" else ChildFailure) as failure:
-            child.resume({"command": "capture", "path": ""}, 0.5 if end == "deadline" else 300)
+            child.resume(Capture(path="").message(), 0.5 if end == "deadline" else 300)
         assert (
             end == "killed_keeper"
             or failure.value.reason == {"deadline": "run", "exit": "exited_early"}[end]
@@ -190,7 +191,7 @@ def test_a_child_ends_with_its_fork_server():
     child = Child(server, "capture", LIMITS, processes=True)
     path = child.scratch / "candidate.py"
     path.write_text(f"{textwrap.dedent(RUNAWAYS)}\ntime.sleep(600)")
-    child.channel.send({"command": "capture", "path": str(path)})
+    child.channel.send(Capture(path=str(path)).message())
     until(lambda: child.log_tail(1000).count("runs") == 4, "the grandchildren run")
     family = psutil.Process(child.pid).children(recursive=True)
     os.kill(server.process.pid, signal.SIGKILL)
@@ -473,7 +474,7 @@ def test_a_candidate_is_stopped_while_the_reference_works(server):
             return answer
 
         child.request = watched
-        ReferenceProcess.ask(reference, "capture", path=str(path))
+        ReferenceProcess.tell(reference, Capture(path=str(path)))
         assert len(used) == 1 and used[0] < 0.05e9
         before = candidate.processor_ns()
         until(lambda: candidate.processor_ns() > before or not before)

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kernels_eval.config import TimingConfig
-from kernels_eval.judge.messages import MOST_NS
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.timing import (
     PRECISE_PAIRS,
@@ -18,6 +17,7 @@ from kernels_eval.judge.timing import (
     measure,
     widened,
 )
+from kernels_eval.protocol import MOST_NS
 from tests.support.scripted_time import CLOCK, busy, scripted_time
 
 __all__ = ["scripted_time"]

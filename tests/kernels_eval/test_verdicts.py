@@ -7,6 +7,7 @@ import pytest
 
 from kernels_eval.config import BuildConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
+from kernels_eval.protocol import Call, CaptureConstructor, Expect, LoadCandidate
 from kernels_eval.records import Status
 from kernels_eval.sandbox.sandbox import Child
 from tests.support import kernels
@@ -329,11 +330,10 @@ def test_a_constructor_that_fails_without_its_kernels_or_hangs_is_left_to_the_ru
     made = kernels.candidate(AFFINE, LATE.replace("self.ext = ", f"{first}\n        self.ext = "))
     request = Child.request
 
-    def hurried(self, command, *fds, timeout, **arguments):
+    def hurried(self, asked, timeout, fds=()):
         """Only what may hang is waited for briefly."""
-        hangs = reason == "load" and command in ("construct", "load")
-        brief = hangs and self.role != "reference"
-        return request(self, command, *fds, timeout=2 if brief else timeout, **arguments)
+        brief = reason == "load" and isinstance(asked, CaptureConstructor | LoadCandidate)
+        return request(self, asked, 2 if brief else timeout, fds)
 
     monkeypatch.setattr(Child, "request", hurried)
     prepared = verify.preparer.prepare(made, AFFINE)
@@ -368,11 +368,11 @@ def test_a_candidate_that_fails_in_its_first_call_costs_no_expected_values(monke
     asked, alive = [], set()
     request, close = Child.request, Child.close
 
-    def heard(self, command, *rest, **arguments):
-        asked.append((self.role, command))
+    def heard(self, question, *rest):
+        asked.append((self.role, type(question)))
         alive.update({self} if self.role == "candidate" else ())
-        assert command != "expect" or not alive
-        return request(self, command, *rest, **arguments)
+        assert not isinstance(question, Expect) or not alive
+        return request(self, question, *rest)
 
     def closed(self):
         close(self)
@@ -386,9 +386,9 @@ def test_a_candidate_that_fails_in_its_first_call_costs_no_expected_values(monke
         for task, reason in ((AFFINE, "ok"), (constant, "degenerate_task")):
             asked.clear()
             assert_reason(verify(task, fails), "exception")
-            assert ("reference", "expect") not in asked and ("candidate", "call") in asked
+            assert ("reference", Expect) not in asked and ("candidate", Call) in asked
             assert_reason(verify(task, calls("affine")), reason)
-            assert ("reference", "expect") in asked
+            assert ("reference", Expect) in asked
             assert_reason(verify(task, fails), "exception")  # whatever is known of the task by now
 
 

@@ -91,7 +91,7 @@ def test_the_base_answers(optional, tmp_path, words):
 
 
 def test_the_base_verifies(optional, tmp_path):
-    task = (commands.ROOT / "tasks/sources/bundled/tasks/softmax_rows.py").read_text("utf-8")
+    task = (commands.ROOT / "tasks/sources/bundled/tasks/smooth_l1_rows.py").read_text("utf-8")
     (tmp_path / "task.py").write_text(task)
     (tmp_path / "candidate.py").write_text("class ModelNew(\n")
     done = without(optional, "verify", "task.py", "candidate.py", "--json", cwd=tmp_path)
@@ -216,7 +216,7 @@ def test_the_wheel_in_a_fresh_environment_verifies_a_kernel(wheel, tmp_path):
     page = commands.ROOT / "README.md"
     (text,) = [each.text for each in fences() if (each.page, each.title) == (page, "candidate.py")]
     (tmp_path / "candidate.py").write_text(text)
-    task = commands.ROOT / "tasks/sources/bundled/tasks/softmax_rows.py"
+    task = commands.ROOT / "tasks/sources/bundled/tasks/smooth_l1_rows.py"
     words = ["verify", str(task), "candidate.py", "--json"]
     words += [f"--set={limit}=600" for limit in TIME_LIMITS]
     done = commands.run([str(python.with_name("concur")), *words], env, tmp_path)

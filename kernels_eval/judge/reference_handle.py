@@ -162,7 +162,7 @@ class ReferenceProcess:
                 answer = self.child.request(request, limit, fds)
         except ChildFailure as failure:
             raise _failed(failure.detail, self.child.log_tail(LOG_BYTES)) from failure
-        if "error" in answer:
+        if answer.get("error"):
             short = "out of memory: " if answer["error"] == Reason.OUT_OF_MEMORY else ""
             raise _failed(short + answer["detail"], answer.get("trace", ""))
         return answer

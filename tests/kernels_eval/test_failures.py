@@ -66,8 +66,8 @@ def test_the_innermost_error_of_a_compiler_counts_even_where_it_was_caught():
             raise RuntimeError("the launch failed")  # noqa: B904
     except RuntimeError as error:
         answer = report(error)
-    assert answer["error"] == "build_failed"
-    assert answer["detail"].startswith("CompilationError: at 9:14: y = tl.gelu(x) AttributeError")
+    assert answer.error == "build_failed"
+    assert answer.detail.startswith("CompilationError: at 9:14: y = tl.gelu(x) AttributeError")
 
 
 def test_a_context_that_was_suppressed_says_nothing():

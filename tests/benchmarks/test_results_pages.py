@@ -76,7 +76,8 @@ QUOTED = [
     (VLLM, r"384 tokens: ([\d,]+) tokens/s, ([\d.]+) %", r"([\d,]+) tokens/s, \*\*([\d.]+) %"),
     (
         VLLM,
-        r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+), with an FP8 cache as well ([\d,]+)",
+        r"writes ([\d,]+) tokens/s, with FP8 weights\s+([\d,]+),"
+        r" with an FP8 cache as well ([\d,]+)",
         DECODED,
     ),
     (EIGHT, r"([\d,]+) tokens/s \|\n.*\| ([\d,]+) \|\n.*\| ([\d,]+) \|\n\| H200", DECODED),

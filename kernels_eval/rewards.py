@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -38,7 +38,7 @@ Parts = dict[str, float]
 class RewardRecipe(Record, allow_inf_nan=False):
     """What every recipe has. One of your own is a subclass with `parts`."""
 
-    gamma: float = Field(default=1.0, ge=0, le=1)
+    gamma: ClassVar[float] = 1.0
     """share of the next turn's reward that a turn is given (`discounted`)"""
 
     def __hash__(self) -> int:  # a field may be a dict, which has none
@@ -61,8 +61,8 @@ class Kevin(RewardRecipe):
     """
 
     name: Literal["kevin"] = "kevin"
-    gamma: float = Field(default=0.4, ge=0, le=1)
-    correct: float = 0.3
+    gamma: ClassVar[float] = 0.4
+    correct: ClassVar[float] = 0.3
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         correct = verdict.correct_custom
@@ -83,11 +83,11 @@ class DrKernel(RewardRecipe):
     """
 
     name: Literal["dr_kernel"] = "dr_kernel"
-    correct: float = 0.5
-    speedup: float = 0.5
-    fastest: PositiveFloat = 3.0
+    correct: ClassVar[float] = 0.5
+    speedup: ClassVar[float] = 0.5
+    fastest: ClassVar[float] = 3.0
     """a higher speedup counts as this"""
-    coverage: float = 0.5
+    coverage: ClassVar[float] = 0.5
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         correct = verdict.correct_custom
@@ -110,11 +110,11 @@ class KernelGymSteps(RewardRecipe):
     """
 
     name: Literal["kernelgym_steps"] = "kernelgym_steps"
-    failed: float = -1.0
-    not_compiled: float = -0.5
-    incorrect: float = -0.3
-    slower: float = -0.1
-    steps: tuple[tuple[PositiveFloat, float], ...] = (
+    failed: ClassVar[float] = -1.0
+    not_compiled: ClassVar[float] = -0.5
+    incorrect: ClassVar[float] = -0.3
+    slower: ClassVar[float] = -0.1
+    steps: ClassVar[tuple[tuple[float, float], ...]] = (
         (1.0, 0.2),
         (1.2, 0.4),
         (1.5, 0.6),
@@ -149,7 +149,7 @@ class CudaAgent(RewardRecipe):
     """
 
     name: Literal["cuda_agent"] = "cuda_agent"
-    margin: NonNegativeFloat = 0.05
+    margin: ClassVar[float] = 0.05
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         if not verdict.correct_custom:
@@ -172,10 +172,10 @@ class KernelBenchTinker(RewardRecipe):
     """
 
     name: Literal["kernelbench_tinker"] = "kernelbench_tinker"
-    gamma: float = Field(default=0.4, ge=0, le=1)
-    correct: float = 0.3
+    gamma: ClassVar[float] = 0.4
+    correct: ClassVar[float] = 0.3
     baseline: NonNegativeFloat = 0.0
-    most: PositiveFloat = 10.0
+    most: ClassVar[float] = 10.0
     """a higher term of speed counts as this"""
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
@@ -203,7 +203,7 @@ class CudaL1(RewardRecipe):
     """of the scores so far"""
     std: PositiveFloat = 1.0
     """of the scores so far"""
-    clip: PositiveFloat = 1.5
+    clip: ClassVar[float] = 1.5
 
     def parts(self, verdict: Verdict, roofline: float) -> Parts:
         # 6 decimals of a hundredth: what is 1.11 in decimals may be a little less in binary

@@ -35,7 +35,8 @@ INTERRUPTED = "interrupted: finished work is kept; rerun the same command to res
 EXTRAS = {
     "batch": ["ray", "polars", "pyarrow", "huggingface_hub", "datasets"],
     "line": [
-        *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "httpx", "anyio"),
+        *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "openai"),
+        *("httpx", "anyio"),
         *("mlcroissant", "matplotlib", "scipy", "statsmodels", "datasketch", "supervisor"),
     ],
     "train": ["trl", "peft", "accelerate"],
@@ -99,7 +100,7 @@ RayAddress = Annotated[
 def repeated(*names: str, metavar: str | None = None, help: str) -> Any:
     """Return an option that may be given several times; its value is a list."""
     text = f"{help} Repeatable."
-    return Option(*names, metavar=metavar, help=text, default_factory=list, show_default=False)
+    return Option([], *names, metavar=metavar, help=text, show_default=False)
 
 
 def setting(what: str, example: str) -> Any:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from typer import Argument, Option
 
@@ -31,11 +31,10 @@ File = str | None
 def run(
     *,
     profile: Profile = "local",
-    overrides: Annotated[list[str], setting("the profile", "verification.workers=2")],
-    only: Annotated[
-        Literal["refresh"] | None,
-        Option(help="Stop after the refresh (tasks to curated set)."),
-    ] = None,
+    overrides: list[str] = setting("the profile", "verification.workers=2"),
+    only: Literal["refresh"] | None = Option(
+        None, help="Stop after the refresh (tasks to curated set)."
+    ),
 ) -> Json:
     """Run the pipeline: tasks, synthesis, verification, curation, training, benchmark, tracking."""
     require_extras(["line"] if only else ["line", "train"], "run")
@@ -86,28 +85,22 @@ def curate(
     verdicts: Verdicts = None,
     candidates: Candidates = None,
     root: Root = ".concur",
-    strategies: Annotated[
-        list[str],
-        Option(
-            "--strategy",
-            help="Name of a strategy, a YAML file, or all. Repeatable.",
-            default_factory=lambda: ["concur"],
-            show_default="concur",
-        ),
-    ],
-    sizes: Annotated[
-        str | None,
-        Option("--size", metavar="N,N,...", help="Maximum number of samples; one set per size."),
-    ] = None,
-    overrides: Annotated[list[str], setting("the strategy", "min_speedup=2")],
-    out: Annotated[
-        File,
-        Option(metavar="DIR", help="Write each set as Parquet, and curation.json, to this folder."),
-    ] = None,
-    explain: Annotated[
-        str | None,
-        Option(metavar="CANDIDATE_ID", help="Explain why this candidate was selected or not."),
-    ] = None,
+    strategies: list[str] = Option(
+        ["concur"],
+        "--strategy",
+        help="Name of a strategy, a YAML file, or all. Repeatable.",
+        show_default="concur",
+    ),
+    sizes: str | None = Option(
+        None, "--size", metavar="N,N,...", help="Maximum number of samples; one set per size."
+    ),
+    overrides: list[str] = setting("the strategy", "min_speedup=2"),
+    out: File = Option(
+        None, metavar="DIR", help="Write each set as Parquet, and curation.json, to this folder."
+    ),
+    explain: str | None = Option(
+        None, metavar="CANDIDATE_ID", help="Explain why this candidate was selected or not."
+    ),
 ) -> Json:
     """Choose training sets from existing verdicts, by one strategy or many."""
     from flows.curate import curate_table, explain_candidate, parsed_sizes
@@ -130,43 +123,32 @@ def publish(
     *,
     root: Root = ".concur",
     curated: Curated = None,
-    also: Annotated[
-        list[str],
-        repeated(
-            metavar="SNAPSHOT", help="Another set, as a configuration named after its strategy."
-        ),
-    ],
-    out: Annotated[str, Option(metavar="DIR", help="Folder to create.")],
-    name: Annotated[str | None, Option(help="Name of the data set.")] = None,
-    license: Annotated[
-        str | None,
-        Option(metavar="ID", help="Licence of the set, as named by the hub, such as apache-2.0."),
-    ] = None,
-    holdout: Annotated[
-        float | None,
-        Option(metavar="SHARE", help="Share of the tasks for the split `test`."),
-    ] = None,
-    observations: Annotated[
-        File, Option(metavar="FILE", help="Markdown for the card's section Observations.")
-    ] = None,
-    decontamination: Annotated[
-        File,
-        Option(metavar="FILE", help="Markdown for the card's section on decontamination."),
-    ] = None,
-    figures: Annotated[
-        list[str],
-        repeated("--figure", metavar="FILE", help="An image for the card."),
-    ],
-    push: Annotated[
-        str | None,
-        Option(
-            metavar="REPO_ID",
-            help="Also push the set to the hub; the token is read from HF_TOKEN.",
-        ),
-    ] = None,
-    public: Annotated[
-        bool, Option("--public", help="Push to a public repository.", show_default="private")
-    ] = False,
+    also: list[str] = repeated(
+        metavar="SNAPSHOT", help="Another set, as a configuration named after its strategy."
+    ),
+    out: str = Option(..., metavar="DIR", help="Folder to create."),
+    name: str | None = Option(None, help="Name of the data set."),
+    license: str | None = Option(
+        None, metavar="ID", help="Licence of the set, as named by the hub, such as apache-2.0."
+    ),
+    holdout: float | None = Option(
+        None, metavar="SHARE", help="Share of the tasks for the split `test`."
+    ),
+    observations: File = Option(
+        None, metavar="FILE", help="Markdown for the card's section Observations."
+    ),
+    decontamination: File = Option(
+        None, metavar="FILE", help="Markdown for the card's section on decontamination."
+    ),
+    figures: list[str] = repeated("--figure", metavar="FILE", help="An image for the card."),
+    push: str | None = Option(
+        None,
+        metavar="REPO_ID",
+        help="Also push the set to the hub; the token is read from HF_TOKEN.",
+    ),
+    public: bool = Option(
+        False, "--public", help="Push to a public repository.", show_default="private"
+    ),
 ) -> Json:
     """Write a curated set as a folder that datasets.load_dataset loads."""
     from tasks.publishing.sets import publish_set
@@ -189,12 +171,10 @@ def publish(
 
 @command(Group.DATA, needs=["line"])
 def diff(
-    old: Annotated[str, Argument(metavar="OLD", help="A curated snapshot or a published folder.")],
-    new: Annotated[str, Argument(metavar="NEW", help="The one to compare it with.")],
+    old: str = Argument(..., metavar="OLD", help="A curated snapshot or a published folder."),
+    new: str = Argument(..., metavar="NEW", help="The one to compare it with."),
     *,
-    root: Annotated[
-        str, Option(help="Folder of the snapshots named by a fingerprint.")
-    ] = ".concur",
+    root: str = Option(".concur", help="Folder of the snapshots named by a fingerprint."),
 ) -> Json:
     """Compare two curated snapshots or published folders: what changed, and why."""
     from tasks.publishing.sets import diff_sets
@@ -209,18 +189,14 @@ def analyze(
     verdicts: Verdicts = None,
     candidates: Candidates = None,
     root: Root = ".concur",
-    other_verdicts: Annotated[
-        File, Option(metavar="PATH", help="Verdicts of another generator on the same tasks.")
-    ] = None,
-    other_candidates: Annotated[
-        File, Option(metavar="PATH", help="Candidates of these verdicts.")
-    ] = None,
-    out: Annotated[
-        str, Option(metavar="DIR", help="Folder for report.md, analysis.json and the figures.")
-    ] = "analysis",
-    seed: Annotated[
-        int, Option(help="Seed for the permutation test and the random groups of tasks.")
-    ] = 0,
+    other_verdicts: File = Option(
+        None, metavar="PATH", help="Verdicts of another generator on the same tasks."
+    ),
+    other_candidates: File = Option(None, metavar="PATH", help="Candidates of these verdicts."),
+    out: str = Option(
+        "analysis", metavar="DIR", help="Folder for report.md, analysis.json and the figures."
+    ),
+    seed: int = Option(0, help="Seed for the permutation test and the random groups of tasks."),
 ) -> Json:
     """Analyse how reasoning length relates to correctness and speedup."""
     from flows.cli.analyze import analysis_of
@@ -241,15 +217,13 @@ def search(
     *,
     root: Root = ".concur",
     profile: Profile = "local",
-    verdicts: Annotated[
-        str | None,
-        Option(
-            metavar="SNAPSHOT",
-            help="Verified candidates to begin with: fingerprint or directory.",
-            show_default="the newest",
-        ),
-    ] = None,
-    overrides: Annotated[list[str], setting("the profile", "search.evaluations=64")],
+    verdicts: str | None = Option(
+        None,
+        metavar="SNAPSHOT",
+        help="Verified candidates to begin with: fingerprint or directory.",
+        show_default="the newest",
+    ),
+    overrides: list[str] = setting("the profile", "search.evaluations=64"),
 ) -> Json:
     """Search for faster variants of correct kernels; print the gains that are confirmed.
 

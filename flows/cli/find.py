@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument, Option
 
@@ -41,9 +41,7 @@ PAGES = {
 def ls(
     *,
     root: Root = ".concur",
-    stage: Annotated[
-        str | None, Option(help="Snapshots of this stage only, such as curation.")
-    ] = None,
+    stage: str | None = Option(None, help="Snapshots of this stage only, such as curation."),
 ) -> Json:
     """List the snapshots under a root, with rows, size and date, and the refreshes that made them.
 
@@ -75,16 +73,14 @@ def refresh_row(refresh: Refresh) -> Json:
 
 @command(Group.FIND, needs=["batch"])
 def show(
-    fingerprint: Annotated[
-        str,
-        Argument(
-            metavar="FINGERPRINT",
-            help="The beginning of a fingerprint, or the snapshot's directory.",
-        ),
-    ],
+    fingerprint: str = Argument(
+        ...,
+        metavar="FINGERPRINT",
+        help="The beginning of a fingerprint, or the snapshot's directory.",
+    ),
     *,
     root: Root = ".concur",
-    rows: Annotated[int, Option(min=0, metavar="N", help="Print the first N rows.")] = 3,
+    rows: int = Option(3, min=0, metavar="N", help="Print the first N rows."),
 ) -> Json:
     """Show a snapshot: its manifest, its columns and its first rows."""
     from tasks.store.lookup import find_snapshot
@@ -111,13 +107,9 @@ def first_rows(snapshot: Snapshot, most: int) -> list[Json]:
 
 @command(Group.FIND)
 def open(
-    what: Annotated[
-        Literal["report", "view", "prefect", "mlflow"],
-        Argument(
-            metavar="WHAT",
-            help="What to open.",
-        ),
-    ],
+    what: Literal["report", "view", "prefect", "mlflow"] = Argument(
+        ..., metavar="WHAT", help="What to open."
+    ),
     *,
     root: StackRoot = ".concur",
     as_json: AsJson = False,
@@ -157,32 +149,25 @@ def server_address(what: str, root: str) -> str:
 
 @command(Group.FIND, needs=["line"])
 def view(
-    place: Annotated[
-        str | None,
-        Argument(
-            metavar="PLACE", help="A root, a verification, or Parquet.", show_default="--root"
-        ),
-    ] = None,
+    place: str | None = Argument(
+        None, metavar="PLACE", help="A root, a verification, or Parquet.", show_default="--root"
+    ),
     *,
     root: Root = ".concur",
     candidates: Candidates = None,
-    tasks: Annotated[
-        str | None,
-        Option(
-            metavar="TASKS",
-            help="Tasks of the candidates: Parquet or task files.",
-            show_default="beside the snapshot",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None,
-        Option(
-            metavar="DIR",
-            help="Folder to write.",
-            show_default="view, in the root or the current folder",
-        ),
-    ] = None,
-    opened: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
+    tasks: str | None = Option(
+        None,
+        metavar="TASKS",
+        help="Tasks of the candidates: Parquet or task files.",
+        show_default="beside the snapshot",
+    ),
+    out: str | None = Option(
+        None,
+        metavar="DIR",
+        help="Folder to write.",
+        show_default="view, in the root or the current folder",
+    ),
+    opened: bool = Option(False, "--open", help="Open the page in the browser."),
 ) -> Json:
     """Write a static site of the candidates in PLACE, and print the path of its first page.
 
@@ -200,7 +185,7 @@ def view(
 @command(Group.FIND, needs=["line"])
 def morning(
     *,
-    root: Annotated[str, Option(envvar="CONCUR_ROOT", help="Folder of the snapshots.")] = ".concur",
+    root: str = Option(".concur", envvar="CONCUR_ROOT", help="Folder of the snapshots."),
 ) -> Json:
     """Report what is new since the previous refresh, what failed and why, and the cost."""
     from flows.morning import text
@@ -232,16 +217,12 @@ def profiles() -> Json:
 
 @command(Group.FIND)
 def config(
-    what: Annotated[
-        Literal["show", "schema"],
-        Argument(
-            metavar="WHAT",
-            help="The values, or the JSON Schema.",
-        ),
-    ],
+    what: Literal["show", "schema"] = Argument(
+        ..., metavar="WHAT", help="The values, or the JSON Schema."
+    ),
     *,
     profile: Profile = "local",
-    overrides: Annotated[list[str], setting("the profile", "language=cuda")],
+    overrides: list[str] = setting("the profile", "language=cuda"),
 ) -> Json | str:
     """Show the configuration that a run with a profile would have, or the JSON Schema of profiles.
 

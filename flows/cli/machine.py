@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Option
 
@@ -13,13 +13,11 @@ from flows.cli.common import Group, Json, Root, command, setting
 @command(Group.MACHINE, succeeded="runnable")
 def doctor(
     *,
-    profile: Annotated[
-        str,
-        Option(
-            help="Profile (name or YAML file) to check; its requirements decide the exit status."
-        ),
-    ] = "local",
-    overrides: Annotated[list[str], setting("the profile", "language=cuda")],
+    profile: str = Option(
+        "local",
+        help="Profile (name or YAML file) to check; its requirements decide the exit status.",
+    ),
+    overrides: list[str] = setting("the profile", "language=cuda"),
 ) -> Json:
     """Check what a profile needs on this machine, and print a fix for each problem."""
     from flows.doctor import examine, runnable
@@ -36,16 +34,13 @@ def doctor(
 def gc(
     *,
     root: Root = ".concur",
-    keep: Annotated[
-        int, Option(min=0, metavar="N", help="Keep the newest N snapshots of each stage.")
-    ] = 5,
-    younger_than_days: Annotated[
-        float,
-        Option("--younger-than", min=0, metavar="DAYS", help="Keep snapshots younger than this."),
-    ] = 7.0,
-    delete: Annotated[
-        bool, Option("--delete", help="Remove the listed items; without it, gc only reports.")
-    ] = False,
+    keep: int = Option(5, min=0, metavar="N", help="Keep the newest N snapshots of each stage."),
+    younger_than_days: float = Option(
+        7.0, "--younger-than", min=0, metavar="DAYS", help="Keep snapshots younger than this."
+    ),
+    delete: bool = Option(
+        False, "--delete", help="Remove the listed items; without it, gc only reports."
+    ),
 ) -> Json:
     """List the snapshots that are old and not needed; with --delete, remove them.
 

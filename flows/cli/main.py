@@ -6,8 +6,6 @@ Guarantees: a command imports what it needs when it runs, so `--help` loads noth
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 import typer.main
 from typer import Option
@@ -29,12 +27,9 @@ def print_version(asked: bool) -> None:
 
 @app.callback()
 def concur(
-    version: Annotated[
-        bool,
-        Option(
-            "--version", help="Show the version and exit.", is_eager=True, callback=print_version
-        ),
-    ] = False,
+    version: bool = Option(
+        False, "--version", help="Show the version and exit.", is_eager=True, callback=print_version
+    ),
 ) -> None:
     """Turn LLM-written GPU kernels into trustworthy training data."""
 

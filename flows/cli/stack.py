@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
 
 import typer
 from typer import Option
@@ -24,19 +23,17 @@ class Part(StrEnum):
 def up(
     *,
     root: StackRoot = ".concur",
-    prefect_port: Annotated[int, Option(metavar="PORT", help="Port of the Prefect server.")] = 4200,
-    mlflow_port: Annotated[int, Option(metavar="PORT", help="Port of the MLflow server.")] = 5000,
-    ray_port: Annotated[int, Option(metavar="PORT", help="Port of the Ray head.")] = 6379,
-    without: Annotated[list[Part], repeated(help="Do not start this part.")],
-    timeout_s: Annotated[
-        float | None,
-        Option(
-            "--timeout",
-            min=1,
-            help="Seconds to wait until all parts are healthy.",
-            show_default="as long as it takes",
-        ),
-    ] = None,
+    prefect_port: int = Option(4200, metavar="PORT", help="Port of the Prefect server."),
+    mlflow_port: int = Option(5000, metavar="PORT", help="Port of the MLflow server."),
+    ray_port: int = Option(6379, metavar="PORT", help="Port of the Ray head."),
+    without: list[Part] = repeated(help="Do not start this part."),
+    timeout_s: float | None = Option(
+        None,
+        "--timeout",
+        min=1,
+        help="Seconds to wait until all parts are healthy.",
+        show_default="as long as it takes",
+    ),
 ) -> Json:
     """Start Prefect, a worker, MLflow and Ray here, and keep them alive.
 

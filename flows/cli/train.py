@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 from typer import Option
@@ -19,19 +19,16 @@ def train(
     *,
     root: Root = ".concur",
     curated: Curated = None,
-    profile: Annotated[
-        str, Option(help="The profile whose `training` and `tracking` are used.")
-    ] = "local",
-    overrides: Annotated[list[str], setting("the profile", "training.num_epochs=1")],
-    merged: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR", help="Merge base and adapter into one model there, if the check passes."
-        ),
-    ] = None,
-    merged_dtype: Annotated[
-        Literal["bfloat16", "float32"], Option(help="Data type of the merged weights.")
-    ] = "bfloat16",
+    profile: str = Option("local", help="The profile whose `training` and `tracking` are used."),
+    overrides: list[str] = setting("the profile", "training.num_epochs=1"),
+    merged: Path | None = Option(
+        None,
+        metavar="DIR",
+        help="Merge base and adapter into one model there, if the check passes.",
+    ),
+    merged_dtype: Literal["bfloat16", "float32"] = Option(
+        "bfloat16", help="Data type of the merged weights."
+    ),
 ) -> Json:
     """Train an adapter on an existing curated set; print its path and its run in MLflow.
 
@@ -71,19 +68,16 @@ def train(
 def reinforce(
     *,
     root: Root = ".concur",
-    training: Annotated[
-        str | None,
-        Option(
-            metavar="SNAPSHOT",
-            help="A finished training: fingerprint or directory.",
-            show_default="the newest",
-        ),
-    ] = None,
-    profile: Annotated[
-        str,
-        Option(help="The profile whose `reinforcement`, `verification` and `tracking` are used."),
-    ] = "local",
-    overrides: Annotated[list[str], setting("the profile", "reinforcement.steps=20")],
+    training: str | None = Option(
+        None,
+        metavar="SNAPSHOT",
+        help="A finished training: fingerprint or directory.",
+        show_default="the newest",
+    ),
+    profile: str = Option(
+        "local", help="The profile whose `reinforcement`, `verification` and `tracking` are used."
+    ),
+    overrides: list[str] = setting("the profile", "reinforcement.steps=20"),
 ) -> Json:
     """Improve a trained adapter with rewards from the verifier (GRPO); print where it is.
 
@@ -107,46 +101,38 @@ def reinforce(
 @command(Group.TRAIN, needs=["train"], succeeded="complete")
 def ablate(
     *,
-    profile: Annotated[
-        str | None,
-        Option(help="A profile's name, or the path of a YAML file.", show_default="ablation"),
-    ] = None,
-    overrides: Annotated[list[str], setting("the profile", "training.num_epochs=1")],
-    strategies: Annotated[
-        str | None,
-        Option(metavar="S,S,...", help="Names, YAML files, or all. The first is the baseline."),
-    ] = None,
-    sizes: Annotated[
-        str | None,
-        Option(
-            metavar="N,N,...",
-            help="Maximum numbers of samples; `all` is no limit.",
-            show_default="all",
-        ),
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        Option(
-            metavar="N,N,...", help="Seeds of curation, training and sampling.", show_default="0,1"
-        ),
-    ] = None,
-    max_parallel_branches: Annotated[
-        int | None,
-        Option(
-            "--parallel",
-            metavar="N",
-            help="Number of parallel branches.",
-            show_default="one per GPU",
-        ),
-    ] = None,
-    verdicts: Annotated[
-        str | None,
-        Option(
-            metavar="SNAPSHOT",
-            help="Start from this verification snapshot.",
-            show_default="refresh first",
-        ),
-    ] = None,
+    profile: str | None = Option(
+        None, help="A profile's name, or the path of a YAML file.", show_default="ablation"
+    ),
+    overrides: list[str] = setting("the profile", "training.num_epochs=1"),
+    strategies: str | None = Option(
+        None, metavar="S,S,...", help="Names, YAML files, or all. The first is the baseline."
+    ),
+    sizes: str | None = Option(
+        None,
+        metavar="N,N,...",
+        help="Maximum numbers of samples; `all` is no limit.",
+        show_default="all",
+    ),
+    seeds: str | None = Option(
+        None,
+        metavar="N,N,...",
+        help="Seeds of curation, training and sampling.",
+        show_default="0,1",
+    ),
+    max_parallel_branches: int | None = Option(
+        None,
+        "--parallel",
+        metavar="N",
+        help="Number of parallel branches.",
+        show_default="one per GPU",
+    ),
+    verdicts: str | None = Option(
+        None,
+        metavar="SNAPSHOT",
+        help="Start from this verification snapshot.",
+        show_default="refresh first",
+    ),
 ) -> Json:
     """Compare strategies: curate, train and benchmark each, at every size and with every seed.
 

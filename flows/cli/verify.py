@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -25,7 +25,7 @@ from flows.cli.common import (
     setting,
 )
 
-Protocol = Annotated[list[str], setting("the protocol", "timing.max_s=1.0")]
+PROTOCOL: Any = setting("the protocol", "timing.max_s=1.0")
 Workers = Annotated[
     int | None,
     Option(min=1, help="Devices to use at once.", show_default="every GPU, or half of the cores"),
@@ -38,33 +38,19 @@ Form = Literal["flashinfer", "sol", "kernelbench", "package", "hip", "table"]
 
 @command(Group.VERIFY, prints=False)
 def verify(
-    task: Annotated[
-        Path,
-        Argument(
-            metavar="TASK",
-            help="Python file with Model.",
-            dir_okay=False,
-        ),
-    ],
-    candidate: Annotated[
-        Path,
-        Argument(
-            metavar="CANDIDATE",
-            help="Python file with ModelNew.",
-            dir_okay=False,
-        ),
-    ],
+    task: Path = Argument(..., metavar="TASK", help="Python file with Model.", dir_okay=False),
+    candidate: Path = Argument(
+        ..., metavar="CANDIDATE", help="Python file with ModelNew.", dir_okay=False
+    ),
     *,
-    overrides: Protocol,
+    overrides: list[str] = PROTOCOL,
     quick: Quick = False,
-    language: Annotated[
-        KernelLanguage | None,
-        Option(help="Language of the kernel.", show_default="read from its source"),
-    ] = None,
-    progress: Annotated[
-        bool,
-        Option("--progress", help="Print each stage to stderr.", show_default="only on a terminal"),
-    ] = False,
+    language: KernelLanguage | None = Option(
+        None, help="Language of the kernel.", show_default="read from its source"
+    ),
+    progress: bool = Option(
+        False, "--progress", help="Print each stage to stderr.", show_default="only on a terminal"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Verify one kernel: CANDIDATE (a file with ModelNew) against TASK (a file with Model)."""
@@ -80,52 +66,39 @@ def verify(
 
 @command(Group.VERIFY, needs=["batch"])
 def verify_batch(
-    candidates: Annotated[
-        str,
-        Argument(
-            metavar="CANDIDATES",
-            help="A table, a folder, a run, or an id of the hub.",
-        ),
-    ],
+    candidates: str = Argument(
+        ..., metavar="CANDIDATES", help="A table, a folder, a run, or an id of the hub."
+    ),
     *,
-    overrides: Protocol,
+    overrides: list[str] = PROTOCOL,
     quick: Quick = False,
-    tasks: Annotated[
-        str,
-        Option(
-            metavar="TASKS",
-            help="Tasks: a table, a folder of .py files, a KernelBench checkout, or a hub id.",
-        ),
-    ],
-    out: Annotated[
-        str,
-        Option(metavar="DIR", help="Folder for verdicts.parquet, summary.json and the snapshots."),
-    ],
-    language: Annotated[
-        KernelLanguage | None,
-        Option(
-            help="Verify only this language.",
-            show_default="from the table or the sources, else cpp",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        Option(
-            metavar="NAME",
-            help="Name of the model, if no column gives it.",
-            show_default="the run's or the file's name",
-        ),
-    ] = None,
+    tasks: str = Option(
+        ...,
+        metavar="TASKS",
+        help="Tasks: a table, a folder of .py files, a KernelBench checkout, or a hub id.",
+    ),
+    out: str = Option(
+        ..., metavar="DIR", help="Folder for verdicts.parquet, summary.json and the snapshots."
+    ),
+    language: KernelLanguage | None = Option(
+        None,
+        help="Verify only this language.",
+        show_default="from the table or the sources, else cpp",
+    ),
+    model: str | None = Option(
+        None,
+        metavar="NAME",
+        help="Name of the model, if no column gives it.",
+        show_default="the run's or the file's name",
+    ),
     workers: Workers = None,
     builders: Builders = None,
-    gpu_type: Annotated[
-        str | None,
-        Option(
-            metavar="TYPE",
-            help="GPUs to use in a cluster of several types, such as H100.",
-            show_default="this machine's type",
-        ),
-    ] = None,
+    gpu_type: str | None = Option(
+        None,
+        metavar="TYPE",
+        help="GPUs to use in a cluster of several types, such as H100.",
+        show_default="this machine's type",
+    ),
     ray_address: RayAddress = None,
 ) -> Json:
     """Verify CANDIDATES against their tasks: a table (Parquet, JSON lines, CSV), a folder of .py
@@ -157,42 +130,34 @@ def verify_batch(
 @command(Group.VERIFY, needs=["batch", "serve"], prints=False)
 def serve(
     *,
-    overrides: Protocol,
+    overrides: list[str] = PROTOCOL,
     quick: Quick = False,
-    tasks: Annotated[
-        list[str],
-        repeated(metavar="TASKS", help="Tasks that requests name by id, as for verify-batch."),
-    ],
-    language: Annotated[
-        KernelLanguage | None,
-        Option(
-            help="Judge this language and those of its device.",
-            show_default="cuda with a GPU, else cpp",
-        ),
-    ] = None,
-    host: Annotated[str, Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8700,
-    journal: Annotated[
-        str,
-        Option(
-            metavar="FILE", help="What is queued and what was found; a new start continues with it."
-        ),
-    ] = ".concur/serve.sqlite3",
-    max_queued: Annotated[
-        int,
-        Option(
-            min=1,
-            help="Unfinished evaluations, above which requests get 429; one client may have half.",
-        ),
-    ] = 10_000,
-    drain_s: Annotated[
-        float,
-        Option(
-            min=0,
-            metavar="SECONDS",
-            help="How long candidates under way may take to finish at the end.",
-        ),
-    ] = 60.0,
+    tasks: list[str] = repeated(
+        metavar="TASKS", help="Tasks that requests name by id, as for verify-batch."
+    ),
+    language: KernelLanguage | None = Option(
+        None,
+        help="Judge this language and those of its device.",
+        show_default="cuda with a GPU, else cpp",
+    ),
+    host: str = Option("127.0.0.1", metavar="ADDRESS", help="The address to listen on."),
+    port: int = Option(8700, min=1, max=65535, help="The port to listen on."),
+    journal: str = Option(
+        ".concur/serve.sqlite3",
+        metavar="FILE",
+        help="What is queued and what was found; a new start continues with it.",
+    ),
+    max_queued: int = Option(
+        10000,
+        min=1,
+        help="Unfinished evaluations, above which requests get 429; one client may have half.",
+    ),
+    drain_s: float = Option(
+        60.0,
+        min=0,
+        metavar="SECONDS",
+        help="How long candidates under way may take to finish at the end.",
+    ),
     workers: Workers = None,
     builders: Builders = None,
     ray_address: RayAddress = None,
@@ -236,26 +201,23 @@ def benchmark(
     verdicts: Verdicts = None,
     candidates: Candidates = None,
     root: Root = ".concur",
-    tasks: Annotated[
-        str | None,
-        Option(
-            metavar="TASKS",
-            help="Tasks of the verdicts, for their levels.",
-            show_default="beside the snapshot, else by task id",
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        Option(help="Name of the verdicts, and of the model if the candidates name none."),
-    ] = None,
-    device: Annotated[
-        str | None, Option(metavar="NAME", help="Score only the verdicts of this device.")
-    ] = None,
-    ks: Annotated[str, Option("--k", metavar="K,K,...", help="Values of k in pass@k.")] = "1,5,10",
-    ps: Annotated[
-        str, Option("--p", metavar="P,P,...", help="Values of p in fast_p.")
-    ] = "0,0.5,0.8,1,1.2,1.5,2",
-    resamples: Annotated[int, Option(min=100, help="Bootstrap resamples over tasks.")] = 2000,
+    tasks: str | None = Option(
+        None,
+        metavar="TASKS",
+        help="Tasks of the verdicts, for their levels.",
+        show_default="beside the snapshot, else by task id",
+    ),
+    label: str | None = Option(
+        None, help="Name of the verdicts, and of the model if the candidates name none."
+    ),
+    device: str | None = Option(
+        None, metavar="NAME", help="Score only the verdicts of this device."
+    ),
+    ks: str = Option("1,5,10", "--k", metavar="K,K,...", help="Values of k in pass@k."),
+    ps: str = Option(
+        "0,0.5,0.8,1,1.2,1.5,2", "--p", metavar="P,P,...", help="Values of p in fast_p."
+    ),
+    resamples: int = Option(2000, min=100, help="Bootstrap resamples over tasks."),
 ) -> Json:
     """Score existing verdicts: Exec and fast_p at pass@k, with intervals and by level."""
     from flows.cli.benchmark import parsed_numbers, score_table
@@ -276,51 +238,38 @@ def benchmark(
 @command(Group.VERIFY, needs=["batch"])
 def export(
     *,
-    sources: Annotated[
-        list[str],
-        Argument(
-            metavar="SOURCE",
-            help="Verdicts, or results of another harness.",
-            default_factory=list,
-            show_default="the newest in --root",
-        ),
-    ],
-    form: Annotated[
-        Form,
-        Option(
-            "--as",
-            help="The form: traces of FlashInfer-Bench or SOL-ExecBench, run folders of"
-            " KernelBench, a package of one kernel, pairs of CUDA and HIP, or (of the results of"
-            " another harness, or of several sets) a table of verdicts.",
-        ),
-    ],
-    out: Annotated[
-        str, Option(metavar="PLACE", help="Folder to create, or the Parquet file of a table.")
-    ],
+    sources: list[str] = Argument(
+        [],
+        metavar="SOURCE",
+        help="Verdicts, or results of another harness.",
+        show_default="the newest in --root",
+    ),
+    form: Form = Option(
+        ...,
+        "--as",
+        help="The form: traces of FlashInfer-Bench or SOL-ExecBench, run folders of KernelBench, a"
+        " package of one kernel, pairs of CUDA and HIP, or (of the results of another harness, or"
+        " of several sets) a table of verdicts.",
+    ),
+    out: str = Option(
+        ..., metavar="PLACE", help="Folder to create, or the Parquet file of a table."
+    ),
     candidates: Candidates = None,
-    tasks: Annotated[
-        str | None,
-        Option(
-            metavar="TASKS",
-            help="Tasks of the verdicts; a folder of definitions keeps these.",
-            show_default="beside the snapshot",
-        ),
-    ] = None,
+    tasks: str | None = Option(
+        None,
+        metavar="TASKS",
+        help="Tasks of the verdicts; a folder of definitions keeps these.",
+        show_default="beside the snapshot",
+    ),
     root: Root = ".concur",
-    candidate: Annotated[
-        str | None,
-        Option(metavar="ID", help="package: the correct candidate to verify again and to pack."),
-    ] = None,
-    name: Annotated[
-        str | None, Option(help="package: its name.", show_default="the task's")
-    ] = None,
-    license: Annotated[
-        str | None,
-        Option(metavar="ID", help="package: its licence, as named by the hub, such as apache-2.0."),
-    ] = None,
-    quick: Annotated[
-        bool, Option("--quick", help="package: verify with fewer timing samples.")
-    ] = False,
+    candidate: str | None = Option(
+        None, metavar="ID", help="package: the correct candidate to verify again and to pack."
+    ),
+    name: str | None = Option(None, help="package: its name.", show_default="the task's"),
+    license: str | None = Option(
+        None, metavar="ID", help="package: its licence, as named by the hub, such as apache-2.0."
+    ),
+    quick: bool = Option(False, "--quick", help="package: verify with fewer timing samples."),
 ) -> Json:
     """Write verdicts for other suites, or one kernel as a package.
 

@@ -87,7 +87,7 @@ def test_every_number_of_a_recipe_is_finite(name, number):
         if isinstance(value, float):
             with pytest.raises(UsageError, match=rf"recipe: {field}: "):
                 recipe_of({"name": name, field: number})
-    with pytest.raises(UsageError, match=r"recipe: steps\.0\.1: "):
+    with pytest.raises(UsageError, match=r"recipe: .*steps"):  # a published number is no setting
         recipe_of({"name": "kernelgym_steps", "steps": [[1, number]]})
 
 

@@ -13,6 +13,7 @@ from kernels_eval.devices import conditions
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Language, Record, Row, Verdict, stable_hash
 from kernels_eval.versions import PROTOCOL_VERSION
+from tasks.keys import keyed
 from tasks.policy import ProgressArtifact
 from tasks.profiling.stage import STAGE as PROFILES
 from tasks.progress import observed_by
@@ -30,7 +31,7 @@ from tasks.synthesis.refine import LIMIT, follow_up_prompt, limit_words, said_of
 from tasks.synthesis.requests import SEED_STEP
 from tasks.synthesis.sampler import Request, Sampler
 from tasks.synthesis.samplers import make_sampler
-from tasks.synthesis.stage import UNDECISIVE, candidate_row
+from tasks.synthesis.stage import candidate_row
 from tasks.tables import KERNEL_PROFILES, VERDICTS
 from tasks.verification.config import VerificationConfig
 from tasks.verification.stage import STAGE as VERIFICATION
@@ -86,7 +87,7 @@ def search_kernels(
         config.search,
         language,
         conditions=[protocol, measured, PROTOCOL_VERSION],
-        writer=config.synthesis.model_dump(mode="json", exclude=set(UNDECISIVE)),
+        writer=keyed(config.synthesis),
     )
     once = config.verification.model_copy(update={"once_per_code": True})
     with observed_by(ProgressArtifact("search-progress", "share of the current step that is done")):

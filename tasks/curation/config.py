@@ -12,7 +12,8 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
 from kernels_eval.extensions import require_known
-from kernels_eval.records import Json, Record
+from kernels_eval.records import Record
+from tasks.keys import UNKEYED
 
 Strategy = Literal[
     "concur",
@@ -105,10 +106,5 @@ class QualityConfig(Record):
     """fewer markers than this are never self_doubting: short texts have wild rates"""
     max_foreign_letters: NonNegativeInt = 3
     """mixed_language above this many letters outside the text's main script"""
-    batch_characters: PositiveInt = 8_000_000
+    batch_characters: Annotated[PositiveInt, UNKEYED] = 8_000_000
     """characters of text measured at a time: bounds memory, not results"""
-
-    @property
-    def identity(self) -> Json:
-        """What the flags depend on."""
-        return self.model_dump(mode="json", exclude={"batch_characters"})

@@ -32,6 +32,7 @@ import polars as pl
 from kernels_eval.records import stable_hash
 from tasks.curation.config import FLAGS, QualityConfig
 from tasks.curation.tables import places_of
+from tasks.keys import keyed
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, known_rows
 from tasks.tables import CORRECT, TRACE_FLAGS
@@ -205,7 +206,7 @@ BATCH_CHARACTERS, BATCH_TEXTS = 2_000_000, 2_000
 
 def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    return Snapshot.planned(STAGE, config.identity, [verdicts, candidates], TRACE_FLAG_VERSION)
+    return Snapshot.planned(STAGE, keyed(config), [verdicts, candidates], TRACE_FLAG_VERSION)
 
 
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -> SnapshotRef:
@@ -215,7 +216,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -
     if snapshot.finished:
         return snapshot.ref
     wanted = correct_among(verdicts.open(), candidates.open())
-    conditions = [config.identity, TRACE_FLAG_VERSION]
+    conditions = [keyed(config), TRACE_FLAG_VERSION]
     key_of = {name: stable_hash([name, conditions]) for name in wanted["candidate_id"]}
     snapshot.recover(TRACE_FLAGS)
     there = snapshot.keys("flag_key")
@@ -237,7 +238,7 @@ def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: QualityConfig) -
             report(STAGE, count, wanted.height, "")
     flags = snapshot.read(columns=["candidate_id", "trace_flags"], unique="candidate_id")
     return snapshot.publish(
-        config=config.identity, rows=wanted.height, extra={"flag_counts": counted(flags)}
+        config=keyed(config), rows=wanted.height, extra={"flag_counts": counted(flags)}
     ).ref
 
 

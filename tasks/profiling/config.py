@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import PositiveFloat
 
-from kernels_eval.records import Json, Record
+from kernels_eval.records import Record
+from tasks.keys import UNKEYED
 
 
 class ProfileConfig(Record):
     """What profiling one correct candidate may take. No part of a verdict's key."""
 
-    enabled: bool = False
+    enabled: Annotated[bool, UNKEYED] = False
     """profile every correct candidate"""
     metrics: bool = True
     """ask ncu for hardware counters, where there is a GPU"""
@@ -18,8 +21,3 @@ class ProfileConfig(Record):
     """deadline of one program"""
     budget_s: PositiveFloat = 0.3
     """time of the calls that are profiled by operator"""
-
-    @property
-    def identity(self) -> Json:
-        """What the result depends on."""
-        return self.model_dump(exclude={"enabled"})

@@ -15,6 +15,7 @@ from kernels_eval.profile.bottleneck import findings
 from kernels_eval.profile.profiler import Profiler
 from kernels_eval.profile.records import KernelProfile, OperatorTime
 from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Verdict, stable_hash
+from tasks.keys import keyed
 from tasks.profiling.config import ProfileConfig
 from tasks.progress import caution, report
 from tasks.store import Snapshot, SnapshotRef, known_rows
@@ -42,7 +43,7 @@ def planned(
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     above = [ref for _, ref in line]
-    return Snapshot.planned(STAGE, [config.identity, language], above, KERNEL_PROFILE_VERSION)
+    return Snapshot.planned(STAGE, [keyed(config), language], above, KERNEL_PROFILE_VERSION)
 
 
 def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Language) -> SnapshotRef:
@@ -78,7 +79,7 @@ def run(line: Line, config: ProfileConfig, protocol: EvalConfig, language: Langu
 def _correct(verdicts: SnapshotRef, config: ProfileConfig) -> dict[str, Json]:
     """The correct verdicts by the keys of their profiles."""
     rows = verdicts.open().read(unique="candidate_id").filter(CORRECT)
-    asked = [config.identity, KERNEL_PROFILE_VERSION]
+    asked = [keyed(config), KERNEL_PROFILE_VERSION]
     return {
         stable_hash([row["verdict_key"], row["candidate_id"], *asked]): row
         for row in rows.iter_rows(named=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -16,6 +16,7 @@ from pydantic import (
 
 from kernels_eval.extensions import require_known
 from kernels_eval.records import Record, SamplingParams
+from tasks.keys import UNKEYED
 from tasks.synthesis.known_models import sampling_for
 
 GROUP = "concur.samplers"
@@ -76,9 +77,9 @@ class SynthesisConfig(Record):
     base_url: str | tuple[str, ...] | None = None
     """openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same
     model"""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, UNKEYED] = "OPENAI_API_KEY"
     """environment variable that holds the key; never logged"""
-    api_key_block: str | None = Field(default=None, min_length=1)
+    api_key_block: Annotated[str | None, UNKEYED] = Field(default=None, min_length=1)
     """openai: name of a Prefect secret block that holds the key instead; never logged"""
     tokenizer: str | None = None
     """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
@@ -89,9 +90,9 @@ class SynthesisConfig(Record):
     """sampling parameters; those not set are the model's own, if known"""
     hardware: str | None = None
     """one line on the target hardware for the prompt"""
-    concurrency: PositiveInt = 64
+    concurrency: Annotated[PositiveInt, UNKEYED] = 64
     """openai: requests in flight"""
-    turns: int = Field(default=1, ge=1, le=8)
+    turns: Annotated[int, UNKEYED] = Field(default=1, ge=1, le=8)
     """answers per sample: above 1, failed kernels are sent back to the model with feedback"""
     refine_below_speedup: NonNegativeFloat = 1.0
     """turns: also follow up correct kernels if the lower bound (95 %) of the speedup is at most
@@ -101,7 +102,7 @@ class SynthesisConfig(Record):
     profiled); withheld is its control, with the same turns"""
     adapter: str | None = None
     """vllm: the adapter of server.adapters to sample from instead of the model"""
-    server: ServerConfig = ServerConfig()
+    server: Annotated[ServerConfig, UNKEYED] = ServerConfig()
     options: dict[str, Any] = {}
     """settings of an extension, by the names it documents"""
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Candidate, Json, Language, candidate_id
+from tasks.keys import keyed
 from tasks.progress import report
 from tasks.sources.stage import read_tasks
 from tasks.store import Snapshot, SnapshotRef, known_rows
@@ -44,10 +45,8 @@ from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
 
 STAGE = "synthesis"
-UNDECISIVE = frozenset({"concurrency", "api_key_env", "api_key_block", "server", "turns"})
-"""Settings that decide nothing of a turn's answers. `turns` says only how often there is one
-more."""
-OF_LATER_TURNS = frozenset({"refine_below_speedup", "profiles"})
+OF_LATER_TURNS = ("refine_below_speedup", "profiles")
+"""Settings that the first turn does not use."""
 
 
 class Synthesis:
@@ -82,9 +81,8 @@ class Synthesis:
         shown = config.profiles == "shown" and self._before is not None
         self._profiles = profiles.open() if shown and profiles else None
         above = (tasks, *(self._before or ()), profiles if shown else None)
-        unused = UNDECISIVE if turn > 1 else UNDECISIVE | OF_LATER_TURNS
         identity = [
-            config.model_dump(mode="json", exclude=set(unused)),
+            keyed(config, without=() if turn > 1 else OF_LATER_TURNS),
             language.value,
             model_name(config, adapter),
             sampler_class(config.sampler).data_version(config),

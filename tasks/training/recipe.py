@@ -22,6 +22,7 @@ from pydantic import (
 
 from kernels_eval.records import Record, SamplingParams
 from kernels_eval.rewards import Concur, Recipe
+from tasks.keys import UNKEYED
 from tasks.training.evaluation import EvaluationConfig
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -107,7 +108,7 @@ class TrainingRecipe(Record):
     """adapter initialisation, order of rows, dropout"""
     evaluation: EvaluationConfig = EvaluationConfig()
     """held-out tasks, whose loss is measured each epoch"""
-    checkpoint_every_steps: PositiveInt = 20
+    checkpoint_every_steps: Annotated[PositiveInt, UNKEYED] = 20
     """optimiser steps between checkpoints; there is one at the end of each epoch too. For
     QwQ-32B one is 3.2 GB, and 20 steps of 8 rows are about ten minutes of one H200"""
 
@@ -175,14 +176,14 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     """gradients are scaled down to this norm; 0: never"""
     sampling: SamplingParams = SamplingParams(temperature=1.0, max_tokens=4096)
     """how answers are drawn; a temperature of 1 draws from the policy itself"""
-    vllm: Literal["none", "colocate", "server"] = "none"
+    vllm: Annotated[Literal["none", "colocate", "server"], UNKEYED] = "none"
     """what writes the answers: the trainer itself; vLLM in its process, on the same GPU; or a
     `vllm serve` on GPUs of its own, which gets the weights after each step"""
-    vllm_url: str = "http://127.0.0.1:8000"
+    vllm_url: Annotated[str, UNKEYED] = "http://127.0.0.1:8000"
     """of that server"""
     seed: Annotated[int, Field(ge=0, lt=2**27)] = 0
     """order of tasks and answers"""
-    checkpoint_every_steps: PositiveInt = 10
+    checkpoint_every_steps: Annotated[PositiveInt, UNKEYED] = 10
     """optimiser steps between checkpoints"""
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tasks.keys import keyed
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef
 from tasks.training.recipe import ReinforceRecipe
@@ -21,8 +22,7 @@ STAGE = "reinforcement"
 
 def planned(trained: SnapshotRef, recipe: ReinforceRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    decisive = recipe.model_dump(mode="json", exclude={"vllm", "vllm_url"})
-    config = [decisive, sorted(prompts.items())]
+    config = [keyed(recipe), sorted(prompts.items())]
     return Snapshot.planned(STAGE, config, [trained], TRAINING_VERSION)
 
 

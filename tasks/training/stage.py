@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kernels_eval.records import Language
+from tasks.keys import keyed
 from tasks.progress import report
 from tasks.sources.small_model import resolve_model
 from tasks.sources.stage import read_tasks
@@ -22,7 +23,7 @@ STAGE = "training"
 def planned(curated: SnapshotRef, recipe: TrainingRecipe, prompts: dict[str, str]) -> Snapshot:
     """The snapshot that `run` with the same arguments fills: one for all curated sets with the same
     rows. Raises UsageError where the set is unfinished or empty."""
-    identity = [recipe.model_dump(mode="json"), rows_hash(training_rows(curated, prompts))]
+    identity = [keyed(recipe), rows_hash(training_rows(curated, prompts))]
     name = fingerprint(STAGE, identity, version=TRAINING_VERSION)
     return Snapshot(curated.root, STAGE, name, upstream=[curated.fingerprint])
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
-from kernels_eval.records import Json, Record
+from kernels_eval.records import Record
+from tasks.keys import UNKEYED
 
 
 class WorkloadConfig(Record):
@@ -17,13 +20,8 @@ class WorkloadConfig(Record):
     declared_max_bytes: NonNegativeInt = 1 << 30
     """declared inputs up to this many bytes are made for a task that does not run without
     storage"""
-    jobs: PositiveInt | None = None
+    jobs: Annotated[PositiveInt | None, UNKEYED] = None
     """parallel tasks; default: one per processor, at most 8"""
-
-    @property
-    def identity(self) -> Json:
-        """What the result depends on."""
-        return self.model_dump(exclude={"jobs"})
 
 
 class ProfilingConfig(Record):

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, KernelTask, stable_hash
+from tasks.keys import keyed
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.tables import WORKLOADS
@@ -31,12 +32,12 @@ def workload_key(task: KernelTask, config: WorkloadConfig) -> str:
     """Identity of a measurement: the program, the limits and the version of the code that counts
     (not the task's name)."""
     program = [task.code, task.entry_point, task.init_form]
-    return stable_hash([*program, config.identity, WORKLOAD_VERSION])
+    return stable_hash([*program, keyed(config), WORKLOAD_VERSION])
 
 
 def planned(tasks: SnapshotRef, config: WorkloadConfig) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    return Snapshot.planned(STAGE, config.identity, [tasks], WORKLOAD_VERSION)
+    return Snapshot.planned(STAGE, keyed(config), [tasks], WORKLOAD_VERSION)
 
 
 def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
@@ -58,7 +59,7 @@ def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
         "status_counts": dict(sorted(kinds.iter_rows())),
         "family_counts": dict(sorted(families.iter_rows())),
     }
-    return snapshot.publish(config=config.identity, rows=len(found), extra=extra).ref
+    return snapshot.publish(config=keyed(config), rows=len(found), extra=extra).ref
 
 
 def annotate(
@@ -79,11 +80,11 @@ def annotate(
         key, named = KEY, tasks.with_columns(pl.Series(KEY, keys, dtype=pl.String))
         once = dict(programs)
         with tempfile.TemporaryDirectory() as scratch:
-            name = fingerprint(STAGE, config.identity, sorted(once), WORKLOAD_VERSION)
+            name = fingerprint(STAGE, keyed(config), sorted(once), WORKLOAD_VERSION)
             snapshot = Snapshot(root or scratch, STAGE, name)
             if not snapshot.finished:
                 _count(snapshot, once.values(), config)
-                snapshot.publish(config=config.identity, rows=len(once))
+                snapshot.publish(config=keyed(config), rows=len(once))
             counted = snapshot.read(unique=KEY)
     named, counted = named.drop(COLUMNS, strict=False), counted.select(key, *COLUMNS)
     return named.join(counted, on=key, how="left", maintain_order="left").drop(KEY, strict=False)

@@ -27,7 +27,7 @@ ROOT = Path(flows.__file__).parent.parent
 LAYERS = {"kernels_eval": 0, "tasks": 1, "flows": 2}
 # what every stage may use; `sources` is the place of records
 SHARED = {
-    *("store", "tables", "files", "versions", "progress", "policy", "retry", "operators"),
+    *("store", "keys", "tables", "files", "versions", "progress", "policy", "retry", "operators"),
     *("sources", "reporting", "scores", "samples"),
 }
 HEAVY = ("torch", "ray", "trl", "vllm", "mlflow", "prefect", "transformers")

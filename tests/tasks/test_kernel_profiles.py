@@ -13,6 +13,7 @@ from tasks.benchmark.report.files import to_markdown
 from tasks.benchmark.report.records import ReportContext, profile_points
 from tasks.curation import stage as curation
 from tasks.curation.config import CurationConfig
+from tasks.keys import keyed
 from tasks.profiling import stage
 from tasks.profiling.config import ProfileConfig
 from tasks.sources.stage import keep
@@ -133,7 +134,7 @@ def test_correct_candidates_are_profiled_once_and_no_others(line, asked):
 def test_a_profile_is_no_part_of_a_verdict_or_its_key():
     assert "profile" not in EvalConfig.model_fields
     off, on = ProfileConfig(), ProfileConfig(enabled=True)
-    assert off.identity == on.identity != ProfileConfig(metrics=False).identity
+    assert keyed(off) == keyed(on) != keyed(ProfileConfig(metrics=False))
 
 
 def prompts(line, profiles, shown):

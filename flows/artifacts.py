@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
 from httpx import TransportError
 from prefect import artifacts
 from prefect.logging import get_run_logger
@@ -25,7 +26,6 @@ from tasks.retry import retry_until_back
 from tasks.tracking.config import page_of
 
 if TYPE_CHECKING:
-    from tasks.benchmark.scoring import ScoreRow
     from tasks.store.snapshot import SnapshotRef
 
 MOST_STEPS = 40
@@ -146,23 +146,19 @@ def show_log(key: str, trained: SnapshotRef, columns: Sequence[str], description
         create_table_artifact(key, table, description)
 
 
-def show_scores(rows: Sequence[ScoreRow]) -> None:
+def show_scores(scores: pl.DataFrame) -> None:
     """Exec and fast_1 of every model with their 95 % intervals."""
-    shown = [
-        row
-        for row in rows
-        if row.track == "custom_kernel" and row.metric in ("exec", "fast_1") and row.k
-        if row.value is not None
-    ]
-    names = [(row.model, f"{row.metric} at {row.k}") for row in shown]
+    shown = scores.filter(
+        pl.col("metric").is_in(["exec", "fast_1"]), pl.col("value").is_not_null()
+    ).filter(track="custom_kernel")
     table = [
         {
-            "model": model,
-            "metric": metric,
-            "value (95 % interval)": interval(row.value, row.lower, row.upper, ".1%"),
-            "tasks": row.tasks,
+            "model": row["model"],
+            "metric": f"{row['metric']} at {row['k']}",
+            "value (95 % interval)": interval(row["value"], row["lower"], row["upper"], ".1%"),
+            "tasks": row["tasks"],
         }
-        for (model, metric), row in zip(names, shown, strict=True)
+        for row in shown.iter_rows(named=True)
     ]
     create_table_artifact("scores", table, "Exec and fast_1 on the held-out tasks")
 

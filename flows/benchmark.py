@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from flows.config import PipelineConfig
 from flows.runtime.guard import guarded_flow, optional
-from kernels_eval.devices import conditions
 from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.benchmark.step import score_benchmark
@@ -17,20 +16,17 @@ from tasks.synthesis.config import ServerConfig, SynthesisConfig
 from tasks.synthesis.step import synthesise
 from tasks.training.stage import adapter_of
 from tasks.verification.step import verify
-from tasks.workload.config import ProfilingConfig
-from tasks.workload.step import measure_workloads, profile_references
+from tasks.workload.step import measure_workloads
 
 
 class Benchmarked(Record):
-    """The suite, what each model answered, the scores, and where the references spend their time
-    (None where that is not asked for). `workloads` (what the suite's tasks compute) is None where
-    counting failed; `cautions` then say why.
+    """The suite, what each model answered, and the scores. `workloads` (what the suite's tasks
+    compute) is None where counting failed; `cautions` then say why.
     """
 
     suite: SnapshotRef
     answers: tuple[Answers, ...]
     scores: SnapshotRef
-    profiles: SnapshotRef | None = None
     workloads: SnapshotRef | None = None
     cautions: tuple[str, ...] = ()
 
@@ -48,7 +44,6 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
             if model != "tuned" or trained
         )
         scores = call_stage(score_benchmark, list(answers), config.benchmark)
-        profiles = _profiles(config, suite) if config.benchmark.operator_times else None
         # scores are published without these, too: no sandbox, say
         workloads, cautions = optional(
             "Scores by kind and family of operator",
@@ -61,16 +56,9 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
         suite=suite,
         answers=answers,
         scores=scores,
-        profiles=profiles,
         workloads=workloads,
         cautions=cautions,
     )
-
-
-def _profiles(config: PipelineConfig, suite: SnapshotRef) -> SnapshotRef:
-    asked = ProfilingConfig(threads=config.verification.eval.threads)
-    device = "cuda:0" if config.language.needs_gpu else "cpu"
-    return call_stage(profile_references, suite, asked, device, conditions(config.language).device)
 
 
 def _answer(

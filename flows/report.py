@@ -13,24 +13,25 @@ from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from kernels_eval.records import Json, stable_hash
 from tasks.analysis.stage import found_in
-from tasks.benchmark.comparing import compare_all
-from tasks.benchmark.diagnosis import Evidence, diagnose
+from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.errors import error_groups
+from tasks.benchmark.remarks import remarks
 from tasks.benchmark.report import inputs
+from tasks.benchmark.report.context import (
+    ReportContext,
+    examples_of,
+    lengths_of,
+    limits_of,
+    speedups_of,
+)
 from tasks.benchmark.report.files import Report, write_once
-from tasks.benchmark.report.records import ReportContext, examples_of, points_of, profile_points
-from tasks.benchmark.scoring import distribution, variants
+from tasks.benchmark.signs import signs
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.curation.stage import joined
 from tasks.store import SnapshotRef
 from tasks.versions import REPORT_VERSION
-from tasks.workload.operator_times import profiles_of
-
-COMPARED_PS = (1.0,)
-"""Of fast_p, what models are compared by: each further one makes Holm's correction of all of them
-stronger."""
 
 
 def write_report(
@@ -60,104 +61,112 @@ def report_context(
     config: PipelineConfig, refreshed: Refreshed, trained: SnapshotRef, benchmarked: Benchmarked
 ) -> ReportContext:
     """Return everything the report says, as plain data."""
-    frame = joined(refreshed.verdicts, refreshed.candidates)
-    tasks = refreshed.tasks.open().read(unique="task_id")
-    names = dict(tasks.select("task_id", "name").iter_rows())
     training, scores = trained.open(), benchmarked.scores.open()
-    curated, answers = refreshed.curated.open(), answers_frame(list(benchmarked.answers))
-    found = found_in(refreshed.analysis) if refreshed.analysis else None
-    refs = {
-        **_snapshots(refreshed),
-        "training": trained.model_dump(),
-        "benchmark": benchmarked.scores.model_dump(),
-    }
+    curated = refreshed.curated.open()
+    answers = answers_frame(list(benchmarked.answers))
+    snapshots = _snapshots(refreshed)
+    snapshots |= {"training": trained.model_dump(), "benchmark": benchmarked.scores.model_dump()}
     return ReportContext(
         run_name=config.name,
         language=config.language.value,
         device=refreshed.verdicts.open().manifest["device"],
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        tasks=len(names),
-        candidates=frame.height,
-        status_counts=dict(frame["status"].value_counts().iter_rows()),
-        reason_counts=dict(frame["reason"].value_counts().iter_rows()),
         criterion_counts=curated.manifest["criterion_counts"],
         trace_flags=inputs.trace_flags(curated),
         base_model=config.training.base_model,
         history=inputs.training_steps(training),
-        **_scored(config, refreshed, benchmarked, answers),
         errors=tuple(error_groups(answers)),
-        findings=found.finding if found else (),
-        finding_rows=found.findings if found else (),
-        findings_bounded_by=found.cautions if found else refreshed.cautions,
-        points=points_of(frame, names),
-        profiles=profile_points(refreshed.profiles.open().read(unique="candidate_id"))
-        if refreshed.profiles
-        else (),
-        examples=examples_of(frame, names, dict(tasks.select("task_id", "code").iter_rows())),
-        fingerprints={name: ref["fingerprint"] for name, ref in refs.items()},
+        fingerprints={name: ref["fingerprint"] for name, ref in snapshots.items()},
         tool_versions=scores.manifest["tools"],
         hardware=scores.manifest["hardware"],
         config=config.model_dump(mode="json", exclude={"root"}),
-        notes=(
-            *(refreshed.cautions if found else ()),
-            *inputs.notes_on(training.manifest, answers),
-            *benchmarked.cautions,
-        ),
+        **_candidates(refreshed),
+        **_analysis(refreshed),
+        **_scored(config, refreshed, benchmarked, answers),
+        notes=tuple(_notes(refreshed, training.manifest, benchmarked, answers)),
     )
+
+
+def _candidates(refreshed: Refreshed) -> Json:
+    """The fields of a context that the verdicts of the training tasks fill."""
+    frame = joined(refreshed.verdicts, refreshed.candidates)
+    tasks = refreshed.tasks.open().read(unique="task_id")
+    names = dict(tasks.select("task_id", "name").iter_rows())
+    sources = dict(tasks.select("task_id", "code").iter_rows())
+    profiles = refreshed.profiles
+    return {
+        "tasks": len(names),
+        "candidates": frame.height,
+        "status_counts": dict(frame["status"].value_counts().iter_rows()),
+        "reason_counts": dict(frame["reason"].value_counts().iter_rows()),
+        "lengths": lengths_of(frame),
+        **speedups_of(frame, names),
+        "examples": examples_of(frame, names, sources),
+        "limits": limits_of(profiles.open().read(unique="candidate_id")) if profiles else (),
+    }
+
+
+def _analysis(refreshed: Refreshed) -> Json:
+    """The fields of a context that the analysis of reasoning length fills."""
+    if not refreshed.analysis:
+        return {"findings_bounded_by": refreshed.cautions}
+    found = found_in(refreshed.analysis)
+    return {
+        "findings": found.finding,
+        "finding_rows": found.findings,
+        "findings_bounded_by": found.cautions,
+    }
 
 
 def _scored(
     config: PipelineConfig, refreshed: Refreshed, benchmarked: Benchmarked, answers: pl.DataFrame
 ) -> Json:
     """The fields of a context that the benchmark fills."""
-    ks, resamples = config.benchmark.ks, config.benchmark.resamples
+    ks = config.benchmark.ks
     models = {answer.model for answer in benchmarked.answers}
     tuned = {"base", "tuned"} <= models
+    groups, arl_of = inputs.grouped_scores(
+        benchmarked.suite, benchmarked.workloads, benchmarked.answers, answers, ks=ks
+    )
+    pairs = [("base", "tuned")] if tuned else []
+    own = scores_of(benchmarked.scores).filter(track="custom_kernel")
     # lengths of other generators are counted by other tokenizers: they do not compare with those of
     # the base model
     related = {"base", "tuned"} if tuned else models
-    groups, arl_of = inputs.breakdowns(
-        *(benchmarked.suite, benchmarked.workloads, benchmarked.answers, answers),
-        ks=ks,
-        resamples=resamples,
-    )
-    rows, speedups = scores_of(benchmarked.scores), distribution(answers, resamples=resamples)
-    spent = time_by_operator(benchmarked)
-    pairs = [("base", "tuned")] if tuned else []
-    comparisons = compare_all(answers, pairs=pairs, ps=COMPARED_PS, ks=ks, resamples=resamples)
-    evidence = Evidence(
-        groups=groups,
-        speedups=speedups,
-        traces={
-            each.model: inputs.traces_of(each.candidates, _flagged)
-            for each in benchmarked.answers
-            if each.model in related
-        },
-        training=inputs.training_traces(refreshed.curated.open()),
-        single_operator=inputs.single_operators(refreshed.curated.open()),
-        verdicts=inputs.with_code(answers, benchmarked.answers) if spent else answers,
-        baseline="base" if tuned else None,
-        time_by_operator=spent,
-    )
+    traces = {
+        each.model: inputs.traces_of(each.candidates, _flagged)
+        for each in benchmarked.answers
+        if each.model in related
+    }
+    curated = refreshed.curated.open()
+    levels = groups.filter(by="level") if not groups.is_empty() else groups
     return {
-        "scores": tuple(rows),
-        "against_compile": tuple(scores_of(benchmarked.scores, "compile")),
-        "at_token_limits": tuple(
-            scores_of(benchmarked.scores, limits=config.benchmark.token_limits)
-        ),
-        "comparisons": tuple(comparisons),
-        "breakdowns": tuple(groups),
+        "scores": tuple(benchmarked.scores.open().read().to_dicts()),
+        "comparisons": tuple(paired_differences(answers, pairs=pairs, ks=ks).to_dicts()),
+        "groups": tuple(groups.to_dicts()),
         "arl_of": arl_of,
-        "distributions": tuple(speedups),
-        "variants": tuple(variants(answers, ks=ks, resamples=resamples)),
-        "diagnosis": diagnose(rows, evidence),
+        "signs": signs(
+            own,
+            levels,
+            answers,
+            traces,
+            training=inputs.training_traces(curated),
+            single_operator=inputs.single_operators(curated),
+            untrained="base" if tuned else None,
+        ),
     }
 
 
-def time_by_operator(benchmarked: Benchmarked) -> dict[str, dict[str, float]]:
-    """Return task -> shares of its reference's time by operator; empty without a profile."""
-    profiles = profiles_of(benchmarked.profiles) if benchmarked.profiles else {}
-    return {task: profile.shares for task, profile in profiles.items()}
+def _notes(
+    refreshed: Refreshed, training: Json, benchmarked: Benchmarked, answers: pl.DataFrame
+) -> Iterator[str]:
+    """What failed or was left out, a sentence each."""
+    if refreshed.analysis:
+        yield from refreshed.cautions
+    if dropped := training.get("dropped"):
+        yield f"{len(dropped)} curated rows could not be trained on and were left out."
+    yield from remarks(answers).values()
+    yield from benchmarked.cautions
 
 
 def _flagged(texts: Iterator[tuple[str, str]]) -> Iterator[pl.DataFrame]:

@@ -7,10 +7,11 @@ that fails is logged, None is returned, and the run continues.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
+import polars as pl
 from prefect.logging import get_run_logger
 
 from flows.benchmark import Benchmarked
@@ -18,10 +19,10 @@ from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from kernels_eval.records import Record, Status, stable_hash
 from tasks.benchmark.report.files import Report
-from tasks.benchmark.scoring import ScoreRow
 from tasks.benchmark.stage import scores_of
 from tasks.progress import report as progress
 from tasks.publishing.lineage import lineage
+from tasks.scores import BASELINES
 from tasks.search.population import START
 from tasks.store import SnapshotRef
 from tasks.tracking.connection import Destination, try_mlflow
@@ -296,7 +297,7 @@ def _analysis(config: PipelineConfig, refreshed: Refreshed) -> list[StageRecord]
 
 def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
     """One child run per model: every score, with its 95 % interval."""
-    rows = scores_of(benchmarked.scores) + scores_of(benchmarked.scores, "compile")
+    rows = pl.concat(scores_of(benchmarked.scores, baseline) for baseline in BASELINES)
     return tuple(
         StageRecord(
             name=f"benchmark {answers.model}",
@@ -304,28 +305,31 @@ def model_records(benchmarked: Benchmarked) -> tuple[StageRecord, ...]:
                 times_of(answers.candidates.open())[0],
                 times_of(answers.verdicts.open())[1],
             ),
-            metrics=score_metrics(row for row in rows if row.model == answers.model),
+            metrics=score_metrics(rows.filter(model=answers.model)),
             tags={"model": answers.model, "fingerprint": answers.verdicts.fingerprint},
         )
         for answers in benchmarked.answers
     )
 
 
-def score_metrics(rows: Iterable[ScoreRow]) -> Metrics:
+def score_metrics(rows: pl.DataFrame) -> Metrics:
     """`exec_at_1`, `fast_1_at_1` and so on, each with `_lower` and `_upper`. Names that end in
     `_any` count any correct answer, in `_vs_compile` speedups against torch.compile."""
     found: Metrics = {}
-    for row in rows:
-        name = row.metric + (f"_at_{row.k}" if row.k else "")
-        name += "" if row.track == CUSTOM_KERNEL else "_any"
-        name += "_vs_compile" if row.baseline == "compile" else ""
-        found |= {name: row.value, f"{name}_lower": row.lower, f"{name}_upper": row.upper}
+    for row in rows.iter_rows(named=True):
+        name = row["metric"] + (f"_at_{row['k']}" if row["k"] else "")
+        name += "" if row["track"] == CUSTOM_KERNEL else "_any"
+        name += "_vs_compile" if row["baseline"] == "compile" else ""
+        bounds = {f"{name}_{end}": row[end] for end in ("lower", "upper")}
+        found |= {name: row["value"], **bounds}
     return found
 
 
 def _headline_scores(benchmarked: Benchmarked) -> Metrics:
+    rows = scores_of(benchmarked.scores).filter(
+        pl.col("metric").is_in(["exec", "fast_1"]), track=CUSTOM_KERNEL
+    )
     return {
-        f"{row.model}.{row.metric}_at_{row.k}": row.value
-        for row in scores_of(benchmarked.scores)
-        if row.track == CUSTOM_KERNEL and row.metric in ("exec", "fast_1") and row.k
+        f"{row['model']}.{row['metric']}_at_{row['k']}": row["value"]
+        for row in rows.iter_rows(named=True)
     }

@@ -17,15 +17,14 @@ from typing import NamedTuple
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json, stable_hash
-from tasks.benchmark.comparing import metric_name
-from tasks.benchmark.scoring import GEOMETRIC_MEAN, ScoreRow, score
-from tasks.benchmark.tables import label, scored
+from kernels_eval.records import Json, Row, stable_hash
+from tasks.benchmark.shown import HEADLINE_METRICS, label, scored
 from tasks.curation.source import Files, Source
 from tasks.curation.tables import places_of, with_flags, with_profiles
 from tasks.files import atomic_write
 from tasks.reporting.charts import FIRST, MUTED, SECOND, labelled, legend, new_figure, style, svg_of
 from tasks.reporting.text import clean, cut
+from tasks.scores import metric_name, scores
 from tasks.sources.tables import load
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
@@ -42,7 +41,6 @@ MADE_OF = "made_of.txt"
 PS = (0.25, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
 LOOKS = tuple(product(("-", "--", ":"), (FIRST, SECOND, MUTED)))
 """Line and colour of a curve."""
-HEADLINE = ("exec", metric_name(1.0), GEOMETRIC_MEAN)
 DRAWS = 4_000_000
 """Resamples times tasks behind an interval: 220 resamples of 18,162 tasks, 2,000 of 2,000."""
 NEEDED = ("candidate_id", "task_id", "status")
@@ -263,18 +261,16 @@ def _scores(parts: Sequence[Part]) -> Json:
         )
         resamples = max(200, min(2000, DRAWS // frame["task_id"].n_unique()))
         try:
-            rows = score(frame, ks=(1,), ps=PS, resamples=resamples)
+            rows = scores(frame, ps=PS, resamples=resamples)
         except UsageError as error:
             notes.append(f"No scores: {error}")
             continue
         for model in frame["model"].unique(maintain_order=True):
-            of = {
-                row.metric: row
-                for row in rows
-                if row.model == model and row.track == "custom_kernel"
-            }
-            facts = {"tasks": of["exec"].tasks, "samples": of["exec"].samples}
-            numbers = {label(each, of[each].k): scored(of[each]) for each in HEADLINE}
+            of = rows.filter(model=model).rows_by_key(
+                "metric", named=True, unique=True, include_key=True
+            )
+            facts = {name: of["exec"][name] for name in ("tasks", "samples")}
+            numbers = {label(each, of[each]["k"]): scored(of[each]) for each in HEADLINE_METRICS}
             models.append({"set": name, "model": model, **facts, **numbers})
             curves[" ".join(filter(None, (model, name and f"({name})")))] = [
                 (p, of[metric_name(p or None)]) for p in (0.0, *PS)
@@ -286,12 +282,16 @@ def _scores(parts: Sequence[Part]) -> Json:
 
 
 @style()
-def _drawn(curves: Mapping[str, Sequence[tuple[float, ScoreRow]]]) -> str:
+def _drawn(curves: Mapping[str, Sequence[tuple[float, Row]]]) -> str:
     """The share of samples that are correct and faster than p times the reference, by p."""
     figure, (axes,) = new_figure(7.4, 3.8)
     for number, (name, rows) in enumerate(curves.items()):
         line, colour = LOOKS[number]
-        known = [(p, row.value, row.lower, row.upper) for p, row in rows if row.value is not None]
+        known = [
+            (p, row["value"], row["lower"], row["upper"])
+            for p, row in rows
+            if row["value"] is not None
+        ]
         title = cut(clean(name, one_line=True), 40)
         axes.plot(
             [p for p, *_ in known],

@@ -157,7 +157,7 @@ def scorable(frame: pl.DataFrame, by: Sequence[str], baseline: Baseline = "eager
         raise UsageError(
             f"scoring needs the columns {', '.join(missing)}", "join verdicts with a column `model`"
         )
-    _require_each_once(frame)
+    _require_each_once(frame, by)
     _require_one_device(frame)
     left_out = excluded_tasks(frame)
     path = ["speedup"]
@@ -238,17 +238,17 @@ def _metrics(ps: Sequence[float], track: Track, baseline: Baseline) -> dict[str,
     return {EXEC: right, **named}
 
 
-def _require_each_once(frame: pl.DataFrame) -> None:
+def _require_each_once(frame: pl.DataFrame, by: Sequence[str]) -> None:
     if "candidate_id" not in frame.columns:
         return
-    keys = [name for name in ("model", "candidate_id") if name in frame.columns]
+    keys = ["candidate_id", *by]
     twice = frame.group_by(keys).len().filter(pl.col("len") > 1).sort(keys)
     if twice.is_empty():
         return
-    *model, candidate, count = twice.row(0)
-    whose = f" of model {model[0]!r}" if model else ""
+    candidate, *group, count = twice.row(0)
+    named = ", ".join(f"{name} {value!r}" for name, value in zip(by, group, strict=True))
     raise UsageError(
-        f"{twice.height:,} candidates are there more than once, such as {candidate!r}{whose}"
+        f"{twice.height:,} candidates are there more than once, such as {candidate!r} of {named}"
         f" ({count} times): each would be counted as several samples",
         'read snapshots with unique="candidate_id", or drop repeated rows with'
         ' frame.unique(["model", "candidate_id"])',

@@ -33,9 +33,9 @@ ANALYSIS_VERSION = 3
 SEARCH_VERSION = 3
 """Which candidates are proposed, and what confirms a winner."""
 TRAINING_VERSION = 5
-SCORING_VERSION = 2
+SCORING_VERSION = 3
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 6
+REPORT_VERSION = 7
 """What the report of a run shows."""
 VIEWER_VERSION = 1
 """What the viewer of candidates shows."""

@@ -308,13 +308,9 @@ SCORES: Mapping[str, str] = {
     "value": "a share of 1, or a ratio; null where the samples do not support it",
     "lower": "lower end of its 95 % interval",
     "upper": "upper end of its 95 % interval",
-    "interval": "`plus_four`, `bootstrap` or `hierarchical`; `wilson` in older tables",
     "tasks": "tasks it rests on",
     "samples": "samples it rests on",
-    "rule": "the rule for a right sample: `concur`, `kernelbench_v0`, `kernelbench_v0.1`",
-    "over": "the unit that the bootstrap drew",
     "token_limit": "longer answers, in completion tokens, count as none; null: none does",
     "why_not": "why there is no value",
-    "degenerate_counted": "whether tasks count on which no candidate can be judged",
     "missing": "number of tasks that other models answered and this one did not",
 }

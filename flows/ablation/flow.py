@@ -111,16 +111,16 @@ def _run(
         mlflow_url=tracker.url(),
         prefect_url=_own_page(),
     )
-    return _publish(ablation, branches, pipeline.benchmark.resamples)
+    return _publish(ablation, branches)
 
 
-def _publish(ablation: Ablation, branches: Branches, resamples: int) -> AblationResult:
+def _publish(ablation: Ablation, branches: Branches) -> AblationResult:
     """Write the comparison beside the records, to MLflow and to Prefect."""
     directory, tracker = branches.directory, branches.tracker
     summary = directory / "ablation.json"
     write_text(summary, ablation.model_dump_json(indent=2))
-    files, caution = compared(ablation, directory, resamples)
-    rows = strategy_rows(ablation.branches, resamples)
+    files, caution = compared(ablation, directory)
+    rows = strategy_rows(ablation.branches)
     tracker.close(ablation.branches, rows, [summary, *files])
     if rows:
         title = "Strategies, with 95 % intervals, against the first"

@@ -15,16 +15,16 @@ from pathlib import Path
 from flows.track import CUSTOM_KERNEL
 from kernels_eval.errors import EvalError
 from kernels_eval.grouping import grouped
-from kernels_eval.records import Json
-from tasks.benchmark.comparing import compare_all
+from kernels_eval.records import Json, Row
+from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.comparison.records import Ablation, Branch
-from tasks.benchmark.scoring import score
 from tasks.benchmark.stage import answers_frame
+from tasks.scores import scores
 
 ERROR_LENGTH = 300
 
 
-def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[Json]:
+def strategy_rows(branches: Sequence[Branch]) -> list[Json]:
     """One row per strategy and size with a branch that is done, in the order of the branches:
     exec_at_1 and fast_1_at_1 with 95 % intervals, and the difference of exec_at_1 to the first
     strategy at the same size."""
@@ -38,11 +38,8 @@ def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[Json]:
         if branch.answers
     ]
     frame = answers_frame(pooled)
-    scores = {
-        (row.model, row.metric): row
-        for row in score(frame, ks=(1,), ps=(1.0,), resamples=resamples)
-        if row.track == CUSTOM_KERNEL
-    }
+    own = scores(frame, resamples=0)
+    found = own.rows_by_key(("model", "metric"), named=True, unique=True)
     baseline = branches[0].strategy
     firsts = {each.size: label(each) for each in branches if each.strategy == baseline}
     pairs = [
@@ -50,10 +47,8 @@ def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[Json]:
         for name, members in groups.items()
         if members[0].strategy != baseline and firsts.get(members[0].size) in groups
     ]
-    compared = compare_all(frame, pairs=pairs, ks=(1,), ps=(), resamples=resamples) if pairs else []
-    differences = {
-        row.model: row for row in compared if (row.track, row.metric) == (CUSTOM_KERNEL, "exec")
-    }
+    compared = paired_differences(frame, pairs=pairs, ps=()).filter(track=CUSTOM_KERNEL)
+    differences = compared.rows_by_key("model", named=True, unique=True)
     rows: list[Json] = []
     for name, members in groups.items():
         row: Json = {
@@ -63,18 +58,19 @@ def strategy_rows(branches: Sequence[Branch], resamples: int) -> list[Json]:
             "rows": max(branch.rows or 0 for branch in members),
         }
         for metric in ("exec", "fast_1"):
-            row |= bounded(f"{metric}_at_1", scores[name, metric], "value")
-        row |= bounded("difference", differences.get(name), "difference")
+            row |= bounded(f"{metric}_at_1", found[name, metric], "value")
+        difference = differences.get(name, {})
+        row |= bounded("difference", difference, "difference")
         for column in ("p_holm", "baseline"):
-            row[column] = getattr(differences.get(name), column, None)
+            row[column] = difference.get(column)
         rows.append(row)
     return rows
 
 
-def bounded(name: str, found: object, value: str) -> Json:
+def bounded(name: str, found: Row, value: str) -> Json:
     """A number and its interval as three columns, null where there is none."""
     names = {name: value, f"{name}_lower": "lower", f"{name}_upper": "upper"}
-    return {column: getattr(found, attribute, None) for column, attribute in names.items()}
+    return {column: found.get(key) for column, key in names.items()}
 
 
 def label(branch: Branch) -> str:
@@ -94,9 +90,7 @@ def cautions_of(branches: Sequence[Branch]) -> tuple[str, ...]:
     )
 
 
-def compared(
-    ablation: Ablation, directory: Path, resamples: int
-) -> tuple[list[Path], tuple[str, ...]]:
+def compared(ablation: Ablation, directory: Path) -> tuple[list[Path], tuple[str, ...]]:
     """The comparison's files, or the caution that stands in their place: finished branches are not
     lost to a page that cannot be made."""
     if not any(branch.state == "done" for branch in ablation.branches):
@@ -104,7 +98,7 @@ def compared(
     from tasks.benchmark.comparison.page import write_comparison
 
     try:
-        written = write_comparison(ablation, directory, resamples=resamples)
+        written = write_comparison(ablation, directory)
     except Exception as error:
         return [], (f"the comparison page is missing: {one_line(error)}",)
     return [written.html, written.markdown, written.json_file], ()

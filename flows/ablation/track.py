@@ -35,7 +35,7 @@ from tasks.tracking.writing import NOTE_TAG
 
 CURVE = "exec_at_1_over_size"
 """Exec at pass@1, at the step that is the number of rows trained on."""
-SCORE_COLUMNS = {"track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not"}
+SCORE_COLUMNS = ("track", "metric", "k", "value", "lower", "upper", "tasks", "samples", "why_not")
 BRANCH_COLUMNS = (
     *("name", "strategy", "size", "seed", "state", "error"),
     *("rows", "loss_last", "held_out_loss_last", "seconds"),
@@ -165,14 +165,14 @@ def _results(config: PipelineConfig, branch: Branch) -> Json:
         "metrics": {name: value for name, value in metrics.items() if name not in series},
         "series": series,
         "datasets": (dataset,),
-        "tables": {"scores": [row.model_dump(include=SCORE_COLUMNS) for row in scores_of(scores)]},
+        "tables": {"scores": scores_of(scores).select(SCORE_COLUMNS).to_dicts()},
         "adapter": adapter_record(config, curated, trained),
     }
 
 
 def branch_scores(scores: SnapshotRef) -> Metrics:
     """`exec_at_1`, `fast_1_at_1` and so on of a branch, on the track of custom kernels."""
-    return score_metrics(row for row in scores_of(scores) if row.track == CUSTOM_KERNEL)
+    return score_metrics(scores_of(scores).filter(track=CUSTOM_KERNEL))
 
 
 def curves(branches: Sequence[Branch]) -> Series:

@@ -9,132 +9,131 @@ one training run each says nothing about the spread between seeds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
+import numpy as np
 import polars as pl
 
 from kernels_eval.errors import UsageError
-from kernels_eval.grouping import grouped
-from kernels_eval.records import Record
-from tasks.benchmark.metrics import bootstrap_interval, mean, sign_flip_p
-from tasks.benchmark.samples import TRACKS, Samples, Track, rates, samples_by_model
+from tasks.scores import (
+    RESAMPLES,
+    TRACKS,
+    Floats,
+    percentile_interval,
+    resampled_means,
+    scorable,
+    task_rates,
+)
+
+EXACT_DIFFERENCES = 14
+"""Up to so many differences every pattern of signs is tried: 16,384 sums take a millisecond."""
+PERMUTATIONS = 9999
+_ROUNDING = 1e-12
+_SCHEMA = {
+    **dict.fromkeys(("model", "baseline", "track", "metric"), pl.String),
+    **dict.fromkeys(("k", "tasks"), pl.Int64),
+    **dict.fromkeys(("difference", "lower", "upper", "p"), pl.Float64),
+}
 
 
-class Tested(Record):
-    """`model` against `baseline`: p of a two-sided test, and p corrected for all that were made
-    together."""
-
-    model: str
-    baseline: str
-    track: Track
-    metric: str
-    p: float | None = None
-    p_holm: float | None = None
-
-
-T = TypeVar("T", bound=Tested)
-
-
-class ComparisonRow(Tested):
-    """`model` minus `baseline` on the tasks both answered: shares in [-1, 1], interval from a
-    bootstrap over task pairs.
-
-    The bounds are None where every task shows the same difference (all zero, say): such data cannot
-    say how sure it is. `p` is of a two-sided sign-flip test over tasks; `p_holm` is p corrected for
-    all comparisons that were made together (`compare_all`).
-    """
-
-    k: int
-    difference: float
-    lower: float | None = None
-    upper: float | None = None
-    tasks: int
-
-
-def metric_name(p: float | None) -> str:
-    """ "exec" for None, else "fast_0", "fast_0.5", "fast_1", ..."""
-    return "exec" if p is None else f"fast_{p:g}"
-
-
-def compare_all(
+def paired_differences(
     frame: pl.DataFrame,
     *,
     pairs: Sequence[tuple[str, str]] | None = None,
     ks: Sequence[int] = (1,),
     ps: Sequence[float] = (1.0,),
-    resamples: int = 2000,
-) -> list[ComparisonRow]:
-    """Return Exec and fast_p of a model minus those of a baseline, task by task, on both tracks,
-    for several (baseline, model) pairs.
+    resamples: int = RESAMPLES,
+) -> pl.DataFrame:
+    """Exec and fast_p of a model minus those of a baseline, task by task, on both tracks, for
+    several (baseline, model) pairs: model, baseline, track, metric, k, tasks, difference, lower,
+    upper, p, p_holm.
 
-    Where `pairs` is None all models are compared; the one that appears first is the baseline.
-    Metrics that either cannot support are left out. Holm's correction (1979; statsmodels) is over
-    the rows of one track together, since a reader looks at all of them for what is significant:
-    every k, p and pair that is asked for has its price. Raises UsageError for a frame that
-    `samples_by_model` refuses, or a model that is not in it.
+    `frame` is that of `tasks.scores.scores`. Where `pairs` is None all models are compared; the one
+    that appears first is the baseline. Differences are of shares, in [-1, 1]; the interval is a
+    bootstrap over pairs of tasks, null where every task shows the same difference. `p` is of
+    `sign_flip_p`; `p_holm` is corrected (Holm 1979) over all rows of a track, since a reader looks
+    at all of them for what is significant. Raises UsageError as `scores` does, and for a model that
+    is not in the frame.
     """
-    known = samples_by_model(frame)
-    chosen = list(itertools.combinations(known, 2)) if pairs is None else pairs
-    if unknown := sorted({name for pair in chosen for name in pair} - known.keys()):
+    models = frame["model"].unique(maintain_order=True).to_list()
+    chosen = list(itertools.combinations(models, 2)) if pairs is None else pairs
+    if unknown := sorted({name for pair in chosen for name in pair} - set(models)):
         raise UsageError(
             f"no verdicts of model {unknown[0]!r}",
-            f"models in this frame: {', '.join(known) or 'none'}",
+            f"models in this frame: {', '.join(models) or 'none'}",
         )
-    rows = [
-        row
-        for pair in chosen
-        for track, p, k in itertools.product(TRACKS, (None, *ps), ks)
-        if (row := _compared(known, *pair, track, p, k, resamples))
-    ]
-    return corrected(rows, lambda row: row.track)
+    samples = scorable(frame, ["model"])
+    rates = {
+        track: task_rates(samples, by=["model"], ks=ks, ps=ps, track=track).partition_by(
+            "model", as_dict=True
+        )
+        for track in TRACKS
+    }
+    rows = []
+    for (baseline, model), track in itertools.product(chosen, TRACKS):
+        known = rates[track]
+        if (baseline,) not in known or (model,) not in known:
+            continue
+        shared = known[model,].join(
+            known[baseline,], on=["task_id", "metric", "k"], maintain_order="left", suffix="_before"
+        )
+        for (metric, k), tasks in shared.group_by("metric", "k", maintain_order=True):
+            differences = (tasks["rate"] - tasks["rate_before"]).to_numpy()
+            if not np.isnan(differences).any():
+                found = _difference(differences, resamples)
+                rows.append((model, baseline, track, metric, k, len(differences), *found))
+    return corrected(pl.DataFrame(rows, _SCHEMA, orient="row"), "p", "track")
 
 
-def corrected(rows: Sequence[T], group: Callable[[T], Hashable]) -> list[T]:
-    """Return rows with `p_holm`, corrected over the rows of one group."""
-    found = list(rows)
-    for own in grouped((group(row), place) for place, row in enumerate(rows)).values():
-        for place, p in zip(own, holm([rows[place].p for place in own]), strict=True):
-            found[place] = rows[place].model_copy(update={"p_holm": p})
-    return found
-
-
-def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """p values corrected for all of them (Holm 1979), in their order. What is None stays so and is
-    not counted."""
+def corrected(rows: pl.DataFrame, column: str, *by: str) -> pl.DataFrame:
+    """The rows with `COLUMN_holm`: p values corrected over the rows of a group (Holm 1979). Nulls
+    stay and are not counted."""
     from statsmodels.stats.multitest import multipletests
 
-    known = [p for p in p_values if p is not None]
-    corrected = iter(multipletests(known, method="holm")[1].tolist() if known else [])
-    return [None if p is None else next(corrected) for p in p_values]
+    name = f"{column}_holm"
+    rows = rows.with_columns(pl.lit(None, pl.Float64).alias(name)).with_row_index("_row")
+    for _, group in rows.drop_nulls(column).group_by(*by):
+        values = multipletests(group[column].to_numpy(), method="holm")[1]
+        known = group.select("_row").with_columns(pl.Series(name, values))
+        rows = rows.update(known, on="_row")
+    return rows.drop("_row")
 
 
-def _compared(
-    known: Mapping[str, Samples],
-    baseline: str,
-    model: str,
-    track: Track,
-    p: float | None,
-    k: int,
-    resamples: int,
-) -> ComparisonRow | None:
-    shared = [task for task in known[model] if task in known[baseline]]
-    a, b = (
-        rates({task: known[name][task] for task in shared}, track, p, k)
-        for name in (model, baseline)
-    )
-    if a is None or b is None:
-        return None
-    bounds = bootstrap_interval(a - b, mean, resamples=resamples)
-    return ComparisonRow(
-        model=model,
-        baseline=baseline,
-        track=track,
-        metric=metric_name(p),
-        k=k,
-        difference=mean(a - b),
-        lower=bounds and bounds.lower,
-        upper=bounds and bounds.upper,
-        tasks=len(shared),
-        p=sign_flip_p(a - b),
-    )
+def _difference(
+    differences: Floats, resamples: int
+) -> tuple[float, float | None, float | None, float]:
+    """Mean difference, its bounds and p."""
+    ones = np.ones(len(differences), dtype=np.int64)
+    means = resampled_means(differences, ones, resamples=resamples)
+    lower, upper = percentile_interval(means, len(differences)) or (None, None)
+    return float(differences.mean()), lower, upper, sign_flip_p(differences)
+
+
+def sign_flip_p(differences: Floats, *, seed: int = 0, resamples: int = PERMUTATIONS) -> float:
+    """Two-sided p of a permutation test of paired differences, one per task: the share of random
+    signs whose sum is at least as far from 0.
+
+    If it does not matter which of two models gave which answer, each task's difference could as
+    well have had the other sign (Fisher 1935; the paired case of scipy.stats.permutation_test). All
+    signs are tried where at most EXACT_DIFFERENCES differ from 0, else random ones, of which the
+    observed one counts as one more (Phipson and Smyth 2010), so p is never 0. Differences of 0 have
+    no sign; without any other, p is 1. Raises ValueError for a difference that is not finite.
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("a difference is not a finite number")
+    values = values[np.abs(values) > _ROUNDING]
+    if not len(values):
+        return 1.0
+    # sums of the same numbers in another order are ties
+    observed = abs(values.sum()) * (1 - _ROUNDING) - _ROUNDING
+    if len(values) <= EXACT_DIFFERENCES:
+        patterns = np.arange(1 << len(values))[:, None] >> np.arange(len(values)) & 1
+        return float(np.mean(np.abs((2 * patterns - 1) @ values) >= observed))
+    generator, as_far, left = np.random.default_rng(seed), 0, resamples
+    while left:
+        rows = min(left, 2000)
+        signs = generator.integers(0, 2, size=(rows, len(values)), dtype=np.int8) * 2.0 - 1.0
+        as_far += int(np.count_nonzero(np.abs(signs @ values) >= observed))
+        left -= rows
+    return (as_far + 1) / (resamples + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import not_
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -29,18 +28,11 @@ class BenchmarkConfig(Record):
     ks: tuple[int, ...] = tuple(k for k in KS if k <= SAMPLES_PER_TASK)
     """k of pass@k. Left out: those of 1, 5 and 10 that samples_per_task allows; one above it is
     not estimated"""
-    # as for operator_times
-    token_limits: tuple[PositiveInt, ...] = Field(default=(), exclude_if=not_)
+    token_limits: tuple[PositiveInt, ...] = ()
     """score each model again as if its answers had ended at this many tokens: a longer answer
     counts as none. For comparing models with different limits"""
     ps: tuple[float, ...] = (0.0, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0)
     """p of fast_p"""
-    resamples: int = Field(default=2000, ge=100)
-    """bootstrap resamples over tasks"""
-    # scores made before there was this key stay those of the same configuration
-    operator_times: bool = Field(default=False, exclude_if=not_)
-    """profile the references, to say which operators correct answers replace; seconds a task, 4
-    more on a GPU"""
 
     @model_validator(mode="before")
     @classmethod

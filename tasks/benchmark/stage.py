@@ -6,27 +6,18 @@ shown plays no part. Does not look at how the answers came about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import polars as pl
 
-from kernels_eval.records import Json, Record
+from kernels_eval.records import Record
 from tasks.benchmark.config import BenchmarkConfig
-from tasks.benchmark.samples import (
-    Baseline,
-    baselines_of,
-    excluded_tasks,
-    remarks,
-    unknown_lengths,
-    within_tokens,
-)
-from tasks.benchmark.scoring import ScoreRow, score
+from tasks.benchmark.remarks import remarks, unknown_lengths, within_tokens
+from tasks.scores import TRACKS, Baseline, baselines_of, excluded_tasks, scores
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import SCORES
 from tasks.versions import SCORING_VERSION
 
 STAGE = "benchmark"
-READ = """candidate_id task_id status reason outputs_match timing device correctness custom_kernels
+READ = """candidate_id task_id status reason outputs_match timing device
     custom_kernel_time_share library_calls detail log_tail""".split()
 
 
@@ -39,25 +30,19 @@ class Answers(Record):
 
 
 def answers_frame(answers: list[Answers]) -> pl.DataFrame:
-    """One row per verdict with its model and the tokens of its answer: what scoring and diagnosis
+    """One row per verdict with its model and the tokens of its answer: what scoring and the report
     read."""
     lengths = ["candidate_id", "completion_tokens"]
-    frames = [
-        a.verdicts.open()
-        .read(columns=READ, unique="candidate_id")
-        .with_columns(model=pl.lit(a.model))
-        .join(
-            a.candidates.open().read(columns=lengths, unique="candidate_id"),
-            on="candidate_id",
-            how="left",
-            maintain_order="left",
-        )
-        for a in answers
-    ]
+    frames = []
+    for each in answers:
+        verdicts = each.verdicts.open().read(columns=READ, unique="candidate_id")
+        tokens = each.candidates.open().read(columns=lengths, unique="candidate_id")
+        joined = verdicts.join(tokens, on="candidate_id", how="left", maintain_order="left")
+        frames.append(joined.with_columns(model=pl.lit(each.model)))
     frame = pl.concat(frames, how="diagonal_relaxed")
     if lengths[1] in frame.columns:
         return frame
-    return frame.with_columns(completion_tokens=pl.lit(None, pl.Int64))  # as tables may come
+    return frame.with_columns(completion_tokens=pl.lit(None, pl.Int64))
 
 
 def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
@@ -67,53 +52,54 @@ def planned(answers: list[Answers], config: BenchmarkConfig) -> Snapshot:
 
 
 def run(answers: list[Answers], config: BenchmarkConfig) -> SnapshotRef:
-    """A finished snapshot of scores, one row per model, track, metric and k, and where verdicts
-    have times against the compiled reference, per baseline; all of that again for each token limit.
-
-    Its manifest has `remarks` (`samples.remarks`) and the `excluded_tasks`.
-    """
+    """A finished snapshot of `all_scores`. Its manifest has `remarks` and the `excluded_tasks`."""
     snapshot = planned(answers, config)
     if not snapshot.finished:
         frame = answers_frame(answers)
-        rows = [
-            row
-            for limit in (None, *config.token_limits)
-            for baseline in baselines_of(frame)
-            for row in _scored(frame, baseline, limit, config)
-        ]
-        snapshot.append([row.model_dump() for row in rows] if not snapshot.parts() else [], SCORES)
-        snapshot.publish(
-            config=config,
-            rows=len(rows),
-            extra={"remarks": remarks(frame), "excluded_tasks": excluded_tasks(frame)},
-        )
+        rows = all_scores(frame, config)
+        snapshot.append([] if snapshot.parts() else rows.to_dicts(), SCORES)
+        extra = {"remarks": remarks(frame), "excluded_tasks": excluded_tasks(frame)}
+        snapshot.publish(config=config, rows=rows.height, extra=extra)
     return snapshot.ref
 
 
-def _scored(
-    frame: pl.DataFrame, baseline: Baseline, limit: int | None, config: BenchmarkConfig
-) -> list[ScoreRow]:
-    asked: Json = {"ks": config.ks, "ps": config.ps, "resamples": config.resamples}
-    if limit is None:
-        return score(frame, baseline=baseline, **asked)
-    unknown, found = unknown_lengths(frame), []
-    for row in score(within_tokens(frame, limit), baseline=baseline, **asked):
-        change: Json = {"token_limit": limit}
-        if row.model in unknown:
-            change |= dict.fromkeys(("value", "lower", "upper", "interval"))
-            change["why_not"] = f"{unknown[row.model]:,} of its right answers have no token count"
-        found.append(row.model_copy(update=change))
-    return found
+def all_scores(frame: pl.DataFrame, config: BenchmarkConfig) -> pl.DataFrame:
+    """The rows of `tasks.scores.scores` for both tracks and every baseline that was timed, as they
+    are (`token_limit` null) and again under each limit of tokens."""
+    parts = []
+    for limit in (None, *config.token_limits):
+        part = frame if limit is None else within_tokens(frame, limit)
+        for baseline in baselines_of(frame):
+            for track in TRACKS:
+                rows = scores(
+                    part,
+                    ks=config.ks,
+                    ps=config.ps,
+                    track=track,
+                    baseline=baseline,
+                )
+                parts.append(rows.with_columns(token_limit=pl.lit(limit, pl.Int64)))
+    rows = pl.concat(parts)
+    if not config.token_limits:
+        return rows
+    return _without_unknown_lengths(rows, unknown_lengths(frame))
+
+
+def _without_unknown_lengths(rows: pl.DataFrame, unknown: dict[str, int]) -> pl.DataFrame:
+    """A model whose right answers have no token count has no value under a limit."""
+    count = pl.col("model").replace_strict(unknown, default=None, return_dtype=pl.Int64)
+    cut = pl.col("token_limit").is_not_null() & count.is_not_null()
+    why = pl.format("{} of its right answers have no token count", count)
+    return rows.with_columns(
+        *(pl.when(~cut).then(name).alias(name) for name in ("value", "lower", "upper")),
+        pl.when(cut).then(why).otherwise("why_not").alias("why_not"),
+    )
 
 
 def scores_of(
-    ref: SnapshotRef, baseline: Baseline = "eager", limits: Sequence[int | None] = (None,)
-) -> list[ScoreRow]:
-    """The scores against one baseline with these token limits (None: answers as they are). Tables
-    from before there were several are all against eager PyTorch."""
-    rows = [
-        {name: value for name, value in row.items() if (name, value) != ("baseline", None)}
-        for row in ref.open().read().to_dicts()
-    ]
-    known = map(ScoreRow.model_validate, rows)
-    return [row for row in known if row.baseline == baseline and row.token_limit in limits]
+    ref: SnapshotRef, baseline: Baseline = "eager", limit: int | None = None
+) -> pl.DataFrame:
+    """The scores of a snapshot against one baseline under one limit of tokens (None: answers as
+    they are)."""
+    rows = ref.open().read()
+    return rows.filter(baseline=baseline).filter(pl.col("token_limit").eq_missing(limit))

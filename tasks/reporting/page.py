@@ -29,7 +29,6 @@ from tasks.reporting.text import (
     as_text,
     clean,
     cut,
-    hours,
     interval,
     number,
     p_value,
@@ -94,8 +93,8 @@ def page_of(
     """Return the page: title, a line of facts, the headline, and what the template makes of
     `content`.
 
-    Strings are raw. `drawn` maps a figure's name to its SVG; small screens show "NAME.narrow" where
-    there is one. Raises jinja2.UndefinedError for a value or a picture that is not given.
+    Strings are raw. `drawn` maps a figure's name to its SVG. Raises jinja2.UndefinedError for a
+    value or a picture that is not given.
     """
     head = {"title": title, "facts": facts, "sentence": sentence, "drawn": drawn or {}}
     page = _environment(form, template.parent).get_template(template.name)
@@ -143,7 +142,7 @@ def _environment(form: Form, folder: Path) -> Environment:
     filters = {
         **{"data": _data, "form": format, "indented": _indented, "link": link},
         **{"count": "{:,.0f}".format, "number": number, "width": _width, "cut": cut},
-        **{"interval": interval, "p_value": p_value, "share": share, "hours": hours},
+        **{"interval": interval, "p_value": p_value, "share": share},
         **{"slug": _slug, "headings": _headings, "highlighted": _highlighted, "split": _split},
         "unbroken": _unbroken,
     }

@@ -127,11 +127,6 @@ def number(value: float | None, form: str) -> str:
     return "n/a" if value is None else f"{value:{form}}"
 
 
-def hours(value: float | None) -> str:
-    """Return hours; two digits of what is small: a branch on a small model costs seconds."""
-    return number(value, ".2g" if value and value < 0.1 else ",.2f")
-
-
 def p_value(p: float | None) -> str:
     """Return a p value: `0.034`, `< 0.001`, nothing where there is none."""
     return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -19,9 +19,3 @@ def degenerate_tasks() -> dict[str, str]:
     """task_id -> why no candidate can be judged on it (the verifier answers
     `task_error/degenerate_task`), and where that was measured."""
     return dict(_TABLES["degenerate"])
-
-
-def weak_tasks() -> dict[str, str]:
-    """task_id -> what lets a wrong kernel pass there where only the task's own inputs and weights
-    are tried. The verifier tries others and judges them."""
-    return dict(_TABLES["weak"])

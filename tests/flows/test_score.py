@@ -16,8 +16,8 @@ from flows.cli.benchmark import parsed_numbers, score_table
 from flows.cli.main import main
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
-from tasks.benchmark.metrics import pass_at_k
 from tasks.benchmark.score_table import table_of
+from tasks.scores import pass_at_k
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, VERDICTS
 from tests.support.cases import cases

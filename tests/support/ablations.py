@@ -106,7 +106,6 @@ def ablation(
             rows=size or 40,
             loss_last=1.5 - chance,
             held_out_loss_last=1.7,
-            gpu_hours=0.25,
             seconds=90.0,
             mlflow_url=f"http://127.0.0.1:7201/#/experiments/1/runs/{number}",
             prefect_url="http://127.0.0.1:7202/runs/x",

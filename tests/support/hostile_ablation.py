@@ -31,7 +31,7 @@ class HostileRuns(NamedTuple):
 
 def hostile_ablation(root):
     """A strategy for each payload; the first at two sizes, the second with two seeds; one branch
-    that failed and one left out."""
+    that failed."""
     plans = [(strategy, None, 0) for strategy in PAYLOADS] + [
         (PAYLOADS[0], 10, 0),
         (PAYLOADS[1], None, 1),
@@ -54,7 +54,6 @@ def hostile_ablation(root):
     ]
     lost = {"strategy": PAYLOADS[0], "seed": 2, **LINKS}
     branches.append(Branch(name=f"failed {HOSTILE}", state="failed", error=LINES, **lost))
-    branches.append(Branch(name=f"left {LINES}", state="left_out", error=HOSTILE, **lost))
     beside = {
         model: drawn(0.2, tasks=8, samples=3, seed=90, device=HOSTILE)
         for model in (*PAYLOADS, "base")

@@ -1,6 +1,8 @@
-"""The benchmark's configuration: which code decides its scores, and which k it asks for."""
+"""The benchmark's configuration, the code that decides its scores, limits of tokens, and what is
+said of verdicts that do not count."""
 
 import ast
+import math
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,14 @@ import tasks
 from flows.config import load_profile
 from kernels_eval.source.syntax import parse_source
 from tasks.benchmark.config import BenchmarkConfig
+from tasks.benchmark.remarks import remarks, unknown_lengths, within_tokens
 from tasks.benchmark.stage import Answers, run, scores_of
+from tasks.scores import scores
 from tasks.store import snapshots
 from tasks.versions import LOGIC
 from tests.support.recomputed import verdicts
 from tests.support.samples import line_of
+from tests.support.verdict_rows import BROKEN, WRONG, frame, outcomes, row, scored_row
 
 ROOT = Path(tasks.__file__).parent.parent
 
@@ -30,7 +35,7 @@ def test_no_module_that_scoring_reads_is_missing():
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom) and node.module
         }
-        own = {module for module in read if module.startswith("tasks.benchmark")}
+        own = {module for module in read if module.startswith(("tasks.benchmark", "tasks.scores"))}
         assert own <= {*code, *bare}, name
 
 
@@ -58,15 +63,37 @@ def test_a_fault_in_the_samples_is_the_one_that_is_told():
 
 def test_a_limit_of_tokens_is_scored_beside_the_answers_as_they_are(recomputed):
     (made,) = snapshots(str(recomputed), "benchmark")
-    rows = scores_of(made.ref) + scores_of(made.ref, limits=(900,))
-    found = {
-        (row.model, row.token_limit): row for row in rows if (row.metric, row.k) == ("exec", 1)
-    }
-    assert set(found) == {("base", None), ("base", 900), ("tuned", None), ("tuned", 900)}
-    whole, cut = (found["base", limit] for limit in (None, 900))
-    assert 0 < (cut.value or 0) < (whole.value or 0)
-    assert cut.tasks == whole.tasks == 80 - len(made.manifest["excluded_tasks"])
+    facts = {"model": "base", "track": "custom_kernel"}
+    whole, cut = (
+        scored_row(scores_of(made.ref, limit=limit), "exec", **facts) for limit in (None, 900)
+    )
+    assert 0 < cut["value"] < whole["value"]
+    assert cut["tasks"] == whole["tasks"] == 80 - len(made.manifest["excluded_tasks"])
     assert set(made.manifest["remarks"]) == {"excluded", "task_errors"}
+
+
+def test_an_answer_above_a_limit_of_tokens_is_none():
+    rows = outcomes("m", a=(2.0, 3.0, WRONG), bad=(BROKEN,)) + outcomes("n", a=(2.0,))
+    for each, tokens in zip(rows, (100, 101, None, 5, None), strict=True):
+        each["completion_tokens"] = tokens
+    cut = within_tokens(frame(*rows), 100)
+    assert cut["status"].to_list() == ["correct", "no_code", "incorrect", "correct"]
+    assert cut["reason"][1] == "truncated" and cut["timing"].is_null()[1]
+    assert scored_row(scores(cut), "exec", model="m")["value"] == pytest.approx(1 / 3)
+    assert unknown_lengths(cut) == {"n": 1}
+
+
+def test_what_does_not_count_is_said():
+    rows = outcomes("m", a=(2.0, BROKEN, WRONG), bad=(BROKEN, BROKEN, 2.0, "truncated"))
+    rows += outcomes("n", a=(math.inf, math.nan, -1.0), even=(BROKEN, 2.0, WRONG))
+    rows.append(row("m", "even", WRONG) | {"status": None})
+    said = remarks(frame(*rows))
+    assert said["excluded"].endswith("reached it: bad (2 candidates).")
+    assert "2 candidates of tasks where it works for most" in said["task_errors"]
+    assert said["task_errors"].endswith("a (1), even (1).")
+    assert said["without_status"].startswith("1 verdicts have no status")
+    assert said["speedups"].startswith("3 speedups are infinite")
+    assert remarks(frame(*outcomes("m", a=(2.0, WRONG)))) == {}
 
 
 def test_answers_of_unknown_length_have_no_score_at_a_limit(tmp_path):
@@ -74,9 +101,10 @@ def test_answers_of_unknown_length_have_no_score_at_a_limit(tmp_path):
     line = line_of(tmp_path, rows)
     judged, candidates = line.verdicts, line.candidates
     answers = [Answers(model="base", candidates=candidates, verdicts=judged)]
-    ref = run(answers, BenchmarkConfig(ks=(1,), token_limits=(50,), resamples=100))
-    for row in scores_of(ref, limits=(50,)):
-        assert row.value is None and "right answers have no token count" in row.why_not
+    ref = run(answers, BenchmarkConfig(ks=(1,), token_limits=(50,)))
+    rows = scores_of(ref, limit=50)
+    assert rows.height and rows["value"].null_count() == rows.height
+    assert rows["why_not"].str.contains("right answers have no token count").all()
 
 
 def test_the_papers_profile_scores_at_the_models_own_limit_and_at_half_of_it():

@@ -8,9 +8,8 @@ from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.profile.profiler import Profiler
 from kernels_eval.records import Language, stable_hash
-from tasks.benchmark.report.figures import figures
+from tasks.benchmark.report.context import ReportContext, limits_of
 from tasks.benchmark.report.files import to_markdown
-from tasks.benchmark.report.records import ReportContext, profile_points
 from tasks.curation import stage as curation
 from tasks.curation.config import CurationConfig
 from tasks.keys import keyed
@@ -213,21 +212,15 @@ def test_a_set_takes_only_samples_that_rewrote_the_bottleneck_and_says_what_limi
     assert "require_rewritten_bottleneck" not in CurationConfig().model_dump()
 
 
-def test_the_report_shows_the_score_beside_the_speedup_and_the_roofline():
-    known = {"flops": 10**6, "bytes_min": 10**5, "peak_flops": 1e13, "peak_bytes_per_s": 1e12}
+def test_the_report_shows_the_score_beside_the_speedup():
     rows = [
-        known | {"limit": "memory", "reference_ms": 2.0, "candidate_ms": 1.0, "sol_score": 0.75},
-        known | {"limit": "memory", "reference_ms": 4.0, "candidate_ms": 1.0, "sol_score": 0.65},
-        known | {"limit": "launch_overhead", "reference_ms": 1.0, "candidate_ms": 2.0},
-        known | {"limit": None, "reference_ms": 1.0, "candidate_ms": 2.0},
+        {"limit": "memory", "reference_ms": 2.0, "candidate_ms": 1.0, "sol_score": 0.75},
+        {"limit": "memory", "reference_ms": 4.0, "candidate_ms": 1.0, "sol_score": 0.65},
+        {"limit": "launch_overhead", "reference_ms": 1.0, "candidate_ms": 2.0, "sol_score": None},
+        {"limit": None, "reference_ms": 1.0, "candidate_ms": 2.0, "sol_score": None},
     ]
-    rows = [{"sol_score": None, "speed_of_light": 0.5, **row} for row in rows]
-    points = profile_points(pl.DataFrame(rows, infer_schema_length=None))
-    assert len(points) == 3 and points[0].intensity == 10.0 and points[0].ridge == 10.0
-    context = ReportContext(run_name="r", language="cuda", tasks=1, candidates=4, profiles=points)
+    limits = limits_of(pl.DataFrame(rows))
+    context = ReportContext(run_name="r", language="cuda", tasks=1, candidates=4, limits=limits)
     text = to_markdown(context)
     assert "| memory | 2 | 3.00x | 0.70 |" in text
     assert "| launch overhead | 1 | 0.50x | n/a |" in text
-    svg = figures(context)["roofline"]
-    assert "memory (2)" in svg and "launch overhead (1)" in svg, "limits are named, not coloured"
-    assert "roofline" not in figures(context.model_copy(update={"profiles": ()}))

@@ -29,7 +29,7 @@ from tasks.analysis.verdict import (
     shorter,
 )
 from tasks.analysis.within import demeaned, permutation_p, within_task
-from tasks.benchmark.metrics import wilson_interval
+from tasks.benchmark.signs import wilson_interval
 from tasks.reporting.findings import Estimate
 from tests.support.drawings import assert_readable
 

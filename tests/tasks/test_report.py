@@ -10,29 +10,32 @@ import re
 import polars as pl
 import pytest
 
-from kernels_eval.records import Status
-from tasks.benchmark.breakdown import score_groups
-from tasks.benchmark.comparing import compare_all
-from tasks.benchmark.diagnosis import Diagnosis, Evidence, diagnose
+from tasks.benchmark.comparing import paired_differences
+from tasks.benchmark.config import BenchmarkConfig
 from tasks.benchmark.errors import error_groups
+from tasks.benchmark.groups import level_groups
 from tasks.benchmark.report.content import headline, summary_table
-from tasks.benchmark.report.figures import figures
-from tasks.benchmark.report.files import build_report, to_json, to_markdown
-from tasks.benchmark.report.records import (
-    CandidatePoint,
+from tasks.benchmark.report.context import (
+    MAX_POINTS,
     Example,
+    Lengths,
     ReportContext,
     TrainingStep,
     examples_of,
-    points_of,
+    lengths_of,
+    speedups_of,
 )
-from tasks.benchmark.scoring import distribution, score, variants
+from tasks.benchmark.report.figures import figures
+from tasks.benchmark.report.files import build_report, to_json, to_markdown
+from tasks.benchmark.signs import signs
+from tasks.benchmark.stage import all_scores
 from tasks.reporting.charts import INK
 from tasks.reporting.text import clean
+from tasks.scores import scores
 from tests.support.cases import cases
 from tests.support.hostile_report import hostile_report
 from tests.support.pages import HOSTILE, Page, assert_tame, assert_whole_tables, svgs
-from tests.support.verdict_rows import row
+from tests.support.verdict_rows import frame, row
 
 CASES = cases("benchmark")
 
@@ -63,9 +66,21 @@ HELD_OUT = [
 NAMES = {"t1": "1_Square_matmul", "t2": "2_Softmax", "t3": "3_Norm"}
 
 
+def scored(rows, **asked):
+    made = frame(*rows).with_columns(completion_tokens=pl.lit(100))
+    return tuple(all_scores(made, BenchmarkConfig(**asked)).to_dicts())
+
+
+def grouped(rows, members, by="level"):
+    joined = members.join(frame(*rows), on="task_id", maintain_order="left_right")
+    found = scores(joined, by=("group", "model"), resamples=0)
+    return tuple(found.select(pl.lit(by).alias("by"), pl.all()).to_dicts())
+
+
 @functools.cache
 def facts():
-    line, held_out = pl.DataFrame(LINE), pl.DataFrame(HELD_OUT)
+    line, held_out = frame(*LINE), frame(*HELD_OUT)
+    levels = pl.DataFrame({"task_id": ["h0", "h1", "h2", "h3"], "level": [1, 1, 2, 2]})
     return {
         "run_name": "local",
         "language": "cpp",
@@ -77,23 +92,17 @@ def facts():
         "criterion_counts": {"concise_and_fast": 1, "high_speedup": 0},
         "trace_flags": {"repetitive": (2, 1)},
         "base_model": "tiny",
-        "history": [
-            {"step": i + 1, "epoch": (i + 1) / 2, "loss": 3.0 - 0.5 * i, "learning_rate": 1e-4}
-            for i in range(4)
-        ],
-        "scores": score(held_out, ks=(1, 5), ps=(0.0, 1.0, 2.0), resamples=200),
-        "comparisons": compare_all(
-            held_out, pairs=[("base", "recorded")], ks=(1,), ps=(1.0,), resamples=200
+        "history": [{"step": i + 1, "epoch": (i + 1) / 2, "loss": 3.0 - 0.5 * i} for i in range(4)],
+        "scores": scored(HELD_OUT, ks=(1, 5), ps=(0.0, 1.0, 2.0)),
+        "comparisons": tuple(
+            paired_differences(held_out, pairs=[("base", "recorded")], resamples=200).to_dicts()
         ),
-        "breakdowns": score_groups(
-            held_out, {"level": {"1": ["h0", "h1"], "2": ["h2", "h3"]}}, ks=(1,), resamples=50
-        ),
-        "distributions": distribution(held_out, resamples=50),
-        "variants": variants(held_out, ks=(1,), resamples=50),
+        "groups": grouped(HELD_OUT, level_groups(levels)),
         "errors": error_groups(held_out),
-        "findings": ["Shorter is more often correct."],
+        "findings": ["Shorter is more often correct.", "A second finding.", "A third finding."],
         "findings_bounded_by": ["Three tasks only."],
-        "points": points_of(line, NAMES),
+        "lengths": lengths_of(line),
+        **speedups_of(line, NAMES),
         "examples": examples_of(line, NAMES, {}),
         "fingerprints": {"verification": "abc123"},
         "tool_versions": {"torch": "2.13"},
@@ -109,19 +118,7 @@ def context(**changes):
 
 def hostile():
     """Everything a candidate, a task, a model or a profile can name is hostile at once."""
-    named = {
-        name: [
-            each.model_copy(update={"model": HOSTILE, "group": HOSTILE}) for each in facts()[name]
-        ]
-        for name in "scores breakdowns distributions variants".split()
-    }
-    diagnosis = [Diagnosis(sign="verbose", model=HOSTILE, sentence=HOSTILE)]
-    return context(
-        **vars(hostile_report(HOSTILE))
-        | {"history": facts()["history"]}
-        | named
-        | {"diagnosis": diagnosis}
-    )
+    return context(**vars(hostile_report(HOSTILE)) | {"history": facts()["history"]})
 
 
 SAID = """
@@ -140,13 +137,14 @@ saw 3.5
 tasks per model
 They say nothing about a GPU
 a note of the run
-KernelCoder (r)
 abc123
 2.13
 repetitive
 of these taken
-Reasoning length: findings
 Shorter is more often correct.
+A third finding.
+not distinguishable from chance
+1 of 2 correct, timed candidates
 Three tasks only.
 """
 
@@ -189,27 +187,28 @@ def test_a_run_without_training_or_benchmark_says_so():
     assert "No benchmark was run." in Page(build_report(bare)).words
     assert "No benchmark was run." in to_markdown(bare)
     assert figures(bare) == {}
-    assert "Reasoning length: findings" not in to_markdown(bare)
+    assert "No sign of a model that went wrong" in to_markdown(bare)
+    assert "Reasoning length" not in to_markdown(bare)
 
 
-def test_what_not_to_trust_follows_from_the_data():
-    def caveats(**changes):
-        rows = json.loads(to_json(context(**changes)))["caveats"]
+def test_whether_to_trust_it_follows_from_the_data():
+    def cautions(**changes):
+        rows = json.loads(to_json(context(**changes)))["cautions"]
         return {row["what"]: row["value"] for row in rows}
 
-    said = caveats()
+    said = cautions()
     assert said["tasks per model"] == "4" and said["not one correct kernel"] == "base, tuned"
     least = "pass@5 needs 5 samples of each task; 4 of 4 tasks have fewer (the least: 2)"
     assert said["not estimated"] == least and "tasks without a sample" not in said
-    assert "speedups on a CPU" in said and "speedups on a CPU" not in caveats(language="cuda")
+    assert "speedups on a CPU" in said and "speedups on a CPU" not in cautions(language="cuda")
     counts = "counts do not add up"
-    assert counts not in said and caveats(candidates=7)[counts] == "7 candidates, 6 verdicts"
-    many = [row.model_copy(update={"tasks": 100}) for row in context().scores]
-    assert "tasks per model" not in caveats(scores=many)
-    assert "different numbers of tasks" in caveats(scores=[*many[:1], *context().scores])
+    assert counts not in said and cautions(candidates=7)[counts] == "7 candidates, 6 verdicts"
+    many = [row | {"tasks": 100} for row in context().scores]
+    assert "tasks per model" not in cautions(scores=many)
+    other = [row for row in many if row["model"] == "recorded"]
+    assert "different numbers of tasks" in cautions(scores=[*other, *context().scores])
     fewer = [row for row in HELD_OUT if row["model"] != "tuned" or row["task_id"] == "h1"]
-    scores = score(pl.DataFrame(fewer), ks=(1,), ps=(1.0,), resamples=50)
-    assert caveats(scores=scores)["tasks without a sample"] == "tuned 3"
+    assert cautions(scores=scored(fewer))["tasks without a sample"] == "tuned 3"
 
 
 @pytest.mark.parametrize(
@@ -229,51 +228,37 @@ def words(**changes):
     return html.unescape(to_markdown(context(**changes)))
 
 
-def test_what_to_look_at_holds_signatures_and_typical_errors():
-    held_out = pl.DataFrame(
-        [verdict("tuned", f"h{i}", 0.5, number=n) for i in range(40) for n in range(2)]
+def test_what_next_holds_signs_and_typical_errors():
+    slow = frame(*(verdict("tuned", f"h{i}", 0.5, number=n) for i in range(40) for n in range(2)))
+    text = words(signs=signs(scores(slow), pl.DataFrame(), slow, {}))
+    assert "| tuned | correct but slow | exec 100.0 %, fast 1 0.0 %, mean speedup 0.50" in text
+    first = text[: text.index("## Details")]
+    assert "- tuned: many correct kernels, few of them fast" in first
+    assert (
+        "commonest failure to build or run, 16 times: '…' was not declared in this scope" in first
     )
-    signs = diagnose(
-        score(held_out, ks=(1,), ps=(1.0,), resamples=200),
-        Evidence(speedups=distribution(held_out, resamples=50)),
-    )
-    said = words(diagnosis=signs)
-    assert "What to look at" in said
-    assert "| tuned | correct but slow | exec 100.0 %, fast 1 0.0 %, median speedup 0.50" in said
     assert (
         "| '…' was not declared in this scope | build_failed | 16 | 4 | base 8, tuned 8 | base,"
-        " tuned |" in said
+        " tuned |" in text
     )
-    assert "What to look at" not in words(diagnosis=(), errors=())
+    assert "Signs and failures" not in words(signs=(), errors=())
 
 
-def test_scores_are_broken_down_spread_out_and_counted_by_other_rules():
+def test_scores_are_shown_by_group():
     said = words()
     assert "| level | model | tasks | Exec@1 | fast_1@1 |" in said
     assert "| 1 | recorded | 2 | 50.0 % (0.0 to 100.0) |" in said
     assert "| 2 | recorded | 2 | 100.0 %" in said
-    assert "50 % are below" in said and "2.00x" in said
-    assert (
-        "| our gates, intervals over tasks and samples | recorded | custom kernel | 4 | 75.0 %"
-        in said
-    )
-    for absent in ("breakdowns", "distributions", "variants"):
-        assert words(**{absent: ()}) != said
-    assert "By level" not in words(breakdowns=()) and "other rules" not in words(variants=())
+    assert "By level" not in words(groups=())
 
 
 def test_families_and_thirds_are_tables_of_their_own():
-    held_out = pl.DataFrame(HELD_OUT)
-    families = {f"family_{i}": [f"h{i % 4}"] for i in range(20)}
-    rows = score_groups(
-        held_out,
-        {
-            "operator_family": families,
-            "arl_third": {"short": ["h0"], "middle": ["h1"], "long": ["h2"]},
-        },
-        ks=(1,),
+    families = pl.DataFrame(
+        [(f"h{i % 4}", f"family_{i:02}") for i in range(20)], ["task_id", "group"], orient="row"
     )
-    said = words(breakdowns=rows, arl_of="recorded")
+    thirds = pl.DataFrame({"task_id": ["h0", "h1", "h2"], "group": ["short", "middle", "long"]})
+    rows = grouped(HELD_OUT, families, "operator_family") + grouped(HELD_OUT, thirds, "arl_third")
+    said = words(groups=rows, arl_of="recorded")
     assert "| operator family | model | tasks | Exec@1 |" in said
     assert "| family 15 | recorded | 1 |" in said
     assert "| family 16 |" not in said
@@ -281,45 +266,48 @@ def test_families_and_thirds_are_tables_of_their_own():
     assert "| reasoning | model | tasks |" in said and "| long | recorded | 1 | 100.0 %" in said
     assert "mean length of recorded's reasoning" in said
     assert "recorded itself is not scored by them" in said
-    assert (
-        len({row["group"] for row in json.loads(to_json(context(breakdowns=rows)))["breakdowns"]})
-        == 23
-    )
+    data = json.loads(to_json(context(groups=rows)))
+    assert len({row["group"] for row in data["groups"]}) == 23
+
+
+def test_limits_of_tokens_and_torch_compile_have_tables_of_their_own():
+    limited = words(scores=scored(HELD_OUT, token_limits=(50,)))
+    assert "| recorded, 50 tokens | custom kernel | 4 | 8 | 0.0 %" in limited
+    compiled = [row | {"baseline": "compile"} for row in facts()["scores"]]
+    both = words(scores=[*facts()["scores"], *compiled])
+    for title in ("Against torch.compile", "With a limit of tokens"):
+        assert title not in words()
+    assert "| against torch.compile | track |" in both and "With a limit" in limited
 
 
 def test_differences_have_their_p_and_a_corrected_one():
-    alone, together = words(), words(comparisons=compare_all(pl.DataFrame(HELD_OUT), resamples=100))
+    together = paired_differences(frame(*HELD_OUT), resamples=100).to_dicts()
+    alone, many = words(), words(comparisons=together)
     assert "| recorded minus base | custom kernel | Exec@1 | 4 | +75.0" in alone
     assert "| 0.250 | 0.500 |" in alone  # 2 of 8 sign patterns, two metrics
-    assert "| 1.000 |" not in alone and "| 1.000 | 1.000 |" in together
-
-
-def test_published_results_stand_apart_and_are_marked():
-    page = build_report(context())
-    ours, theirs = page.split(">Published results of others</h2>")
-    assert "KernelCoder" not in ours and "not comparable" in theirs
-    assert "KernelCoder" not in json.dumps(json.loads(to_json(context()))["scores"])
+    assert "| 1.000 |" not in alone and "| 1.000 | 1.000 |" in many
 
 
 def test_examples_are_the_fastest_then_one_of_each_reason_and_points_are_timed_where_they_can():
-    chosen = examples_of(pl.DataFrame(LINE), NAMES, {"t1": "import torch"})
+    chosen = examples_of(frame(*LINE), NAMES, {"t1": "import torch"})
     reasons = " ".join(example.reason for example in chosen)
     assert reasons == "ok build_failed no_custom_kernel wrong_output"
     assert (chosen[0].speedup, chosen[0].task_name) == (3.5, "1_Square_matmul")
-    points = points_of(pl.DataFrame(LINE), {})
-    assert [point.speedup for point in points] == [3.5, 0.8, None, None, None, None]
-    assert points[0].lower == pytest.approx(3.15) and points[0].task_name == "t1"
+    assert chosen[0].speedup_lower == pytest.approx(3.15)
+    found = speedups_of(frame(*LINE), {})
+    assert [point["speedup"] for point in found["speedups"]] == [3.5, 0.8]
+    assert (found["timed"], found["faster"], found["speedups"][0]["task_name"]) == (2, 1, "t1")
 
 
-def test_the_page_has_contents_scores_first_and_zero_rows_folded():
+def test_the_first_screen_answers_three_questions_and_the_rest_is_folded():
     page = build_report(context())
-    listed = re.findall(r'<li><a href="#([^"]+)">', page)
-    assert listed == re.findall(r'<h2 id="([^"]+)">', page)
-    assert listed[0] == "scores-on-held-out-tasks"
-    start = page.index("<h2 ")
-    assert page.index("<figure>") < page.index("<table>", start)
-    table = page[page.index("<table>", start) : page.index("</table>", start)]
-    assert "recorded" in table and ">base<" not in table
+    titles = re.findall(r'<h2 id="([^"]+)">', page)
+    assert titles == ["what-this-run-found", "may-you-trust-it", "what-next", "details"]
+    first, rest = page.split('<h2 id="details">')
+    assert "<details" not in first and "<img" not in first and first.count("<table>") == 1
+    assert "recorded" in first and ">base<" in first, "a zero is an answer"
+    outside = re.sub(r"<details>.*</details>", "", rest, flags=re.DOTALL)
+    assert "<p>" not in outside and "<table>" not in outside
     assert "Only zeros or n/a in 4 rows: base, tuned" in page
     assert "| base | custom kernel |" in to_markdown(context())
 
@@ -346,26 +334,23 @@ def test_examples_show_reasoning_timing_id_and_highlighted_sources():
 def test_hostile_text_adds_no_tag_and_no_attribute_and_cannot_act():
     page = Page(build_report(hostile()))
     assert_tame(page)
-    tags = "html head meta title style body h1 h2 p ul li div details summary pre nav ol a span"
-    tables = "table thead tbody tr th td figure picture source img figcaption"
+    tags = (
+        "html head meta title style body h1 h2 section p ul li dl dt dd div details summary pre a"
+    )
+    tables = "table thead tbody tr th td figure img figcaption span"
     assert {tag for tag, _ in page.tags} == {*tags.split(), *tables.split()}
     attributes = {name for _, found in page.tags for name in found}
-    assert attributes <= set(
-        "lang charset name content http-equiv class scope alt src".split()
-    ) | set("id href aria-label media srcset".split())
+    known = "lang charset name content http-equiv class scope alt src id href"
+    assert attributes <= set(known.split())
     assert page.words.count("<script>alert(1)</script>") > 10  # shown, as text
     assert "<script>" in "".join(text for root in svgs(page) for text in root.itertext())
 
 
 def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is():
-    point = CandidatePoint(
-        task_name="$\\frac{$ and $x_1$",
-        status="$\\sqrt$",
-        reason="ok",
-        reasoning_tokens=5,
-        speedup=2.0,
-    )
-    drawn = figures(context(points=[point]))
+    lengths = Lengths(status="$\\sqrt$", candidates=1, median=5, drawn=(5,))
+    row = {"task_name": "$\\frac{$ and $x_1$", "generator": "", "speedup": 2.0}
+    row |= {"speedup_lower": None, "speedup_upper": None}
+    drawn = figures(context(lengths=[lengths], speedups=[row]))
     assert "$\\frac{$ and $x_1$" in drawn["speedup"] and "$\\sqrt$" in drawn["reasoning_length"]
 
 
@@ -443,9 +428,7 @@ def test_the_page_loads_nothing():
 
 def test_figures_follow_the_colour_scheme():
     drawn = figures(context())
-    assert set(drawn) == {
-        *("training_loss", "reasoning_length", "speedup", "scores", "scores.narrow")
-    }
+    assert set(drawn) == {"training_loss", "reasoning_length", "speedup", "scores"}
     for svg in drawn.values():
         assert "prefers-color-scheme:dark" in svg and "currentColor" in svg
         assert INK not in svg and not re.search(r"(fill|stroke): ?#(000000|ffffff)", svg)
@@ -456,33 +439,25 @@ def test_every_figure_has_its_data():
     marks = {name: svg.count("<use ") for name, svg in figures(context()).items()}
     assert marks["training_loss"] >= 4 and marks["reasoning_length"] >= 6
     assert "1_Square_matmul" in figures(context())["speedup"]
-    points = [
-        point.model_copy(update={"reasoning_tokens": None, "speedup": None})
-        for point in context().points
-    ]
-    without = context(points=points, history=(), scores=())
+    without = context(lengths=(), speedups=(), history=(), scores=())
     assert figures(without) == {}
     assert "no tokenizer of the generator was given" in Page(build_report(without)).words
 
 
 def test_a_large_run_stays_under_the_size_and_says_what_was_cut():
-    known = {"reason": "ok", "lower": 1.0, "upper": 2.0}
-    points = [
-        CandidatePoint(
-            task_name=f"task {i}",
-            status=list(Status)[i % 8],
-            reasoning_tokens=i,
-            speedup=1 + i / 1e4,
-            **known,
-        )
-        for i in range(20_000)
-    ]
+    rows = frame(*LINE).drop("timing")
+    many = pl.concat([rows] * 4000).with_row_index("n")
+    timing = pl.struct(speedup=1 + pl.col("n") / 1e4, speedup_lower=1.0, speedup_upper=2.0)
+    many = many.with_columns(timing=timing, reasoning_tokens=pl.col("n"))
     long = {"code": "x" * 1_000_000, "detail": "d" * 1_000_000}
     examples = [Example(task_name="t", status="correct", reason="ok", **long)] * 50
-    page = build_report(context(points=points, examples=examples, candidates=20_000))
+    lengths = lengths_of(many)
+    assert sum(len(each.drawn) for each in lengths) <= MAX_POINTS + len(lengths)
+    known = {"lengths": lengths, **speedups_of(many, {}), "candidates": 24_000}
+    page = build_report(context(examples=examples, **known))
     assert len(page.encode()) < 600_000
     words = Page(page).words
-    for cut in ("1,500 of 20,000 candidates", "30 of 20,000", "more characters"):
+    for cut in ("1,500 of 24,000 candidates", "30 of 24,000", "more characters"):
         assert cut in words
 
 
@@ -496,12 +471,14 @@ def test_json_is_plain_and_complete():
     made = context(history=[TrainingStep(step=1, loss=math.nan), TrainingStep(step=2, loss=1.5)])
     data = json.loads(to_json(made), parse_constant=lambda name: pytest.fail(name))
     assert data["history"][0]["loss"] is None
-    assert set("headline summary caveats scores points fingerprints published".split()) <= set(data)
+    assert set("headline summary cautions scores speedups fingerprints".split()) <= set(data)
     again = ReportContext(**{name: data[name] for name in ReportContext.model_fields})
-    assert again.scores == made.scores and again.points == made.points
+    assert again.scores == made.scores and again.lengths == made.lengths
     assert to_json(hostile()).isascii()
 
 
 def test_a_speedup_without_an_end_is_in_no_figure():
-    (point,) = points_of(pl.DataFrame([LINE[0] | {"timing": {"speedup": float("inf")}}]), {})
-    assert point.speedup is None and point.status == LINE[0]["status"]
+    endless = frame(row("m", "t", float("inf"), generator=None))
+    assert speedups_of(endless, {}) == {"timed": 0, "faster": 0, "speedups": ()}
+    (example,) = examples_of(endless.with_columns(code=pl.lit("")), {}, {})
+    assert example.speedup is None and example.generator == ""

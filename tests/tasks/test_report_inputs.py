@@ -7,7 +7,7 @@ import pytest
 
 from flows.benchmark import Benchmarked
 from tasks.benchmark.report.inputs import (
-    breakdowns,
+    grouped_scores,
     single_operators,
     thirds_of,
     traces_of,
@@ -84,17 +84,13 @@ def benchmarked(tmp_path):
 
 
 def values(rows, by, model):
-    wanted = (by, model, "exec", 1, "custom_kernel")
-    return {
-        row.group: row.value
-        for row in rows
-        if (row.by, row.model, row.metric, row.k, row.track) == wanted
-    }
+    own = rows.filter(by=by, model=model, metric="exec", k=1)
+    return dict(own.select("group", "value").iter_rows())
 
 
 def groups_of(made):
     frame = answers_frame(list(made.answers))
-    return breakdowns(made.suite, made.workloads, made.answers, frame, ks=(1,), resamples=50)
+    return grouped_scores(made.suite, made.workloads, made.answers, frame, ks=(1,))
 
 
 def test_thirds_are_by_the_base_models_reasoning_and_never_score_it(benchmarked):
@@ -122,13 +118,11 @@ def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(
         update={"model": "recorded"}
     )
     assert thirds_of((*benchmarked.answers, few))[0] == "base"
-    assert thirds_of((benchmarked.answers[1],)) == (
-        "",
-        {},
-    )  # the tuned model's own lengths are nobody's thirds
+    whose, thirds = thirds_of((benchmarked.answers[1],))
+    assert whose == "" and thirds.is_empty(), "the tuned model's own lengths are nobody's thirds"
     alone = benchmarked.model_copy(update={"answers": benchmarked.answers[:1], "workloads": None})
     rows, whose = groups_of(alone)
-    assert whose == "" and {row.by for row in rows} == {"level"}
+    assert whose == "" and set(rows["by"]) == {"level"}
 
 
 def test_outputs_are_read_for_flags_and_lengths(benchmarked):

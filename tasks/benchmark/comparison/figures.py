@@ -1,4 +1,4 @@
-"""The figures of a comparison as SVG, each for wide and for small screens.
+"""The figures of a comparison as SVG.
 
 Guarantees: readable on light and dark; names are drawn as they are, never obeyed; a figure without
 data is left out. Strategies are told apart by their place and their label, not by colour alone.
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kernels_eval.records import Json
-from tasks.benchmark.comparison.numbers import EXEC, FAST, Arm, Compared
-from tasks.benchmark.tables import label
+from tasks.benchmark.comparison.numbers import Arm, Compared
+from tasks.benchmark.shown import FAST, label
 from tasks.reporting.charts import (
     FIRST,
     INK,
@@ -26,13 +26,13 @@ from tasks.reporting.charts import (
     svg_of,
 )
 from tasks.reporting.text import clean
+from tasks.scores import EXEC
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCORES, SIZES = "scores", "sizes"
-NARROW = 3.9  # inches: at the width of a telephone its text is as large as the page's
-MOST_ARMS = 40
+MOST_ARMS, NAME_CHARS = 40, 32
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 DASHES = ("-", "--", "-.", ":")
 HOLLOW: Json = {
@@ -43,34 +43,23 @@ HOLLOW: Json = {
 
 @style()
 def figures(found: Compared) -> dict[str, str]:
-    """Return name -> SVG, and "NAME.narrow" -> SVG."""
+    """Return name -> SVG."""
     drawn: dict[str, str] = {}
     if not found.strategies:
         return drawn
     names = [arm.name for arm in found.strategies[:MOST_ARMS]] + list(found.references)
-    height = 0.9 + 0.3 * len(names)
-    for name, width, rows, columns, characters in (
-        (SCORES, WIDTH, 1, 2, 32),
-        (f"{SCORES}.narrow", NARROW, 2, 1, 24),
-    ):
-        figure, axes = new_figure(width, rows * height, rows, columns, sharey=columns > 1)
-        _plot_scores(axes, found, names, characters)
-        axes[1].tick_params(labelleft=rows > 1)
-        drawn[name] = svg_of(figure)
+    figure, axes = new_figure(WIDTH, 0.9 + 0.3 * len(names), 1, 2, sharey=True)
+    _plot_scores(axes, found, names)
+    axes[1].tick_params(labelleft=False)
+    drawn[SCORES] = svg_of(figure)
     if curves := _curves(found):
-        for name, width, tall, columns in (
-            (SIZES, WIDTH, 3.4, 3),
-            (f"{SIZES}.narrow", NARROW, 3.6, 1),
-        ):
-            figure, (only,) = new_figure(width, tall)
-            _plot_sizes(only, found, curves, columns)
-            drawn[name] = svg_of(figure)
+        figure, (only,) = new_figure(WIDTH, 3.4)
+        _plot_sizes(only, found, curves)
+        drawn[SIZES] = svg_of(figure)
     return drawn
 
 
-def _plot_scores(
-    every: Sequence[Axes], found: Compared, names: Sequence[str], characters: int
-) -> None:
+def _plot_scores(every: Sequence[Axes], found: Compared, names: Sequence[str]) -> None:
     """A row for each model, best first, an axis for each metric."""
     for axes, metric in zip(every, (EXEC, FAST), strict=True):
         seeds = [_seeds(found, name, metric) for name in names]
@@ -78,7 +67,7 @@ def _plot_scores(
             (*_percent(found, name, metric), MUTED if name in found.references else FIRST)
             for name in names
         ]
-        point_rows(axes, [_short(name, characters) for name in names], rows, size=6)
+        point_rows(axes, [_short(name) for name in names], rows, size=6)
         for place, values in enumerate(seeds):
             axes.plot(values, [place + 0.26] * len(values), **HOLLOW)
         reference = _percent(found, found.baseline, metric)[0] if found.baseline else None
@@ -95,7 +84,7 @@ def _percent(
 ) -> tuple[float | None, float | None, float | None]:
     """A score with its bounds."""
     row = found.score(name, metric)
-    numbers = (row.value, row.lower, row.upper) if row else (None, None, None)
+    numbers = (row["value"], row["lower"], row["upper"]) if row else (None, None, None)
     value, lower, upper = (None if each is None else 100 * each for each in numbers)
     return value, lower, upper
 
@@ -120,7 +109,7 @@ def _rows(arm: Arm) -> float:
     return (arm.rows if arm.rows is not None else arm.size) or 0.0
 
 
-def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], columns: int) -> None:
+def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]]) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator
 
     places = {_rows(arm) for arms in curves.values() for arm in arms}
@@ -138,7 +127,7 @@ def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], colum
             axes.plot([at] * len(seeds), seeds, **HOLLOW)
         axes.plot(
             *zip(*line, strict=True),
-            label=_short(strategy, 28),
+            label=_short(strategy),
             color=colour,
             linestyle=DASHES[number // 2 % len(DASHES)],
             marker=MARKERS[number % len(MARKERS)],
@@ -150,9 +139,9 @@ def _plot_sizes(axes: Axes, found: Compared, curves: dict[str, list[Arm]], colum
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylim(bottom=0)
     labelled(axes, "rows trained on", "Exec@1, % of tasks", grid="both")
-    legend(axes, columns)
+    legend(axes, 3)
 
 
-def _short(name: str, characters: int) -> str:
+def _short(name: str) -> str:
     plain = clean(name, one_line=True)
-    return plain if len(plain) <= characters else f"{plain[: characters - 1]}…"
+    return plain if len(plain) <= NAME_CHARS else f"{plain[: NAME_CHARS - 1]}…"

@@ -2,52 +2,40 @@
 and paired differences.
 
 Guarantees: seeds of a strategy are pooled as samples within tasks, so a task counts once, whatever
-the number of seeds; all models of an ablation are scored on tasks whose reference works; the
-baseline is the same for all, at the same size where it has one; corrected p values are over all
-comparisons of one question together. Does not guarantee that a difference is the strategy's: a
-training run varies with its seed, and no interval here holds that. `scores_by_seed` says how much,
-and `seed_tests` whether that alone could make the difference.
+the number of seeds; the baseline is the same for all, at the same size where it has one; corrected
+p values are over all comparisons of one question together. Does not guarantee that a difference is
+the strategy's: a training run varies with its seed, and no interval here holds that.
+`scores_by_seed` says how much, and `p_seeds` whether that alone could make the difference.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from itertools import product
-from typing import Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.grouping import grouped
-from kernels_eval.records import Record
-from tasks.benchmark.comparing import (
-    ComparisonRow,
-    Tested,
-    compare_all,
-    corrected,
-    metric_name,
-)
+from kernels_eval.records import Record, Row
+from tasks.benchmark.comparing import corrected, paired_differences
 from tasks.benchmark.comparison.records import Ablation
-from tasks.benchmark.metrics import mean
-from tasks.benchmark.samples import TRACKS, Track, excluded_tasks, rates, samples_by_model
-from tasks.benchmark.scoring import ScoreRow, score
+from tasks.benchmark.shown import FAST
 from tasks.benchmark.stage import Answers
+from tasks.scores import EXEC, RESAMPLES, TRACKS, Track, excluded_tasks, scores
 
 READ = ("candidate_id", "task_id", "status", "reason", "outputs_match", "timing", "device")
-EXEC, FAST = "exec", metric_name(1.0)
 TRACK: Track = "custom_kernel"
 """What the headline, the order and the figures are of."""
-
-R = TypeVar("R", bound=Record)
 
 
 class Arm(Record):
     """A strategy at one size: the branches that finished, one per seed, by name.
 
     `name` is the model of its scores and differences. `rows` are those trained on, on average over
-    seeds; `gpu_hours` of all seeds together; losses of the seeds that have them.
+    seeds; losses those of the seeds that have them.
     """
 
     name: str
@@ -56,74 +44,51 @@ class Arm(Record):
     branches: tuple[str, ...]
     seeds: tuple[int, ...]
     rows: float | None
-    gpu_hours: float | None
     loss_last: tuple[float, ...]
     held_out_loss_last: tuple[float, ...]
 
 
-class SeedScore(Record):
-    """One branch by itself: shares in [0, 1] at pass@1. Too few samples for an interval worth
-    reading."""
+@dataclass(frozen=True)
+class Compared:
+    """Every number of a comparison.
 
-    branch: str
-    arm: str
-    seed: int
-    track: Track
-    metric: str
-    value: float
-
-
-class SeedTest(Tested):
-    """Could seeds alone make this difference? `spread` is the standard deviation of a share over
-    the seeds of one strategy, estimated from all strategies together with `freedom` degrees of
-    freedom; p is of a two-sided t test with it. None where it cannot be estimated.
+    `strategies` are in the order of their Exec@1, best first; `baseline` names one of them,
+    `untuned_model` a reference. `scores` are those of `tasks.scores.scores`; `scores_by_seed` has a
+    row per branch, track and metric at pass@1; the differences are those of
+    `paired_differences` with `spread`, `p_seeds` and `p_seeds_holm` of `with_seed_tests`.
     """
-
-    spread: float | None = None
-    freedom: int = 0
-
-
-class Compared(Record):
-    """Every number of a comparison. `strategies` are in the order of their Exec@1, best first;
-    `baseline` names one of them, `untuned_model` a reference."""
 
     ablation: Ablation
     strategies: tuple[Arm, ...] = ()
     references: tuple[str, ...] = ()
     baseline: str | None = None
     untuned_model: str | None = None
-    scores: tuple[ScoreRow, ...] = ()
-    scores_by_seed: tuple[SeedScore, ...] = ()
-    differences: tuple[ComparisonRow, ...] = ()
-    against_untuned: tuple[ComparisonRow, ...] = ()
-    seed_tests: tuple[SeedTest, ...] = ()
+    scores: tuple[Row, ...] = ()
+    scores_by_seed: tuple[Row, ...] = ()
+    differences: tuple[Row, ...] = ()
+    against_untuned: tuple[Row, ...] = ()
     tasks: int = 0
-    samples_per_task_and_seed: dict[Literal["least", "most"], int] = {"least": 0, "most": 0}
+    samples_per_task_and_seed: tuple[int, int] = (0, 0)
+    """the least and the most"""
     excluded_tasks: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] = field(default=())
 
-    def score(self, model: str, metric: str, track: str = TRACK) -> ScoreRow | None:
+    def score(self, model: str, metric: str, track: str = TRACK) -> Row | None:
         return _first(self.scores, model=model, metric=metric, track=track)
 
     def by_seed(self, arm: str, metric: str) -> tuple[float, ...]:
-        wanted = (arm, metric, TRACK)
-        return tuple(
-            row.value for row in self.scores_by_seed if (row.arm, row.metric, row.track) == wanted
-        )
+        rows = _matching(self.scores_by_seed, arm=arm, metric=metric, track=TRACK)
+        return tuple(row["value"] for row in rows)
 
-    def difference(self, model: str) -> ComparisonRow | None:
+    def difference(self, model: str) -> Row | None:
         """Exec of a strategy against its baseline."""
         return _first(self.differences, model=model, metric=EXEC, track=TRACK)
-
-    def seed_test(self, row: ComparisonRow) -> SeedTest | None:
-        wanted = row.model_dump(include={"model", "baseline", "metric", "track"})
-        return _first(self.seed_tests, **wanted)
 
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.strategies if arm.name == name)
 
 
-def compared(ablation: Ablation, *, resamples: int = 2000) -> Compared:
+def compared(ablation: Ablation, *, resamples: int = RESAMPLES) -> Compared:
     """The numbers of an ablation, from the verdicts of its branches. Without a branch that finished
     there are none.
 
@@ -143,45 +108,73 @@ def compared(ablation: Ablation, *, resamples: int = 2000) -> Compared:
     taken = {arm.name for arm in arms}
     references = {_distinct(answers.model, taken): answers for answers in ablation.references}
     frame = _frame(ablation, arms, references)
-    excluded = excluded_tasks(frame)
-    scores = score(frame, ks=(1,), ps=(1.0,), resamples=resamples)
-    rates = {(row.model, row.metric): row.value or 0.0 for row in scores if row.track == TRACK}
-    arms.sort(key=lambda arm: (-rates[arm.name, EXEC], -rates[arm.name, FAST]))
+    rows = pl.concat(scores(frame, track=track, resamples=resamples) for track in TRACKS)
+    arms = _best_first(arms, rows)
     pairs = [(_opponent(arm, against).name, arm.name) for arm in arms if arm not in against]
     base = next((name for name, answers in references.items() if answers.model == "base"), None)
     with_base = [(base, arm.name) for arm in arms] if base else []
-    differences, against_base = (
-        compare_all(frame, pairs=each, resamples=resamples) for each in (pairs, with_base)
-    )
     seeds = _seeds(frame, arms)
-    counts = (
-        frame.filter(frame["arm"].is_not_null() & ~frame["task_id"].is_in(excluded))
-        .group_by("branch", "task_id")
-        .len()
+    differences, against_base = (
+        with_seed_tests(paired_differences(frame, pairs=each, resamples=resamples), seeds)
+        for each in (pairs, with_base)
     )
-    least, most = min(counts["len"], default=0), max(counts["len"], default=0)
+    excluded = excluded_tasks(frame)
+    own = frame.filter(pl.col("arm").is_not_null(), ~pl.col("task_id").is_in(excluded))
+    counts = own.group_by("branch", "task_id").len()
     return Compared(
         ablation=ablation,
         strategies=tuple(arms),
         references=tuple(references),
         baseline=against[-1].name,
         untuned_model=base,
-        scores=tuple(scores),
-        scores_by_seed=tuple(seeds),
-        differences=tuple(differences),
-        against_untuned=tuple(against_base),
-        seed_tests=(*seed_tests(differences, seeds), *seed_tests(against_base, seeds)),
+        scores=tuple(rows.to_dicts()),
+        scores_by_seed=tuple(seeds.to_dicts()),
+        differences=tuple(differences.to_dicts()),
+        against_untuned=tuple(against_base.to_dicts()),
         tasks=counts["task_id"].n_unique(),
-        samples_per_task_and_seed={"least": least, "most": most},
+        samples_per_task_and_seed=(min(counts["len"], default=0), max(counts["len"], default=0)),
         excluded_tasks=tuple(excluded),
         devices=tuple(sorted({name for name in frame["device"].unique() if name})),
     )
 
 
+def with_seed_tests(rows: pl.DataFrame, seeds: pl.DataFrame) -> pl.DataFrame:
+    """Differences with a test against the spread of seeds, which all strategies share: two or three
+    seeds of one say too little of it.
+
+    `spread` is the standard deviation of a share over the seeds of one strategy, estimated from all
+    strategies together; `p_seeds` is of a two-sided t test with it, `p_seeds_holm` corrected for
+    all strategies. Null where it cannot be estimated. Strategies with all or none right in every
+    seed are left out of the spread: they cannot vary.
+    """
+    tests = [_seed_test(row, seeds) for row in rows.iter_rows(named=True)]
+    schema = {"spread": pl.Float64, "freedom": pl.Int64, "p_seeds": pl.Float64}
+    found = pl.concat([rows, pl.DataFrame(tests, schema, orient="row")], how="horizontal")
+    return corrected(found, "p_seeds", "track", "metric")
+
+
+def _seed_test(row: Row, seeds: pl.DataFrame) -> tuple[float | None, int, float | None]:
+    from scipy.stats import t
+
+    own = seeds.filter(track=row["track"], metric=row["metric"])
+    groups: dict[str, list[float]] = dict(
+        own.group_by("arm", maintain_order=True).agg("value").iter_rows()
+    )
+    varying = [each for each in groups.values() if len(each) > 1 and 0 < statistics.fmean(each) < 1]
+    freedom = sum(len(each) - 1 for each in varying)
+    squares = sum((value - statistics.fmean(each)) ** 2 for each in varying for value in each)
+    if not squares:
+        return None, freedom, None
+    spread = math.sqrt(squares / freedom)
+    counts = [len(groups[name]) for name in (row["model"], row["baseline"]) if name in groups]
+    error = spread * math.sqrt(sum(1 / count for count in counts))
+    return spread, freedom, float(2 * t.sf(abs(row["difference"]) / error, freedom))
+
+
 def _arms(ablation: Ablation) -> list[Arm]:
     """Strategies at one size, in the order of the ablation. The size is in the name where there are
     several."""
-    done = (branch for branch in ablation.branches if branch.state == "done")
+    done = [branch for branch in ablation.branches if branch.state == "done"]
     found = grouped(((branch.strategy, branch.size), branch) for branch in done)
     several = len({size for _, size in found}) > 1
     taken: set[str] = set()
@@ -190,7 +183,7 @@ def _arms(ablation: Ablation) -> list[Arm]:
         trained = "all rows" if size is None else f"{size:,} rows"
         known = {
             column: [value for branch in branches if (value := getattr(branch, column)) is not None]
-            for column in ("seed", "rows", "gpu_hours", "loss_last", "held_out_loss_last")
+            for column in ("seed", "rows", "loss_last", "held_out_loss_last")
         }
         arms.append(
             Arm(
@@ -200,7 +193,6 @@ def _arms(ablation: Ablation) -> list[Arm]:
                 branches=tuple(branch.name for branch in branches),
                 seeds=tuple(known["seed"]),
                 rows=statistics.fmean(known["rows"]) if known["rows"] else None,
-                gpu_hours=sum(known["gpu_hours"]) if known["gpu_hours"] else None,
                 loss_last=tuple(known["loss_last"]),
                 held_out_loss_last=tuple(known["held_out_loss_last"]),
             )
@@ -217,26 +209,27 @@ def _distinct(name: str, taken: set[str]) -> str:
     return free
 
 
+def _best_first(arms: Sequence[Arm], rows: pl.DataFrame) -> list[Arm]:
+    own = rows.filter(track=TRACK).select("model", "metric", pl.col("value").fill_null(0.0))
+    values = {(model, metric): value for model, metric, value in own.iter_rows()}
+    return sorted(arms, key=lambda arm: (-values[arm.name, EXEC], -values[arm.name, FAST]))
+
+
 def _frame(ablation: Ablation, arms: Sequence[Arm], references: dict[str, Answers]) -> pl.DataFrame:
     """One row per verdict: its `model` (arm or reference), and for arms `arm` and `branch`.
     References keep tasks that some arm answered."""
     answers = {branch.name: branch.answers for branch in ablation.branches}
-    own = pl.concat(
-        [
-            _verdicts(
-                found, f"branch {name!r}", {"model": arm.name, "arm": arm.name, "branch": name}
-            )
-            for arm in arms
-            for name in arm.branches
-            if (found := answers[name])  # a branch that is done has them
-        ],
-        how="diagonal_relaxed",
-    )
-    tasks = own["task_id"].unique()
+    parts = []
+    for arm in arms:
+        for name in arm.branches:
+            found = answers[name]
+            assert found is not None, "a branch that is done has answers"
+            facts = {"model": arm.name, "arm": arm.name, "branch": name}
+            parts.append(_verdicts(found, f"branch {name!r}", facts))
+    own = pl.concat(parts, how="diagonal_relaxed")
+    shared = pl.col("task_id").is_in(own["task_id"].unique().implode())
     others = [
-        _verdicts(found, f"reference {name!r}", {"model": name}).filter(
-            pl.col("task_id").is_in(tasks)
-        )
+        _verdicts(found, f"reference {name!r}", {"model": name}).filter(shared)
         for name, found in references.items()
     ]
     return pl.concat([own, *others], how="diagonal_relaxed")
@@ -258,46 +251,20 @@ def _verdicts(answers: Answers, whose: str, facts: dict[str, str]) -> pl.DataFra
     )
 
 
-def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> list[SeedScore]:
-    known = samples_by_model(frame.with_columns(model=pl.coalesce("branch", "model")))
-    return [
-        SeedScore(
-            branch=branch, arm=arm.name, seed=seed, track=track, metric=metric, value=mean(each)
-        )
+def _seeds(frame: pl.DataFrame, arms: Sequence[Arm]) -> pl.DataFrame:
+    """Exec and fast_1 of every branch by itself: branch, arm, seed, track, metric, value."""
+    members = [
+        (branch, arm.name, seed)
         for arm in arms
         for branch, seed in zip(arm.branches, arm.seeds, strict=True)
-        for track, (metric, p) in product(TRACKS, ((EXEC, None), (FAST, 1.0)))
-        if (each := rates(known[branch], track, p, 1)) is not None
     ]
-
-
-def seed_tests(rows: Sequence[ComparisonRow], seeds: Sequence[SeedScore]) -> list[SeedTest]:
-    """Each difference against the spread of seeds, which all strategies share: two or three seeds
-    of one say too little of it.
-
-    Strategies with all or none right in every seed are left out of the spread: they cannot vary. A
-    model without seeds (the untuned one) has no spread of its own. p is corrected (Holm) for all
-    strategies; not for metrics too, which say nearly the same and have passed a test that is
-    corrected for both.
-    """
-    from scipy.stats import t
-
-    found = []
-    for row in rows:
-        own = (each for each in seeds if (each.track, each.metric) == (row.track, row.metric))
-        groups = grouped((each.arm, each.value) for each in own)
-        varying = [own for own in groups.values() if len(own) > 1 and 0 < statistics.fmean(own) < 1]
-        freedom = sum(len(own) - 1 for own in varying)
-        squares = sum((value - statistics.fmean(own)) ** 2 for own in varying for value in own)
-        spread = p = None
-        if squares > 0:
-            spread = math.sqrt(squares / freedom)
-            counts = [len(groups[name]) for name in (row.model, row.baseline) if name in groups]
-            error = spread * math.sqrt(sum(1 / count for count in counts))
-            p = float(2 * t.sf(abs(row.difference) / error, freedom))
-        whose = row.model_dump(include={"model", "baseline", "track", "metric"})
-        found.append(SeedTest(**whose, spread=spread, freedom=freedom, p=p))
-    return corrected(found, lambda test: (test.track, test.metric))
+    # with the references: the same tasks are left out as in the scores of all
+    named = frame.with_columns(branch=pl.coalesce("branch", "model"))
+    rows = pl.concat(scores(named, by=("branch",), track=track, resamples=0) for track in TRACKS)
+    rows = rows.filter(pl.col("metric").is_in([EXEC, FAST])).drop_nulls("value")
+    known = pl.DataFrame(members, ["branch", "arm", "seed"], orient="row")
+    known = known.join(rows, on="branch", maintain_order="left_right")
+    return known.select("branch", "arm", "seed", "track", "metric", "value")
 
 
 def _baseline(ablation: Ablation, arms: Sequence[Arm]) -> list[Arm]:
@@ -317,9 +284,9 @@ def _opponent(arm: Arm, against: Sequence[Arm]) -> Arm:
     return next((each for each in against if each.size == arm.size), against[-1])
 
 
-def _first(rows: Iterable[R], **wanted: object) -> R | None:
-    """Return the first row with these values, or None."""
-    return next(
-        (row for row in rows if all(getattr(row, name) == value for name, value in wanted.items())),
-        None,
-    )
+def _matching(rows: Sequence[Row], **wanted: object) -> list[Row]:
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def _first(rows: Sequence[Row], **wanted: object) -> Row | None:
+    return next(iter(_matching(rows, **wanted)), None)

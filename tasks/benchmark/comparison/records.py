@@ -26,7 +26,7 @@ from kernels_eval.records import Record
 from tasks.benchmark.stage import Answers
 from tasks.reporting.text import address, masked
 
-BranchState = Literal["done", "failed", "left_out"]
+BranchState = Literal["done", "failed"]
 Masked = Annotated[str, AfterValidator(masked)]
 Url = Annotated[str | None, AfterValidator(lambda url: url and address(url))]
 
@@ -52,7 +52,6 @@ class Branch(Record):
     scores: str | None = None
     loss_last: float | None = None
     held_out_loss_last: float | None = None
-    gpu_hours: NonNegativeFloat | None = None
     seconds: NonNegativeFloat | None = None
     answers: Answers | None = None
     mlflow_url: Url = None

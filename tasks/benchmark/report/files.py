@@ -1,11 +1,9 @@
 """The report of a run as files: HTML, Markdown, JSON, and the summary that a terminal prints.
 
 Guarantees: a file is there whole or not at all, and none is written twice from the same inputs; one
-HTML file that loads nothing (inline CSS, figures as data URIs) and runs no script, readable in
-light and dark; everything that came from a task or a candidate is escaped in every format, control
-characters shown instead of obeyed; the size is bounded (the figures and the quoted code are cut,
-and say so); the same context gives the same bytes. Does not guarantee that the numbers are right:
-they are whatever the context was filled with.
+HTML file that loads nothing (inline CSS, figures as data URIs) and runs no script; everything that
+came from a task or a candidate is escaped in every format; the size is bounded (what is cut says
+so); the same context gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from pathlib import Path
 from typing import ParamSpec
 
 from kernels_eval.records import Record
-from tasks.benchmark.report.content import caveats, content, headline, summary_table
+from tasks.benchmark.report.content import cautions, content, headline, summary_table
+from tasks.benchmark.report.context import ReportContext
 from tasks.benchmark.report.figures import figures
-from tasks.benchmark.report.records import ReportContext
-from tasks.benchmark.tables import TEMPLATES, published_table
+from tasks.benchmark.shown import TEMPLATES
 from tasks.files import atomic_write
 from tasks.reporting.page import Form, page_of
 
@@ -85,16 +83,11 @@ def to_markdown(context: ReportContext) -> str:
 
 def to_json(context: ReportContext) -> str:
     """Return the same content as one JSON object (ASCII; a number that is not finite is null)."""
-    table = published_table()
     data = {
         "headline": headline(context),
         "summary": [{"what": name, "value": value} for name, value in summary_table(context)],
-        "caveats": [caveat._asdict() for caveat in caveats(context)],
+        "cautions": [caution._asdict() for caution in cautions(context)],
         **json.loads(context.model_dump_json()),
-        "published": [
-            {name: cell for name, cell in zip(table.header, row, strict=True) if cell}
-            for row in table.rows
-        ],
     }
     return json.dumps(data, indent=2, allow_nan=False)
 

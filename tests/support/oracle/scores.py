@@ -14,34 +14,27 @@ RESAMPLES = 500
 
 def scores(frame: pl.DataFrame) -> dict[str, list[Any]]:
     """Adapter: (value, lower, upper, tasks) by "model track metric k"."""
-    from tasks.benchmark.scoring import score
+    from tasks.scores import TRACKS, scores
 
     return {
-        f"{row.model} {row.track} {row.metric} {row.k}": [
-            row.value,
-            row.lower,
-            row.upper,
-            row.tasks,
+        f"{row['model']} {row['track']} {row['metric']} {row['k']}": [
+            row[name] for name in ("value", "lower", "upper", "tasks")
         ]
-        for row in score(frame, ks=KS, ps=PS, resamples=RESAMPLES)
+        for track in TRACKS
+        for row in scores(frame, ks=KS, ps=PS, track=track, resamples=RESAMPLES).to_dicts()
     }
 
 
 def comparisons(frame: pl.DataFrame, ks: tuple[int, ...]) -> dict[str, list[Any]]:
     """Adapter: (difference, lower, upper, tasks, p, p corrected) by "model baseline track metric
     k"."""
-    from tasks.benchmark.comparing import compare_all
+    from tasks.benchmark.comparing import paired_differences
 
     return {
-        f"{row.model} {row.baseline} {row.track} {row.metric} {row.k}": [
-            row.difference,
-            row.lower,
-            row.upper,
-            row.tasks,
-            row.p,
-            row.p_holm,
+        f"{row['model']} {row['baseline']} {row['track']} {row['metric']} {row['k']}": [
+            row[name] for name in ("difference", "lower", "upper", "tasks", "p", "p_holm")
         ]
-        for row in compare_all(frame, ks=ks, ps=(1.0,), resamples=RESAMPLES)
+        for row in paired_differences(frame, ks=ks, ps=(1.0,), resamples=RESAMPLES).to_dicts()
     }
 
 

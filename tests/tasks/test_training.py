@@ -201,7 +201,7 @@ def test_a_missing_base_model_is_a_usage_error(rows, tmp_path):
 def ray_here():
     import ray
 
-    ray.init(num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=1, num_gpus=0, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 

@@ -35,7 +35,8 @@ def ray_here():
     import ray
 
     hook = {"worker_process_setup_hook": exhaust_memory}
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, runtime_env=hook)
+    options = {"include_dashboard": False, "log_to_driver": False, "runtime_env": hook}
+    ray.init("local", num_cpus=2, num_gpus=0, **options)
     yield ray
     ray.shutdown()
 

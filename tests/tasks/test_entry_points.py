@@ -15,8 +15,11 @@ from tasks.search.config import SearchConfig
 from tasks.search.population import START, Member, Population
 from tasks.sources.config import BUILT_IN, GROUP, TasksConfig
 from tasks.sources.stage import load_tasks
+from tasks.synthesis import config as synthesis_config
+from tasks.synthesis import samplers
 from tasks.synthesis.config import SynthesisConfig
-from tasks.synthesis.samplers import make_sampler
+from tasks.synthesis.sampler import Sampler
+from tasks.synthesis.samplers import make_sampler, sampler_class
 from tasks.synthesis.stage import Synthesis
 from tests.support.installed import install
 from tests.support.requests import tasks_snapshot
@@ -116,6 +119,11 @@ class Echo(Sampler):
 
 NO_SAMPLER = dict
 """
+
+
+def test_every_built_in_sampler_has_a_class():
+    assert tuple(samplers.CLASSES) == synthesis_config.BUILT_IN
+    assert all(issubclass(sampler_class(name), Sampler) for name in samplers.CLASSES)
 
 
 def test_a_sampler_of_another_package_changes_the_prompt_and_answers(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -134,13 +133,6 @@ def publish(
     holdout: float | None = Option(
         None, metavar="SHARE", help="Share of the tasks for the split `test`."
     ),
-    observations: File = Option(
-        None, metavar="FILE", help="Markdown for the card's section Observations."
-    ),
-    decontamination: File = Option(
-        None, metavar="FILE", help="Markdown for the card's section on decontamination."
-    ),
-    figures: list[str] = repeated("--figure", metavar="FILE", help="An image for the card."),
     push: str | None = Option(
         None,
         metavar="REPO_ID",
@@ -160,9 +152,6 @@ def publish(
         also=also,
         push=push,
         public=public,
-        observations=observations,
-        decontamination=decontamination,
-        figures=figures,
         name=name,
         license=license,
         holdout_share=holdout,
@@ -177,10 +166,9 @@ def diff(
     root: str = Option(".concur", help="Folder of the snapshots named by a fingerprint."),
 ) -> Json:
     """Compare two curated snapshots or published folders: what changed, and why."""
-    from tasks.publishing.sets import diff_sets
+    from flows.diff import diff_sets
 
-    changes: Json = json.loads(diff_sets(root, old, new, as_json=True))
-    return changes
+    return diff_sets(root, old, new)
 
 
 @command(Group.DATA, needs=["line"])

@@ -169,19 +169,19 @@ def _names(ref: SnapshotRef | None, name: str) -> dict[str, str]:
 
 
 def _why(old: SnapshotRef, new: SnapshotRef, cautions: list[str]) -> dict[str, int]:
-    from tasks.publishing.diff import diff
-    from tasks.publishing.sets import GAINED, LOST
+    from tasks.curation.diff import changes, reason_counts
+    from tasks.curation.stage import decisions_of
 
     try:
-        found = diff(old, new)
+        rows = changes(decisions_of(old.open()), decisions_of(new.open()))
     except UsageError as error:
         cautions.append(f"Why the training set changed is unknown: {error}")
         return {}
-    sides = (("+", GAINED, found.samples_gained), ("-", LOST, found.samples_lost))
+    counts = reason_counts(rows)
     return {
-        f"{sign} {words[reason]}": count
-        for sign, words, samples in sides
-        for reason, count in found.reasons(samples).items()
+        f"{sign} {reason.replace('_', ' ')}": count
+        for sign, change in (("+", "gained"), ("-", "lost"))
+        for reason, count in counts[change].items()
     }
 
 

@@ -1,89 +1,71 @@
 """The card of a published set: README.md with the front matter that the hub and `datasets` read.
 
-Guarantees: every number is of the files beside it or of a manifest; the front matter is YAML
-whatever names it holds; what comes from data is escaped. Does not escape the sections that a caller
-brings (observations, decontamination): they are the text of our own reports. The words are in
-`card.md.jinja`.
+Guarantees: every number is of the rows beside it or of a manifest; the front matter is YAML
+whatever names it holds; what comes from data is escaped. The words are in `card.md.jinja`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path
 
-from kernels_eval.records import Json, Row
+import polars as pl
+
+from kernels_eval.records import Json
 from tasks.publishing.columns import COLUMNS
 from tasks.publishing.config import UNKNOWN, PublishOptions
 from tasks.publishing.lineage import VERIFICATION, settings
-from tasks.publishing.shards import Shard
-from tasks.publishing.statistics import Statistics, Workloads
-from tasks.publishing.templates import render
-from tasks.reporting.text import cell
+from tasks.reporting.templates import environment
+from tasks.reporting.text import by_count, cell, fenced
 
-SIZES = {
-    1_000: "n<1K",
-    10_000: "1K<n<10K",
-    100_000: "10K<n<100K",
-    1_000_000: "100K<n<1M",
-    10_000_000: "1M<n<10M",
-}
+SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M"}
 """The hub's names for numbers of rows below a limit."""
+COUNTED = (
+    *("criterion", "operator_kind", "language", "generator"),
+    *("device", "task_source", "task_license"),
+)
+MEASURED = ("reasoning_tokens", "speedup")
+QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+MOST_CHARACTERS = 400  # of a setting
 
 
 @dataclass(frozen=True)
 class Card:
-    """Everything a card says. `facts` and `statistics` by configuration, the default one first;
-    `figures` are paths inside the folder."""
+    """Everything a card says. `splits`, `places` (folders) and `facts` by configuration, the
+    default one first; `observations` are sentences."""
 
     options: PublishOptions
     tag: str
-    shards: Sequence[Shard]
-    columns: Sequence[str]
-    statistics: Mapping[str, Statistics]
-    facts: Mapping[str, Row]
-    workloads: Workloads | None = None
-    observations: str | None = None
-    decontamination: str | None = None
-    figures: Sequence[str] = ()
-
-    @property
-    def citation(self) -> str:
-        """BibTeX of this refresh of the set."""
-        title = "".join(each for each in _line(self.options.name) if each not in "{}\\%$#&~^")
-        key = "".join(each for each in title.lower() if each.isascii() and each.isalnum())
-        return self.options.citation or (
-            f"@misc{{{key or 'kernels'},\n"
-            f"  title        = {{{title}}},\n"
-            f"  howpublished = {{made with concur, revision {self.tag}}},\n"
-            f"  year         = {{{self.tag.removeprefix('refresh-')[:4]}}}\n}}"
-        )
-
-    def splits(self) -> Iterator[tuple[str, str, list[Shard]]]:
-        """The files of each configuration and split."""
-        for config, split in dict.fromkeys((shard.config, shard.split) for shard in self.shards):
-            key = (config, split)
-            yield *key, [shard for shard in self.shards if (shard.config, shard.split) == key]
+    splits: Mapping[str, Mapping[str, pl.DataFrame]]
+    places: Mapping[str, str]
+    facts: Mapping[str, Json]
+    observations: Sequence[str] = ()
 
 
 def card(context: Card) -> str:
     """The whole README.md."""
     from huggingface_hub import DatasetCard
 
-    default = next(iter(context.statistics))
-    numbers, facts = context.statistics[default], context.facts[default]
-    observations = _nested(context.observations)
-    text = render(
-        "card.md.jinja",
+    default = next(iter(context.splits))
+    rows = pl.concat(context.splits[default].values())
+    counts = {name: _counts(rows[name]) for name in COUNTED}
+    filters = {"cell": cell, "fenced": fenced, "number": "{:,}".format}
+    template = environment(Path(__file__).parent, filters=filters).get_template("card.md.jinja")
+    text = template.render(
         card=context,
-        numbers=numbers,
-        facts=facts,
-        front_matter=_front_matter(context, list(numbers.counts["language"])),
-        settings={stage: _settings(stage, found) for stage, found in facts.items()},
-        meanings=COLUMNS,
-        observations=observations,
-        figures=[path for path in context.figures if path not in observations],
-        decontamination=_nested(context.decontamination),
+        facts=context.facts[default],
+        front_matter=_front_matter(context, list(counts["language"])),
+        settings={stage: _settings(stage, each) for stage, each in context.facts[default].items()},
+        rows=rows.height,
+        tasks=rows["task_id"].n_unique(),
+        counts=counts,
+        quantiles={name: _quantiles(rows[name]) for name in MEASURED},
+        shares=QUANTILES,
+        repaired=int(rows["repaired"].sum()),
+        shared_programs=_shared_programs(context.splits[default]),
+        example=_example(rows),
+        columns=[(name, COLUMNS.get(name, "as curation wrote it")) for name in rows.columns],
         unknown=UNKNOWN,
     )
     return f"{DatasetCard(text)}\n"
@@ -92,22 +74,21 @@ def card(context: Card) -> str:
 def _front_matter(context: Card, languages: Sequence[str]) -> str:
     from huggingface_hub import DatasetCardData
 
-    configs: dict[str, Json] = {}
-    for config, split, files in context.splits():
-        entry = configs.setdefault(config, {"config_name": config})
-        if len(configs) == 1:
-            entry["default"] = True
-        path = PurePosixPath(files[0].path).parent / f"{split}-*.parquet"
-        entry.setdefault("data_files", []).append({"split": split, "path": str(path)})
-    rows = sum(shard.rows for shard in context.shards)
+    configs: list[Json] = []
+    for name, splits in context.splits.items():
+        place = context.places[name]
+        files = [{"split": split, "path": f"{place}/{split}-*.parquet"} for split in splits]
+        configs.append({"config_name": name, "data_files": files})
+    configs[0]["default"] = True
+    rows = sum(part.height for splits in context.splits.values() for part in splits.values())
     return DatasetCardData(
         pretty_name=_line(context.options.name),
         license=context.options.license,
         language=["en"],
         task_categories=["text-generation"],
-        size_categories=[next((SIZES[limit] for limit in SIZES if rows < limit), "10M<n<100M")],
+        size_categories=[next((SIZES[limit] for limit in SIZES if rows < limit), "1M<n<10M")],
         tags=["concur", "code", "gpu-kernels", "reasoning", *languages],
-        configs=list(configs.values()),
+        configs=configs,
     ).to_yaml()
 
 
@@ -119,23 +100,38 @@ def _settings(stage: str, facts: object) -> str:
     if stage == VERIFICATION:  # forty numbers
         config = {"protocol": f"see facts.{stage} in publication.json"}
     others = {name: facts[name] for name in facts if name not in ("fingerprint", "rows", "config")}
-    shown = (
-        (name, ", ".join(map(str, item)) if isinstance(item, list | tuple) else item)
-        for name, item in settings({**config, **others})
-        if item != ""
+    return "; ".join(
+        f"{cell(name)} {cell(value, MOST_CHARACTERS)}"
+        for name, value in settings({**config, **others})
+        if value != ""
     )
-    return "; ".join(f"{cell(name)} {cell(item, 400)}" for name, item in shown)
 
 
-def _nested(text: str | None) -> str:
-    """A section of another document: its headings go below ours, code blocks stay as they are."""
-    lines, fence = [], ""
-    for line in (text or "").strip().splitlines():
-        mark = line.lstrip()[:3]
-        if mark in ("```", "~~~") and (not fence or fence == mark):
-            fence = "" if fence else mark
-        lines.append(f"##{line}" if line.startswith("#") and not fence else line)
-    return "\n".join(lines)
+def _counts(values: pl.Series) -> dict[str, int]:
+    counts = values.drop_nulls().value_counts().iter_rows()
+    return dict(by_count({str(name): count for name, count in counts}))
+
+
+def _quantiles(values: pl.Series) -> list[float | None]:
+    """Of the finite values above 0."""
+    numbers = values.cast(pl.Float64, strict=False)
+    known = numbers.filter(numbers.is_finite() & (numbers > 0))
+    return [known.quantile(share, "linear") for share in QUANTILES]
+
+
+def _shared_programs(splits: Mapping[str, pl.DataFrame]) -> int:
+    """Programs that are in both splits, under different task_ids."""
+    programs = [part["task_code"].unique() for part in splits.values()]
+    return len(set(programs[0]) & set(programs[1])) if len(programs) > 1 else 0
+
+
+def _example(rows: pl.DataFrame) -> Json:
+    """The row with the shortest texts: whole texts are worth more to a reader than the head of long
+    ones."""
+    texts = ("task_code", "reasoning", "code")
+    length = pl.sum_horizontal(pl.col(texts).str.len_chars())
+    shortest = rows.sort(length, "task_id").head(1).select("task_id", *texts)
+    return {name: str(value or "") for name, value in shortest.row(0, named=True).items()}
 
 
 def _line(text: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from kernels_eval.records import Record
 
-PUBLICATION, README, CROISSANT = "publication.json", "README.md", "croissant.json"
-DATA, STRATEGIES, FIGURES = "data", "strategies", "figures"
+PUBLICATION, README = "publication.json", "README.md"
+DATA, STRATEGIES = "data", "strategies"
+TRAIN, TEST = "train", "test"
 UNKNOWN = "unknown"
 
 
@@ -17,12 +18,6 @@ class PublishOptions(Record):
     name: str = Field(default="ConCuR kernels", min_length=1, max_length=200)
     license: str = Field(default=UNKNOWN, pattern=r"^[a-z0-9][a-z0-9.+-]*$")
     """the hub's identifier, such as apache-2.0"""
-    creator: str = UNKNOWN
-    url: str = README
-    citation: str | None = None
-    """BibTeX of the set; default: one that names the revision"""
     holdout_share: float = Field(default=0.0, ge=0, lt=1)
     """share of the tasks whose rows make the split `test`"""
     seed: int = 0
-    shard_bytes: PositiveInt = 300 * 2**20
-    """a shard is closed by the row group that brings it to this size"""

@@ -17,11 +17,11 @@ from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from kernels_eval.records import Record
-from tasks.publishing.config import CROISSANT, DATA, FIGURES, PUBLICATION, README, STRATEGIES
+from tasks.publishing.config import DATA, PUBLICATION, README, STRATEGIES
 from tasks.publishing.publish import Published, is_whole, read_publication
 
 TOKEN_ENV = "HF_TOKEN"
-CONTENT = (f"{DATA}/*", f"{STRATEGIES}/*", f"{FIGURES}/*", README, CROISSANT, PUBLICATION)
+CONTENT = (f"{DATA}/*", f"{STRATEGIES}/*", README, PUBLICATION)
 """What a publication may hold. Other files of the repository (a `.gitattributes`) stay."""
 
 
@@ -46,7 +46,7 @@ def push_to_hub(
     repository is public and `private` was asked for; EvalError where the hub does not answer.
     """
     published = read_publication(folder)
-    if not is_whole(folder, published, content=True):
+    if not is_whole(folder, published):
         raise UsageError(
             f"files of {folder} have changed since they were published",
             "publish into another folder and push that",
@@ -81,7 +81,7 @@ def _send(api: Any, folder: Path, repo_id: str, published: Published) -> None:
         folder_path=folder,
         repo_type="dataset",
         commit_message=published.tag,
-        allow_patterns=[PUBLICATION, *(file.path for file in published.files)],
+        allow_patterns=[PUBLICATION, *published.files],
         delete_patterns=list(CONTENT),
     )
     message = f"curated {', '.join(published.curated.values())}"

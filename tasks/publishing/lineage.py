@@ -18,24 +18,16 @@ import pyarrow as pa
 
 from kernels_eval.errors import UsageError, cause_of
 from kernels_eval.records import Json, Row
+from tasks.samples import snapshots_above
 from tasks.sources.hub import is_hub_id
 from tasks.store import Snapshot, SnapshotRef, snapshots
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import RESTORE
 
 CURATION, VERIFICATION, SYNTHESIS, TASKS = "curation", "verification", "synthesis", "tasks"
-ANALYSIS, WORKLOADS, FLAGS = "analysis", "workloads", "trace-flags"
+ANALYSIS = "analysis"
 CHOSEN = "training-tasks"
 """The stage that chooses among the source's tasks."""
-ABOVE = {
-    "verdicts": (VERIFICATION,),
-    "candidates": (SYNTHESIS, "improved"),
-    "tasks": (CHOSEN, TASKS),
-    "workloads": (WORKLOADS,),
-    "flags": (FLAGS,),
-}
-"""The stages that may have written each snapshot above a set; the first one that is there
-counts."""
 DEFAULT_STRATEGY = "concur"
 PUBLIC_SETTINGS = {
     VERIFICATION: ("eval",),
@@ -57,6 +49,7 @@ class Lineage:
     tasks: Snapshot | None = None
     workloads: Snapshot | None = None
     flags: Snapshot | None = None
+    profiles: Snapshot | None = None
 
     @property
     def strategy(self) -> str:
@@ -72,8 +65,7 @@ def lineage(ref: SnapshotRef) -> Lineage:
             f"give a snapshot of the stage {CURATION}",
         )
     snapshot = ref.open()
-    found = {name: snapshot.above(*stages) for name, stages in ABOVE.items()}
-    return Lineage(snapshot, snapshot.manifest, **found)
+    return Lineage(snapshot, snapshot.manifest, **snapshots_above(snapshot))
 
 
 def analysis_of(line: Lineage) -> Snapshot | None:
@@ -164,37 +156,3 @@ def readable(what: str) -> Iterator[None]:
     except (OSError, pa.ArrowException, pl.exceptions.PolarsError) as error:
         cause = cause_of(error)
         raise UsageError(f"cannot read {what}: {cause}", RESTORE) from error
-
-
-def select(
-    snapshot: Snapshot, columns: Sequence[str], on: str, among: pl.DataFrame | None = None
-) -> pl.DataFrame:
-    """As Snapshot.read: some columns, each value of `on` once, those in `among` only."""
-    keys = None if among is None else among.select(on)
-    with readable(snapshot.path):
-        wanted = list(dict.fromkeys((on, *columns)))
-        found = snapshot.read(columns=wanted, unique=on, among=keys)
-    return found if on in found.columns else pl.DataFrame(schema={on: pl.String})
-
-
-def require(
-    frame: pl.DataFrame,
-    where: str,
-    needed: Mapping[str, str],
-    optional: Mapping[str, str] | None = None,
-) -> None:
-    """Raises UsageError where columns are missing, of another kind ("" for any), or where needed
-    ones have gaps."""
-    fix = "run its stage again with this version"
-    if missing := [name for name in needed if name not in frame.columns]:
-        raise UsageError(f"{where} lacks the columns {', '.join(missing)}", fix)
-    for name, kind in {**needed, **(optional or {})}.items():
-        of = frame.schema.get(name, pl.Null())
-        fits = {
-            "text": isinstance(of, pl.String | pl.Categorical | pl.Enum),
-            "numbers": of.is_numeric(),
-        }
-        if of != pl.Null and not fits.get(kind, True):
-            raise UsageError(f"the column {name} of {where} is {of}, not {kind}", fix)
-        if name in needed and frame[name].has_nulls():
-            raise UsageError(f"{where} has rows without {name}", fix)

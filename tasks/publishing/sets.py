@@ -1,13 +1,9 @@
-"""A curated set as a folder or on the hub, and what changed between two of them, by names and paths
-as a user gives them.
-
-A difference of two refreshes as Markdown and as JSON.
-"""
+"""A curated set as a folder or on the hub, by names and paths as a user gives them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,14 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from kernels_eval.errors import UsageError
-from kernels_eval.tables import table_beside
-from tasks.publishing.config import PUBLICATION, PublishOptions
-from tasks.publishing.diff import RefreshDiff, diff
+from tasks.publishing.config import PublishOptions
 from tasks.publishing.hub import push_to_hub
 from tasks.publishing.lineage import find_curated
 from tasks.publishing.publish import Published, publish
-from tasks.publishing.templates import render
-from tasks.store import SnapshotRef
 
 PUBLISHED = "published.jsonl"
 """What was published of a root's snapshots, one line each."""
@@ -36,16 +28,12 @@ def publish_set(
     also: Sequence[str] = (),
     push: str | None = None,
     public: bool = False,
-    observations: str | None = None,
-    decontamination: str | None = None,
-    figures: Sequence[str] = (),
     **options: Any,
 ) -> dict[str, Any]:
     """Publish, and push where `push` names a repository of the hub. Returns a summary.
 
-    `curated` and `also` are fingerprints under `root` or directories, `observations` and
-    `decontamination` Markdown files, `options` fields of PublishOptions. Raises UsageError as
-    `publish` and `push_to_hub` do.
+    `curated` and `also` are fingerprints under `root` or directories, `options` fields of
+    PublishOptions. Raises UsageError as `publish` and `push_to_hub` do.
     """
     given = {name: value for name, value in options.items() if value is not None}
     try:
@@ -63,9 +51,6 @@ def publish_set(
         folder,
         chosen,
         strategies=others,
-        observations=_text(observations),
-        decontamination=_text(decontamination),
-        figures=[Path(figure) for figure in figures],
     )
     for place in {ref.root for ref in (first, *others)}:
         _note(place, published, folder)
@@ -80,7 +65,7 @@ def publish_set(
             if chosen.holdout_share and not splits.get("test")
         ],
         "files": len(published.files) + 1,
-        "size_bytes": sum(file.size_bytes for file in published.files),
+        "size_bytes": sum((folder / path).stat().st_size for path in published.files),
         "hub": pushed.model_dump() if pushed else None,
     }
 
@@ -96,48 +81,3 @@ def _note(root: str, published: Published, folder: Path) -> None:
         if not path.exists() or line not in path.read_text(encoding="utf-8"):
             with path.open("a", encoding="utf-8") as notes:
                 notes.write(line)
-
-
-def _text(path: str | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read {path}: {getattr(error, 'strerror', None) or error}",
-            "give a Markdown file in UTF-8",
-        ) from error
-
-
-def diff_sets(root: str, old: str, new: str, *, as_json: bool = False) -> str:
-    """What changed between two sets, each a published folder, a directory of a curated snapshot, or
-    a fingerprint under `root`: Markdown, or one JSON object. Raises UsageError for what is none of
-    them."""
-    found = diff(_source(root, old), _source(root, new), root)
-    return to_json(found) if as_json else to_markdown(found)
-
-
-def _source(root: str, name: str) -> SnapshotRef | Path:
-    return Path(name) if (Path(name) / PUBLICATION).is_file() else find_curated(root, name)
-
-
-MAX_SHOWN = 50
-_WORDS = table_beside(__file__)
-LOST: Mapping[str, str] = _WORDS["lost"]
-GAINED: Mapping[str, str] = LOST | _WORDS["gained"]
-
-
-def to_json(found: RefreshDiff) -> str:
-    """One JSON object: the record, and counts by reason."""
-    reasons = {
-        f"{what}_{change}": found.reasons(getattr(found, f"{what}_{change}"))
-        for what in ("samples", "tasks")
-        for change in ("gained", "lost", "changed")
-    }
-    return json.dumps({**found.model_dump(mode="json"), "reasons": reasons}, ensure_ascii=False)
-
-
-def to_markdown(found: RefreshDiff) -> str:
-    """The same for readers: counts by reason, then the first 50 of each kind."""
-    return render("diff.md.jinja", found=found, lost=LOST, gained=GAINED, shown=MAX_SHOWN)

@@ -30,13 +30,12 @@ def to_set(tmp_path):
 
 
 def test_publish_says_where_and_which_revision(tmp_path, curated, to_set):
-    (tmp_path / "seen.md").write_text("seen lengths")
-    options = ("--license", "mit", "--observations", tmp_path / "seen.md", "--name", "Mine")
+    options = ("--license", "mit", "--name", "Mine")
     status, out, err = concur(*to_set, *options)
     assert (status, err) == (0, "")
     assert "concur  train 3" in out and "refresh-20" in out
     card = (tmp_path / "set/README.md").read_text()
-    assert "seen lengths" in card and "# Mine" in card
+    assert "# Mine" in card
     status, out, _ = concur(*to_set, *options, "--json", "--curated", curated.fingerprint[:9])
     told = json.loads(out)
     assert status == 0 and told["rows"] == {"concur": {"train": 3}} and told["hub"] is None
@@ -54,9 +53,9 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
     other = line(tmp_path / "root", [sample("t/1", 0, 10, 6.0)])
     concur(*to_set, "--curated", curated.fingerprint)
     status, out, err = concur("diff", to_set[-1], other.fingerprint, *to_set[1:3])
-    assert status == 0 and err == "" and "candidate 1, task 1" in out
+    assert status == 0 and err == "" and "no_candidate 1" in out
     status, out, _ = concur("diff", curated.open().path, other.open().path, "--json")
-    assert status == 0 and json.loads(out)["reasons"]["samples_lost"] == {"task": 1, "candidate": 1}
+    assert status == 0 and json.loads(out)["reasons"]["lost"] == {"no_candidate": 1, "no_task": 1}
 
 
 @pytest.mark.parametrize(
@@ -65,11 +64,6 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
         ("publish --root {tmp}/nothing --out {tmp}/set", "no finished curated set"),
         ("publish --root {tmp}/root --out {tmp}/set --holdout 1.5", "holdout_share = 1.5"),
         ("publish --root {tmp}/root --out {tmp}/set --license 'My Own'", "license = 'My Own'"),
-        ("publish --root {tmp}/root --out {tmp}/set --observations {tmp}/no.md", "cannot read"),
-        (
-            "publish --root {tmp}/root --out {tmp}/set --figure {tmp}/no.png",
-            "cannot read the figure",
-        ),
         ("publish --root {tmp}/root --out {tmp}/root", "contains other files"),
         (
             "publish --root {tmp}/root --out {tmp}/set --push a/b",
@@ -88,11 +82,12 @@ def test_what_cannot_be_used_is_one_line_and_2(tmp_path, curated, arguments, sai
 def test_publishing_needs_no_framework(tmp_path, curated):
     """Neither torch nor Prefect nor Ray is loaded to write a folder or to compare two."""
     script = (
-        "import json, sys; from tasks.publishing.sets import publish_set, diff_sets;"
+        "import json, sys; from flows.diff import diff_sets;"
+        " from tasks.publishing.sets import publish_set;"
         f" publish_set({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r});"
         f" diff_sets({str(tmp_path / 'root')!r}, {str(tmp_path / 'set')!r},"
         f" {curated.fingerprint!r}); print(json.dumps(sorted({{'torch', 'ray', 'prefect', 'mlflow',"
-        " 'transformers', 'datasets'} & set(sys.modules))))"
+        " 'transformers'} & set(sys.modules))))"
     )
     done = python(script)
     assert done.returncode == 0, done.stderr

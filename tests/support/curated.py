@@ -100,6 +100,8 @@ def line(
 
 
 def _candidate(entry):
+    answer = entry.get("answer", f"```python\n{entry['code']}```")
+    written = f"<think>\n{entry['reasoning']}\n</think>\n\n{answer}"
     return {
         "candidate_id": entry["id"],
         "task_id": entry["task"],
@@ -108,9 +110,10 @@ def _candidate(entry):
         "sampling": {"temperature": 0.7, "top_p": 0.9, "max_tokens": 100, "seed": 3},
         "sample_index": entry["index"],
         "prompt_hash": "prompt",
-        "response": "",
+        "response": entry.get("response", written),
+        "separated_reasoning": entry.get("separated"),
         "reasoning": entry["reasoning"],
-        "answer": f"```python\n{entry['code']}```",
+        "answer": answer,
         "code": entry["code"],
         "reasoning_tokens": entry["tokens"],
         "turn": 1,

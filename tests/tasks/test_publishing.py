@@ -2,8 +2,6 @@
 what is refused."""
 
 import errno
-import hashlib
-import json
 import os
 import shutil
 from pathlib import Path
@@ -16,12 +14,11 @@ from markdown_it import MarkdownIt
 
 from kernels_eval.errors import UsageError
 from tasks.publishing import publish as publishing
-from tasks.publishing import shards as sharding
 from tasks.publishing.columns import COLUMNS, licence_of
 from tasks.publishing.config import PublishOptions
 from tasks.publishing.lineage import find_curated, lineage
 from tasks.publishing.publish import is_whole, publish, read_publication
-from tasks.publishing.shards import split_of
+from tasks.publishing.rows import split_of
 from tasks.reporting.text import cell, fenced
 from tasks.store.snapshot import Snapshot
 from tests.support.cases import cases
@@ -119,7 +116,7 @@ def test_each_strategy_is_a_configuration_of_its_own(out, curated):
     rows = curated.open().read().head(5)
     other = again(curated, "other", "random/../x", rows, created_at="2031-01-02T00:00:00+00:00")
     made = publish(curated, out, strategies=[other, curated])
-    assert made.configs == ("concur", "random_x") and made.tag.startswith("refresh-2031-01-02-")
+    assert list(made.rows) == ["concur", "random_x"] and made.tag.startswith("refresh-2031-01-02-")
     assert (load(out).num_rows, load(out, "random_x").num_rows) == (24, 5)
     configs = front_matter(out)["configs"]
     assert [config["config_name"] for config in configs] == ["concur", "random_x"]
@@ -133,90 +130,64 @@ def test_tasks_that_were_chosen_among_the_sources_keep_their_source_and_licence(
     assert (first["task_source"], first["task_license"]) == ("bundled", "Apache-2.0")
 
 
-def test_columns_that_a_later_curation_adds_are_published_and_older_snapshots_have_nulls(
-    out, curated
-):
-    rows = curated.open().read().with_columns(another_column=pl.lit("t/00-1"))
-    publish(again(curated, "later", "concur", rows.drop("entry_point", "operator_kind")), out)
-    found = load(out)
-    assert found.column_names == [*COLUMNS, "another_column"]
-    assert set(found["another_column"]) == {"t/00-1"}
-    assert set(found["entry_point"]) == {None} == set(found["operator_kind"])
-    assert "| another_column | as curation wrote it |" in card_of(out)
-
-
-def test_provenance_that_is_missing_or_of_another_type_is_null(out, curated):
-    above = lineage(curated)
-    for snapshot, spoilt in (
-        (above.tasks, lambda rows: rows.filter(pl.col("task_id") != "t/00")),
-        (above.candidates, lambda rows: rows.with_columns(sampling=pl.lit("greedy"))),
-    ):
-        (part,) = snapshot.parts()
-        spoilt(pl.read_parquet(part)).write_parquet(part)
-    publish(curated, out)
-    rows = load(out)
-    assert {rows[0][name] for name in ("task_source", "task_license", "init_form")} == {None}
-    assert set(rows["task_license"]) == {None, "Apache-2.0"} and set(rows["sampling"]) == {None}
-    assert rows[0]["prompt_hash"] == "prompt"
-
-
-def test_the_card_says_what_the_tasks_compute(tmp_path, out):
-    """Of the tasks in the set, not of all that were counted."""
-    counted = [
-        {
-            "task_id": f"t/{n:02d}",
-            "families": ["matmul", "activation"] if n % 2 else ["matmul"],
-            "executed": "meta",
-            **{"flops": 100 * n, "bytes_min": 50, "arithmetic_intensity": 2.0 * n},
-        }
-        for n in range(1, 4)
+def test_rows_that_are_not_the_response_as_written_say_so(tmp_path, out):
+    """One text; a server that separates reasoning; code that the parser moved."""
+    written = {
+        "t/1": ("<think>\nwhy\n</think>\n\ncode", None, False),
+        "t/2": ("code", "why", False),
+        "t/3": ("<think>\nwhy code\n</think>", None, True),
+    }
+    rows = [
+        sample(
+            *(task, 0, 10, 9.0),
+            **{"reasoning": "why", "answer": "code", "response": response, "separated": separated},
+        )
+        for task, (response, separated, _) in written.items()
     ]
-    counted += [
-        {"task_id": "t/00", "families": [], "problem": "it hung"},
-        {"task_id": "elsewhere", "families": ["fft"], "executed": "meta"},
-    ]
-    publish(line(tmp_path / "root", many(4), workloads=counted), out)
-    said = section(out, "What the tasks compute")
-    for words in ("3 of 4 tasks", "| matmul | 3 | 100% |", "| activation | 2 | 67% |"):
-        assert words in said
-    assert "fft" not in said and "(FLOPs per byte) | 2 | 2.4 | 3 | 4 | 5 | 5.6 | 6 |" in said
-    publish(line(tmp_path / "other", many(4)), tmp_path / "without")
-    assert "What the tasks compute" not in card_of(tmp_path / "without")
+    publish(line(tmp_path / "root", rows), out)
+    found = dict(pl.read_parquet(out / "data/*.parquet").select("task_id", "repaired").iter_rows())
+    assert found == {task: repaired for task, (*_, repaired) in written.items()}
+    assert "1 of 3 rows (33.3%) are `repaired`" in card_of(out)
 
 
-def test_the_cards_observations_are_the_lines_own_unless_others_are_given(tmp_path, out):
+def test_the_card_says_what_it_holds_and_where_it_is_from(tmp_path, out):
     from tasks.analysis import stage as analysis
 
     ref = line(tmp_path / "root", [*many(), sample("t/00", 7, 900, None, generator="evil](x)<b>")])
     above = lineage(ref)
     made = analysis.run(above.verdicts.ref, above.candidates.ref, QUICK)
-    plain, said = publish(ref, out), section(out, "Observations")
-    assert analysis.found_in(made).finding[0][:30] in said
-    assert "<b>" not in said and "](x)" not in said and "](figures/difficulty.png)" in said
-    assert (out / "figures/difficulty.png").stat().st_size
-    mine = publish(ref, tmp_path / "mine", observations="Mine.")
-    text = card_of(tmp_path / "mine")
-    assert "Mine." in text and "difficulty.png" not in text and mine.tag != plain.tag
+    publish(ref, out, PublishOptions(license="apache-2.0", holdout_share=0.4))
+    text, told = card_of(out), front_matter(out)
+    assert told["size_categories"] == ["n<1K"] and told["task_categories"] == ["text-generation"]
+    assert [entry["split"] for entry in told["configs"][0]["data_files"]] == ["train", "test"]
+    for words in (
+        *("24 kernels for 12 PyTorch programs", "2510.07356", ref.fingerprint),
+        *("concise_and_fast 12, high_speedup 12", analysis.found_in(made).finding[0][:30]),
+    ):
+        assert words in text
+    assert "<b>" not in text and "](x)" not in text
+
+
+def test_hostile_text_stays_text(tmp_path, out):
+    evil = [sample("t/|<b>x</b>", 0, 10, 9.0, reasoning=HOSTILE, code=HOSTILE, generator=HOSTILE)]
+    source = {"source": "user", "location": "/home/somebody/x"}
+    ref = line(tmp_path / "root", evil, programs={"t/|<b>x</b>": HOSTILE}, source=source)
+    publish(ref, out, PublishOptions(name=HOSTILE))
+    assert front_matter(out)["license"] == "unknown"
+    body = card_of(out).split("---\n", 2)[2]
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
+    kinds = [token.type for token in tokens]
+    inline = {child.type for token in tokens for child in token.children or ()}
+    assert "html_block" not in kinds and not inline & {"html_inline", "image", "link_open"}
+    headings = [tokens[at + 1].content for at, kind in enumerate(kinds) if kind == "heading_open"]
+    assert len(headings) == 8 and "T" not in headings
+    # a pipe in the data makes no column
+    cells = kinds.count("th_open") + kinds.count("td_open")
+    assert cells == 5 * 4 + 2 * 4 + 3 * 6 + (len(COLUMNS) + 1) * 2
+    assert load(out)[0]["reasoning"] == HOSTILE
 
 
 # -- the same in, the same out ---------------------------------------------------------------------
-
-
-def test_bytes_depend_on_the_rows_and_not_on_how_they_were_divided(tmp_path, curated, monkeypatch):
-    """Rows in one part or in parts of one row, in this order or another."""
-    monkeypatch.setattr(sharding, "GROUP_ROWS", 5)
-    copy, manifest = Snapshot(curated.root, "curation", "copy"), curated.open().manifest
-    rows = curated.open().read()
-    for row in reversed(rows.to_dicts()):
-        copy.append([row], rows.to_arrow().schema)
-    copy.publish(config=manifest["config"], upstream=manifest["upstream"])
-    made = publish(curated, tmp_path / "a", PublishOptions(shard_bytes=1))
-    publish(copy.ref, tmp_path / "b", PublishOptions(shard_bytes=1))
-    assert contents(tmp_path / "a/data") == contents(tmp_path / "b/data")
-    paths = [f"data/train-0000{number}-of-00005.parquet" for number in range(5)]
-    assert [(each.path, each.rows) for each in made.shards] == list(
-        zip(paths, (5, 5, 5, 5, 4), strict=True)
-    )
 
 
 def test_the_same_again_is_the_same_folder_and_no_work(tmp_path, out, curated, monkeypatch):
@@ -225,13 +196,13 @@ def test_the_same_again_is_the_same_folder_and_no_work(tmp_path, out, curated, m
     publish(curated, tmp_path / "b")
     assert contents(out) == contents(tmp_path / "b")
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "write_shards", lambda *_, **__: pytest.fail("written again"))
+        patch.setattr(publishing, "published_rows", lambda *_, **__: pytest.fail("written again"))
         assert publish(curated, out) == made == read_publication(out)
     with pytest.raises(ValueError, match="frozen"):
         made.tag = "other"
     (out / "README.md").write_text("short")  # tampered with: made again
     assert not is_whole(out, made)
-    assert publish(curated, out) == made and is_whole(out, made, content=True)
+    assert publish(curated, out) == made and is_whole(out, made)
 
 
 def test_another_option_is_another_revision_and_replaces_the_folder(tmp_path, out, curated):
@@ -265,29 +236,6 @@ def test_the_share_that_is_held_out_is_about_the_share_asked_for():
 # -- the card and the metadata ---------------------------------------------------------------------
 
 
-def test_hostile_text_stays_text(tmp_path, out):
-    evil = [sample("t/|<b>x</b>", 0, 10, 9.0, reasoning=HOSTILE, code=HOSTILE, generator=HOSTILE)]
-    source = {"source": "user", "location": "/home/somebody/x"}
-    ref = line(tmp_path / "root", evil, programs={"t/|<b>x</b>": HOSTILE}, source=source)
-    publish(ref, out, PublishOptions(name=HOSTILE))
-    told = front_matter(out)
-    assert told["license"] == "unknown"
-    assert [config["config_name"] for config in told["configs"]] == ["concur"]
-    body = card_of(out).split("---\n", 2)[2]
-    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
-    kinds = [token.type for token in tokens]
-    inline = {child.type for token in tokens for child in token.children or ()}
-    assert "html_block" not in kinds and not inline & {"html_inline", "image", "link_open"}
-    headings = [tokens[at + 1].content for at, kind in enumerate(kinds) if kind == "heading_open"]
-    assert len(headings) == 11 and "T" not in headings
-    fences = [token for token in tokens if token.type == "fence" and "alert(1)" in token.content]
-    assert len(fences) == 4  # and the BibTeX title
-    # a pipe in the data makes no column
-    cells = kinds.count("th_open") + kinds.count("td_open")
-    assert cells == 5 * 4 + 2 * 6 + (len(COLUMNS) + 1) * 2 + 3 * 8
-    assert load(out)[0]["reasoning"] == HOSTILE
-
-
 def test_what_a_manifest_knows_of_this_machine_is_not_published(tmp_path, out):
     source = {"source": "files", "location": "/home/somebody/tasks"}
     publish(line(tmp_path / "root", many(2), source=source), out)
@@ -296,60 +244,11 @@ def test_what_a_manifest_knows_of_this_machine_is_not_published(tmp_path, out):
         assert secret.encode() not in everything
 
 
-def test_the_card_has_what_its_readers_look_for(tmp_path, out, curated):
-    figure = tmp_path / "lengths.png"
-    figure.write_bytes(b"\x89PNG")
-    publish(
-        curated,
-        out,
-        PublishOptions(license="apache-2.0", holdout_share=0.4),
-        observations="# Lengths\n\n```\n# not a heading\n```\nshorter is better",
-        decontamination="2 of 12 tasks overlap",
-        figures=[figure],
-    )
-    text, told = card_of(out), front_matter(out)
-    assert told["size_categories"] == ["n<1K"] and told["task_categories"] == ["text-generation"]
-    assert [entry["split"] for entry in told["configs"][0]["data_files"]] == ["train", "test"]
-    for words in (
-        *("### Lengths", "\n# not a heading\n", "2 of 12 tasks overlap", "2510.07356"),
-        *("![lengths](figures/lengths.png)", "24 kernels (CUDA) for 12 PyTorch programs"),
-        *(curated.fingerprint, "concise_and_fast 12, high_speedup 12"),
-    ):
-        assert words in text
-    assert (out / "figures/lengths.png").read_bytes() == b"\x89PNG"
-
-
 def test_a_program_in_both_splits_is_said(tmp_path, out):
     programs = {f"t/{task:02d}": "the same" for task in range(12)}
     ref = line(tmp_path / "root", many(12), programs=programs)
     publish(ref, out, PublishOptions(holdout_share=0.4))
-    assert "- 1 programs are in both splits" in card_of(out)
-
-
-def test_croissant_describes_every_file_and_column_and_its_reader_finds_the_rows(out, curated):
-    import mlcroissant
-
-    options = {"creator": "us", "url": "https://example.org/set", "license": "mit"}
-    publish(curated, out, PublishOptions(holdout_share=0.4, **options))
-    described = json.loads((out / "croissant.json").read_text())
-    assert described["conformsTo"] == "http://mlcommons.org/croissant/1.0"
-    assert described["license"] == "https://spdx.org/licenses/MIT.html"
-    assert described["url"] == options["url"] and described["creator"]["name"] == "us"
-    assert described["datePublished"] and described["description"]
-    files = [entry for entry in described["distribution"] if entry["@type"] == "cr:FileObject"]
-    for entry in files:
-        data = (out / entry["contentUrl"]).read_bytes()
-        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
-        assert entry["contentSize"] == f"{len(data)} B"
-    assert {path.name for path in (out / "data").iterdir()} == {entry["name"] for entry in files}
-    reader = mlcroissant.Dataset(str(out / "croissant.json"))
-    assert [each.name for each in reader.metadata.record_sets] == ["concur-train", "concur-test"]
-    for records in reader.metadata.record_sets:
-        assert [field.name for field in records.fields] == list(COLUMNS)
-        split = records.name.removeprefix("concur-")
-        expected = pl.read_parquet(out / f"data/{split}-*.parquet")["candidate_id"].to_list()
-        found = [row[f"{records.name}/candidate_id"] for row in reader.records(records.name)]
-        assert [name.decode() for name in found] == expected
+    assert "1 programs are in both splits" in card_of(out)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +302,7 @@ def no_verdicts(curated, part):
         (without("criterion"), "lacks the columns criterion"),
         (no_rows, "is empty"),
         (no_parts, "is empty"),
-        (no_verdicts, "verification snapshot .* is missing"),
+        (no_verdicts, "verdicts snapshot .* is missing"),
     ],
 )
 def test_what_is_no_whole_set_is_refused(out, curated, spoil, problem):
@@ -430,7 +329,7 @@ def test_a_damaged_part_is_told_from_a_disk_that_cannot_be_written(out, curated)
             with pytest.raises(UsageError, match="cannot read"):
                 publish(curated, out, MIT)
         part.write_bytes(data)
-    assert is_whole(out, made, content=True)
+    assert is_whole(out, made)
 
 
 def test_a_folder_that_holds_something_else_is_kept(out, curated):
@@ -444,20 +343,19 @@ def test_a_folder_that_holds_something_else_is_kept(out, curated):
     (out / "data/notes.txt").write_text("mine")
     with pytest.raises(UsageError, match="data/notes.txt"):
         publish(curated, out, MIT)
-    assert (out / "data/notes.txt").read_text() == "mine" and is_whole(out, made, content=True)
+    assert (out / "data/notes.txt").read_text() == "mine" and is_whole(out, made)
 
 
-@pytest.mark.parametrize("where", ["write_table", "__init__"])
-def test_a_full_disk_leaves_what_was_published_before(tmp_path, out, curated, monkeypatch, where):
+def test_a_full_disk_leaves_what_was_published_before(tmp_path, out, curated, monkeypatch):
     made = publish(curated, out)
 
     def full(*args, **named):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(pq.ParquetWriter, where, full)
+    monkeypatch.setattr(publishing, "_write", full)
     with pytest.raises(UsageError, match="No space left on device.*intact"):
         publish(curated, out, MIT)
-    assert is_whole(out, made, content=True) and read_publication(out) == made
+    assert is_whole(out, made) and read_publication(out) == made
     assert names_in(tmp_path) == ["out", "root"]
 
 
@@ -469,17 +367,6 @@ def test_a_place_that_cannot_be_written_is_one_error(tmp_path, curated):
         publish(curated, tmp_path / "file")
     with pytest.raises(UsageError, match="takes all 12 tasks"):
         publish(curated, tmp_path / "out", PublishOptions(holdout_share=0.999999))
-
-
-def test_killed_between_the_renames_the_old_folder_comes_back(tmp_path, out, curated):
-    made = publish(curated, out)
-    out.rename(tmp_path / ".out.old")
-    dead, alive = 999999999, os.getppid()
-    for name in (f".out.{dead}.new", f".out.{dead}.scratch", f".out.{alive}.new"):
-        (tmp_path / name).mkdir()
-    assert publish(curated, out) == made
-    assert publish(curated, out, MIT) != made
-    assert names_in(tmp_path) == [f".out.{alive}.new", "out", "root"]
 
 
 def test_the_newest_set_of_the_rule_is_found_and_others_by_name(curated):

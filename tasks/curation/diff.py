@@ -1,0 +1,92 @@
+"""What changed between two training sets, by joining the decisions behind them.
+
+Guarantees: a reason is the other side's decision on the same candidate; where that side does not
+have the candidate, the reason says so. Does not guarantee that a change had no second cause.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from tasks.tables import DECISIONS
+
+KEYS = ("candidate_id", "task_id")
+COMPARED = (
+    *("criterion", "why_not", "status", "reasoning_tokens", "speedup"),
+    *("shortest_tokens", "fastest_speedup"),
+)
+TOLERATED = 1e-12  # a relative difference of two speedups that is no change
+NO_CANDIDATE, NO_TASK, UNKNOWN = "no_candidate", "no_task", "unknown"
+OTHER_CRITERION, OTHER_SPEEDUP = "other_criterion", "other_speedup"
+
+
+def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
+    """One row a sample that is in one set only, or in both by another criterion or speedup.
+
+    Both frames are tasks.tables.DECISIONS; one that holds taken samples alone (a published set)
+    cannot say why others were not taken: the reason is then unknown. Returns candidate_id, task_id,
+    `change` (gained, lost, changed), `reason` (a `WhyNot` of the side that lacks it, or one of the
+    constants above), and `COMPARED` of each side, ending in `_old` and `_new`; sorted by task_id
+    and candidate_id.
+    """
+    sides = {"old": _complete(old), "new": _complete(new)}
+    taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)
+    for name, side in sides.items():
+        renamed = {column: f"{column}_{name}" for column in ("taken", *COMPARED)}
+        known = side.select(*KEYS, *renamed).rename(renamed)
+        tasks = side["task_id"].unique().implode()
+        taken = taken.join(known, on=KEYS, how="left").with_columns(
+            pl.col("task_id").is_in(tasks).alias(f"has_task_{name}"),
+            pl.lit(side["taken"].all()).alias(f"only_taken_{name}"),
+        )
+    before, after = (pl.col(f"taken_{name}").fill_null(False) for name in sides)
+    speedups = pl.col("speedup_old"), pl.col("speedup_new")
+    apart = (speedups[0] - speedups[1]).abs() > TOLERATED * speedups[0].abs()
+    other_speedup = (apart | (speedups[0].is_null() != speedups[1].is_null())).fill_null(False)
+    other_criterion = pl.col("criterion_old") != pl.col("criterion_new")
+    both = (
+        pl.when(other_criterion)
+        .then(pl.lit(OTHER_CRITERION))
+        .when(other_speedup)
+        .then(pl.lit(OTHER_SPEEDUP))
+    )
+    return (
+        taken.with_columns(
+            change=pl.when(~before)
+            .then(pl.lit("gained"))
+            .when(~after)
+            .then(pl.lit("lost"))
+            .otherwise(pl.lit("changed")),
+            reason=pl.when(~before)
+            .then(_why("old"))
+            .when(~after)
+            .then(_why("new"))
+            .otherwise(both),
+        )
+        .filter(pl.col("reason").is_not_null())
+        .select(*KEYS, "change", "reason", *(f"{c}_{name}" for c in COMPARED for name in sides))
+        .sort("task_id", "candidate_id")
+    )
+
+
+def reason_counts(rows: pl.DataFrame) -> dict[str, dict[str, int]]:
+    """Of `changes`: how many samples by change and reason, the most frequent first."""
+    counts = rows.group_by("change", "reason").len()
+    counts = counts.sort("len", "change", "reason", descending=[True, False, False])
+    found: dict[str, dict[str, int]] = {"gained": {}, "lost": {}, "changed": {}}
+    for change, reason, count in counts.iter_rows():
+        found[change][reason] = count
+    return found
+
+
+def _complete(decisions: pl.DataFrame) -> pl.DataFrame:
+    empty = pl.DataFrame(DECISIONS.empty_table())
+    known = [name for name in empty.columns if name in decisions.columns]
+    return pl.concat([empty, decisions.select(known)], how="diagonal_relaxed")
+
+
+def _why(side: str) -> pl.Expr:
+    """Why a side does not have a sample."""
+    absent = pl.when(f"has_task_{side}").then(pl.lit(NO_CANDIDATE)).otherwise(pl.lit(NO_TASK))
+    absent = pl.when(f"only_taken_{side}").then(pl.lit(UNKNOWN)).otherwise(absent)
+    return pl.coalesce(f"why_not_{side}", absent)

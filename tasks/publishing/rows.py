@@ -1,0 +1,124 @@
+"""The rows of a curated set as they are published, each with where it comes from.
+
+Guarantees: rows ascend by task_id, sample_index, candidate_id; the columns of `columns.toml` come
+first; a task's split follows from the seed and its id alone, so no refresh moves it. Holds the rows
+of one set in memory. Does not guarantee that both splits have no program in common: two task_ids
+may name the same program.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from kernels_eval.errors import UsageError
+from tasks.publishing.columns import COLUMNS, ORIGINS, REQUIRED, licence_of
+from tasks.publishing.config import TEST, TRAIN, PublishOptions
+from tasks.publishing.lineage import Lineage, readable, source_of
+from tasks.sources.holdout import place_of
+from tasks.store import Snapshot
+from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS
+
+SCHEMAS = {"candidates": CANDIDATES, "verdicts": VERDICTS, "tasks": TASKS}
+RESPONSE = ("response", "separated_reasoning")
+
+
+def published_rows(line: Lineage) -> pl.DataFrame:
+    """The rows to publish. Raises UsageError where the snapshot is empty, lacks columns or cannot
+    be read, and where what it was made from is missing."""
+    where = line.curated.path
+    with readable(where):
+        rows = line.curated.read(unique="candidate_id")
+        if rows.is_empty():
+            fix = "there is nothing to publish: lower curation.min_speedup"
+            raise UsageError(f"the curated set {where} is empty", fix)
+        if missing := [name for name in REQUIRED if name not in rows.columns]:
+            fix = "run its stage again with this version"
+            raise UsageError(f"the curated set {where} lacks the columns {', '.join(missing)}", fix)
+        rows = pl.concat([pl.DataFrame(CURATED.empty_table()), rows], how="diagonal_relaxed")
+        for name in ORIGINS:
+            rows = _joined(rows, getattr(line, name), name, where)
+    rows = rows.with_columns(
+        pl.col("sample_index").fill_null(0),
+        pl.col("turn").fill_null(1),
+        pl.col("device").replace({"cpu": _cpu_of(line)}),
+        task_license=_licences(line, rows),
+        repaired=_repaired(),
+    )
+    extra = [name for name in rows.columns if name not in (*COLUMNS, *RESPONSE)]
+    return rows.sort("task_id", "sample_index", "candidate_id").select(*COLUMNS, *extra)
+
+
+def split_of(task_id: str, seed: int, holdout_share: float) -> str:
+    """`test` for about `holdout_share` (0 to 1) of all task ids, `train` for the others."""
+    return TEST if place_of(task_id, seed) < holdout_share else TRAIN
+
+
+def splits_of(rows: pl.DataFrame, options: PublishOptions) -> dict[str, pl.DataFrame]:
+    """The rows by split, `train` first; `test` only where it has any. Raises UsageError where the
+    hold-out leaves nothing to train on."""
+    tasks = rows["task_id"].unique()
+    held_out = [
+        task for task in tasks if split_of(task, options.seed, options.holdout_share) == TEST
+    ]
+    if len(held_out) == len(tasks):
+        raise UsageError(f"the hold-out takes all {len(tasks)} tasks", "hold out a smaller share")
+    is_test = pl.col("task_id").is_in(held_out)
+    return {TRAIN: rows.filter(~is_test)} | ({TEST: rows.filter(is_test)} if held_out else {})
+
+
+def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -> pl.DataFrame:
+    """The rows with the published columns of one snapshot above them; null where it has none."""
+    if above is None:
+        raise UsageError(
+            f"the {name} snapshot that {where} was made from is missing",
+            "rows are published with where they come from: copy the whole root, not the curated"
+            " set alone",
+        )
+    key = "task_id" if name == "tasks" else "candidate_id"
+    columns = ORIGINS[name] | ({each: each for each in RESPONSE} if name == "candidates" else {})
+    found = above.read(
+        columns=[key, *columns.values()], unique=key, among=rows.select(key).unique()
+    )
+    published = {path.rpartition(".")[2]: new for new, path in columns.items()}
+    found = found.rename(published, strict=False)
+    empty = pl.DataFrame(SCHEMAS[name].empty_table())
+    absent = {
+        new: pl.lit(None, _type(empty, path))
+        for new, path in columns.items()
+        if new not in found.columns
+    }
+    found = found.with_columns(**absent).select(key, *columns)
+    return rows.drop(columns, strict=False).join(found, on=key, how="left", maintain_order="left")
+
+
+def _type(empty: pl.DataFrame, path: str) -> pl.DataType:
+    column, _, field = path.partition(".")
+    values = empty[column]
+    return values.struct.field(field).dtype if field else values.dtype
+
+
+def _cpu_of(line: Lineage) -> str:
+    """A verdict only says "cpu"; which one it was is known of the whole snapshot."""
+    device = line.verdicts.manifest.get("device") if line.verdicts else None
+    return str(device or "cpu")
+
+
+def _licences(line: Lineage, rows: pl.DataFrame) -> pl.Expr:
+    config = (source_of(line.tasks).manifest.get("config") or {}) if line.tasks else {}
+    known = {source: licence_of(str(source), config) for source in rows["task_source"].unique()}
+    return pl.col("task_source").replace_strict(known, return_dtype=pl.String)
+
+
+def _repaired() -> pl.Expr:
+    """Whether the row is not the response as the model wrote it, white space aside."""
+
+    def bare(text: pl.Expr) -> pl.Expr:
+        return text.fill_null("").str.replace_all(r"\s+", "")
+
+    reasoning, answer = bare(pl.col("reasoning")), bare(pl.col("answer"))
+    response = bare(pl.col("response")).str.strip_prefix("<think>")
+    separated = bare(pl.col("separated_reasoning"))
+    whole = pl.concat_str(reasoning, pl.lit("</think>"), answer) == response
+    apart = (separated == reasoning) & (answer == response)
+    as_written = pl.when(pl.col("separated_reasoning").is_null()).then(whole).otherwise(apart)
+    return ~as_written | pl.col("reasoning_from").is_not_null()

@@ -154,8 +154,9 @@ def _place(name: str, lines: dict[str, Lineage]) -> str:
 
 
 def _write(rows: pl.DataFrame, directory: Path, split: str) -> None:
-    from datasets import Dataset
+    from datasets import Dataset, disable_progress_bars
 
+    disable_progress_bars()
     directory.mkdir(parents=True, exist_ok=True)
     dataset = Dataset.from_polars(rows)
     count = max(1, -(-int(rows.estimated_size()) // SHARD_BYTES))

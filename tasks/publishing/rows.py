@@ -34,7 +34,9 @@ def published_rows(line: Lineage) -> pl.DataFrame:
         if missing := [name for name in REQUIRED if name not in rows.columns]:
             fix = "run its stage again with this version"
             raise UsageError(f"the curated set {where} lacks the columns {', '.join(missing)}", fix)
-        rows = pl.concat([pl.DataFrame(CURATED.empty_table()), rows], how="diagonal_relaxed")
+        empty = pl.DataFrame(CURATED.empty_table())
+        _require_kinds(rows, empty, where)
+        rows = pl.concat([empty, rows], how="diagonal_relaxed")
         for name in ORIGINS:
             rows = _joined(rows, getattr(line, name), name, where)
     rows = rows.with_columns(
@@ -82,6 +84,7 @@ def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -
     published = {path.rpartition(".")[2]: new for new, path in columns.items()}
     found = found.rename(published, strict=False)
     empty = pl.DataFrame(SCHEMAS[name].empty_table())
+    _require_kinds(found.select(key, *(each for each in columns if each in empty)), empty, where)
     absent = {
         new: pl.lit(None, _type(empty, path))
         for new, path in columns.items()
@@ -89,6 +92,20 @@ def _joined(rows: pl.DataFrame, above: Snapshot | None, name: str, where: str) -
     }
     found = found.with_columns(**absent).select(key, *columns)
     return rows.drop(columns, strict=False).join(found, on=key, how="left", maintain_order="left")
+
+
+def _require_kinds(rows: pl.DataFrame, empty: pl.DataFrame, where: str) -> None:
+    """Raises UsageError for rows without an id, and for text in place of numbers or the reverse."""
+    fix = "run its stage again with this version"
+    for name in ("candidate_id", "task_id"):
+        if name in rows.columns and rows[name].has_nulls():
+            raise UsageError(f"{where} has rows without {name}", fix)
+    for name in set(rows.columns) & set(empty.columns):
+        found, expected = rows.schema[name], empty.schema[name]
+        same = found.is_numeric() == expected.is_numeric()
+        same = same and (found == pl.String) == (expected == pl.String)
+        if found != pl.Null and not same:
+            raise UsageError(f"the column {name} of {where} is {found}, not {expected}", fix)
 
 
 def _type(empty: pl.DataFrame, path: str) -> pl.DataType:

@@ -23,21 +23,22 @@ OTHER_CRITERION, OTHER_SPEEDUP = "other_criterion", "other_speedup"
 def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
     """One row a sample that is in one set only, or in both by another criterion or speedup.
 
-    Both frames are tasks.tables.DECISIONS; one that holds taken samples alone (a published set)
-    cannot say why others were not taken: the reason is then unknown. Returns candidate_id, task_id,
-    `change` (gained, lost, changed), `reason` (a `WhyNot` of the side that lacks it, or one of the
+    Both frames are tasks.tables.DECISIONS; one without the column why_not (a published set, of
+    taken samples alone) cannot say why others were not taken: the reason is then unknown.
+    Returns candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the side that lacks it, or one of the
     constants above), and `COMPARED` of each side, ending in `_old` and `_new`; sorted by task_id
     and candidate_id.
     """
     sides = {"old": _complete(old), "new": _complete(new)}
     taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)
+    decided = {"old": "why_not" in old.columns, "new": "why_not" in new.columns}
     for name, side in sides.items():
         renamed = {column: f"{column}_{name}" for column in ("taken", *COMPARED)}
         known = side.select(*KEYS, *renamed).rename(renamed)
         tasks = side["task_id"].unique().implode()
         taken = taken.join(known, on=KEYS, how="left").with_columns(
             pl.col("task_id").is_in(tasks).alias(f"has_task_{name}"),
-            pl.lit(side["taken"].all()).alias(f"only_taken_{name}"),
+            pl.lit(decided[name]).alias(f"decided_{name}"),
         )
     before, after = (pl.col(f"taken_{name}").fill_null(False) for name in sides)
     speedups = pl.col("speedup_old"), pl.col("speedup_new")
@@ -88,5 +89,5 @@ def _complete(decisions: pl.DataFrame) -> pl.DataFrame:
 def _why(side: str) -> pl.Expr:
     """Why a side does not have a sample."""
     absent = pl.when(f"has_task_{side}").then(pl.lit(NO_CANDIDATE)).otherwise(pl.lit(NO_TASK))
-    absent = pl.when(f"only_taken_{side}").then(pl.lit(UNKNOWN)).otherwise(absent)
+    absent = pl.when(f"decided_{side}").then(absent).otherwise(pl.lit(UNKNOWN))
     return pl.coalesce(f"why_not_{side}", absent)

@@ -54,7 +54,10 @@ def test_diff_in_words_and_as_json(tmp_path, curated, to_set):
     concur(*to_set, "--curated", curated.fingerprint)
     status, out, err = concur("diff", to_set[-1], other.fingerprint, *to_set[1:3])
     assert (
-        status == 0 and err == "" and "no candidate 1" in out and "tasks  gained 0, lost 1" in out
+        status == 0
+        and err == ""
+        and "no_candidate 1, no_task 1" in out
+        and "tasks  gained 0, lost 1" in out
     )
     status, out, _ = concur("diff", curated.open().path, other.open().path, "--json")
     assert status == 0 and json.loads(out)["reasons"]["lost"] == {"no_candidate": 1, "no_task": 1}

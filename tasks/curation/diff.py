@@ -25,9 +25,10 @@ def changes(old: pl.DataFrame, new: pl.DataFrame) -> pl.DataFrame:
 
     Both frames are tasks.tables.DECISIONS; one without the column why_not (a published set, of
     taken samples alone) cannot say why others were not taken: the reason is then unknown.
-    Returns candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the side that lacks it, or one of the
-    constants above), and `COMPARED` of each side, ending in `_old` and `_new`; sorted by task_id
-    and candidate_id.
+
+    Returns candidate_id, task_id, `change` (gained, lost, changed), `reason` (a `WhyNot` of the
+    side that lacks it, or one of the constants above), and `COMPARED` of each side, ending in
+    `_old` and `_new`; sorted by task_id and candidate_id.
     """
     sides = {"old": _complete(old), "new": _complete(new)}
     taken = pl.concat([side.filter("taken").select(KEYS) for side in sides.values()]).unique(KEYS)

@@ -131,13 +131,14 @@ def profiled(
 
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
     """The source's tasks, each once, without those that the benchmark knows."""
-    known = (
-        call_stage(load_tasks, config.known_tasks, config.root)
-        if config.decontamination.enabled
-        else None
-    )
     source = call_stage(load_tasks, config.tasks, config.root)
-    chosen = call_stage(choose_tasks, source, known, config.decontamination, config.deduplication)
+    workloads = call_stage(measure_workloads, source, config.workload)
+    known = known_workloads = None
+    if config.decontamination.enabled:
+        known = call_stage(load_tasks, config.known_tasks, config.root)
+        known_workloads = call_stage(measure_workloads, known, config.workload)
+    compared = (config.decontamination, config.deduplication, workloads, known_workloads)
+    chosen = call_stage(choose_tasks, source, known, *compared)
     report = chosen.open().manifest["report"]
     create_markdown_artifact("decontamination", report, "Tasks that the benchmark knows")
     return chosen

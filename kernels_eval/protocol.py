@@ -798,6 +798,15 @@ class DescribeInterface(AboutTask[Interface]):
     """What goes in and out of one forward call?"""
 
 
+class GraphReport(Record):
+    """Digests of the ATen graph of one forward call (`kernels_eval.reference.graph.Graph`)."""
+
+    normalised: str
+    shapes: str
+    structure: str
+    operators: list[str]
+
+
 class WorkloadReport(Record):
     """Operators, floating-point operations and least bytes of one forward call; `executed` says on
     what. `peak_rss_bytes` are those of the process."""
@@ -807,6 +816,7 @@ class WorkloadReport(Record):
     bytes_min: int
     uncounted: list[str]
     executed: str
+    graph: GraphReport | None
     peak_rss_bytes: int
 
 

@@ -19,8 +19,8 @@ PARSER_VERSION = 2
 """How an answer is divided into reasoning, text and code. Raw answers do not depend on it."""
 CANDIDATE_TABLE_VERSION = 3
 """How a table of candidates from elsewhere is read."""
-DECONTAMINATION_VERSION = 3
-WORKLOAD_VERSION = 2
+DECONTAMINATION_VERSION = 4
+WORKLOAD_VERSION = 3
 """What a task's reference computes and moves."""
 PROFILE_VERSION = 1
 """Where a task's reference spends its time."""

@@ -39,6 +39,7 @@ from kernels_eval.protocol import (
     AboutTask,
     ArgumentForm,
     DescribeInterface,
+    GraphReport,
     Interface,
     MeasureWorkload,
     ModelSpec,
@@ -46,6 +47,7 @@ from kernels_eval.protocol import (
     handles,
 )
 from kernels_eval.reference.expected_values import MOST_OPERATORS
+from kernels_eval.reference.graph import trace_graph
 from kernels_eval.reference.operator_costs import SOURCES, Values, flops_of, operator_name, tensors
 from kernels_eval.reference.task_runner import require_tensors
 
@@ -234,12 +236,17 @@ def _measured(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
         operators = reference_operators(lambda: outputs.append(model(*inputs)))
     leaves, _ = flatten_outputs(outputs[0])
     require_tensors(leaves)
+    graph = None
+    # what cannot be traced has been counted all the same
+    with suppress(Exception), torch.device(device):
+        graph = GraphReport.model_validate(trace_graph(model, inputs)._asdict())
     return WorkloadReport(
         operators=operators[:MOST_OPERATORS],
         flops=tally.flops,
         bytes_min=tally.read.bytes + tally.bytes_written(leaves),
         uncounted=sorted(tally.uncounted),
         executed="meta" if device == "meta" else "declared inputs",
+        graph=graph,
         peak_rss_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
 
@@ -317,3 +324,6 @@ def warm_up() -> None:
         functional.layer_norm(x.sigmoid() * x, (4,)).mean(-1).exp().max(-1)
     layers = nn.Linear(2, 2), nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)
     nn.Sequential(*layers).to("meta")
+    with torch.device("meta"):
+        x = torch.rand(1, 1, 4, 4)
+        trace_graph(nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.Softmax(1)), [x])

@@ -2,10 +2,9 @@
 benchmark task.
 
 Guarantees: the result depends on the two sets of tasks alone, not on the order of their rows; a
-removed task is reported at the first level that finds it (exact, normalised, shapes, operators,
-near) with the smallest benchmark task_id that it equals there; code is never run. Does not
-guarantee that what is kept is unknown to the benchmark: docs/explanation/decontamination.md says
-what each level misses.
+removed task is reported at the first level that finds it (`config.LEVELS`) with the smallest
+benchmark task_id that it equals there; code is never run. Does not guarantee that what is kept is
+unknown to the benchmark: docs/explanation/decontamination.md says what each level misses.
 """
 
 from __future__ import annotations
@@ -17,30 +16,40 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from tasks.decontamination.config import DecontaminationConfig, Level
-from tasks.decontamination.fingerprints import (
-    Compared,
-    Fingerprint,
-    Index,
-    fingerprints,
-    require_columns,
-)
+from tasks.decontamination.matching import Fingerprint, Index, fingerprints
 from tasks.reporting.page import Table, block_markdown
 from tasks.reporting.text import cell
 
 EXAMPLES = 3
 EXAMPLE = "{task_id} = {benchmark_task_id} ({detail})"
-COLUMNS = ("task_id", "code")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What is kept and what is not: ids in order, and one row for each other one, with its
+    `level`."""
+
+    kept: tuple[str, ...]
+    removed: pl.DataFrame
+    levels: tuple[Level, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Removed rows by level, every level that was tried."""
+        found = self.removed["level"].to_list()
+        return {level: found.count(level) for level in self.levels}
 
 
 @dataclass(frozen=True)
 class Decontaminated(Compared):
     """What is kept and what is not.
 
-    `kept` and `unparsed` are task_ids. `removed` has the columns task_id, level, benchmark_task_id,
-    similarity (1.0 but for "near") and detail.
+    `kept` and `untraced` are task_ids; those that are untraced have no graph and were compared as
+    text. `removed` has the columns task_id, level, benchmark_task_id, similarity (1.0 but for
+    "near") and detail.
     """
 
-    unparsed: tuple[str, ...] = ()
+    untraced: tuple[str, ...] = ()
 
     def examples(self, limit: int = EXAMPLES) -> dict[str, list[dict[str, object]]]:
         """The first removed rows of each level, by task_id."""
@@ -57,11 +66,11 @@ class Decontaminated(Compared):
         header = ("level", "removed", "examples (training task = benchmark task)")
         text = f"{self.removed.height} of {total} training tasks are left out.\n\n"
         text += block_markdown(Table(header, rows))
-        if self.unparsed:
-            more = ", ..." if len(self.unparsed) > EXAMPLES else ""
+        if self.untraced:
+            more = ", ..." if len(self.untraced) > EXAMPLES else ""
             text += (
-                f"\n\n{len(self.unparsed)} do not parse and were compared as text only, exact and"
-                f" near: {', '.join(map(cell, self.unparsed[:EXAMPLES]))}{more}."
+                f"\n\n{len(self.untraced)} could not be run and were compared as text only, exact"
+                f" and near: {', '.join(map(cell, self.untraced[:EXAMPLES]))}{more}."
             )
         return text + "\n"
 
@@ -69,18 +78,16 @@ class Decontaminated(Compared):
 def decontaminate(
     tasks: pl.DataFrame, benchmark: pl.DataFrame, config: DecontaminationConfig
 ) -> Decontaminated:
-    """Compare `tasks` with `benchmark`, frames with `task_id`, `code` and, where there is one,
-    `entry_point`.
+    """Compare `tasks` with `benchmark`, frames with `task_id`, `code` and the `graph` of their
+    workloads (null where there is none).
 
     `kept` are the ids in order of task_id; all of them where `config.enabled` is false. Raises
     UsageError for a missing column, and where an enabled comparison has no benchmark task to
     compare with.
     """
-    require_columns(tasks, COLUMNS, "training tasks")
     if not config.enabled:
         ids = tasks["task_id"].unique().sort().to_list()
         return Decontaminated(tuple(ids), removed_frame([]), config.levels)
-    require_columns(benchmark, COLUMNS, "benchmark tasks")
     if benchmark.is_empty():
         raise UsageError(
             "there is no benchmark task to compare with",
@@ -93,7 +100,7 @@ def compare(
     tasks: Sequence[Fingerprint], benchmark: Iterable[Fingerprint], config: DecontaminationConfig
 ) -> Decontaminated:
     """`decontaminate` for existing fingerprints. Time and memory are linear in the tasks."""
-    index = Index(config)
+    index = Index(config.levels)
     for task in sorted(benchmark, key=lambda task: task.task_id):
         index.add(task)
     ordered = sorted(tasks, key=lambda task: task.task_id)
@@ -102,7 +109,7 @@ def compare(
         kept=tuple(name for name, match in found.items() if match is None),
         removed=removed_frame([(name, *match) for name, match in found.items() if match]),
         levels=index.levels,
-        unparsed=tuple(task.task_id for task in ordered if not task.canonical.parsed),
+        untraced=tuple(task.task_id for task in ordered if task.graph is None),
     )
 
 

@@ -13,18 +13,17 @@ from collections.abc import Callable, Sequence
 import polars as pl
 
 from tasks.decontamination.config import DeduplicationConfig, Level
-from tasks.decontamination.decontamination import COLUMNS
-from tasks.decontamination.fingerprints import Compared, Index, fingerprints, require_columns
-from tasks.decontamination.normalise import canonical
+from tasks.decontamination.decontamination import Compared
+from tasks.decontamination.kernels import program_key
+from tasks.decontamination.matching import Index, fingerprints, require_columns
 
 SAMPLE_LEVELS: tuple[Level, ...] = ("exact", "normalised")
 
 
 def deduplicate_tasks(tasks: pl.DataFrame, config: DeduplicationConfig) -> Compared:
-    """Of equal tasks (columns task_id, code, entry_point where there is one) keep the one with the
-    smallest task_id. Raises UsageError for a missing column."""
-    require_columns(tasks, COLUMNS, "tasks")
-    index = Index(config)
+    """Of equal tasks (columns task_id, code, graph) keep the one with the smallest task_id. Raises
+    UsageError for a missing column."""
+    index = Index(config.levels)
     if not config.enabled:
         return _compared(tasks["task_id"].unique().sort().to_list(), [], index.levels)
     kept, removed = [], []
@@ -41,10 +40,9 @@ def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> C
     """Of a task's equal kernels (columns candidate_id, task_id, code) keep the one with the
     smallest candidate_id.
 
-    Equal are the same text, or the same program as `normalise` sees it (kernel sources in strings
-    count verbatim). Rows without code are all kept. Texts are compared first, in one vectorised
-    pass; only kernels of tasks with several different texts are parsed, about 5 ms each. Raises
-    UsageError for a missing column.
+    Equal are the same text, or the same program (`kernels.program_key`). Rows without code are all
+    kept. Texts are compared first, in one vectorised pass; only kernels of tasks with several
+    different texts are parsed. Raises UsageError for a missing column.
     """
     columns = ("candidate_id", "task_id", "code")
     require_columns(samples, columns, "samples")
@@ -56,11 +54,8 @@ def deduplicate_samples(samples: pl.DataFrame, config: DeduplicationConfig) -> C
         same_text=first.over("task_id", pl.col("code").str.strip_chars())
     )
     parsed = coded.filter(name == pl.col("same_text")).filter(pl.len().over("task_id") > 1)
-    forms = (
-        (own, canonical(code, "ModelNew")) for own, code in parsed[["candidate_id", "code"]].rows()
-    )
-    # without its class a program has nothing to be compared by
-    keys = [form.normalised if form.normalised and form.words else own for own, form in forms]
+    rows_to_parse = parsed.select("candidate_id", "code").iter_rows()
+    keys = [program_key(code) or own for own, code in rows_to_parse]
     program = pl.Series("key", keys, dtype=pl.String)
     equal = parsed.select(same_text=name, equals=first.over("task_id", program))
     found = (

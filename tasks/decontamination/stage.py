@@ -1,9 +1,10 @@
 """Tasks in, training tasks out: what the benchmark knows is left out, and so is what another task
 repeats.
 
+Tasks are compared by their texts and by the graphs in their workloads, which are measured before.
 Guarantees: the finished snapshot holds the tasks that are kept, as they were and in their order;
 its manifest says of every other one at which level it was found and what it equals; code is never
-run. Where both comparisons are off, the tasks are kept as they are.
+run here. Where both comparisons are off, the tasks are kept as they are.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ def planned(
     benchmark: SnapshotRef | None,
     decontamination: DecontaminationConfig,
     deduplication: DeduplicationConfig,
+    workloads: SnapshotRef | None = None,
+    benchmark_workloads: SnapshotRef | None = None,
 ) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
     config = [decontamination.model_dump(mode="json"), deduplication.model_dump(mode="json")]
-    return Snapshot.planned(STAGE, config, [tasks, benchmark], DECONTAMINATION_VERSION)
+    upstream = [tasks, benchmark, workloads, benchmark_workloads]
+    return Snapshot.planned(STAGE, config, upstream, DECONTAMINATION_VERSION)
 
 
 def run(
@@ -40,18 +44,26 @@ def run(
     benchmark: SnapshotRef | None,
     decontamination: DecontaminationConfig,
     deduplication: DeduplicationConfig,
+    workloads: SnapshotRef | None = None,
+    benchmark_workloads: SnapshotRef | None = None,
 ) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.TASKS. `benchmark` may be None where decontamination is
-    off. Raises UsageError where no task is left."""
-    snapshot = planned(tasks, benchmark, decontamination, deduplication)
+    """A finished snapshot of tasks.tables.TASKS.
+
+    `workloads` and `benchmark_workloads` are those of the two sets of tasks; without them texts are
+    compared alone. `benchmark` may be None where decontamination is off. Raises UsageError where no
+    task is left.
+    """
+    snapshot = planned(
+        tasks, benchmark, decontamination, deduplication, workloads, benchmark_workloads
+    )
     if snapshot.finished:
         return snapshot.ref
-    frame = tasks.open().read(unique="task_id")
-    known = benchmark.open().read(unique="task_id") if benchmark else frame.clear()
+    frame = with_graphs(tasks, workloads)
+    known = with_graphs(benchmark, benchmark_workloads) if benchmark else frame.clear()
     clean = decontaminate(frame, known, decontamination)
     left = frame.filter(pl.col("task_id").is_in(clean.kept))
     single = deduplicate_tasks(left, deduplication)
-    kept = left.filter(pl.col("task_id").is_in(single.kept))
+    kept = left.filter(pl.col("task_id").is_in(single.kept)).drop("graph")
     if kept.is_empty():
         raise UsageError(
             f"all {frame.height} training tasks are known to the benchmark"
@@ -77,12 +89,21 @@ def run(
             "decontamination": {
                 "counts": clean.counts,
                 "removed": clean.removed.to_dicts(),
-                "unparsed": list(clean.unparsed),
+                "untraced": list(clean.untraced),
             },
             "deduplication": {"counts": single.counts, "removed": single.removed.to_dicts()},
             "report": clean.markdown() if decontamination.enabled else "Decontamination was off.\n",
         },
     ).ref
+
+
+def with_graphs(tasks: SnapshotRef, workloads: SnapshotRef | None) -> pl.DataFrame:
+    """The tasks with the column `graph` of their workloads, null where there is none."""
+    frame = tasks.open().read(unique="task_id")
+    if workloads is None:
+        return frame.with_columns(graph=pl.lit(None))
+    graphs = workloads.open().read(columns=["task_id", "graph"], unique="task_id")
+    return frame.join(graphs, on="task_id", how="left", maintain_order="left")
 
 
 def _listed(counts: Mapping[str, int]) -> str:

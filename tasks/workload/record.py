@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,6 +10,21 @@ from kernels_eval.profile.records import OperatorTime
 from kernels_eval.records import Json, Record
 from tasks.operators import OperatorKind, operator_kind
 from tasks.workload.families import families_of
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class Graph(Record):
+    """Digests of the ATen graph of one forward call (`kernels_eval.reference.graph.Graph`)."""
+
+    normalised: Digest
+    """operators, shapes and numbers"""
+    shapes: Digest
+    """the same without sizes"""
+    structure: Digest
+    """operators and what flows between them"""
+    operators: tuple[str, ...] = Field(max_length=512)
+    """those that compute and reach an output, in order"""
 
 
 class Workload(Record):
@@ -21,6 +36,7 @@ class Workload(Record):
     bytes: inputs, parameters, buffers and constants that are read, outputs and whatever is changed
     in place, each once. `uncounted` names aten operators that no rule counts: with any, `flops` is
     too low. Where the reference could not be run, `problem` says why and the numbers are None.
+    `graph` is None where it could not be traced.
     """
 
     task_id: str
@@ -30,6 +46,7 @@ class Workload(Record):
     uncounted: tuple[str, ...] = ()
     executed: Literal["meta", "declared inputs"] | None = None
     """without storage, or on real inputs (CPU)"""
+    graph: Graph | None = None
     problem: str | None = None
 
     @property

@@ -208,8 +208,8 @@ def test_killed_started_again_and_run_for_nothing(directory, lines):
     )
 
     (curated,) = snapshots(str(root), "curation")
-    # of the training tasks, which curation reads, and of the suite's, by which the report groups
-    # scores
+    # of the source's tasks and the benchmark's, which are compared, of the training tasks, which
+    # curation reads, and of the suite's, by which the report groups scores
     (workloads,) = [
         found
         for found in snapshots(str(root), "workloads")
@@ -217,7 +217,7 @@ def test_killed_started_again_and_run_for_nothing(directory, lines):
     ]
     assert workloads.read()["problem"].to_list() == [None, None]
     assert set(workloads.read()["executed"]) == {"meta"}
-    assert len(snapshots(str(root), "workloads")) == 2
+    assert len(snapshots(str(root), "workloads")) == 4
     assert set(curated.manifest["operators_from"]) == {"verdict"}
     (analysis,) = snapshots(str(root), "analysis")
     manifest = analysis.manifest

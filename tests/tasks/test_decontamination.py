@@ -1,21 +1,26 @@
-"""Decontamination and deduplication: each level finds what it is for, and nothing else."""
+"""Decontamination and deduplication: each level finds what it is for, and nothing else. References
+are traced as in a run, in the sandbox."""
 
-from pathlib import Path
+from functools import cache
+from itertools import groupby
 
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planted import PLANTED, kernelbook_form, kernelbook_sizes, near_misses
 from kernels_eval.errors import UsageError
+from kernels_eval.records import KernelTask
 from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
-from tasks.decontamination.decontamination import compare, decontaminate
+from tasks.decontamination.decontamination import decontaminate
 from tasks.decontamination.deduplication import deduplicate_samples, deduplicate_tasks
-from tasks.decontamination.fingerprints import fingerprints
+from tasks.workload.config import WorkloadConfig
+from tasks.workload.measure import Measurer
 from tests.support.cases import cases
+from tests.support.planted_tasks.changes import PLANTED, kernelbook_form, near_misses
+from tests.support.planted_tasks.forms import forms, written
 
-SHARED = "shared/data/kernelbench.parquet"
+CASES = cases("decontamination")
 HEAD = "import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\n\n\n"
 
 
@@ -36,7 +41,6 @@ def task(layers, forward, size=64, parameters="width, depth", inputs="[width, de
     return HEAD + "\n".join(lines)
 
 
-CASES = cases("decontamination")
 BENCHMARK, UNRELATED = (
     {
         name: parts if isinstance(parts, str) else task(**parts)
@@ -46,143 +50,211 @@ BENCHMARK, UNRELATED = (
 )
 
 
-def frame(tasks):
-    return pl.DataFrame(
-        {"task_id": list(tasks), "code": list(tasks.values())},
-        schema={"task_id": pl.String, "code": pl.String},
+@pytest.fixture(scope="module")
+def trace():
+    """The graph of a task's reference by its code, None where it cannot be run."""
+    with Measurer(WorkloadConfig(timeout_s=60)) as measurer:
+
+        @cache
+        def traced(code, entry_point="Model"):
+            form = "args_kwargs" if "return [[" in code else "args"
+            asked = {"entry_point": entry_point, "init_form": form}
+            found = measurer.measure(KernelTask(task_id="t", name="t", code=code, **asked))
+            graph = found.workload.graph
+            return graph and graph.model_dump(mode="json")
+
+        yield traced
+
+
+@pytest.fixture(scope="module")
+def frame(trace):
+    def made(tasks, **entry_points):
+        rows = [
+            {"task_id": name, "code": code, "graph": trace(code, entry_points.get(name, "Model"))}
+            for name, code in tasks.items()
+        ]
+        schema = {"task_id": pl.String, "code": pl.String}
+        return pl.DataFrame(rows or None, schema_overrides=schema, schema=None if rows else schema)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(frame):
+    def removed(tasks, known=BENCHMARK, **settings):
+        return decontaminate(frame(tasks), frame(known), DecontaminationConfig(**settings))
+
+    return removed
+
+
+def levels(result):
+    return result.removed["level"].to_list()
+
+
+# -- what the traced graph sees --------------------------------------------------------------------
+
+ALIKE = {task: list(rows) for task, rows in groupby(forms(), key=lambda form: form.task)}
+APART = {"nn.GELU(approximate='tanh')", "F.gelu(x, approximate='tanh')"}
+"""Forms that PyTorch does not take apart into what the task writes out."""
+ACTIVATIONS = ("relu", "leaky relu", "sigmoid", "softmax", "swish", "softplus", "elu", "hard tanh")
+
+
+def check_forms(trace, tasks):
+    digests = {}
+    for task in tasks:
+        graphs = [trace(form.code) for form in ALIKE[task] if form.text not in APART]
+        assert len({graph["shapes"] for graph in graphs}) == 1, task
+        digests[task] = graphs[0]["shapes"]
+    assert len(set(digests.values())) == len(digests), "each is another task"
+
+
+def test_an_activation_is_one_task_as_a_module_and_as_a_function(trace):
+    check_forms(trace, ACTIVATIONS)
+
+
+@pytest.mark.slow
+def test_all_of_level_1_is_the_same_in_every_form_and_window(trace):
+    check_forms(trace, ALIKE)
+
+
+def test_a_form_is_found_at_other_sizes(found):
+    known = {"relu": written("torch.relu(x)", {"x": "torch.rand(4096, 8192)"}, {})}
+    other = {"t": written("nn.ReLU()", {"x": "torch.rand(3, 7)"}, {})}
+    assert levels(found(other, known)) == ["shapes"]
+
+
+def test_layers_in_a_list_are_layers(trace):
+    append = "layers.append(nn.Linear(width, width)); layers.append(nn.ReLU())"
+    layers = ["layers = []", f"for i in range(2): {append}", "self.net = nn.Sequential(*layers)"]
+    stacked = task(layers, ["return self.net(x)"])
+    plain = task(
+        ["self.a = nn.Linear(width, width)", "self.b = nn.Linear(width, width)"],
+        ["return F.relu(self.b(F.relu(self.a(x))))"],
     )
+    assert trace(stacked) == trace(plain)
+    assert trace(stacked)["operators"] == ["addmm", "relu", "addmm", "relu"]
 
 
-def found(tasks, **settings):
-    return decontaminate(frame(tasks), frame(BENCHMARK), DecontaminationConfig(**settings))
+@pytest.mark.parametrize("name", CASES["same"])
+def test_a_program_written_otherwise_is_the_same(trace, name):
+    assert trace(changed(CASES["same"][name]))["normalised"] == trace(CASES["task"])["normalised"]
 
 
-def test_unrelated_tasks_are_kept_and_one_that_does_not_parse_is_named():
+@pytest.mark.parametrize("name", CASES["other"])
+def test_another_program_is_another(trace, name):
+    one, other = trace(CASES["task"]), trace(changed(CASES["other"][name]))
+    assert one["normalised"] != other["normalised"] and one["shapes"] != other["shapes"]
+
+
+def changed(replacements):
+    code = CASES["task"]
+    for old, new in replacements:
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+# -- levels ----------------------------------------------------------------------------------------
+
+
+def test_unrelated_tasks_are_kept_and_one_that_cannot_be_run_is_named(found):
     result = found(UNRELATED)
     assert result.removed.is_empty()
     assert result.kept == tuple(sorted(UNRELATED))
-    assert result.unparsed == ("train/no Python",)
+    assert result.untraced == ("train/no Python",)
 
 
 @pytest.mark.parametrize("change", PLANTED)
-def test_planted_contamination_is_found_at_its_level(change):
+def test_planted_contamination_is_found_at_its_level(found, change):
     wanted, make = PLANTED[change]
-    code = make(BENCHMARK["bench/attention"])
+    name = "bench/activation" if change == "in place" else "bench/attention"
+    code = make(BENCHMARK[name])
     result = found({"train/planted": code} | UNRELATED)
     row = result.removed.row(0, named=True)
     assert result.removed.height == 1
-    assert (row["task_id"], row["benchmark_task_id"]) == ("train/planted", "bench/attention")
-    earlier = {
-        "split": "normalised",
-        "split, other shapes": "shapes",
-    }  # a temporary is inlined before the operators are looked at
-    assert row["level"] == earlier.get(change, wanted)
+    assert (row["task_id"], row["benchmark_task_id"]) == ("train/planted", name)
+    assert row["level"] == wanted
     assert (row["similarity"] == 1.0) == (row["level"] != "near")
 
 
 NEAR_MISSES = list(near_misses())
-INSEPARABLE = {
-    "largest value and its place",
-    "difference the other way round",
-    "quotient the other way round",
-    "first and second transposed",
-}
-"""Near misses that are found: their operators are the same ones on inputs of the same shapes."""
-
-
-@pytest.mark.parametrize("name, code, near", NEAR_MISSES, ids=[m[0] for m in NEAR_MISSES])
-def test_kernelbooks_form_of_a_task_is_that_task_and_that_of_a_near_miss_is_not(name, code, near):
-    def level(task, known):
-        config = DecontaminationConfig()
-        return decontaminate(frame({"t": task}), frame({"b": known}), config).removed["level"]
-
-    assert level(kernelbook_form(code), code).to_list() == ["normalised"]
-    assert level(kernelbook_sizes(code), code).to_list() in (["shapes"], ["operators"])
-    same = level(near, code).to_list() + level(kernelbook_form(near), code).to_list()
-    assert same == (["operators"] * 2 if name in INSEPARABLE else [])
-    assert level(kernelbook_sizes(near), code).is_empty() or name == "quotient the other way round"
-
-
-KERNELBENCH = next(
-    (path for root in Path(__file__).parents if (path := root / SHARED).is_file()), None
-)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(KERNELBENCH is None, reason=f"no {SHARED} above the checkout")
-def test_kernelbooks_form_of_kernelbench_is_found():
-    rows = pl.read_parquet(KERNELBENCH).filter(pl.col("level") <= 2)
-    names = rows.select(pl.format("{}/{}", "level", "problem_id")).to_series()
-    known = fingerprints(frame(dict(zip(names, rows["code"], strict=True))))
-    missed = {}
-    for change in ("KernelBook's form", "KernelBook's form and sizes"):
-        codes = map(PLANTED[change][1], rows["code"])
-        planted = frame({n: code for n, code in zip(names, codes, strict=True) if code})
-        assert planted.height == 197
-        missed[change] = compare(fingerprints(planted), known, DecontaminationConfig()).kept
-    assert missed == {"KernelBook's form": (), "KernelBook's form and sizes": ()}
+@pytest.mark.parametrize("name, code, near", NEAR_MISSES, ids=[m[0] for m in NEAR_MISSES])
+def test_kernelbooks_form_of_a_task_is_that_task_and_that_of_a_near_miss_is_not(
+    found, name, code, near
+):
+    assert levels(found({"t": kernelbook_form(code)}, {"b": code})) == ["normalised"]
+    assert levels(found({"t": near}, {"b": code})) == []
+    assert levels(found({"t": kernelbook_form(near)}, {"b": code})) == []
 
 
-def test_a_short_sequence_counts_only_with_the_same_input_sizes():
-    module = task(["self.act = nn.ReLU()"], ["return self.act(x)"], 4096, "*args", "[]")
-    other = {"train/relu": module.replace("4096", "4095")}
-    assert found({"train/relu": module}).counts["operators"] == 1
-    assert found(other).removed.is_empty()
-    assert found(other, min_operators=1).counts["operators"] == 1
+def test_operators_without_their_numbers_count_from_three_on(found):
+    known = {
+        "two": task([], ["return torch.softmax(torch.relu(x), dim=1)"]),
+        "three": task([], ["return torch.softmax(torch.relu(x), dim=1).exp()"]),
+    }
+    other = {name: code.replace("dim=1", "dim=0") for name, code in known.items()}
+    result = found(other, known)
+    assert dict(result.removed.select("task_id", "level").iter_rows()) == {"three": "operators"}
 
 
-def test_a_task_is_reported_at_the_first_of_the_levels_that_are_asked_for():
+def test_a_task_is_reported_at_the_first_of_the_levels_that_are_asked_for(found):
     code = {"train/copy": BENCHMARK["bench/attention"]}
     for i, level in enumerate(LEVELS):
         result = found(code, levels=LEVELS[i:][::-1])
-        assert result.removed["level"].to_list() == [level]
+        assert levels(result) == [level]
         assert result.levels == LEVELS[i:]
 
 
-def test_the_report_counts_every_level_and_shows_ids_not_code():
+def test_the_report_counts_every_level_and_shows_ids_not_code(found):
     result = found({f"train/{i}": BENCHMARK["bench/mlp"] for i in range(5)} | UNRELATED)
     assert result.counts == {"exact": 5, "normalised": 0, "shapes": 0, "operators": 0, "near": 0}
     assert [row["task_id"] for row in result.examples(2)["exact"]] == ["train/0", "train/1"]
     text = result.markdown()
-    assert "5 of 11 training tasks are left out" in text
-    assert "train/0 = bench/mlp" in text and "1 do not parse" in text and "nn.Linear" not in text
+    assert f"5 of {5 + len(UNRELATED)} training tasks are left out" in text
+    assert "train/0 = bench/mlp" in text and "1 could not be run" in text
+    assert "nn.Linear" not in text
 
 
-def test_entry_points_of_their_own_are_compared():
+def test_entry_points_of_their_own_are_compared(frame):
     code = BENCHMARK["bench/attention"].replace("class Model", "class Scores")
-    rows = frame({"train/scores": code}).with_columns(entry_point=pl.lit("Scores"))
+    rows = frame({"scores": code}, scores="Scores")
     result = decontaminate(rows, frame(BENCHMARK), DecontaminationConfig())
-    assert result.removed["level"].to_list() == ["normalised"]
+    assert levels(result) == ["normalised"]
 
 
-def test_switched_off_everything_is_kept_and_no_benchmark_is_needed():
-    result = decontaminate(frame(BENCHMARK), frame({}), DecontaminationConfig(enabled=False))
+def test_switched_off_everything_is_kept_and_no_benchmark_is_needed(frame):
+    known, none = frame(BENCHMARK), frame({})
+    result = decontaminate(known, none, DecontaminationConfig(enabled=False))
     assert result.kept == tuple(sorted(BENCHMARK)) and result.removed.is_empty()
     with pytest.raises(UsageError, match="no benchmark task"):
-        decontaminate(frame(BENCHMARK), frame({}), DecontaminationConfig())
+        decontaminate(known, none, DecontaminationConfig())
     with pytest.raises(UsageError, match="no column code"):
-        decontaminate(frame(BENCHMARK).drop("code"), frame(BENCHMARK), DecontaminationConfig())
+        decontaminate(known.drop("code"), known, DecontaminationConfig())
+
+
+@pytest.fixture(scope="module")
+def planted(frame):
+    made = {f"train/{name}": make(BENCHMARK["bench/norm"]) for name, (_, make) in PLANTED.items()}
+    return frame({**UNRELATED, **{name: code for name, code in made.items() if code}})
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.randoms(use_true_random=False))
-@pytest.mark.slow
-def test_the_order_of_rows_never_matters(random):
-    planted = {
-        f"train/{name}": make(BENCHMARK["bench/norm"]) for name, (_, make) in PLANTED.items()
-    }
-    tasks = frame({**UNRELATED, **{name: code or "" for name, code in planted.items()}})
+@given(random=st.randoms(use_true_random=False))
+def test_the_order_of_rows_never_matters(frame, planted, random):
     known, config = frame(BENCHMARK), DecontaminationConfig()
-    orders = [random.sample(range(rows.height), rows.height) for rows in (tasks, known)]
-    shuffled = decontaminate(tasks[orders[0]], known[orders[1]], config)
-    plain = decontaminate(tasks, known, config)
+    orders = [random.sample(range(rows.height), rows.height) for rows in (planted, known)]
+    shuffled = decontaminate(planted[orders[0]], known[orders[1]], config)
+    plain = decontaminate(planted, known, config)
     assert shuffled.kept == plain.kept and shuffled.removed.equals(plain.removed)
-    assert {*plain.kept, *plain.removed["task_id"]} == set(tasks["task_id"])
+    assert {*plain.kept, *plain.removed["task_id"]} == set(planted["task_id"])
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.permutations(range(5)))
-def test_of_equal_tasks_the_smallest_id_stays_whatever_the_order(order):
+@given(order=st.permutations(range(5)))
+def test_of_equal_tasks_the_smallest_id_stays_whatever_the_order(frame, order):
     code = BENCHMARK["bench/attention"]
     same, other = (PLANTED[name][1](code) for name in ("renamed", "shapes"))
     tasks = frame({"b": code, "a": same, "c": code, "d": other, "e": BENCHMARK["bench/mlp"]})
@@ -198,13 +270,15 @@ def test_of_equal_tasks_the_smallest_id_stays_whatever_the_order(order):
     assert again.kept == result.kept and again.removed.is_empty()
 
 
-def test_other_sizes_are_duplicates_only_where_asked_for():
+def test_other_sizes_are_duplicates_only_where_asked_for(frame):
     code = BENCHMARK["bench/attention"]
     tasks = frame({"a": code, "b": PLANTED["shapes"][1](code)})
     assert deduplicate_tasks(tasks, DeduplicationConfig()).kept == ("a", "b")
     assert deduplicate_tasks(tasks, DeduplicationConfig(levels=("exact", "shapes"))).kept == ("a",)
     assert deduplicate_tasks(tasks, DeduplicationConfig(enabled=False)).kept == ("a", "b")
 
+
+# -- kernels ---------------------------------------------------------------------------------------
 
 KERNEL = '''
 import torch
@@ -233,6 +307,8 @@ def test_equal_kernels_of_one_task_are_one_sample():
         "s5": ("other", KERNEL),
         "s6": ("t", None),
         "s7": ("t", None),
+        "s8": ("t", KERNEL.replace("class", "# a comment\nclass")),
+        "s9": ("t", "no Python ("),
         "s0": ("t", renamed.replace("\n\n\n", "\n\n")),
     }
     samples = pl.DataFrame(
@@ -241,11 +317,12 @@ def test_equal_kernels_of_one_task_are_one_sample():
         orient="row",
     )
     result = deduplicate_samples(samples, DeduplicationConfig())
-    assert result.kept == ("s0", "s4", "s5", "s6", "s7")
+    assert result.kept == ("s0", "s4", "s5", "s6", "s7", "s9")
     assert result.removed.select("id", "level", "equals").rows() == [
         ("s1", "normalised", "s0"),
         ("s2", "exact", "s0"),
         ("s3", "normalised", "s0"),
+        ("s8", "normalised", "s0"),
     ]
     shuffled = deduplicate_samples(
         samples.sample(fraction=1, shuffle=True, seed=3), DeduplicationConfig()

@@ -6,8 +6,10 @@ import pytest
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
-from tasks.decontamination.stage import run
+from tasks.decontamination.stage import run as choose
 from tasks.sources.stage import keep, read_tasks
+from tasks.workload import stage as workloads
+from tasks.workload.config import WorkloadConfig
 from tests.support.cases import cases
 
 CASES = cases("training")
@@ -44,6 +46,12 @@ def snapshot(root, **codes):
         str(root),
         {},
     )
+
+
+def run(tasks, benchmark, decontamination, deduplication):
+    """Measure the workloads, then choose, as a refresh does."""
+    measured = [ref and workloads.run(ref, WorkloadConfig(jobs=1)) for ref in (tasks, benchmark)]
+    return choose(tasks, benchmark, decontamination, deduplication, *measured)
 
 
 KNOWN = code("torch.softmax(torch.relu(self.layer(x)).cumsum(0), dim=1)")

@@ -10,13 +10,15 @@ from tests.support.oracle.inputs import Inputs, digest
 
 
 def tasks_of(source: str, location: str | None) -> pl.DataFrame:
-    """Adapter: task_id, code, entry_point of a source."""
+    """Adapter: the tasks of a source with the graphs of their references."""
     from tasks.sources.config import TasksConfig
     from tasks.sources.stage import load_tasks
+    from tasks.workload.stage import annotate
 
     split = "all" if source == "bundled" else "train"
     config = TasksConfig.model_validate({"source": source, "location": location, "split": split})
-    return pl.DataFrame([task.model_dump() for task in load_tasks(config)])
+    frame = pl.DataFrame([task.model_dump() for task in load_tasks(config)])
+    return annotate(frame)
 
 
 def known_to(tasks: pl.DataFrame, benchmark: pl.DataFrame) -> dict[str, str]:

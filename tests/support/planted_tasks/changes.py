@@ -257,6 +257,74 @@ def in_methods(code: str) -> str | None:
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
+def commutative(code: str) -> str | None:
+    """The operands of every sum and product of `forward` exchanged."""
+    tree, changed = ast.parse(code), False
+    forward = _method(tree, "forward")
+    for node in ast.walk(forward) if forward else ():
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+            if any(isinstance(side, ast.Constant | ast.List | ast.Tuple) for side in _sides(node)):
+                continue
+            node.left, node.right, changed = node.right, node.left, True
+    return ast.unparse(tree) if changed else None
+
+
+def _sides(node: ast.BinOp) -> tuple[ast.expr, ast.expr]:
+    return node.left, node.right
+
+
+def in_place(code: str) -> str | None:
+    """Activations write in place, on a copy of what `forward` was given."""
+    tree, changed = ast.parse(code), False
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(ast.Attribute(ast.Name("torch"), "relu" | "sigmoid" | "tanh" as name)):
+                node.func, changed = ast.parse(f"torch.{name}_", mode="eval").body, True
+                node.args = [_cloned(node.args[0])]
+            case ast.Call(ast.Attribute(ast.Name("nn"), "ReLU" | "Hardswish" | "Mish"), []):
+                node.keywords, changed = [ast.keyword("inplace", ast.Constant(True))], True
+    forward = _method(tree, "forward")
+    if changed and forward:
+        for argument in reversed(forward.args.args[1:]):
+            copied = f"{argument.arg} = {argument.arg}.clone()"
+            forward.body.insert(0, ast.parse(copied).body[0])
+    return ast.unparse(ast.fix_missing_locations(tree)) if changed else None
+
+
+def _cloned(node: ast.expr) -> ast.expr:
+    return ast.Call(ast.Attribute(node, "clone", ast.Load()), [], [])
+
+
+def dead_code(code: str) -> str | None:
+    """`forward` computes something that it throws away, and what no input reaches."""
+    tree = ast.parse(code)
+    forward = _method(tree, "forward")
+    if forward is None or len(forward.args.args) < 2:
+        return None
+    first = forward.args.args[1].arg
+    unused = f"unused = torch.exp({first} * 2) + torch.ones(3).sum()"
+    forward.body.insert(0, ast.parse(unused).body[0])
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def reshaped(code: str) -> str | None:
+    """The inputs go through a helper that flattens them and gives them their shape again."""
+    tree = ast.parse(code)
+    forward = _method(tree, "forward")
+    if forward is None or len(forward.args.args) < 2:
+        return None
+    for argument in reversed(forward.args.args[1:]):
+        moved = f"{argument.arg} = as_it_was({argument.arg})"
+        forward.body.insert(0, ast.parse(moved).body[0])
+    helper = """
+def as_it_was(x):
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.contiguous().view(-1).reshape(x.shape)
+"""
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n\n" + helper
+
+
 def edited(code: str) -> str | None:
     """One operation and one attribute more: another program, nearly."""
     tree = ast.parse(code)
@@ -356,12 +424,13 @@ def methods(code: str) -> str | None:
 
 
 def in_config(code: str) -> str | None:
-    """The constructor's arguments as attributes of one object, KernelBook's `_mock_config`."""
+    """The constructor's arguments as attributes of one object."""
     given = _kernelbook_arguments(code)
     words = ", ".join(f"{name}={value!r}" for name, value in given.items())
     places = {name: f"config.{name}" for name in given}
-    inputs = f"[[], {{'config': _mock_config({words})}}]"
-    return _replaced(code, places, "lambda self, config: 0", inputs)
+    inputs = f"[[], {{'config': SimpleNamespace({words})}}]"
+    found = _replaced(code, places, "lambda self, config: 0", inputs)
+    return found and f"from types import SimpleNamespace\n{found}"
 
 
 def written_out(code: str) -> str | None:
@@ -454,10 +523,8 @@ PLANTED: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "renamed, reordered and wrapped": ("normalised", _chain(renamed, reordered, wrapped)),
     "shapes": ("shapes", shapes),
     "shapes, renamed and wrapped": ("shapes", _chain(shapes, renamed, wrapped)),
-    "functional or module form": ("operators", other_form),
     "KernelBook's form": ("normalised", kernelbook_form),
     "KernelBook's form and sizes": ("shapes", kernelbook_sizes),
-    "KernelBook's form, every size 4": ("shapes", kernelbook_fours),
     "renamed and by name, KernelBook's form": (
         "normalised",
         _chain(renamed, by_name, kernelbook_form),
@@ -471,12 +538,18 @@ PLANTED: dict[str, tuple[str, Callable[[str], str | None]]] = {
     "arguments written out, KernelBook's sizes": ("shapes", _chain(kernelbook_sizes, written_out)),
     "arguments in a config, KernelBook's sizes": ("shapes", _chain(kernelbook_sizes, in_config)),
     "methods": ("normalised", methods),
+    "commutative": ("normalised", commutative),
+    "in place": ("normalised", in_place),
+    "dead code": ("normalised", dead_code),
+    "reshaped": ("normalised", reshaped),
+    "functional or module form": ("normalised", other_form),
+    "split": ("normalised", split),
+    "in helper methods": ("normalised", in_methods),
+    "split, other shapes": ("shapes", _chain(split, shapes)),
+    "other form, shapes and renamed": ("shapes", _chain(other_form, shapes, renamed)),
     "methods, KernelBook's sizes": ("shapes", _chain(methods, kernelbook_sizes)),
     "wrapped, KernelBook's sizes": ("shapes", _chain(wrapped, kernelbook_sizes)),
-    "split": ("operators", split),
-    "in helper methods": ("operators", in_methods),
-    "split, other shapes": ("operators", _chain(split, shapes)),
-    "other form, shapes and renamed": ("operators", _chain(other_form, shapes, renamed)),
+    "KernelBook's form, every size 4": ("shapes", kernelbook_fours),
     "edited": ("near", edited),
     "edited and renamed": ("near", _chain(edited, renamed)),
     "broken text": ("near", broken),

@@ -1,0 +1,86 @@
+"""Kernels that are one program under other comments, layout or names of their own.
+
+Guarantees: static, a kernel is never run; sources in strings count verbatim, and so do annotations,
+which are part of a Triton kernel. Does not guarantee to see that reordered definitions are the same
+program.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+
+from kernels_eval.source.syntax import UNPARSABLE, parse_source
+
+ENTRY_POINT = "ModelNew"
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def program_key(code: str) -> str | None:
+    """A digest of the program without comments, docstrings and layout, its own names numbered as
+    they appear. None where it does not parse or defines no ModelNew."""
+    try:
+        tree = parse_source(code)
+        if not any(isinstance(node, ast.ClassDef) and _is_entry(node) for node in tree.body):
+            return None
+        _drop_docstrings(tree)
+        text = ast.dump(_Numbered(_own_names(tree)).visit(tree), annotate_fields=False)
+    except UNPARSABLE:
+        return None
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _is_entry(node: ast.ClassDef) -> bool:
+    return node.name == ENTRY_POINT
+
+
+def _drop_docstrings(tree: ast.AST) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | Function):
+            node.body = [each for each in node.body if not _is_text(each)] or [ast.Pass()]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _own_names(tree: ast.AST) -> set[str]:
+    """Names that the program gives: variables, parameters, functions, classes, attributes and names
+    of imports."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(name, ast.Store()) | ast.Attribute(_, name, ast.Store()):
+                found.add(name)
+            case ast.arg(name) | ast.ClassDef(name) | ast.FunctionDef(name):
+                found.add(name)
+            case ast.alias(name, other):
+                found.add(other or name)
+    # PyTorch calls these by name
+    return {name for name in found if not name.startswith("__")} - {ENTRY_POINT, "forward"}
+
+
+class _Numbered(ast.NodeTransformer):
+    """Replaces a program's own names by numbers in the order in which they appear."""
+
+    def __init__(self, own: set[str]) -> None:
+        self._own, self._numbers = own, dict[str, str]()
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        match node:
+            case ast.Name(name):
+                node.id = self._number(name)
+            case ast.Attribute(_, name):
+                node.attr = self._number(name)
+            case ast.arg(name):
+                node.arg = self._number(name)
+            case ast.ClassDef(name) | ast.FunctionDef(name):
+                node.name = self._number(name)
+            case ast.alias(name, other):
+                node.asname = self._number(other or name)
+        return self.generic_visit(node)
+
+    def _number(self, name: str) -> str:
+        if name not in self._own:
+            return name
+        return self._numbers.setdefault(name, f"${len(self._numbers)}")

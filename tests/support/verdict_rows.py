@@ -48,15 +48,6 @@ def outcomes(model, **tasks):
     return [row(model, task, outcome) for task, found in tasks.items() for outcome in found]
 
 
-def find(rows, metric, k=1, track="any", **facts):
-    """The one score of a metric."""
-    facts |= {"metric": metric, "k": k, "track": track}
-    (found,) = [
-        each for each in rows if all(getattr(each, name) == value for name, value in facts.items())
-    ]
-    return found
-
-
 def scored_row(scores, metric, k=1, **facts):
     """The one row of a table of scores with this metric and k."""
     wanted = {"metric": metric, "k": k, **facts}

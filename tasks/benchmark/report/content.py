@@ -127,8 +127,9 @@ def headline(context: ReportContext) -> str:
 def found(context: ReportContext) -> list[str]:
     """What the run found beside its scores, a sentence each."""
     said = []
+    smallest = min((row["k"] for row in context.comparisons), default=None)
     for row in context.comparisons:
-        if row["track"] == TRACK and row["metric"] in (EXEC, FAST):
+        if row["track"] == TRACK and row["k"] == smallest:
             significant = row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
             reads = "more than chance" if significant else "not distinguishable from chance"
             said.append(

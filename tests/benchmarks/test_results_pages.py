@@ -23,7 +23,6 @@ SPEED = "docs/explanation/training-speed.md"
 VLLM = "docs/how-to/sample-with-vllm.md"
 EIGHT = "docs/how-to/eight-gpus.md"
 TRAIN = "docs/how-to/train.md"
-OPERATE = "docs/how-to/operate.md"
 SERVE = "docs/how-to/serve.md"
 DEMO = r"`make demo`: (\d+) min"
 TEST = r"`make test`: (\d+) min"
@@ -95,11 +94,6 @@ QUOTED = [
         r"99 % accepted within (\d+) ms .*\n.* reaches ([\d.]+) % .*\nafter ([\d.]+) s",
         r"99 % of requests are accepted within (\d+) ms(?:.*\n)+?\| both .* \*\*([\d.]+) %\*\*"
         r"(?:.*\n)+?.*\bmedian ([\d.]+) s\*\*",
-    ),
-    (
-        OPERATE,
-        r"healthy again after ([\d.]+) to ([\d.]+) s",
-        r"Killed: healthy again after ([\d.]+) to ([\d.]+) s",
     ),
 ]
 """Document, what it quotes, and how a page of results says it."""

@@ -243,7 +243,7 @@ def test_one_task_only(tmp_path, command, said):
     assert said in done_well(one.run(command, tmp_path / "out", *more))
     if command == "curate":
         heights = {name: rows.height for name, rows in sets_of(tmp_path / "out").items()}
-        assert heights == {"concur": 2}
+        assert heights == {"concur": 2, "concur.decisions": 3}
 
 
 def test_no_correct_candidate_is_analysed_as_such(tmp_path, there):

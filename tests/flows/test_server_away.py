@@ -79,7 +79,6 @@ def test_a_run_that_begins_while_the_ray_head_is_away_waits_for_it(monkeypatch, 
 
     monkeypatch.setattr(stage, "require_cluster", require_cluster)
     monkeypatch.setattr(cluster, "require_cluster", require_cluster)
-    monkeypatch.setattr(deployed, "survive_closed_output", lambda: None)
     config = PipelineConfig(
         root=str(tmp_path),
         language="cpp",

@@ -94,17 +94,13 @@ def test_a_training_by_itself_is_a_run_with_its_data_series_and_lineage(tmp_path
     )
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_REGISTRY_URI", uri)
-    signature = mlflow.models.get_model_info("models:/concur-tiny/1").signature
-    assert signature.inputs.input_names() == ["prompt"]
-    assert signature.outputs.input_names() == ["response"]
+    folder = Path(mlflow.artifacts.download_artifacts("models:/concur-tiny/1"))
+    assert (folder / "adapter_config.json").is_file(), "a plain folder of PEFT"
 
 
 def test_the_report_takes_of_the_log_the_steps_and_the_columns_that_it_shows(tmp_path):
     steps = training_steps(trained_on(line(tmp_path / "root", SAMPLES)).open())
-    assert [(step.step, step.epoch, step.learning_rate, step.grad_norm) for step in steps] == [
-        (1, 0.5, 1e-4, None),
-        (2, 1.0, 5e-5, None),
-    ]
+    assert [(step.step, step.epoch) for step in steps] == [(1, 0.5), (2, 1.0)]
 
 
 def test_the_prompts_are_those_of_the_sets_own_line(tmp_path):

@@ -65,7 +65,7 @@ def test_a_profile_is_beside_its_candidate(site, root, tmp_path):
 
 def test_a_strategy_is_on_the_candidates_that_it_took(site, root):
     (curated,) = (root / "curation").iterdir()
-    taken = set(pl.read_parquet(curated / "*.parquet")["candidate_id"])
+    taken = set(pl.read_parquet(curated / "part-*.parquet")["candidate_id"])
     marks = dict(zip(*(index_of(site)[name] for name in ("id", "strategies")), strict=True))
     assert taken and {name for name, mark in marks.items() if mark} == taken
     assert {mark for mark in marks.values() if mark} == {"concur"}
@@ -265,4 +265,4 @@ def test_the_command_prints_the_page_and_json(root, tmp_path):
     done = CliRunner().invoke(main, ["view", str(root), "--out", str(tmp_path / "a"), "--json"])
     assert done.exit_code == 0 and f'"page": "{tmp_path}/a/index.html"' in done.output
     done = CliRunner().invoke(main, ["view", "--root", str(root), "--out", str(tmp_path / "a")])
-    assert done.output.strip() == f"{tmp_path}/a/index.html"
+    assert f"{tmp_path}/a/index.html" in done.output

@@ -22,6 +22,7 @@ from tasks.synthesis.refine import limit_words
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES, KERNEL_PROFILES, PROFILES, VERDICTS, WORKLOADS
 from tests.support.kernels import AFFINE, QUICK, candidate, module
+from tests.support.requests import named_sampler
 from tests.support.samples import finished, line_of, sample
 
 RIGHT = candidate(AFFINE, module("return ext.affine(x)"))
@@ -148,7 +149,7 @@ def prompts(line, profiles, shown):
         profiles=profiles,
         turn=2,
     )
-    with synthesis._requests("m") as requests:
+    with synthesis._requests(named_sampler("m")) as requests:
         found = {request.parent: request.prompt for request in requests}
     return synthesis.snapshot.fingerprint, found
 

@@ -49,6 +49,11 @@ WORKLOADS: Mapping[str, str] = {
     "arithmetic_intensity": "`flops / bytes_min`, operations per byte",
     "uncounted": "aten operators that no rule counts; with any, `flops` is too low",
     "executed": "`meta` (without storage) or `declared inputs` (real values, on the CPU)",
+    "graph": "digests of the ATen graph that the reference runs; null where it was not traced",
+    "graph.normalised": "of operators, shapes and numbers",
+    "graph.shapes": "the same without sizes",
+    "graph.structure": "of the operators that reach an output, in order",
+    "graph.operators": "names of these operators, in order",
     "problem": "why the reference could not be run; the numbers are then null",
 }
 HIP_PAIRS: Mapping[str, str] = {

@@ -18,12 +18,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def program_key(code: str) -> str | None:
     """A digest of the program without comments, docstrings and layout, its own names numbered as
-    they appear. None where it does not parse or defines no ModelNew."""
+    they appear. None where it does not parse, or where its ModelNew is absent or empty: then there
+    is nothing to compare."""
     try:
         tree = parse_source(code)
+        _drop_docstrings(tree)
         if not any(isinstance(node, ast.ClassDef) and _is_entry(node) for node in tree.body):
             return None
-        _drop_docstrings(tree)
         text = ast.dump(_Numbered(_own_names(tree)).visit(tree), annotate_fields=False)
     except UNPARSABLE:
         return None
@@ -31,7 +32,8 @@ def program_key(code: str) -> str | None:
 
 
 def _is_entry(node: ast.ClassDef) -> bool:
-    return node.name == ENTRY_POINT
+    """Whether this is a ModelNew that does something."""
+    return node.name == ENTRY_POINT and not all(isinstance(x, ast.Pass) for x in node.body)
 
 
 def _drop_docstrings(tree: ast.AST) -> None:

@@ -234,7 +234,7 @@ def test_a_speedup_that_is_no_speedup_is_no_number_anywhere(tmp_path, there):
         ("curate", "reasoning cannot be moved between tasks"),
         ("analyze", "not robust"),
         ("publish", "train 2"),
-        ("diff", "samples changed  none"),
+        ("diff", "samples   none"),
     ],
 )
 def test_one_task_only(tmp_path, command, said):

@@ -37,7 +37,7 @@ EXTRAS = {
     "line": [
         *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "openai"),
         *("httpx", "anyio"),
-        *("matplotlib", "scipy", "statsmodels", "datasketch", "supervisor"),
+        *("matplotlib", "scipy", "statsmodels", "datasketch", "supervisor", "filelock"),
     ],
     "train": ["trl", "peft", "accelerate"],
     "serve": ["fastapi", "starlette", "uvicorn", "prometheus_client", "httpx", "anyio"],

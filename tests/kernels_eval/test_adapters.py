@@ -502,7 +502,7 @@ def test_real_kernels_earn_rewards_of_the_real_service(tmp_path):
 
 def test_a_recipe_of_a_configuration_is_a_key_and_a_file_is_not_read_for_each_sample(tmp_path):
     """Trainers ask for the scorer of a configuration once a sample."""
-    mapping = {"name": "kevin", "correct": 0.5}
+    mapping = {"name": "kernelbench_tinker", "baseline": 0.5}
     assert hash(cacheable(mapping)) == hash(cacheable(mapping))
     assert cacheable(mapping) == cacheable(mapping) == recipe_of(mapping)
     file = str(tmp_path / "recipe.yaml")  # there is none to read

@@ -11,7 +11,6 @@ from kernels_eval.config import CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
 from kernels_eval.model.inputs import (
     construct,
-    declared,
     drawn_size,
     made_elsewhere,
     make_inputs,
@@ -24,6 +23,7 @@ from kernels_eval.model.inputs import (
     squeezed,
 )
 from kernels_eval.model.trials import TAILS
+from kernels_eval.protocol import ModelSpec
 from tests.support.kernels import AFFINE
 
 OLD = ("uniform", "normal_x10", "sparse", "small_integers")
@@ -211,5 +211,6 @@ def test_parameters_that_ignore_the_device_are_noticed():
     for name, elsewhere in (("Ordinary", False), ("Legacy", True)):
         form = {"entry_point": name, "init_form": "args"}
         for device, found in (("meta", elsewhere), ("cpu", False)):
-            made = construct(here, no_arguments, declared(form, device, device))
+            spec = ModelSpec(**form, device=device, construct_on=device)
+            made = construct(here, no_arguments, spec)
             assert made_elsewhere(made, device) is found

@@ -37,7 +37,7 @@ EXTRAS = {
     "line": [
         *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "openai"),
         *("httpx", "anyio"),
-        *("matplotlib", "scipy", "statsmodels", "datasketch", "supervisor", "filelock"),
+        *("matplotlib", "scipy", "statsmodels", "datasketch", "supervisor"),
     ],
     "train": ["trl", "peft", "accelerate"],
     "serve": ["fastapi", "starlette", "uvicorn", "prometheus_client", "httpx", "anyio"],

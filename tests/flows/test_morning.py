@@ -5,6 +5,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
@@ -22,10 +23,12 @@ from tests.support.cases import cases
 CASES = cases("flows")
 
 
-def written(root, stage, name, rows, schema, **extra):
+def written(root, stage, name, rows, schema, decisions=None, **extra):
     snapshot = Snapshot(str(root), stage, name)
     if not snapshot.finished:
         snapshot.append(rows, schema)
+        if decisions is not None:
+            snapshot.write_table("decisions", pl.DataFrame(decisions))
         snapshot.publish(config={}, upstream=extra.pop("upstream", ()), extra=extra)
     return snapshot.ref
 
@@ -82,6 +85,16 @@ def planted(root, night, tasks, statuses, taken, **telemetry):
         }
         for name in taken
     ]
+    decisions = [
+        {
+            "candidate_id": name,
+            "task_id": of[name],
+            "taken": name in taken,
+            "criterion": "high_speedup" if name in taken else None,
+            "why_not": None if name in taken else "not_correct",
+        }
+        for name in statuses
+    ]
     upstream = [verdicts.fingerprint, candidates.fingerprint, chosen.fingerprint]
     curated = written(
         root,
@@ -89,6 +102,7 @@ def planted(root, night, tasks, statuses, taken, **telemetry):
         f"curated {night}",
         sets,
         CURATED,
+        decisions,
         upstream=upstream,
         criterion_counts={"high_speedup": len(taken)},
     )
@@ -141,7 +155,7 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert found.reason_counts == {"build_failed": 2}
     assert sum(group.count for group in found.errors) == 2
     curated = found.changes[-1]
-    assert "+ the task is new" in curated.reasons and sum(curated.reasons.values()) == 2
+    assert curated.reasons == {"+ no task": 1, "- not correct": 1}
     assert found.cautions == ("no figures",)
     text = markdown(found)
     assert "1 new task, 3 new candidates" in text

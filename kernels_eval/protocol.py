@@ -39,7 +39,6 @@ from kernels_eval.languages import Language
 from kernels_eval.records import Record
 
 A = TypeVar("A", bound=Record)
-Q = TypeVar("Q", bound="Request[Any]")
 H = TypeVar("H", bound=Callable[..., object])
 
 
@@ -70,7 +69,7 @@ def parsed(request: Request[A], answer: object) -> A:
     return found
 
 
-def handles(request: type[Q]) -> Callable[[H], H]:
+def handles(request: type[Request[Any]]) -> Callable[[H], H]:
     """Mark the method, or the function, that answers this request."""
 
     def mark(handler: H) -> H:

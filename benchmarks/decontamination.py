@@ -21,6 +21,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,27 +85,39 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    lines = report(options)
-    options.out.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    with options.out.open("w") as page:
+        for line in report(options):
+            print(line, flush=True)
+            print(line, file=page, flush=True)
 
 
-def report(options: argparse.Namespace) -> list[str]:
+def report(options: argparse.Namespace) -> Iterator[str]:
+    """The lines of the page, each as soon as it is known."""
     tasks = [task for task in kernelbench.load(options.benchmark) if task.level in (1, 2, 3)]
     known = traced(tasks, options.jobs)
     families = {task.task_id: family(task) for task in tasks}
     untraced = [name for name, each in known.fingerprints.items() if each.graph is None]
-    lines = [
+    yield (
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}. {len(tasks)} tasks of levels 1 to 3 in"
-        f" {len(set(families.values()))} families, {len(untraced)} not traced: {untraced}.",
+        f" {len(set(families.values()))} families, {len(untraced)} not traced: {untraced}."
+    )
+    yield (
         f"Seconds a task in its process: median {statistics.median(known.seconds):.3f}, mean"
-        f" {statistics.fmean(known.seconds):.3f}, longest {max(known.seconds):.1f}.",
-        "",
-        *planted_lines(tasks[:: max(1, len(tasks) // options.tasks)], known, families, options),
-        *near_miss_lines(options.jobs),
-        *form_lines(known, options.jobs),
-    ]
-    return lines + (clean_lines(options.clean, known, options.jobs) if options.clean else [])
+        f" {statistics.fmean(known.seconds):.3f}, longest {max(known.seconds):.1f}."
+    )
+    yield ""
+    drawn = drawn_evenly(tasks, options.tasks)
+    yield from planted_lines(drawn, known, families, options)
+    yield from near_miss_lines(options.jobs)
+    yield from form_lines(known, options.jobs)
+    if options.clean:
+        yield from clean_lines(options.clean, known, options.jobs)
+
+
+def drawn_evenly(tasks: Sequence[KernelTask], count: int) -> list[KernelTask]:
+    """So many of the tasks, from the first to the last."""
+    count = min(count, len(tasks))
+    return [tasks[number * len(tasks) // count] for number in range(count)]
 
 
 def traced(tasks: Iterable[KernelTask], jobs: int) -> Traced:
@@ -129,17 +142,23 @@ def planted_lines(
     known: Traced,
     families: dict[str, str],
     options: argparse.Namespace,
-) -> list[str]:
+) -> Iterator[str]:
     everything = index_of(known.fingerprints.values())
-    lines = [
-        "## Planted copies",
-        "",
+    yield "## Planted copies"
+    yield ""
+    yield (
         f"| change | planted | found | {' | '.join(LEVELS)} | as another family | wrongly found"
-        " without its family |",
-        "| --- | ---: | ---: |" + " ---: |" * (len(LEVELS) + 2),
-    ]
+        " without its family |"
+    )
+    yield "| --- | ---: | ---: |" + " ---: |" * (len(LEVELS) + 2)
     totals: Counter[str] = Counter()
     missed = []
+
+    @cache
+    def without(own: str) -> Index:
+        """The benchmark without a family."""
+        return index_of(each for name, each in known.fingerprints.items() if families[name] != own)
+
     for change in options.changes:
         copies = traced(planted(tasks, change), options.jobs).fingerprints
         matches = {name: everything.find(copy) for name, copy in copies.items()}
@@ -147,24 +166,23 @@ def planted_lines(
         other = sum(
             families[match.task_id] != families[name] for name, match in matches.items() if match
         )
-        wrong = [name for name, copy in copies.items() if found_elsewhere(copy, known, families)]
+        wrong = [name for name, copy in copies.items() if without(families[name]).find(copy)]
         missed += [f"{name} {change}" for name, match in matches.items() if match is None]
         counts = " | ".join(str(levels[level]) for level in LEVELS)
-        lines.append(
+        yield (
             f"| {change} | {len(copies)} | {share(levels.total(), len(copies))} | {counts} |"
             f" {other} | {len(wrong)} |"
         )
         if not change.startswith("edited"):
             totals += Counter(planted=len(copies), found=levels.total(), wrong=len(wrong))
     found = share(totals["found"], totals["planted"])
-    return [
-        *lines,
-        "",
+    yield ""
+    yield (
         f"Without the edited ones, which are another program: {found} of {totals['planted']} found,"
-        f" {totals['wrong']} taken for another family.",
-        f"Missed: {', '.join(missed) or 'none'}.",
-        "",
-    ]
+        f" {totals['wrong']} taken for another family."
+    )
+    yield f"Missed: {', '.join(missed) or 'none'}."
+    yield ""
 
 
 def planted(tasks: Iterable[KernelTask], change: str) -> Iterator[KernelTask]:
@@ -173,13 +191,6 @@ def planted(tasks: Iterable[KernelTask], change: str) -> Iterator[KernelTask]:
         if code is not None:
             form = "args_kwargs" if "KernelBook" in change else "args"
             yield task.model_copy(update={"code": code, "init_form": form})
-
-
-def found_elsewhere(copy: Fingerprint, known: Traced, families: dict[str, str]) -> bool:
-    """Is a copy found in the benchmark without its family?"""
-    own = families[copy.task_id]
-    others = (each for name, each in known.fingerprints.items() if families[name] != own)
-    return index_of(others).find(copy) is not None
 
 
 def near_miss_lines(jobs: int) -> list[str]:

@@ -8,21 +8,18 @@ one.
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from flows.runtime.config import GuardConfig
-from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.extensions import known_names
 from kernels_eval.records import Json, Language, Record, Row
+from kernels_eval.settings import nearest, overridden, put
 from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.config import (
@@ -40,8 +37,6 @@ from tasks.tracking.config import TrackingConfig
 from tasks.training.recipe import ReinforceRecipe, TrainingRecipe
 from tasks.verification.config import VerificationConfig
 from tasks.workload.config import WorkloadConfig
-
-Model = TypeVar("Model", bound=BaseModel)
 
 
 class PipelineConfig(Record, title="concur run"):
@@ -139,24 +134,13 @@ def load_profile(
     """
     data = read_profile(profile)
     for key, value in (values or {}).items():
-        _put(data, key, value)
-    return _overridden(PipelineConfig, data, overrides, f"profile {profile!r}")
+        put(data, key, value)
+    return overridden(PipelineConfig, data, overrides, f"profile {profile!r}")
 
 
 def read_profile(profile: str) -> Json:
     """The keys that a profile says itself. Raises UsageError as `load_profile` does."""
     return _read("profile", "profiles", profile)
-
-
-def load_protocol(overrides: Iterable[str], base: EvalConfig | None = None) -> EvalConfig:
-    """The verification protocol (`base`, else the default) with `key.path=value` overrides, such as
-    `timing.max_s=1.0`; a profile's `verification.eval.` before a key is left out.
-
-    Raises UsageError as `load_profile` does.
-    """
-    keys = [re.sub(r"^(verification\.)?eval\.", "", each) for each in overrides]
-    data = base.model_dump(mode="json") if base else {}
-    return _overridden(EvalConfig, data, keys, "--set")
 
 
 def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
@@ -168,7 +152,7 @@ def load_strategy(name: str, overrides: Iterable[str] = ()) -> CurationConfig:
     known = known_names(STRATEGY_GROUP, STRATEGY_NAMES)
     plain = name in known and name not in shipped_names("strategies")
     data = {"strategy": name} if plain else _read("strategy", "strategies", name)
-    return _overridden(CurationConfig, data, overrides, f"strategy {name!r}")
+    return overridden(CurationConfig, data, overrides, f"strategy {name!r}")
 
 
 def _read(what: str, kind: str, name: str) -> Json:
@@ -181,7 +165,7 @@ def _read(what: str, kind: str, name: str) -> Json:
     except UsageError as error:
         if not isinstance(error.__cause__, FileNotFoundError):
             raise
-        hint = _nearest(name, shipped_names(kind), f"{kind} that ship with concur")
+        hint = nearest(name, shipped_names(kind), f"{kind} that ship with concur")
         raise UsageError(f"there is no {what} {name!r}", hint) from error
 
 
@@ -205,65 +189,3 @@ def keys_in(path: Path, what: str, example: str) -> Json:
             f"{what} is a {type(data).__name__}, not a mapping of keys", f"see {example}"
         )
     return data or {}
-
-
-def _overridden(model: type[Model], data: Json, overrides: Iterable[str], where: str) -> Model:
-    """The model of some data with `key.path=value` overrides, whose values are YAML."""
-    import yaml
-
-    for override in overrides:
-        key, separator, text = override.partition("=")
-        if not separator or not key:
-            raise UsageError(
-                f"--set {override!r} is not key=value", "for example --set verification.workers=2"
-            )
-        try:
-            _put(data, key, yaml.safe_load(text))
-        except yaml.YAMLError as error:
-            raise UsageError(f"--set {override!r}: the value is not YAML", "quote it") from error
-    return validated(model, data, where)
-
-
-def _put(data: Json, key: str, value: Any) -> None:
-    *parents, last = key.split(".")
-    for parent in parents:
-        data = data.setdefault(parent, {})
-        if not isinstance(data, dict):
-            raise UsageError(
-                f"--set {key}: {parent} is a value, not a mapping of keys", "see concur run --help"
-            )
-    data[last] = value
-
-
-def validated(model: type[Model], data: Any, where: str) -> Model:
-    """The model of some data. Raises UsageError for its first problem: `where` it is, which key,
-    what is wrong, what would be right."""
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        *parents, last = map(str, problem["loc"] or ("",))
-        key = ".".join([*parents, last])
-        if problem["type"] == "extra_forbidden":
-            hint = _nearest(last, _known_keys(parents, model), "known keys here", parents)
-            raise UsageError(f"{where} has an unknown key {key!r}", hint) from error
-        raise UsageError(
-            f"{where}: {key} = {problem.get('input')!r}: {problem['msg']}",
-            "correct the value in the profile or with --set",
-        ) from error
-
-
-def _nearest(word: str, known: list[str], what: str, parents: Sequence[str] = ()) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return (
-        f"did you mean {'.'.join([*parents, *close])}?" if close else f"{what}: {', '.join(known)}"
-    )
-
-
-def _known_keys(path: Sequence[str], model: Any) -> list[str]:
-    for part in path:
-        field = getattr(model, "model_fields", {}).get(part)
-        model = field.annotation if field else None
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return []
-    return sorted(model.model_fields)

@@ -44,7 +44,7 @@ from flows.artifacts import (
     warn_on_error,
 )
 from flows.benchmark import Benchmarked, benchmark_models
-from flows.config import PipelineConfig, validated
+from flows.config import PipelineConfig
 from flows.forms import configuration
 from flows.launch import QUIET, require_ready
 from flows.naming import deployed_name
@@ -60,6 +60,7 @@ from flows.train import of_line, train_and_track
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
 from kernels_eval.pool.ray import address_of
+from kernels_eval.settings import validated
 from tasks.benchmark.stage import scores_of
 from tasks.curation.config import CurationConfig
 from tasks.curation.step import curate

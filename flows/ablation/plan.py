@@ -18,9 +18,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field
 
-from flows.config import PipelineConfig, load_profile, load_strategy, validated
+from flows.config import PipelineConfig, load_profile, load_strategy
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
+from kernels_eval.settings import validated
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 from tasks.synthesis import sizing
 

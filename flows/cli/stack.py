@@ -39,9 +39,9 @@ def up(
 
     Parts that run already are left alone. Everything listens on loopback.
     """
-    from flows.config import validated
     from flows.stack import control
     from flows.stack.layout import StackSettings
+    from kernels_eval.settings import validated
 
     options = {
         "prefect_port": prefect_port,

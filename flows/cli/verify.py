@@ -58,7 +58,7 @@ def verify(
 
     config = QUICK if quick else None
     if overrides:
-        from flows.config import load_protocol
+        from kernels_eval.settings import load_protocol
 
         config = load_protocol(overrides, config)
     sys.exit(run(str(task), str(candidate), language, as_json, config=config, progress=progress))
@@ -106,10 +106,10 @@ def verify_batch(
 
     If the run is stopped, rerun the same command to resume it.
     """
-    from flows.config import load_protocol
     from flows.launch import TerminalProgress
     from kernels_eval.__main__ import QUICK
     from kernels_eval.records import Language
+    from kernels_eval.settings import load_protocol
     from tasks.progress import observed_by
     from tasks.synthesis.tables import CandidateTable
     from tasks.verification.batch import verify_batch
@@ -167,13 +167,13 @@ def serve(
     SIGTERM or Ctrl-C lets what is under way finish; the next start continues with the rest. A
     --host that is not loopback needs a token in CONCUR_SERVE_TOKEN, which clients then send.
     """
-    from flows.config import load_protocol
     from kernels_eval.__main__ import QUICK
     from kernels_eval.devices import visible_gpus
     from kernels_eval.pool.ray import address_of, require_cluster
     from kernels_eval.records import Language
     from kernels_eval.service.app import Intake, Service, run
     from kernels_eval.service.guard import require_token
+    from kernels_eval.settings import load_protocol
     from tasks.sources.tables import load
     from tasks.synthesis.parsing import parse_response
 

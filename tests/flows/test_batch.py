@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from flows.cli.render import render
-from flows.config import load_protocol
 from kernels_eval.errors import DeviceError, UsageError
 from kernels_eval.records import Language, Verdict
+from kernels_eval.settings import load_protocol
 from tasks.sources import bundled
 from tasks.store.snapshot import Snapshot
 from tasks.synthesis.tables import CandidateTable

@@ -4,12 +4,12 @@ sides on samplers whose truth is known. What needs a compiler is in test_compile
 import pytest
 from pydantic import ValidationError
 
-from flows.config import load_protocol
 from kernels_eval.__main__ import render
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.judge.timing import CompiledSampler, measure
 from kernels_eval.records import CompiledBaseline, Language, Status, Timing, Verdict, stable_hash
+from kernels_eval.settings import load_protocol
 from tests.support.scripted_time import busy, scripted_time
 
 __all__ = ["scripted_time"]

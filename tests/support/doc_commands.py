@@ -176,7 +176,8 @@ def parse_concur(words):
 def _check_settings(context):
     """Profiles and overrides are read as the command would read them; profiles that a page defines
     are checked where it does."""
-    from flows.config import load_profile, load_protocol
+    from flows.config import load_profile
+    from kernels_eval.settings import load_protocol
 
     profile, overrides = context.params.get("profile"), context.params.get("overrides") or ()
     if context.info_name == "verify-batch":

@@ -20,7 +20,6 @@ from flows import ready
 from flows.config import load_profile
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.compile.extensions import Builder
-from kernels_eval.compile.hip import hipcc
 from kernels_eval.config import BuildConfig
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import EvalError
@@ -64,7 +63,6 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
         ("torch device", True, torch_device),
         ("C++ compiler", True, compiler),
         ("nvcc", config.language.needs_nvcc, nvcc),
-        ("hipcc", False, partial(_looked, hipcc)),
         ("GPUs", needs_gpu, gpus),
         *((f"language {each}", each == config.language, each.doctor) for each in Language),
         ("ray", True, lambda: package("ray")),

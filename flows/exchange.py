@@ -1,5 +1,5 @@
 """Verdicts to and from other suites' files: KernelBench's run folders, the traces of
-FlashInfer-Bench and SOL-ExecBench, packages of single kernels, and pairs of CUDA and HIP.
+FlashInfer-Bench and SOL-ExecBench, and packages of single kernels.
 
 Guarantees: what a form does not hold is left out and counted, with why; a folder that holds other
 files is not written to. A task's program runs only in its sandbox (to learn the shapes of its
@@ -39,14 +39,13 @@ from kernels_eval.records import Candidate, Json, KernelTask, Record, Row, Verdi
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source
 from tasks.files import atomic_write, explain_write_errors
-from tasks.publishing.pairs import STAGE, write_pairs
 from tasks.sources.files import read_text, shown
 from tasks.sources.tables import load
 from tasks.tables import CANDIDATES, VERDICTS
 from tasks.verification.merge import merged
 from tasks.workload.measure import Measurer
 
-Form = Literal["flashinfer", "sol", "kernelbench", "package", "hip", "table"]
+Form = Literal["flashinfer", "sol", "kernelbench", "package", "table"]
 Kind = TypeVar("Kind", bound=Record)
 Ask = Callable[[KernelTask], Interface]
 _OF_CANDIDATES = ("candidate_id", "given_id", "code", "generator", "sample_index", "parse_reason")
@@ -75,14 +74,10 @@ def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json
             return _table(sources or ["."], target, options["candidates"], options["root"])
         if len(sources) > 1:
             raise UsageError(f"--as {form} takes one SOURCE", "merge several with --as table first")
-        if form == "hip" and (target / STAGE).is_dir():
-            pass  # begun before
-        elif target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{out} holds other files", "name a new folder with --out")
         source = sources[0] if sources else None
         found = judged(source, options["candidates"], options["tasks"], options["root"])
-        if form == "hip":
-            return _hip(found, target)
         if form == "kernelbench":
             return _kernelbench(found, target)
         with Measurer() as measurer:
@@ -224,22 +219,6 @@ def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row
     config = QUICK if options["quick"] else None
     told = export_package(one.task, one.candidate, forms, target, config=config, **more)
     return _summary("package", target, 1, Counter()) | told
-
-
-def _hip(found: Iterator[Judged], target: Path) -> Json:
-    """Correct CUDA kernels beside their HIP form."""
-    left_out, kernels = Counter[str](), []
-    for each in found:
-        if not each.candidate.language.needs_nvcc:
-            left_out[f"the language is {each.candidate.language}"] += 1
-        elif not each.verdict.correct_custom:
-            left_out[f"the verdict is {each.verdict.status.value}"] += 1
-        else:
-            kernels.append((each.task, each.candidate))
-    if not kernels:
-        raise UsageError("no verdict is of a correct CUDA kernel", "choose other verdicts")
-    told = write_pairs(kernels, target)
-    return {**_summary("hip", target, told["pairs"], left_out), **told}
 
 
 def _kernelbench(found: Iterator[Judged], target: Path) -> Json:

@@ -35,9 +35,9 @@ TASKS, CANDIDATES, VERDICTS, CURATED, DECISIONS = (
     pa.schema(_fields(table))
     for table in ("tasks", "candidates", "verdicts", "curated", "decisions")
 )
-WORKLOADS, PROFILES, KERNEL_PROFILES, TRACE_FLAGS, HIP_PAIRS = (
+WORKLOADS, PROFILES, KERNEL_PROFILES, TRACE_FLAGS = (
     pa.schema(_fields(table))
-    for table in ("workloads", "profiles", "kernel_profiles", "trace_flags", "hip_pairs")
+    for table in ("workloads", "profiles", "kernel_profiles", "trace_flags")
 )
 SEARCHED, NUMBERS, SCORES, VIEWED = (
     pa.schema(_fields(table)) for table in ("search", "numbers", "scores", "view")

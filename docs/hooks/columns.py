@@ -56,25 +56,6 @@ WORKLOADS: Mapping[str, str] = {
     "graph.operators": "names of these operators, in order",
     "problem": "why the reference could not be run; the numbers are then null",
 }
-HIP_PAIRS: Mapping[str, str] = {
-    "candidate_id": _CANDIDATE,
-    "task_id": _TASK,
-    "generator": "name of the model that wrote the CUDA kernel",
-    "cuda_source": "the device code of the candidate, which nvcc compiles alone",
-    "cuda_device": "its machine code (SASS), as cuobjdump prints it; null where there is none",
-    "cuda_arch": "the architecture of `cuda_device`",
-    "hip_source": "the same device code in HIP",
-    "hip_device": "its GCN assembly; null where it does not compile",
-    "hip_arch": "the architecture of `hip_device`",
-    "compiled": "hipcc made assembly of at least one kernel. Nothing has run: no verdict",
-    "cause": (
-        "class of what hipcc said first: `no_source`, `no_kernel`, `unknown_name`,"
-        " `missing_header`, `inline_assembly`, `no_matching_function`, `timeout`, `other`;"
-        " null where `compiled`"
-    ),
-    "detail": "what hipcc said first",
-    "kernels": "symbols of the kernels in `hip_device`",
-}
 
 KERNEL_PROFILES: Mapping[str, str] = {
     "profile_key": "hash of verdict, candidate, settings and version; a refresh reuses the row",

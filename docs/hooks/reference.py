@@ -389,11 +389,6 @@ def tables() -> dict[str, tuple[str, Any, Mapping[str, str]]]:
             TRACE_FLAGS,
             columns.TRACE_FLAGS,
         ),
-        "hip-pairs": (
-            "a correct CUDA kernel and its HIP form",
-            schemas.HIP_PAIRS,
-            columns.HIP_PAIRS,
-        ),
         "curation": ("a sample of the training set", schemas.CURATED, columns.CURATED),
         "analysis": ("a headline number", NUMBERS, columns.NUMBERS),
         "training": ("an optimiser step", HISTORY, columns.HISTORY),

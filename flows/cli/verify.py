@@ -33,7 +33,7 @@ Workers = Annotated[
 Builders = Annotated[
     int | None, Option(min=1, help="Number of build workers.", show_default="the other cores")
 ]
-Form = Literal["flashinfer", "sol", "kernelbench", "package", "hip", "table"]
+Form = Literal["flashinfer", "sol", "kernelbench", "package", "table"]
 
 
 @command(Group.VERIFY, prints=False)
@@ -248,8 +248,8 @@ def export(
         ...,
         "--as",
         help="The form: traces of FlashInfer-Bench or SOL-ExecBench, run folders of KernelBench, a"
-        " package of one kernel, pairs of CUDA and HIP, or (of the results of another harness, or"
-        " of several sets) a table of verdicts.",
+        " package of one kernel, or (of the results of another harness, or of several sets) a table"
+        " of verdicts.",
     ),
     out: str = Option(
         ..., metavar="PLACE", help="Folder to create, or the Parquet file of a table."

@@ -1,6 +1,6 @@
 """CUDA kernels as HIP, compiled for AMD GPUs without one: the device code of a source, its names
-translated (by a table, then by hipify-perl where it is), and the assembly that hipcc makes of it;
-the machine code that nvcc makes of the same device code.
+translated by a table, and the assembly that hipcc makes of it; the machine code that nvcc makes of
+the same device code.
 
 Guarantees: `compiled` is of a kernel that reached assembly, and says nothing of its results: it is
 never a verdict. What a source has beside device code (functions that take tensors or launch) is
@@ -121,15 +121,7 @@ def translated(cuda: str) -> str:
     found = device_code(cuda)
     for pattern, name in NAMES.items():
         found = re.sub(pattern, name, found)
-    found = _INCLUDE.sub(_included, found)
-    program = shutil.which("hipify-perl")
-    if program is None:
-        return found
-    with tempfile.TemporaryDirectory() as folder:  # for the names that the table lacks
-        path = Path(folder) / "kernel.cu"
-        path.write_text(found, encoding="utf-8", errors="replace")
-        done = subprocess.run([program, str(path)], capture_output=True, timeout=TIMEOUT_S)
-    return done.stdout.decode("utf-8", "replace") or found
+    return _INCLUDE.sub(_included, found)
 
 
 def compile_hip(cuda: str, *, arch: str = ARCH, timeout_s: float = TIMEOUT_S) -> HipBuild:

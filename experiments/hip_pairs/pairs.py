@@ -1,5 +1,7 @@
 """Correct CUDA kernels beside their HIP form, as a data set of pairs like CASS (arXiv 2505.16968).
 
+    python -m experiments.hip_pairs.pairs verified --out pairs
+
 Guarantees: `compiled` says that hipcc made assembly, and is no verdict: nothing runs. Each pair is
 on disk before it is counted, so that a run that was stopped resumes. `datasets.load_dataset` reads
 the folder. Does not guarantee machine code: `cuda_device` is null where nvcc or cuobjdump is
@@ -8,17 +10,24 @@ missing. Of CASS's columns there are those of the device; its host assembly is n
 
 from __future__ import annotations
 
+import argparse
 import ast
+import json
 import os
-import shutil
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
 
-from kernels_eval.compile import hip
+import pyarrow as pa
+
+from experiments.hip_pairs import hip
+from flows.exchange import Judged, judged
 from kernels_eval.config import EvalConfig
+from kernels_eval.errors import EvalError, UsageError
 from kernels_eval.judge.messages import Stop
 from kernels_eval.judge.prepare import Preparer
 from kernels_eval.records import Candidate, Json, KernelTask, Row, stable_hash
@@ -27,10 +36,27 @@ from kernels_eval.source.syntax import UNPARSABLE, parse_source
 from tasks.files import atomic_write
 from tasks.progress import report
 from tasks.store import Snapshot, fingerprint
-from tasks.tables import HIP_PAIRS
-from tasks.versions import PUBLISHING_VERSION
 
 STAGE = "hip-pairs"
+VERSION = 1
+"""Raised when the same kernels may give other pairs."""
+PAIRS = pa.schema(
+    [
+        ("candidate_id", pa.string()),
+        ("task_id", pa.string()),
+        ("generator", pa.string()),
+        ("cuda_source", pa.string()),
+        ("cuda_device", pa.string()),
+        ("cuda_arch", pa.string()),
+        ("hip_source", pa.string()),
+        ("hip_device", pa.string()),
+        ("hip_arch", pa.string()),
+        ("compiled", pa.bool_()),
+        ("cause", pa.string()),
+        ("detail", pa.string()),
+        ("kernels", pa.list_(pa.string())),
+    ]
+)
 CARD = """\
 ---
 configs:
@@ -50,49 +76,79 @@ Compilers: CUDA for {cuda_arch}, HIP for {hip_arch}.
 Kernel = tuple[KernelTask, Candidate]
 
 
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("verdicts", help="a snapshot, folder or table of verdicts")
+    parser.add_argument("--out", required=True, help="folder of the pairs; one begun is resumed")
+    parser.add_argument("--tasks", help="tasks of the verdicts, where none are beside them")
+    parser.add_argument("--candidates", help="their candidates, where none are beside them")
+    asked = parser.parse_args(arguments)
+    try:
+        found = judged(asked.verdicts, asked.candidates, asked.tasks, ".concur")
+        kernels, left_out = correct_kernels(found)
+        summary = write_pairs(kernels, Path(asked.out))
+    except EvalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({**summary, "left_out": left_out}))
+    return 0
+
+
+def correct_kernels(found: Iterable[Judged]) -> tuple[list[Kernel], Counter[str]]:
+    """The correct CUDA kernels, and why others were left out. Raises UsageError without any."""
+    kernels: list[Kernel] = []
+    left_out = Counter[str]()
+    for each in found:
+        if not each.candidate.language.needs_nvcc:
+            left_out[f"the language is {each.candidate.language}"] += 1
+        elif not each.verdict.correct_custom:
+            left_out[f"the verdict is {each.verdict.status.value}"] += 1
+        else:
+            kernels.append((each.task, each.candidate))
+    if not kernels:
+        raise UsageError("no verdict is of a correct CUDA kernel", "choose other verdicts")
+    return kernels, left_out
+
+
 def write_pairs(kernels: Sequence[Kernel], target: Path) -> Json:
-    """Write a snapshot of tasks.tables.HIP_PAIRS and a card below `target`, or resume it. Returns
-    the counts of the card. Raises ToolchainError where there is no hipcc."""
-    asked = {
-        "hip_arch": hip.default_arch(),
-        "cuda_arch": hip.CUDA_ARCH,
-        "hipify": bool(shutil.which("hipify-perl")),
-    }
+    """Write a snapshot of PAIRS and a card below `target`, or resume it. Returns the counts of the
+    card. Raises ToolchainError where there is no hipcc."""
+    config = {"hip_arch": hip.default_arch(), "cuda_arch": hip.CUDA_ARCH}
     upstream = [stable_hash([[each.candidate_id, each.code] for _, each in kernels])]
-    key = fingerprint(STAGE, asked, upstream, PUBLISHING_VERSION)
+    key = fingerprint(STAGE, config, upstream, VERSION)
     snapshot = Snapshot(str(target), STAGE, key)
     if not snapshot.finished:
-        _fill(snapshot, kernels)
-        snapshot.publish(config=asked, upstream=upstream)
+        fill(snapshot, kernels)
+        snapshot.publish(config=config, upstream=upstream)
     rows = snapshot.read(columns=["compiled", "cause", "cuda_device"])
     causes = dict(sorted(rows["cause"].drop_nulls().value_counts().iter_rows()))
     counts = {"pairs": len(rows), "compiled": int(rows["compiled"].sum())}
     table = "\n".join(f"| {cause} | {count} |" for cause, count in causes.items())
     files = f"{STAGE}/{key}/part-*.parquet"
-    card = CARD.format(files=files, causes=table, **counts, **asked)
-    atomic_write(target / "README.md", card)
-    machine_code = rows["cuda_device"].count()
-    return {**asked, **counts, "with_machine_code": machine_code, "causes": causes}
+    atomic_write(target / "README.md", CARD.format(files=files, causes=table, **counts, **config))
+    return {**config, **counts, "with_machine_code": rows["cuda_device"].count(), "causes": causes}
 
 
-def _fill(snapshot: Snapshot, kernels: Sequence[Kernel]) -> None:
-    snapshot.recover(HIP_PAIRS)
+def fill(snapshot: Snapshot, kernels: Sequence[Kernel]) -> None:
+    snapshot.recover(PAIRS)
     done = snapshot.keys("candidate_id")
     left = [each for each in kernels if each[1].candidate_id not in done]
-    number, waiting, workers = len(kernels) - len(left), iter(left), os.cpu_count() or 1
+    number = len(kernels) - len(left)
+    waiting = iter(left)
+    workers = os.cpu_count() or 1
     with (
         closing(Preparer(EvalConfig())) as preparer,
         ThreadPoolExecutor(workers) as pool,
-        snapshot.journal(HIP_PAIRS) as add,
+        snapshot.journal(PAIRS) as add,
     ):
-        while batch := [(each, _source(preparer, each)) for each in islice(waiting, workers)]:
-            for row in pool.map(_pair, batch):
+        while batch := [(each, source_of(preparer, each)) for each in islice(waiting, workers)]:
+            for row in pool.map(pair, batch):
                 add(row)
                 number += 1
                 report(STAGE, number, len(kernels), f"{row['cause'] or 'ok'} {row['task_id']}")
 
 
-def _source(preparer: Preparer, kernel: Kernel) -> str:
+def source_of(preparer: Preparer, kernel: Kernel) -> str:
     """The CUDA source that a candidate asks to be built; where it asks for none without a GPU, the
     strings of its module that hold a kernel."""
     task, candidate = kernel
@@ -109,7 +165,7 @@ def _source(preparer: Preparer, kernel: Kernel) -> str:
     return "\n".join(texts)
 
 
-def _pair(asked: tuple[Kernel, str]) -> Row:
+def pair(asked: tuple[Kernel, str]) -> Row:
     (task, candidate), cuda = asked
     build = hip.compile_hip(cuda, arch=hip.default_arch())
     return {
@@ -127,3 +183,7 @@ def _pair(asked: tuple[Kernel, str]) -> Row:
         "detail": build.reason,
         "kernels": build.kernels,
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

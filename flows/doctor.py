@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from flows import ready
 from flows.config import load_profile
+from flows.extras import extra_of
+from flows.ready import Look
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.config import BuildConfig
 from kernels_eval.devices import visible_gpus
-from kernels_eval.errors import EvalError
+from kernels_eval.errors import EvalError, UsageError
+from kernels_eval.installation import install_command
 from kernels_eval.records import Language, Record
 from kernels_eval.sandbox.layers import missing
 from kernels_eval.toolchain import default_cache
@@ -30,16 +32,15 @@ from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
 
 Need = Literal["required", "optional"]
-Answer = tuple[str, str]
-"""What was found, and the line that fixes it; no line means that nothing is missing."""
 FREE_DISK_GB = 8  # precompiled headers are 3 GB, snapshots and a small model the rest
-PACKAGES = {
-    "torch": "pip install concur",
-    "ray": "pip install 'concur[batch]'",
-    "prefect": "pip install 'concur[line]'",
-    "mlflow": "pip install 'concur[line]'",
-    "trl": "pip install 'concur[train]'",
-}
+
+
+class Probe(NamedTuple):
+    """What to look at: `look` says what it found, and raises EvalError where it is missing."""
+
+    name: str
+    required: bool
+    look: Look
 
 
 class Check(Record):
@@ -56,116 +57,131 @@ def examine(profile: str, overrides: tuple[str, ...] = ()) -> list[Check]:
     """Every check; what the profile needs is marked as required. Raises UsageError for a profile
     that cannot be read."""
     config = load_profile(profile, overrides)
-    needs_gpu = config.language.needs_gpu
-    probes: list[tuple[str, bool, Callable[[], Answer]]] = [
-        ("Python", True, python),
-        ("torch", True, lambda: package("torch")),
-        ("torch device", True, torch_device),
-        ("C++ compiler", True, compiler),
-        ("nvcc", config.language.needs_nvcc, nvcc),
-        ("GPUs", needs_gpu, gpus),
-        *((f"language {each}", each == config.language, each.doctor) for each in Language),
-        ("ray", True, lambda: package("ray")),
-        ("prefect", True, lambda: package("prefect")),
-        ("trl", True, lambda: package("trl")),
-        ("mlflow", config.tracking.enabled, lambda: package("mlflow")),
-        ("vLLM", config.synthesis.sampler == "vllm", lambda: vllm(config.synthesis)),
-        ("answers at once", False, lambda: answers_at_once(config.synthesis)),
-        *((name, True, partial(_looked, look)) for name, look in ready.checks(config)),
-        ("disk", True, lambda: disk(config.root)),
-        ("build cache", True, build_cache),
+    synthesis = config.synthesis
+    probes = [
+        Probe("Python", True, python),
+        Probe("torch", True, lambda: package("torch")),
+        Probe("torch device", True, torch_device),
+        Probe("C++ compiler", True, compiler),
+        Probe("nvcc", config.language.needs_nvcc, nvcc),
+        Probe("GPUs", config.language.needs_gpu, gpus),
     ]
-    return [_check(*probe) for probe in probes] + isolation()
+    for language in Language:
+        probes.append(Probe(f"language {language}", language == config.language, language.doctor))
+    probes += [
+        Probe("ray", True, lambda: package("ray")),
+        Probe("prefect", True, lambda: package("prefect")),
+        Probe("trl", True, lambda: package("trl")),
+        Probe("mlflow", config.tracking.enabled, lambda: package("mlflow")),
+        Probe("vLLM", synthesis.sampler == "vllm", lambda: vllm(synthesis)),
+        Probe("answers at once", False, lambda: answers_at_once(synthesis)),
+    ]
+    probes += [Probe(name, True, look) for name, look in ready.checks(config)]
+    probes += [
+        Probe("disk", True, lambda: disk(config.root)),
+        Probe("build cache", True, build_cache),
+    ]
+    return [check_of(probe) for probe in probes] + isolation()
 
 
 def runnable(checks: list[Check]) -> bool:
     return all(check.ok for check in checks if check.need == "required")
 
 
-def _looked(look: Callable[[], str]) -> Answer:
-    return look(), ""
-
-
-def _check(name: str, required: bool, look: Callable[[], Answer]) -> Check:
+def check_of(probe: Probe) -> Check:
+    """Make one line of the table."""
+    fix = ""
     try:
-        found, fix = look()
+        found = probe.look()
     except ModuleNotFoundError as error:
-        found, fix = str(error), PACKAGES["prefect"]
+        found, fix = str(error), install_command("line")  # a run needs all of it
     except EvalError as error:
         found, fix = str(error.args[0]), error.hint or str(error)
-    need: Need = "required" if required else "optional"
-    return Check(name=name, found=found, ok=not fix, need=need, fix=fix)
+    need: Need = "required" if probe.required else "optional"
+    return Check(name=probe.name, found=found, ok=not fix, need=need, fix=fix)
 
 
-def python() -> Answer:
-    fits = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    return sys.version.split()[0], "" if fits else "use Python 3.11 or 3.12"
+def python() -> str:
+    found = sys.version.split()[0]
+    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+        raise UsageError(found, "use Python 3.11 or 3.12")
+    return found
 
 
-def package(name: str) -> Answer:
+def package(name: str) -> str:
     try:
-        return version(name), ""
-    except PackageNotFoundError:
-        return "not installed", PACKAGES[name]
+        return version(name)
+    except PackageNotFoundError as error:
+        raise UsageError("not installed", install_line(name)) from error
 
 
-def torch_device() -> Answer:
+def install_line(name: str) -> str:
+    """The command that installs a package of ours: by its extra, or with the base."""
+    extra = extra_of(ModuleNotFoundError(name=name))
+    return install_command(*([extra] if extra else []))
+
+
+def torch_device() -> str:
     """The device that torch can use, asked in a process of its own: the import takes seconds and
     may touch a driver."""
     script = (
         "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else 'cpu')"
     )
-    if found := ask([sys.executable, "-c", script], timeout_s=120):
-        return found, ""
-    return "torch does not import", PACKAGES["torch"]
+    found = ask([sys.executable, "-c", script], timeout_s=120)
+    if not found:
+        raise UsageError("torch does not import", install_line("torch"))
+    return found
 
 
-def compiler() -> Answer:
+def compiler() -> str:
     tools = Builder(BuildConfig()).tools
-    return f"{tools.cxx_version} ({tools.cxx})", ""
+    return f"{tools.cxx_version} ({tools.cxx})"
 
 
-def nvcc() -> Answer:
+def nvcc() -> str:
     tools = Builder(BuildConfig()).tools
-    if tools.nvcc:
-        return tools.nvcc_version, ""
-    return "not found", "install the CUDA toolkit and set CUDA_HOME"
+    if not tools.nvcc:
+        raise UsageError("not found", "install the CUDA toolkit and set CUDA_HOME")
+    return tools.nvcc_version
 
 
-def gpus() -> Answer:
-    if found := visible_gpus():
-        return "; ".join(found), ""
-    return "none visible", "run where nvidia-smi lists a GPU, or use --set language=cpp"
+def gpus() -> str:
+    found = visible_gpus()
+    if not found:
+        fix = "run where nvidia-smi lists a GPU, or use --set language=cpp"
+        raise UsageError("none visible", fix)
+    return "; ".join(found)
 
 
-def vllm(synthesis: SynthesisConfig) -> Answer:
+def vllm(synthesis: SynthesisConfig) -> str:
     """vLLM lives in its own environment: `synthesis.server` or $CONCUR_VLLM_PYTHON names it, or
     `vllm` is on PATH."""
     from tasks.synthesis.server import serve_command
 
     command = serve_command(synthesis.server)
     if synthesis.server.command:
-        return f"{synthesis.server.command} (not tried)", ""
+        return f"{synthesis.server.command} (not tried)"
     script = "from importlib.metadata import version; print(version('vllm'))"
     module = "-m" in command
-    if found := ask([command[0], *(["-c", script] if module else ["--version"])], timeout_s=120):
-        return found, ""
-    fix = f"{command[0]} -m pip install vllm" if module else f"reinstall {command[0]}"
-    return f"{command[0]} has no vLLM", fix
+    found = ask([command[0], *(["-c", script] if module else ["--version"])], timeout_s=120)
+    if not found:
+        fix = f"{command[0]} -m pip install vllm" if module else f"reinstall {command[0]}"
+        raise UsageError(f"{command[0]} has no vLLM", fix)
+    return found
 
 
-def answers_at_once(synthesis: SynthesisConfig) -> Answer:
+def answers_at_once(synthesis: SynthesisConfig) -> str:
     """How many answers a server on these GPUs writes at once and how fast; where fewer than 16 fit,
     the GPUs that a replica needs."""
     served = synthesis.sampler == "vllm"
     if not served and not re.search(r"//(127\.|localhost)", str(synthesis.base_url)):
-        return "no server on this machine generates answers", ""
+        return "no server on this machine generates answers"
     server, limit = synthesis.server, synthesis.sampling.max_tokens
     if not served and not server.tensor_parallel:
         server = server.model_copy(update={"tensor_parallel": 1})  # vllm serve's default
     found, basis = sizing.expected(synthesis.model, server, limit)
     if found.sequences >= min(sizing.LEAST_SEQS, server.max_num_seqs or sizing.LEAST_SEQS):
-        return basis, ""
+        return basis
     key = (
         "--set synthesis.server.tensor_parallel" if served else "vllm serve --tensor-parallel-size"
     )
@@ -173,30 +189,31 @@ def answers_at_once(synthesis: SynthesisConfig) -> Answer:
         wider = server.model_copy(update={"tensor_parallel": gpus})
         held = sizing.expected(synthesis.model, wider, limit)[0].sequences
         if held >= sizing.LEAST_SEQS:
-            return basis, f"{key}={gpus} holds {held} at once"
-    return basis, "use GPUs with more memory, or vllm serve --kv-cache-dtype fp8"
+            raise UsageError(basis, f"{key}={gpus} holds {held} at once")
+    raise UsageError(basis, "use GPUs with more memory, or vllm serve --kv-cache-dtype fp8")
 
 
-def disk(location: str) -> Answer:
+def disk(location: str) -> str:
     root = Path(location)
     if "://" in location:
-        return f"{location} is remote and was not checked", ""
+        return f"{location} is remote and was not checked"
     if root.exists() and not root.is_dir():
-        return f"{root} is not a directory", "--set root=DIR"
+        raise UsageError(f"{root} is not a directory", "--set root=DIR")
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / 1e9
     writable = os.access(existing, os.W_OK)
     found = f"{free:.0f} GB free at {root}" + ("" if writable else ", not writable")
-    if free >= FREE_DISK_GB and writable:
-        return found, ""
-    return found, f"--set root=DIR with {FREE_DISK_GB} GB free and write permission"
+    if free < FREE_DISK_GB or not writable:
+        fix = f"--set root=DIR with {FREE_DISK_GB} GB free and write permission"
+        raise UsageError(found, fix)
+    return found
 
 
-def build_cache() -> Answer:
+def build_cache() -> str:
     cache = BuildCache(default_cache())
     limit = f"limit {cache.limit_bytes / 1e9:.1f} GB" if cache.limit_bytes else "no limit"
     entries, held_bytes = cache.usage()
-    return f"about {entries} builds, {held_bytes / 1e9:.1f} GB, {limit}, at {cache.cache}", ""
+    return f"about {entries} builds, {held_bytes / 1e9:.1f} GB, {limit}, at {cache.cache}"
 
 
 def isolation() -> list[Check]:
@@ -205,22 +222,17 @@ def isolation() -> list[Check]:
     command = [sys.executable, "-m", "kernels_eval.sandbox.layers"]
     found = ask(command)
     if not found:
-        return [
-            _check(
-                "isolation",
-                False,
-                lambda: ("not probed", "python -m kernels_eval.sandbox.layers"),
-            )
-        ]
+        return [_optional("isolation", "not probed", shlex.join(command))]
     absent = missing(found.split(", "))
     fix = "see the lines below; until then verify only on a machine without valuable data"
     return [
-        _check("isolation", False, lambda: (found, fix if absent else "")),
-        *(
-            Check(name=f"isolation {layer}", found="not active", ok=False, need="optional", fix=fix)
-            for layer, fix in absent.items()
-        ),
+        _optional("isolation", found, fix if absent else ""),
+        *(_optional(f"isolation {layer}", "not active", fix) for layer, fix in absent.items()),
     ]
+
+
+def _optional(name: str, found: str, fix: str) -> Check:
+    return Check(name=name, found=found, ok=not fix, need="optional", fix=fix)
 
 
 def ask(command: list[str], timeout_s: float = 60) -> str | None:

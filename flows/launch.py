@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MLFLOW = "http://127.0.0.1:5000"
 """Where a server of MLflow's listens that nobody gave a port."""
+NOTHING_NEW = "nothing was new, all snapshots existed already"
 QUIET = {
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -77,6 +78,7 @@ def launch(config: PipelineConfig, *, refresh_only: bool = False) -> Json:
         "name": config.name,
         "seconds": progress.seconds,
         "new_work_in": sorted(progress.worked),
+        **({} if progress.worked else {"note": NOTHING_NEW}),
         **found,
     }
 

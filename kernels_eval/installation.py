@@ -22,7 +22,12 @@ def install_command(*extras: str) -> str:
         requirement = f"{'.' if here else CHECKOUT}{names}"
     else:
         requirement = f"concur{names}{_origin()}"
-    return f"{shlex.quote(sys.executable)} -m pip install {shlex.quote(requirement)}"
+    return pip_install(requirement)
+
+
+def pip_install(*requirements: str) -> str:
+    """Return the command that installs packages for the interpreter that runs."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *requirements])
 
 
 def _origin() -> str:

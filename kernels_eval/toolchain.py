@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kernels_eval.errors import ToolchainError
+from kernels_eval.installation import pip_install
 from kernels_eval.records import stable_hash
 from kernels_eval.source.spec import ExtensionSpec
 
@@ -158,7 +159,7 @@ def torch_directory() -> Path:
     """Where torch is installed. Raises ToolchainError where it is not."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        raise ToolchainError("torch is not installed", "pip install 'torch>=2.11,<2.14'")
+        raise ToolchainError("torch is not installed", pip_install("torch>=2.11,<2.14"))
     return Path(spec.origin).parent
 
 

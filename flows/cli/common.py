@@ -16,11 +16,10 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -28,22 +27,11 @@ import typer.core
 from typer import Option
 
 from flows.cli.render import render
+from flows.extras import extra_of, require_extras
 from kernels_eval.errors import DeviceError, EvalError, UsageError
 from kernels_eval.installation import install_command
 
 INTERRUPTED = "interrupted: finished work is kept; rerun the same command to resume"
-EXTRAS = {
-    "batch": ["ray", "polars", "pyarrow", "huggingface_hub", "datasets"],
-    "line": [
-        *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "openai"),
-        *("httpx", "anyio"),
-        *("matplotlib", "scipy", "statsmodels", "datasketch", "supervisor"),
-    ],
-    "train": ["trl", "peft", "accelerate"],
-    "serve": ["fastapi", "starlette", "uvicorn", "prometheus_client", "httpx", "anyio"],
-    "server": ["flask_wtf", "psycopg"],
-}
-"""The extras of the package, each with the modules by which it is known to be installed."""
 NEEDS: dict[str, Sequence[str]] = {}
 """The extras that each command needs, by its name."""
 
@@ -235,28 +223,3 @@ def exit_statuses() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo(INTERRUPTED, err=True)
         sys.exit(130)
-
-
-# -- extras ----------------------------------------------------------------------------------------
-
-
-def require_extras(extras: Iterable[str], name: str) -> None:
-    """Raises UsageError that names those of these extras that command `name` needs and that are not
-    installed."""
-    absent = [extra for extra in extras if not all(map(_installed, EXTRAS[extra]))]
-    if absent:
-        names = " and ".join(f"`{extra}`" for extra in absent)
-        noun = "extras" if absent[1:] else "extra"
-        raise UsageError(f"`concur {name}` needs the {noun} {names}: {install_command(*absent)}")
-
-
-def extra_of(error: ModuleNotFoundError) -> str:
-    """Return the extra that holds a module that is missing; empty where none does."""
-    top = (error.name or "").partition(".")[0]
-    return next((extra for extra, held in EXTRAS.items() if top in held), "")
-
-
-def _installed(module: str) -> bool:
-    with suppress(ImportError):  # a finder may refuse a name
-        return find_spec(module) is not None
-    return False

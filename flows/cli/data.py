@@ -19,9 +19,9 @@ from flows.cli.common import (
     Verdicts,
     command,
     repeated,
-    require_extras,
     setting,
 )
+from flows.extras import require_extras
 
 File = str | None
 

@@ -21,9 +21,9 @@ from flows.cli.common import (
     Root,
     StackRoot,
     command,
-    require_extras,
     setting,
 )
+from flows.extras import require_extras
 from kernels_eval.errors import UsageError
 
 if TYPE_CHECKING:

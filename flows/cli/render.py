@@ -2,8 +2,8 @@
 
 Guarantees: every key of the data appears, whatever its shape: plain values as `name  value` lines,
 mappings as sections, lists of mappings as tables. A table that is wider than the page is continued
-in a second one that repeats its first column. Nothing that is printed acts on a terminal. Does not
-guarantee that a long text is whole.
+in a second one that repeats its first column, and links stand below it, each whole on one line.
+Nothing that is printed acts on a terminal. Does not guarantee that a long text is whole.
 """
 
 from __future__ import annotations
@@ -102,17 +102,25 @@ def _table(rows: Sequence[Mapping[str, Any]], title: str) -> list[str]:
 
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     columns: dict[str, list[Any]] = {}
-    nested = []
+    nested, links = [], []
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
         if any(_is_nested(value) for value in values):
             nested.append(name)
+        elif any(_is_link(value) for value in values):
+            links.append(name)
         elif any(value not in (None, "", []) for value in values):
             columns[name] = values
     tables = ["", title]
     for part in _split(columns, console.width):
         tables.append(_drawn(console, part))
     first = next(iter(columns), "")
+    for name in links:
+        lines: dict[str, list[str]] = {}
+        for row in rows:
+            if row.get(name):
+                lines.setdefault(text_of(first, row.get(first)), []).append(clean_line(row[name]))
+        tables += ["", f"{title}: {label(name)}", _pairs(lines)]
     for name in nested:
         below = [{first: row.get(first)} | (row.get(name) or {}) for row in rows]
         tables += _table(below, f"{title}: {label(name)}")
@@ -231,6 +239,10 @@ def _number(name: str, value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
+
+
+def _is_link(value: Any) -> bool:
+    return isinstance(value, str) and "://" in value.partition(" ")[0]
 
 
 def _is_number(value: Any) -> bool:

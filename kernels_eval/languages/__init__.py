@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from kernels_eval.errors import UsageError
 from kernels_eval.extensions import extension_names, load_extension
+from kernels_eval.installation import install_command, pip_install
 from kernels_eval.source.module_text import visible_text
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ class Language(str, metaclass=_Registry):
     needs_nvcc: ClassVar[bool] = False
     packages: ClassVar[Mapping[str, str]] = {}
     """distributions that it needs beside torch, and the modules they are imported as"""
-    install: ClassVar[str] = ""
-    """the line that installs them"""
+    extra: ClassVar[str] = ""
+    """the extra of concur that holds them, where there is one"""
 
     means: ClassVar[str] = ""
     """what a prompt asks for: it follows "Replace the operators in its forward by" """
@@ -120,11 +121,16 @@ class Language(str, metaclass=_Registry):
                 found[name] = ""
         return found
 
-    def doctor(self) -> tuple[str, str]:
-        """What this machine has of its packages, and the line that installs what is missing."""
+    def doctor(self) -> str:
+        """What this machine has of its packages. Raises UsageError, whose hint is the line that
+        installs what is missing."""
         found = self.versions()
         told = ", ".join(f"{name} {at or 'not installed'}" for name, at in found.items())
-        return told or "needs no package", "" if all(found.values()) else self.install
+        absent = [name for name, at in found.items() if not at]
+        if absent:
+            fix = install_command(self.extra) if self.extra else pip_install(*absent)
+            raise UsageError(told, fix)
+        return told or "needs no package"
 
     def __reduce__(self) -> tuple[object, ...]:
         return Language, (str(self),)

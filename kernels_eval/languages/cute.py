@@ -77,7 +77,7 @@ class ModelNew(nn.Module):
 
 class Cute(Language):
     packages = {"nvidia-cutlass-dsl": "cutlass"}
-    install = "pip install 'concur[cute]'"
+    extra = "cute"
     means = "custom kernels in NVIDIA's CuTe DSL (`cutlass.cute`) for an NVIDIA GPU"
     example = EXAMPLE
     sign = re.compile(r"^[ \t]*(?:import|from) cutlass\b", re.MULTILINE)

@@ -44,7 +44,7 @@ class ModelNew(nn.Module):
 
 class CuTile(Language):
     packages = {"cuda-tile": "cuda.tile"}
-    install = "pip install 'concur[cutile]'"
+    extra = "cutile"
     means = "custom kernels in NVIDIA's cuTile (`cuda.tile`) for an NVIDIA GPU"
     example = EXAMPLE
     sign = re.compile(

@@ -54,7 +54,7 @@ class ModelNew(nn.Module):
 class TileLang(Language):
     needs_nvcc = True
     packages = {"tilelang": "tilelang"}
-    install = "pip install 'concur[tilelang]'"
+    extra = "tilelang"
     means = "custom TileLang kernels for an NVIDIA GPU"
     example = EXAMPLE
     sign = re.compile(r"^[ \t]*(?:import|from) tilelang\b", re.MULTILINE)

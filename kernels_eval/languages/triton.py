@@ -48,7 +48,6 @@ class ModelNew(nn.Module):
 
 class Triton(Language):
     packages = {"triton": "triton"}
-    install = "pip install triton"
     means = "custom Triton kernels for an NVIDIA GPU"
     example = EXAMPLE
     sign = re.compile(r"^[ \t]*(?:@triton\.|(?:import|from) triton\b)", re.MULTILINE)

@@ -190,6 +190,12 @@ def test_a_page_shows_every_value_and_acts_on_no_terminal():
     assert max(map(len, page.splitlines())) <= 140
 
 
+def test_a_link_stays_on_one_line_beside_its_row():
+    link = "http://127.0.0.1:5000/#/experiments/1/runs?searchFilter=&columns=" + "c" * 200
+    parts = [{"part": "mlflow", "page": link}, {"part": "worker", "page": ""}]
+    assert f"mlflow  {link}" in render({"parts": parts}).splitlines()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -12,6 +12,7 @@ from flows import doctor
 from flows.doctor import Check, examine, runnable
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.errors import UsageError
+from kernels_eval.installation import install_command
 from kernels_eval.source.spec import Build
 from tasks.synthesis import sizing
 from tasks.synthesis.config import SynthesisConfig
@@ -36,6 +37,12 @@ def examined(profile="local", *overrides):
     for check in checks:
         assert check.found and bool(check.fix) is not check.ok, check
     return found
+
+
+def refused(look, *arguments):
+    with pytest.raises(UsageError) as caught:
+        look(*arguments)
+    return caught.value
 
 
 EVERYWHERE = "Python,torch,torch device,C++ compiler,ray,prefect,trl,disk,mlflow"
@@ -74,9 +81,9 @@ def test_only_what_is_required_decides():
 def test_a_package_that_is_not_installed_comes_with_its_install_line(quick, monkeypatch):
     monkeypatch.setattr(doctor, "version", lambda name: metadata.version(f"no-such-{name}"))
     missing = examined()["ray"]
-    assert (missing.found, missing.fix) == ("not installed", "pip install 'concur[batch]'")
+    assert (missing.found, missing.fix) == ("not installed", install_command("batch"))
     monkeypatch.undo()
-    assert doctor.package("ray") == (metadata.version("ray"), "")
+    assert doctor.package("ray") == metadata.version("ray")
 
 
 def test_a_machine_without_a_compiler(quick, monkeypatch, tmp_path):
@@ -96,9 +103,9 @@ def test_torch_that_does_not_import_is_said_so(quick, monkeypatch):
 def test_a_full_disk_and_a_root_that_is_not_there_yet(monkeypatch, tmp_path):
     deep = tmp_path / "a" / "b"
     # it looks at what exists above, and makes nothing
-    assert str(deep) in doctor.disk(str(deep))[0] and not deep.exists()
+    assert str(deep) in doctor.disk(str(deep)) and not deep.exists()
     monkeypatch.setattr(doctor, "FREE_DISK_GB", 10**9)
-    assert "--set root=DIR" in doctor.disk(str(tmp_path))[1]
+    assert "--set root=DIR" in refused(doctor.disk, str(tmp_path)).hint
 
 
 @pytest.mark.parametrize(
@@ -121,17 +128,17 @@ def test_vllm_is_asked_in_its_own_environment(monkeypatch, tmp_path):
     interpreter.write_text("#!/bin/sh\necho 0.99.1\n")
     interpreter.chmod(0o755)
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(interpreter))
-    assert doctor.vllm(SynthesisConfig()) == ("0.99.1", "")
+    assert doctor.vllm(SynthesisConfig()) == "0.99.1"
     monkeypatch.setenv("CONCUR_VLLM_PYTHON", str(tmp_path / "gone"))
     with pytest.raises(UsageError, match="CONCUR_VLLM_PYTHON"):
         doctor.vllm(SynthesisConfig(sampler="vllm"))
-    assert doctor.vllm(named) == ("0.99.1", ""), "the profile's comes first"
+    assert doctor.vllm(named) == "0.99.1", "the profile's comes first"
     monkeypatch.delenv("CONCUR_VLLM_PYTHON")
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(UsageError, match="pip install vllm"):
         doctor.vllm(SynthesisConfig())
     interpreter.write_text("#!/bin/sh\nexit 1\n")
-    assert doctor.vllm(named)[1] == f"{interpreter} -m pip install vllm"
+    assert refused(doctor.vllm, named).hint == f"{interpreter} -m pip install vllm"
 
 
 @pytest.mark.parametrize(
@@ -153,8 +160,12 @@ def test_a_server_that_holds_fewer_than_16_answers_at_once_is_warned_of(
     monkeypatch.setattr(sizing, "visible_gpus", lambda: ["card"])
     base = "http://127.0.0.1:8000/v1" if sampler == "openai" else None
     config = SynthesisConfig(sampler=sampler, model="Qwen/QwQ-32B", base_url=base)
-    found, told = doctor.answers_at_once(config)
-    assert told.startswith(fix) and bool(told) is bool(fix)
+    if fix:
+        error = refused(doctor.answers_at_once, config)
+        found = error.args[0]
+        assert error.hint.startswith(fix)
+    else:
+        found = doctor.answers_at_once(config)
     assert ("computed from the memory for keys and values" in found) is (sampler != "recorded")
 
 
@@ -163,15 +174,15 @@ def test_gpus_that_concur_joins_by_itself_are_no_warning(monkeypatch):
     monkeypatch.setattr(sizing, "read_gpu", lambda: gpu)
     monkeypatch.setattr(sizing, "visible_gpus", lambda: ["card"] * 8)
     config = SynthesisConfig(sampler="vllm", model="cognition-ai/Kevin-32B")
-    found, fix = doctor.answers_at_once(config)
-    assert " on 2 x card, about " in found and not fix
+    assert " on 2 x card, about " in doctor.answers_at_once(config)
     own = SynthesisConfig(sampler="openai", model="m", base_url="http://127.0.0.1:8000/v1")
-    assert doctor.answers_at_once(own)[1].startswith("vllm serve --tensor-parallel-size=2 holds ")
+    fix = refused(doctor.answers_at_once, own).hint
+    assert fix.startswith("vllm serve --tensor-parallel-size=2 holds ")
 
 
 def test_an_endpoint_elsewhere_is_not_judged_by_the_gpus_here():
     config = SynthesisConfig(sampler="openai", model="m", base_url="https://api.example.com/v1")
-    assert doctor.answers_at_once(config) == ("no server on this machine generates answers", "")
+    assert doctor.answers_at_once(config) == "no server on this machine generates answers"
 
 
 def test_a_fault_of_a_check_is_its_line(quick, monkeypatch, tmp_path):
@@ -211,8 +222,8 @@ def test_isolation_that_cannot_be_probed_is_not_called_sound(quick):
 def test_a_root_that_this_user_cannot_write(monkeypatch, tmp_path):
     # permissions do not stop root, so the answer is made
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
-    found, fix = doctor.disk(str(tmp_path / "theirs"))
-    assert "not writable" in found and "write permission" in fix
+    error = refused(doctor.disk, str(tmp_path / "theirs"))
+    assert "not writable" in error.args[0] and "write permission" in error.hint
 
 
 def test_the_build_cache_is_shown_with_its_size_and_limit(quick, monkeypatch, tmp_path):

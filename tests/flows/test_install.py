@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from flows.cli.common import EXTRAS, NEEDS
+from flows.cli.common import NEEDS
 from flows.cli.main import main
+from flows.extras import EXTRAS
 from kernels_eval.installation import install_command
 from tests.support import commands
 from tests.support.audit import needed
@@ -104,7 +105,7 @@ def test_doctor_says_of_the_base_what_is_missing(optional, tmp_path):
     done = without(optional, "doctor", "--json", cwd=tmp_path)
     assert done.returncode == 1 and not done.stderr, done.stderr
     missing = {each["name"]: each["fix"] for each in json.loads(done.stdout)["checks"]}
-    assert missing["tasks"] == "pip install 'concur[line]'"
+    assert missing["tasks"].endswith(f"pip install '{commands.ROOT}[line]'")
 
 
 ARGUMENTS = {
@@ -119,7 +120,7 @@ ARGUMENTS = {
 
 def test_a_missing_extra_is_one_line_that_says_which(monkeypatch, tmp_path):
     """Every command that needs one, with nothing of any extra installed."""
-    monkeypatch.setattr("flows.cli.common._installed", lambda module: False)
+    monkeypatch.setattr("flows.extras._installed", lambda module: False)
     monkeypatch.chdir(tmp_path)
     for name, needs in {**NEEDY, "open": ["line"]}.items():
         done = CliRunner().invoke(main, [name, *ARGUMENTS.get(name, "").split()])

@@ -79,7 +79,7 @@ def test_one_more_language_is_known_everywhere(plain_c):
     assert languages_of(plain_c.example) == (plain_c,)
     prompt = render(TASK, plain_c)
     assert plain_c.means in prompt and plain_c.example in prompt
-    assert plain_c.doctor() == ("needs no package", "")
+    assert plain_c.doctor() == "needs no package"
     assert Candidate.model_json_schema()["properties"]["language"]["enum"][-1] == "plain_c"
 
 

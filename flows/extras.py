@@ -1,0 +1,45 @@
+"""The extras of the package: which are installed, and how to install one that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.util import find_spec
+
+from kernels_eval.errors import UsageError
+from kernels_eval.installation import install_command
+
+EXTRAS = {
+    "batch": ["ray", "polars", "pyarrow", "huggingface_hub", "datasets"],
+    "line": [
+        *("prefect", "fastapi", "sqlalchemy", "mlflow", "transformers", "openai"),
+        *("httpx", "anyio"),
+        *("matplotlib", "scipy", "statsmodels", "datasketch", "supervisor"),
+    ],
+    "train": ["trl", "peft", "accelerate"],
+    "serve": ["fastapi", "starlette", "uvicorn", "prometheus_client", "httpx", "anyio"],
+    "server": ["flask_wtf", "psycopg"],
+}
+"""The extras of the package, each with the modules by which it is known to be installed."""
+
+
+def require_extras(extras: Iterable[str], name: str) -> None:
+    """Raises UsageError that names those of these extras that command `name` needs and that are not
+    installed."""
+    absent = [extra for extra in extras if not all(map(_installed, EXTRAS[extra]))]
+    if absent:
+        names = " and ".join(f"`{extra}`" for extra in absent)
+        noun = "extras" if absent[1:] else "extra"
+        raise UsageError(f"`concur {name}` needs the {noun} {names}: {install_command(*absent)}")
+
+
+def extra_of(error: ModuleNotFoundError) -> str:
+    """Return the extra that holds a module that is missing; empty where none does."""
+    top = (error.name or "").partition(".")[0]
+    return next((extra for extra, held in EXTRAS.items() if top in held), "")
+
+
+def _installed(module: str) -> bool:
+    with suppress(ImportError):  # a finder may refuse a name
+        return find_spec(module) is not None
+    return False

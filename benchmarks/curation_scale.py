@@ -1,20 +1,22 @@
 """What curation costs: seconds and peak memory of every strategy on synthetic verdicts of any
-number of rows.
+number of rows, beside a plain polars script that takes the same rows as concur.
 
-    python -m benchmarks.curation_scale --rows 90810 5000000 [--strategy NAME ...] [--out FILE.json]
+    python -m benchmarks.curation_scale --rows 90810 500000 [--strategy NAME ...] [--out FILE.json]
 
-Each strategy of each size runs in a process of its own that reads the table from disk, as `concur
-curate` does: `read_s` and `curate_s` are wall seconds after a first call on a few rows, which
-imports what is needed; `cpu_s` is the processor time of both, which other work on the machine
-stretches less; `peak_mib` is the peak resident memory, reading included. Rows are five a task;
-lengths, speedups, statuses and operators are drawn with one seed. The tables hold what strategies
-decide by, no texts. Says nothing of writing training sets.
+Each strategy of each size runs in a process of its own that reads the table from disk and decides
+on every row, as `concur curate` does; "plain" is `plain_script`, which takes rows and decides no
+more. `read_s` and `curate_s` are wall seconds after a first call on a few rows, which imports what
+is needed; `cpu_s` is the processor time of both, which other work on the machine stretches less;
+`peak_mib` is the peak resident memory, reading included. Rows are five a task; lengths, speedups,
+statuses and operators are drawn with one seed. The tables hold what strategies decide by, no texts.
+Says nothing of writing training sets.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -22,10 +24,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.curation.config import STRATEGY_NAMES, CurationConfig
 
+if TYPE_CHECKING:
+    import polars as pl
+
+PLAIN = "plain"
 PAPER_ROWS, PER_TASK, SEED = 90_810, 5, 20
 OPERATORS = ("linear", "gelu", "softmax", "conv2d", "layer_norm", "relu", "matmul", "sum")
 
@@ -36,7 +42,10 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=int, nargs="+", default=[PAPER_ROWS])
     parser.add_argument(
-        "--strategy", choices=STRATEGY_NAMES, nargs="+", default=list(STRATEGY_NAMES)
+        "--strategy",
+        choices=(PLAIN, *STRATEGY_NAMES),
+        nargs="+",
+        default=[PLAIN, *STRATEGY_NAMES],
     )
     parser.add_argument("--out", help="write the figures there, JSON")
     parser.add_argument("--one", nargs=2, metavar=("TABLE", "STRATEGY"), help=argparse.SUPPRESS)
@@ -84,15 +93,19 @@ def measured(table: Path, strategy: str) -> dict[str, Any]:
     """One strategy on one table, in this process."""
     import polars as pl
 
-    from tasks.curation.decisions import curate
+    from tasks.curation.decisions import decide
 
-    config = CurationConfig(strategy=strategy)  # type: ignore[arg-type]
-    curate(synthetic(1000), config)
+    def taken_of(frame: pl.DataFrame) -> pl.DataFrame:
+        if strategy == PLAIN:
+            return plain_script(frame)
+        return decide(frame, CurationConfig(strategy=strategy)).taken
+
+    taken_of(synthetic(1000))
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     frame = pl.read_parquet(table)
     read_s = time.perf_counter() - began_s
     began_s = time.perf_counter()
-    taken = curate(frame, config)
+    taken = taken_of(frame)
     curate_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
@@ -105,6 +118,43 @@ def measured(table: Path, strategy: str) -> dict[str, Any]:
         "us_per_row": round((read_s + curate_s) / frame.height * 1e6, 3),
         "peak_mib": round(peak_mib, 1),
     }
+
+
+def plain_script(rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows that concur takes of a table such as `synthetic`, in its order, with `criterion`."""
+    import polars as pl
+
+    tokens, speedup = pl.col("reasoning_tokens"), pl.col("speedup")
+    columns = ["candidate_id", "task_id", "sample_index", "reasoning_tokens"]
+    pool = (
+        rows.with_row_index("row")
+        .filter(pl.col("status") == "correct", tokens > 0)
+        .unique("candidate_id", keep="first")
+        .select(
+            *("row", *columns),
+            speedup=pl.col("timing").struct.field("speedup").fill_null(0.0),
+            single=pl.col("reference_operators").list.len() == 1,
+        )
+        .sort("task_id", "sample_index", "candidate_id")
+    )
+    shortest = tokens == tokens.min().over("task_id")
+    fastest = speedup == speedup.max().over("task_id")
+    winners = pool.filter(shortest, fastest, speedup > 0)
+    winners = winners.unique("task_id", keep="first", maintain_order=True)
+    fast = pool.filter(speedup > 5).join(winners, on="row", how="anti", maintain_order="left")
+    taken = pl.concat(
+        [
+            winners.with_columns(criterion=pl.lit("concise_and_fast")),
+            fast.with_columns(criterion=pl.lit("high_speedup")),
+        ]
+    )
+    singles = pool.filter("single").join(taken, on="row", how="anti", maintain_order="left")
+    singles = singles.sort("task_id", tokens, -speedup, "sample_index", "candidate_id")
+    singles = singles.unique("task_id", keep="first", maintain_order=True)
+    wanted = math.ceil(2 * (taken.height / 2 - int(taken["single"].sum())))
+    singles = singles.head(max(0, wanted)).with_columns(criterion=pl.lit("single_operator"))
+    taken = pl.concat([taken, singles])
+    return rows[taken["row"]].with_columns(taken["criterion"])
 
 
 def write(path: Path, rows: int, seed: int = SEED) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import polars as pl
 
+COUNTED_BATCH_NORM = r"^([^\n]*\.)?add_\n([^\n]*\.)?batch_norm$"
 OperatorKind = Literal["single_operator", "fusion"]
 
 
@@ -34,6 +35,7 @@ def operator_kind(reference_operators: Sequence[str]) -> OperatorKind:
 
 def is_single_operator(names: pl.Expr) -> pl.Expr:
     """Whether `operator_kind` of lists of names is "single_operator"; False for null."""
-    calls = names.cast(pl.List(pl.String)).list.drop_nulls()
-    last = calls.list.eval(pl.element().str.extract(r"([^.]*)$")).list.join(" ")
-    return ((calls.list.len() == 1) | (last == "add_ batch_norm")).fill_null(False)
+    calls = names.cast(pl.List(pl.String))
+    count = calls.list.len() - calls.list.count_matches(None)
+    batch_norm = calls.list.join("\n").str.contains(COUNTED_BATCH_NORM)
+    return ((count == 1) | batch_norm).fill_null(False)

@@ -21,7 +21,6 @@ from tasks.curation.draw import Array
 from tasks.curation.pool import CUT_OFF, known_ratio, marked, pool_of
 from tasks.curation.reasons import MEANING, WhyNot
 from tasks.curation.strategies import choose, strategy_of
-from tasks.operators import is_single_operator
 from tasks.tables import DECISIONS
 
 
@@ -114,14 +113,13 @@ def donors(taken: pl.DataFrame) -> Array:
 
 def _table(rows: pl.DataFrame, choice: Choice, config: CurationConfig) -> pl.DataFrame:
     """Candidates in the order of the frame; what is outside the pool has no numbers of its task."""
-    single = is_single_operator(pl.col("reference_operators"))
     decided = _decided_pool(choice, config)
     table = (
         rows.sort("_row")
         .with_columns(
             speedup=known_ratio(rows, "speedup"),
             speedup_lower=known_ratio(rows, "speedup_lower"),
-            single_operator=single,
+            single_operator="_single",
             ended="_ended",
         )
         .join(decided, on="_row", how="left", maintain_order="left")

@@ -34,7 +34,8 @@ ENDED_REASONS = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
 
 def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
     """The frame's columns that decide, and `_row`, its row in `frame`; `_ended`, how its answer
-    ended; `_why_not`, why it is not in the pool, null where it is.
+    ended; `_single`, is its task a single operator; `_why_not`, why it is not in the pool, null
+    where it is.
 
     A sample with one of `exclude_flags` is left out as if it had never been drawn: another of its
     task may be the shortest or fastest then; the same holds for an answer that the token limit cut
@@ -55,14 +56,15 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
         _refused(_is_cut_off(config), WhyNot.CUT_OFF),
         _refused(_has_excluded_flag(frame, config), WhyNot.TRACE_FLAG),
     )
-    rows = rows.with_columns(_why_not=excluded)
-    correct = rows.filter(pl.col("_why_not").is_null())
-    correct = correct.unique("candidate_id", keep="first", maintain_order=True)
-    require_lengths(correct)
+    single = is_single_operator(pl.col("reference_operators"))
+    rows = rows.with_columns(_why_not=excluded, _single=single)
+    # of two rows of a candidate the first that may be taken counts, else the first
+    may_be_taken = pl.col("_why_not").is_null()
+    rows = pl.concat([rows.filter(may_be_taken), rows.filter(~may_be_taken)])
+    rows = rows.filter(pl.col("candidate_id").is_first_distinct())
+    require_lengths(rows.filter(may_be_taken))
     silent = _refused(pl.col("reasoning_tokens") <= 0, WhyNot.NO_REASONING)
-    correct = correct.with_columns(_why_not=silent)
-    others = rows.join(correct.select("candidate_id"), on="candidate_id", how="anti")
-    return pl.concat([correct, others.unique("candidate_id", keep="first", maintain_order=True)])
+    return rows.with_columns(_why_not=pl.coalesce("_why_not", silent))
 
 
 def eligible_samples(frame: pl.DataFrame, config: CurationConfig | None = None) -> pl.DataFrame:
@@ -76,7 +78,7 @@ def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
 
     `_speedup`, `_speedup_lower`, `_speedup_upper` are ratios. A sample without a finite, positive
     speedup counts as not timed: 0 in all three. One without bounds has its speedup for both.
-    `_single`: is its task a single operator. `_unmet`: which strict demand (`require_...`) it does
+    `_unmet`: which strict demand (`require_...`) it does
     not meet, null where it meets them. `_kernel` is the same for equal kernels of a task (the
     frame's `kernel`, where it is known). `_rivals`: the samples of its task in the pool.
     """
@@ -94,9 +96,8 @@ def pool_of(rows: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
         .with_columns(**bounds)
         .select(
             *("_row", "_ended", "candidate_id", "task_id", "sample_index", "reasoning_tokens"),
-            *("_speedup", *(f"_{name}" for name in BOUNDS)),
+            *("_speedup", *(f"_{name}" for name in BOUNDS), "_single"),
             _unmet=_unmet_demand(rows, config),
-            _single=is_single_operator(pl.col("reference_operators")),
             _kernel=pl.coalesce(kernel, pl.col("candidate_id").cast(pl.String)),
             _rivals=pl.len().over("task_id"),
         )

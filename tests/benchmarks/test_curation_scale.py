@@ -11,7 +11,9 @@ import polars as pl
 import pytest
 
 from benchmarks import curation_scale
-from benchmarks.curation_scale import PER_TASK, synthetic
+from benchmarks.curation_scale import PER_TASK, plain_script, synthetic
+from tasks.curation.config import CurationConfig
+from tasks.curation.decisions import curate
 
 
 def test_the_synthetic_table_is_what_it_says():
@@ -28,6 +30,11 @@ def test_the_synthetic_table_is_what_it_says():
         .to_list()
         == [1] * 400
     )
+
+
+def test_the_plain_script_takes_the_rows_of_concur():
+    rows = synthetic(5000)
+    assert plain_script(rows).equals(curate(rows, CurationConfig()))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from kernels_eval.candidate.capture import CaptureRole
 from kernels_eval.model import measurement, operators
 from kernels_eval.model.failures import report
 from kernels_eval.model.model_runner import ModelRunner
-from kernels_eval.protocol import handlers_of
+from kernels_eval.protocol import answer_message, routes_of
 from kernels_eval.sandbox import health
 from kernels_eval.sandbox.channel import Channel, ChannelClosed
 
@@ -37,7 +37,9 @@ OTHER_ROLES = {
 def warm_up(kind: str) -> None:
     """What the fork server does once for all of its children: `kind` is "workload" for those that
     measure workloads, which costs seconds and memory that no other role needs."""
-    assert measurement and health  # imported for every child, which then need not
+    assert measurement  # imported for every child, which then need not
+    for role in (CandidateRole, CaptureRole, health):
+        routes_of(role)
     operators.warm_modes()
     if kind == "workload":
         import_module("kernels_eval.reference.workload").warm_up()
@@ -46,15 +48,14 @@ def warm_up(kind: str) -> None:
 def serve(role: str, channel: Channel) -> None:
     channel.accepts_descriptors = True
     session = role_of(role, channel)
-    handlers = handlers_of(session)
     while True:
         try:
             message = channel.receive_record()
         except ChannelClosed:
             return
-        command = message.pop("command")
+        command = message["command"]
         try:
-            answer = handlers[command](message)
+            answer = answer_message(session, message)
         except Exception as error:
             answer = report(error)
         if isinstance(session, ModelRunner):

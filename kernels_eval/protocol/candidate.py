@@ -1,0 +1,168 @@
+"""Messages of the process that runs a candidate, and of the one that reads its build requests.
+
+Answers are `Report`s: types are strict and everything has bounds. Their content is never trusted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from kernels_eval.languages import Language
+from kernels_eval.protocol.message import (
+    Count,
+    Done,
+    ErrorReport,
+    Finite,
+    Report,
+    Request,
+    Several,
+    Shape,
+    Text,
+)
+from kernels_eval.protocol.model import CallReport, ModelSpec, PackedValues, SharedMemory
+from kernels_eval.records import Record
+
+
+class LoadReport(Report):
+    """The constructed module: shapes of its parameters, and of what may be running statistics,
+    without dimensions of size 1; whether its constructor made parameters on the CPU although it was
+    told another device."""
+
+    parameters: Several[Shape] = []
+    statistics: Several[Shape] = []
+    made_elsewhere: bool = False
+
+
+class LoadCandidate(Request[LoadReport]):
+    """Import the module at `path` and construct its ModelNew; `libraries` are paths by the key of
+    their build; with `kernels`, an archive of compiled ones comes along, too."""
+
+    path: str
+    spec: ModelSpec
+    arguments: PackedValues
+    outputs: SharedMemory
+    libraries: dict[str, str]
+    language: Language
+    kernels: bool = False
+
+
+class Rebuild(Request[Done]):
+    """Construct the model anew with these arguments, under another seed where there is one."""
+
+    arguments: PackedValues
+    seed: int | None = None
+
+
+class Call(Request[CallReport]):
+    """One forward call whose outputs go to shared memory. `in_place` writes its inputs over the
+    storage of the previous call's. With `reruns` the same call is made again, and the bytes are
+    those of the last. Outputs that are not on `devices` are not copied."""
+
+    inputs: PackedValues
+    in_place: bool = False
+    evaluate: bool = False
+    reruns: int = 0
+    output_bytes: int = 0
+    devices: list[str] = []
+
+
+class Forget(Request[Done]):
+    """Let go of earlier calls and of the inputs of samples."""
+
+
+class TakeTimingInputs(Request[Done]):
+    """Sets of inputs that samples rotate over."""
+
+    inputs: PackedValues
+
+
+def _few(value: object) -> object:
+    """The first entries of a dictionary."""
+    return dict(list(value.items())[:64]) if isinstance(value, dict) else value
+
+
+class StateReport(Report):
+    """Settings that have changed since before the candidate was loaded: at most 64 of them."""
+
+    changed: Annotated[dict[str, Text], BeforeValidator(_few)] = {}
+
+
+class ReadState(Request[StateReport]):
+    """Which settings are no longer what they were?"""
+
+
+class OperatorReport(Report):
+    """Operators and custom kernels of one call."""
+
+    operators: Several[Text] = []
+    custom: Several[Text] = []
+    off_stream: Count = 0
+
+
+class NameOperators(Request[OperatorReport]):
+    """Which operators and kernels does a call run? `again`: without a mode that a candidate can
+    see, where that is possible."""
+
+    inputs: PackedValues
+    again: bool = False
+
+
+class ShareReport(Report):
+    """Share of a call's time in custom kernels."""
+
+    share: Finite
+
+
+class MeasureShare(Request[ShareReport]):
+    """What share of a call's time do custom kernels take?"""
+
+    inputs: PackedValues
+
+
+class OrnamentReport(Report):
+    """Does the output stay the same when what the kernels wrote is replaced? None where nothing
+    would show."""
+
+    ornamental: bool | None
+
+
+class ReplaceWritten(Request[OrnamentReport]):
+    """Replace what the kernels write, on two sets of inputs."""
+
+    inputs: PackedValues
+
+
+class PackKernels(Request[Done]):
+    """Write what the language's compiler has made to the file that comes along."""
+
+
+class LateBuildAnswer(Record):
+    """What came of a build that a candidate's process asks for while it serves a command. The
+    question is `{"build": ...}` with what it wants built."""
+
+    ok: bool
+    path: str = ""
+    reason: str | None = None
+    log: str = ""
+
+
+class CaptureReport(ErrorReport):
+    """What a module, or its constructor, asks to build."""
+
+    specs: list[object] = []
+
+
+class Capture(Request[CaptureReport]):
+    """Import the module with builds replaced by stubs. Builds with the keys `failed` fail."""
+
+    path: str
+    failed: list[str] = []
+
+
+class CaptureConstructor(Request[CaptureReport]):
+    """What does the constructor of the module ask to build?"""
+
+    task_path: str
+    init_form: str

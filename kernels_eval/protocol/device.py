@@ -1,0 +1,36 @@
+"""Questions about the device."""
+
+from __future__ import annotations
+
+from kernels_eval.protocol.message import Request
+from kernels_eval.records import Record
+
+
+class HealthReport(Record):
+    """What one health check saw."""
+
+    right: bool
+    free_bytes: int
+
+
+class CheckHealth(Request[HealthReport]):
+    """Compute something with a known answer; wait up to `patience_s` for so much free memory."""
+
+    device: str
+    wanted_bytes: int
+    patience_s: float
+
+
+class Peaks(Record):
+    """What a processor reaches."""
+
+    peak_flops: float
+    peak_bytes_per_s: float
+
+
+class MeasurePeaks(Request[Peaks]):
+    """FLOP/s of a product of fp32 matrices, and bytes per second of copying within a working set of
+    so many bytes."""
+
+    threads: int
+    working_set: int

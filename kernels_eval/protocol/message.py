@@ -1,0 +1,127 @@
+"""Requests, answers and reports: what every message is.
+
+The judge sends a `Request`; its class says which command it is and of which type the answer is. A
+process serves a request by the method that `handles` it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
+
+from pydantic import FailFast, Field, field_validator
+
+from kernels_eval.records import Record
+
+A = TypeVar("A", bound=Record)
+H = TypeVar("H", bound=Callable[..., object])
+
+
+class Request(Record, Generic[A]):
+    """A command for a process, which answers with `A`."""
+
+    answer: ClassVar[type[Any]]
+    """the type of the answer"""
+    command: ClassVar[str]
+    """its name on the wire"""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: object) -> None:
+        arguments = cls.__pydantic_generic_metadata__["args"]
+        if arguments:  # `Request[A]` itself
+            cls.answer = arguments[0] if isinstance(arguments[0], type) else Record
+        else:
+            cls.command = cls.__name__
+
+    def message(self) -> dict[str, object]:
+        """What is sent."""
+        return {"command": self.command, **self.model_dump(mode="json")}
+
+
+def parsed(request: Request[A], answer: object) -> A:
+    """The answer as the type that its request promises. Raises ValidationError for another form."""
+    found: A = request.answer.model_validate(answer)
+    return found
+
+
+def handles(request: type[Request[Any]]) -> Callable[[H], H]:
+    """Mark the method, or the function, that answers this request."""
+
+    def mark(handler: H) -> H:
+        handler.__dict__["handles"] = request
+        return handler
+
+    return mark
+
+
+Routes = dict[str, tuple[type[Request[Any]], str]]
+"""By command: its request, and the name of the method or function that answers it."""
+
+
+@cache
+def routes_of(owner: Any) -> Routes:
+    """What a class, or a module of functions, serves. Raises TypeError for a handler with another
+    answer than its request's."""
+    routes: Routes = {}
+    for name in dir(owner):
+        handler = getattr(owner, name)
+        request = getattr(handler, "handles", None)
+        if not (isinstance(request, type) and issubclass(request, Request)):
+            continue
+        promised = get_type_hints(handler).get("return")
+        if request.answer not in (promised, *get_args(promised)):
+            raise TypeError(f"{owner.__name__}.{name} answers {request.command} otherwise")
+        routes[request.command] = request, name
+    return routes
+
+
+def answer_message(role: object, message: dict[str, Any]) -> Record:
+    """The answer of a role (an object, or a module of functions) to a message. Raises KeyError for
+    a command that it does not serve, ValidationError for a request of another form, and what its
+    handler raises."""
+    owner: Any = role if isinstance(role, ModuleType) else type(role)
+    request, name = routes_of(owner)[message.pop("command")]
+    handler: Callable[[Any], Record] = getattr(role, name)
+    return handler(request.model_validate(message))
+
+
+class Done(Record):
+    """The answer of a command that only does something."""
+
+
+MOST_ITEMS = MOST_LETTERS = 65_536
+MOST_NS = 10**15
+Count = Annotated[int, Field(ge=0, lt=1 << 62)]
+Text = Annotated[str, Field(max_length=MOST_LETTERS)]
+Finite = Annotated[float, Field(ge=-1e9, le=1e9)]
+Item = TypeVar("Item")
+Several = Annotated[list[Item], FailFast(), Field(max_length=MOST_ITEMS)]
+"""A list. The first item that is wrong is the last that is looked at."""
+Shape = Annotated[list[Count], FailFast(), Field(max_length=64)]
+Nanoseconds = Annotated[int, Field(ge=0, le=MOST_NS)]
+
+
+def storable(text: str) -> str:
+    """Text that a record can hold and a terminal print: without lone surrogates."""
+    return text.encode("utf-8", "replace").decode()
+
+
+class Report(Record, extra="ignore", strict=True):
+    """Base of what a candidate's process reports. Unknown fields are ignored, types are strict, and
+    everything has bounds: no answer can overflow an arithmetic or hold the judge up."""
+
+
+class ErrorReport(Report):
+    """An error that a process reports of itself; `error` is a reason, empty where there is none."""
+
+    error: str = ""
+    detail: str = ""
+    trace: str = ""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_text(cls, said: object) -> object:
+        """The text of an exception may hold anything."""
+        return storable(said) if isinstance(said, str) else said

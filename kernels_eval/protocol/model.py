@@ -1,0 +1,203 @@
+"""Messages of any process that runs a model: how the model is made, its memory, samples, and rounds
+on unseen inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import FailFast, Field
+
+from kernels_eval.protocol.message import (
+    MOST_ITEMS,
+    Count,
+    Done,
+    Finite,
+    Nanoseconds,
+    Report,
+    Request,
+    Several,
+    Shape,
+    Text,
+)
+from kernels_eval.records import Record
+
+DECLARED = "declared"
+"""The task's own inputs and shape, as opposed to drawn distributions and other sizes."""
+
+
+class InputNote(Record):
+    """What may vary about one argument. `pattern`: its zeros stay zeros; `symmetric`: as
+    declared."""
+
+    vary: bool
+    pattern: bool = False
+    symmetric: bool = False
+
+
+class InputPlan(Record):
+    """What may vary about a task's inputs: a note for each argument, and smaller shapes to try, by
+    name, as (argument, dimension, size). `distinct`: no two elements of an argument are equal."""
+
+    notes: list[InputNote]
+    shapes: dict[str, list[tuple[int, int, int]]]
+    distinct: bool = False
+
+    @property
+    def varies(self) -> bool:
+        return any(note.vary for note in self.notes)
+
+
+class OutputForm(Record):
+    """One output tensor of the reference."""
+
+    shape: list[int]
+    dtype: str
+    device: str = "cpu"
+    bytes: int = 0
+
+
+class Gradients(Record):
+    """Which gradients a task asks for: of its `arguments` first inputs those at the positions
+    `wanted`, and of these `parameters`. Inputs after the arguments are gradients of the outputs."""
+
+    arguments: int
+    wanted: tuple[int, ...]
+    parameters: tuple[str, ...]
+
+    @property
+    def names(self) -> list[str]:
+        own = [f"argument {index}" for index in self.wanted]
+        return own + [f"parameter {name}" for name in self.parameters]
+
+
+class ModelSpec(Record):
+    """How a process makes a task's model, on which device: the same seed makes the same weights.
+    `construct_on` is where they are made before they are moved to `device`. `precision` (empty: as
+    they are made) and `gradients` are what the task's module asks for."""
+
+    entry_point: str
+    init_form: str
+    device: str
+    construct_on: str
+    threads: int = 1
+    seed: int = 0
+    precision: str = ""
+    gradients: Gradients | None = None
+
+    def under(self, seed: int | None) -> ModelSpec:
+        """The same with other weights, where there is a seed for them."""
+        return self if seed is None else self.model_copy(update={"seed": seed})
+
+
+class SharedMemory(Record):
+    """Memory whose descriptor comes with the message: the host's, or `size` bytes of a device's."""
+
+    on_device: bool
+    size: int = 0
+
+
+class PackedValues(SharedMemory):
+    """Values in such memory, `stride` bytes from one to the next; `packed` says how each lies
+    there, or how all do."""
+
+    packed: list[str]
+    count: int
+    stride: int
+
+
+class Shared(Record):
+    """Whether memory could be had: a device's cannot where its driver does not share it."""
+
+    shared: bool
+
+
+F = TypeVar("F", bound=Shared)
+
+
+class MemoryRequest(Request[F], Generic[F]):
+    """What takes `size` bytes of new memory: the host's, whose descriptor comes along, or a
+    device's, whose descriptor the answer carries."""
+
+    on_device: bool = False
+    size: int = 0
+
+
+class HandedOver(Shared):
+    """Values that were put into shared memory, as in `PackedValues`."""
+
+    packed: list[str] = []
+    count: int = 0
+    stride: int = 0
+
+
+class Prepare(Request[Done]):
+    """Make the device ready before the work is known."""
+
+    device: str
+    threads: int
+
+
+class RedrawWeights(Request[Done]):
+    """Redraw parameters, mapped by `names` where all are there, and the running statistics of
+    these shapes; `transposed`: square matrices the other way round."""
+
+    seed: int
+    statistics: list[list[int]] = []
+    names: list[str] = []
+    transposed: bool = False
+
+
+class SampleReport(Report):
+    """One timed sample. `graphs`: how many torch.compile has made so far."""
+
+    ns: Nanoseconds
+    custom_calls: Count = 0
+    graphs: Count = 0
+
+
+class Sample(Request[SampleReport]):
+    """Time so many calls, each on the next of the prepared inputs; of calls with gradients `only`
+    one pass if asked ("forward", "backward")."""
+
+    calls: int
+    only: str = ""
+
+
+class ReportedOutput(Report):
+    """The form of one output."""
+
+    shape: Shape
+    dtype: Text
+
+
+class CallReport(Report):
+    """One compared call."""
+
+    kinds: Several[Text] = []
+    devices: Several[Text] = []
+    plain: bool = False
+    tensors: bool = False
+    expanded: bool = False
+    structure: Text = ""
+    custom_calls: Count = 0
+    mutated: bool = False
+    previous_changed: bool = False
+    rerun_differs: bool = False
+    outstanding_share: Finite = 0.0
+    outputs: Several[ReportedOutput] = []
+
+
+class UnseenReport(Report):
+    """The different forms of the outputs of unseen inputs."""
+
+    forms: Annotated[list[CallReport], FailFast(), Field(min_length=1, max_length=MOST_ITEMS)]
+    custom_calls: Count = 0
+
+
+class RunUnseen(Request[UnseenReport]):
+    """Call the model on inputs that no process but the reference's has seen before, and put all
+    outputs into shared memory once all calls are made."""
+
+    inputs: PackedValues
+    outputs: SharedMemory

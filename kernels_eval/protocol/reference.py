@@ -1,0 +1,229 @@
+"""Messages of the reference process, which runs the task's own model, holds expected values and
+compares a candidate's outputs with them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kernels_eval.protocol.message import Done, Request
+from kernels_eval.protocol.model import (
+    DECLARED,
+    Gradients,
+    HandedOver,
+    InputPlan,
+    MemoryRequest,
+    ModelSpec,
+    OutputForm,
+    Shared,
+)
+from kernels_eval.records import Record
+
+LATER, EARLIER = "a later call", "an earlier call"
+"""Other calls of a round, as `Comparison.equals_trial` names them."""
+
+
+class LoadedTask(Record):
+    """What the reference process found when it loaded a task and ran it once.
+
+    `parameters` and `statistics` (running ones, of normalisation) are shapes without dimensions of
+    size 1, `parameter_names` the names of the first, `input_bytes` those of one set of inputs,
+    `packed_bytes` and `argument_bytes` what one set and the constructor's arguments take in shared
+    memory, `mutates` whether the reference changes its inputs. `precision` and `gradients` are as
+    in `ModelSpec`.
+    """
+
+    plan: InputPlan
+    structure: str
+    mutates: bool
+    operators: tuple[str, ...]
+    parameters: list[list[int]]
+    parameter_names: list[str]
+    statistics: list[list[int]]
+    dtype: str
+    device_name: str
+    input_bytes: int
+    packed_bytes: int
+    argument_bytes: int
+    precision: str
+    gradients: Gradients | None
+    peak_bytes_per_s: float
+    cache_bytes: int
+
+
+class LoadTask(Request[LoadedTask]):
+    """Load a task and run it once. Oracles in float64 take `oracle_max_bytes` at most."""
+
+    path: str
+    spec: ModelSpec
+    oracle_max_bytes: int = 0
+
+
+class Comparison(Record):
+    """Errors of an output against the expected one, all dimensionless.
+
+    `rms` is RMS(err)/RMS(oracle), `max` the largest |err| / (|y| + RMS(y)); `reference_rms` and
+    `reference_max` are the same of the fp32 reference, `sequential_rms` that of its long sums,
+    added up one term after the other. `wrong_share` is the share of elements that are off by more
+    than half of their own value and by more than rounding at one, `reference_wrong_share` that of
+    the fp32 reference (0 without a float64 oracle). `systematic`: the error is a function of the
+    output, as that of another formula is. `masks_match`: NaN and infinities are in the same places.
+    `worst` is the position of the tensor with the largest of these errors, `unequal` how many
+    elements of one differ that has no floating-point type.
+    `equals_trial` and `equals_answer` name other trials of which this is the expected, or the
+    candidate's own, answer. `mutates_inputs` is asked of timed calls alone.
+    """
+
+    rms: float
+    reference_rms: float
+    max: float
+    reference_max: float = 0.0
+    sequential_rms: float = 0.0
+    wrong_share: float = 0.0
+    reference_wrong_share: float = 0.0
+    masks_match: bool = True
+    finite: bool = True
+    kernelbench_1e4: bool = True
+    kernelbench_1e2: bool = True
+    systematic: bool = False
+    worst: int = 0
+    unequal: int = 0
+    equals_trial: list[str] = []
+    equals_answer: list[str] = []
+    mutates_inputs: bool = False
+
+
+class Expectation(Record):
+    """What the reference process says of the expected values of one trial. `equals` names earlier
+    trials with the same answer. `constants` is how answers that ignore the inputs would compare:
+    zeros, the answer of "declared", and that answer's mean over its first dimension."""
+
+    finite: bool
+    some_finite: bool
+    deterministic: bool
+    bit_identical: bool
+    oracle: Literal["float64", "float32"]
+    equals: list[str]
+    constants: list[Comparison]
+    outputs: list[OutputForm]
+
+
+class Expect(Request[Expectation]):
+    """Compute and keep the expected outputs of one trial."""
+
+    name: str
+    seed: int
+    distribution: str = DECLARED
+    weights_seed: int | None = None
+    shape: str = DECLARED
+    evaluate: bool = False
+    construct_seed: int | None = None
+
+
+class ForgetTrial(Request[Done]):
+    """Let go of a trial's expected values."""
+
+    trial: str
+
+
+class NewCandidate(Request[Done]):
+    """What follows is about another candidate."""
+
+
+class ShareMemory(MemoryRequest[Shared]):
+    """Have memory for outputs. `whose`: the "candidate" of a compared call, or of a round "unseen"
+    or the reference's "own"."""
+
+    whose: str
+
+
+class DrawInputs(MemoryRequest[HandedOver]):
+    """Put the inputs of these seeds, of a distribution each, into shared memory."""
+
+    seeds: list[int]
+    distributions: list[str]
+    shape: str = DECLARED
+
+
+class DrawArguments(MemoryRequest[HandedOver]):
+    """Put what the constructor is called with under this seed into shared memory."""
+
+    seed: int
+
+
+class Compare(Request[Comparison]):
+    """Compare what the candidate has written with this trial's expected values, and with those of
+    earlier trials."""
+
+    trial: str
+
+
+class UnseenComparison(Record):
+    """Which outputs of unseen inputs were compared, by position, and their errors."""
+
+    positions: list[int]
+    found: list[Comparison]
+
+
+class CompareUnseen(Request[UnseenComparison]):
+    """Compare outputs of a round: those at these positions, and those that are farthest off."""
+
+    positions: list[int]
+    seeds: list[int]
+    distributions: list[str]
+
+
+class DrawnTimingInputs(Record):
+    """How long drawing took. `graphs`: how many torch.compile has made so far."""
+
+    seconds: float
+    graphs: int = 0
+
+
+class DrawTimingInputs(Request[DrawnTimingInputs]):
+    """Draw a set of inputs for each seed, that samples rotate over."""
+
+    seeds: list[int]
+
+
+class EndTiming(Request[Done]):
+    """Give back the memory that only timing needs."""
+
+
+class IgnoredInputs(Record):
+    """Positions of arguments that may vary and do not change the output."""
+
+    ignored: list[int]
+
+
+class FindIgnoredInputs(Request[IgnoredInputs]):
+    """Which arguments does the output not depend on?"""
+
+    seed: int
+
+
+class UsedBytes(Record):
+    """Bytes of the arguments that the output depends on."""
+
+    bytes: float
+
+
+class EstimateUsedBytes(Request[UsedBytes]):
+    """How many bytes of the arguments does the output depend on?"""
+
+    seed: int
+
+
+class WeightsMatter(Record):
+    """Whether the output changes with these weights."""
+
+    matter: bool
+
+
+class TryOtherWeights(Request[WeightsMatter]):
+    """Does the output change when these parameters (by position; none: the running statistics) get
+    other values?"""
+
+    seed: int
+    weights_seed: int
+    only: list[int]

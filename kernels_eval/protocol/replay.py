@@ -1,0 +1,57 @@
+"""Messages that run a candidate on its task's declared inputs under a sanitizer or a profiler."""
+
+from __future__ import annotations
+
+from kernels_eval.languages import Language
+from kernels_eval.protocol.message import Report, Request
+from kernels_eval.protocol.model import ModelSpec
+from kernels_eval.protocol.task import OperatorTimes
+from kernels_eval.records import Record
+
+
+class ProgramOutput(Report):
+    """The end of what a program printed."""
+
+    said: str
+
+
+class RunProgram(Request[ProgramOutput]):
+    """Run a program with everything that this child may and may not do."""
+
+    program: list[str]
+    environment: dict[str, str]
+
+
+class Replay(Record):
+    """What a process needs to call a candidate on its task's declared inputs: where the sources
+    are, and the libraries by the key of their build."""
+
+    task: str
+    candidate: str
+    spec: ModelSpec
+    libraries: dict[str, str]
+    language: Language | None = None
+
+
+class ConfinedReplay(Record):
+    """What a program under a tool is given: it confines itself to `readable` (and the `tools`),
+    calls the candidate, and prints `done`."""
+
+    replay: Replay
+    readable: list[str]
+    tools: list[str] = []
+    done: str = ""
+
+
+class CandidateTimes(OperatorTimes):
+    """With `resources`: what the code of each kernel takes (registers, bytes of stack, bytes of
+    shared memory, share of local accesses)."""
+
+    resources: dict[str, list[float]]
+
+
+class TimeCandidate(Request[CandidateTimes]):
+    """Where does a candidate spend its time?"""
+
+    replay: Replay
+    budget_s: float

@@ -1,0 +1,91 @@
+"""Questions about one task, each answered by a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+from pydantic import StrictBool, StrictFloat, StrictInt, StrictStr
+
+from kernels_eval.protocol.message import A, Request
+from kernels_eval.records import Record
+
+
+class AboutTask(Request[A], Generic[A]):
+    """A question about a task, whose file is at `path`."""
+
+    path: str
+    entry_point: str
+    init_form: str
+
+
+class ArgumentForm(Record):
+    """A tensor by its shape, strides in elements and dtype, or the value of what is none (strict:
+    True is no 1)."""
+
+    name: str
+    shape: list[int] | None = None
+    stride: list[int] | None = None
+    dtype: str | None = None
+    value: StrictBool | StrictInt | StrictFloat | StrictStr | None = None
+
+
+class Interface(Record):
+    """What goes in and out of one forward call of a task. `state` are parameters, then buffers;
+    `structure` is the outputs' nesting as `flatten_outputs` writes it."""
+
+    inputs: list[ArgumentForm]
+    state: list[ArgumentForm]
+    outputs: list[ArgumentForm]
+    structure: str
+    mutates: bool
+
+
+class DescribeInterface(AboutTask[Interface]):
+    """What goes in and out of one forward call?"""
+
+
+class GraphReport(Record):
+    """Digests of the ATen graph of one forward call (`kernels_eval.reference.graph.Graph`)."""
+
+    normalised: str
+    shapes: str
+    structure: str
+    operators: list[str]
+
+
+class WorkloadReport(Record):
+    """Operators, floating-point operations and least bytes of one forward call; `executed` says on
+    what. `peak_rss_bytes` are those of the process."""
+
+    operators: list[str]
+    flops: int
+    bytes_min: int
+    uncounted: list[str]
+    executed: str
+    graph: GraphReport | None
+    peak_rss_bytes: int
+
+
+class MeasureWorkload(AboutTask[WorkloadReport]):
+    """How much does a task's reference compute and move? Declared inputs of more bytes than that
+    are not made."""
+
+    declared_max_bytes: int
+
+
+class OperatorTimes(Record):
+    """Microseconds a call of every outermost operator, and of every own kernel, the slowest first,
+    and by which clock."""
+
+    operators: list[dict[str, Any]]
+    kernels: list[dict[str, Any]] = []
+    total_us: float
+    clock: str
+
+
+class TimeOperators(AboutTask[OperatorTimes]):
+    """Where does a task's reference spend its time?"""
+
+    device: str
+    threads: int
+    budget_s: float

@@ -95,10 +95,10 @@ def search_kernels(
             proposals = run(search, judge, writer_of(config, judge), run_generation=run_generation)
         verify(proposals, tasks, once, language)
         fresh = measured_anew(search, tasks, once)
-        summary = confirm.told_of(search, [each.open() for each in fresh])
+        summary = confirm.told_of(search, fresh.open())
         improved = confirm.improved(search, candidates, fresh, summary)
         with Verification(improved, tasks, config.verification, language) as work:
-            keep_fresh(work, [each.open() for each in fresh], summary["results"])
+            keep_fresh(work, fresh.open(), summary["results"])
         judged = verify(improved, tasks, config.verification, language)
     return Searched(proposals=proposals, improved=improved, verdicts=judged)
 
@@ -112,21 +112,13 @@ def search_and_track(
     return searched, track(search_record, config, searched.proposals, searched.improved)
 
 
-def measured_anew(
-    search: Search, tasks: SnapshotRef, config: VerificationConfig
-) -> list[SnapshotRef]:
-    """The confirming verdicts of starts and winners, each reached anew; those with
-    compute-sanitizer first, so that its absence is said before anything is measured."""
-    fresh = []
-    for sanitized in (True, False) if search.config.changes_machine_code else (False,):
-        strict = search.config.confirming(config.eval, sanitized=sanitized)
-        anew = config.model_copy(update={"once_per_code": False, "eval": strict})
-        asked = confirm.confirmation(search, sanitized=sanitized)
-        fresh.append(verify(asked, tasks, anew, search.language))
-    return fresh
+def measured_anew(search: Search, tasks: SnapshotRef, config: VerificationConfig) -> SnapshotRef:
+    """The confirming verdicts of starts and winners, each reached anew."""
+    anew = config.model_copy(update={"once_per_code": False})
+    return verify(confirm.confirmation(search), tasks, anew, search.language)
 
 
-def keep_fresh(work: Verification, fresh: Sequence[Snapshot], results: Sequence[Row]) -> None:
+def keep_fresh(work: Verification, fresh: Snapshot, results: Sequence[Row]) -> None:
     """Give confirmed winners the verdict of their first confirming measurement: the search's own
     one flatters them."""
     if work.snapshot.finished:
@@ -140,8 +132,7 @@ def keep_fresh(work: Verification, fresh: Sequence[Snapshot], results: Sequence[
     }
     rows = (
         row | {"candidate_id": wanted[row["candidate_id"]]}
-        for each in fresh
-        for row in each.rows_by("candidate_id", wanted)
+        for row in fresh.rows_by("candidate_id", wanted)
     )
     work.snapshot.append(rows, VERDICTS)
 

@@ -14,8 +14,10 @@ from pydantic import (
     field_validator,
 )
 
+from kernels_eval.extensions import require_known
 from kernels_eval.records import Record, Sparing
 
+TRANSFORMS = "concur.build_transforms"
 Baseline = Literal["eager", "compile"]
 SanitizerTool = Literal["memcheck", "racecheck", "initcheck", "synccheck"]
 Architecture = Annotated[str, Field(pattern=r"^sm_\d{2,3}[af]?$")]
@@ -37,6 +39,14 @@ class BuildConfig(Record):
     architectures: tuple[Architecture, ...] = Field(default=(), exclude_if=lambda asked: not asked)
     """compile CUDA candidates for these as well, such as sm_80, and note what comes of it; the
     verdict does not depend on it"""
+    transforms: tuple[str, ...] = Field(default=(), exclude_if=lambda asked: not asked)
+    """what changes libraries once they are linked, in this order: extensions by their names
+    (docs/how-to/extend.md)"""
+
+    @field_validator("transforms")
+    @classmethod
+    def _are_known(cls, transforms: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(require_known(TRANSFORMS, name, ()) for name in transforms)
 
 
 class CorrectnessConfig(Record):

@@ -1,5 +1,5 @@
 """What installed packages add to concur, found by entry points: task sources, samplers, search
-operators, languages and strategies.
+operators, languages, strategies and build transforms.
 
 Guarantees: an extension is loaded when it is first asked for by name; a name that nobody provides
 is a UsageError that lists the known ones. Does not guarantee that an extension works: its errors
@@ -22,6 +22,7 @@ GROUPS = {
     "concur.search_operators": "search operator",
     "concur.languages": "language",
     "concur.strategies": "strategy",
+    "concur.build_transforms": "build transform",
 }
 """Groups of entry points, and what an error calls one of their entries."""
 

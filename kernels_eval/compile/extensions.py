@@ -18,14 +18,13 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from kernels_eval.compile import schedule
 from kernels_eval.compile.cache import BuildCache
 from kernels_eval.compile.lite import (
     BEYOND,
@@ -45,13 +44,13 @@ from kernels_eval.compile.process import (
     raise_if_full,
     run,
 )
+from kernels_eval.compile.transforms import BuildTransform, load_transforms
 from kernels_eval.config import BuildConfig
 from kernels_eval.errors import ToolchainError, UsageError
-from kernels_eval.records import ArchitectureBuild, Reason
+from kernels_eval.records import ArchitectureBuild, Reason, stable_hash
 from kernels_eval.sandbox.process_tree import WALL_SHARE, Deadline
 from kernels_eval.source.lexer import blank
 from kernels_eval.source.spec import REACHES_OUT, Build, ExtensionSpec, refused_flag
-from kernels_eval.source.swaps import asked_for
 from kernels_eval.toolchain import HEADERS, Toolchain, default_cache
 
 # Preprocessor features through which -march or -ffast-math could change whether a source parses.
@@ -99,6 +98,14 @@ OWN_HEADERS = "own_headers"
 Tier = Literal["lite", "full"]
 
 
+class ToolFailedError(Exception):
+    """A tool that a transform ran did not succeed."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
 @dataclass
 class Attempt:
     """`work` is an empty folder of its own; `confine` is called in every compiler process before
@@ -112,6 +119,7 @@ class Attempt:
     confine: Callable[[], None] | None = None
     cuda_first: bool = False
     """whether main.cpp is known to compile: CUDA sources, where errors cost less, come first"""
+    transforms: Sequence[BuildTransform] = ()
 
     def build(self) -> Build:
         """The outcome, with a library in `work`. Raises DiskFullError where a full disk may be why
@@ -162,29 +170,28 @@ class Attempt:
             if outcome != "ok":
                 return outcome
         outcome = self._run(self._link([f"{self.work / name}.o" for name in units]))
-        return self._reordered() if outcome == "ok" and self._swaps else outcome
+        return self._transform() if outcome == "ok" else outcome
 
-    @cached_property
-    def _swaps(self) -> list[int]:
-        return asked_for(self.spec.extra_cuda_cflags)
-
-    def _reordered(self) -> Outcome:
-        """Make the swaps of instructions that the flags ask for. Only a confined process reads the
-        library by a tool."""
-        command = schedule.command(self.library)
-        listing = self.work / "listing"
-
-        def listed() -> str:
-            said = self._run(["/bin/sh", "-c", f'exec "$0" "$@" > {listing.name}', *command])
-            return listing.read_text(errors="replace") if said == "ok" else ""
-
+    def _transform(self) -> Outcome:
+        """Let each transform change the library."""
         try:
-            schedule.reorder(self.library, self._swaps, listed)
+            for transform in self.transforms:
+                transform.change(self.library, self.spec, self._printed)
+        except ToolFailedError as error:
+            return error.outcome
         except UsageError as error:
             with (self.work / "log").open("a", encoding="utf-8") as log:
                 log.write(f"error: {error}\n")
             return "failed"
         return "ok"
+
+    def _printed(self, command: Sequence[str]) -> str:
+        """What a tool prints. Only a confined process reads the library by a tool."""
+        printed = self.work / "printed"
+        outcome = self._run(["/bin/sh", "-c", f'exec "$0" "$@" > {printed.name}', *command])
+        if outcome != "ok":
+            raise ToolFailedError(outcome)
+        return printed.read_text(errors="replace")
 
     def for_architecture(self, arch: str) -> ArchitectureBuild:
         """Compile the CUDA sources for one architecture, and link nothing."""
@@ -259,7 +266,7 @@ class Attempt:
             gpu = [f"-arch={self._variant(arch)}"] if arch else self._gpu()
             flags = [str(tools.nvcc), *switches, *NVCC_FLAGS, *gpu, "-ccbin", tools.cxx]
             kept = ARCHITECTURE.sub("", "\0".join(own)).split("\0") if arch else own
-            flags += [*filter(None, kept), *["-no-compress"] * bool(self._swaps)]
+            flags += filter(None, kept)
         return flags + self._includes(headers)
 
     def _only_declares(self) -> bool:
@@ -365,8 +372,11 @@ class Builder:
         cache: Path | None = None,
         cuda_arch: str | None = None,
         confine: Callable[[], None] | None = None,
+        transforms: Mapping[str, BuildTransform] | None = None,
     ) -> None:
+        """`transforms`: by their names, those to apply; by default those that `config` names."""
         self.config = config
+        self.transforms = load_transforms(config.transforms) if transforms is None else transforms
         self.tools = Toolchain(cache or default_cache(), config.cuda_arch or cuda_arch or "9.0")
         self.cache = BuildCache(self.tools.cache)
         self.confine = confine
@@ -383,7 +393,13 @@ class Builder:
         return Prepared(self.tools, self._work)
 
     def cached(self, spec: ExtensionSpec) -> Build | None:
-        return self.cache.find(self.tools.key_for(spec))
+        return self.cache.find(self.key_for(spec))
+
+    def key_for(self, spec: ExtensionSpec) -> str:
+        """Identity of a build: its sources and flags, the toolchain, and what changes libraries."""
+        key = self.tools.key_for(spec)
+        applied = [[name, each.version] for name, each in self.transforms.items()]
+        return stable_hash([key, applied]) if applied else key
 
     def build(self, spec: ExtensionSpec) -> Build:
         """Build one extension, or take it from the cache. Never raises for a candidate's fault;
@@ -399,7 +415,7 @@ class Builder:
         with ExitStack() as scratch:
             build = self.cache.with_room(lambda: self._compiled(spec, scratch))
             build = build.model_copy(update={"seconds": time.monotonic() - started})
-            return self.cache.store(self.tools.key_for(spec), build) if build.lasting else build
+            return self.cache.store(self.key_for(spec), build) if build.lasting else build
 
     def _compiled(self, spec: ExtensionSpec, scratch: ExitStack) -> Build:
         """The outcome, with a library in a folder that goes with `scratch`. Raises OSError or
@@ -420,7 +436,13 @@ class Builder:
     def attempt(self, spec: ExtensionSpec, tier: Tier, folder: Path) -> Attempt:
         """A build with one header tier, in a new folder below `folder`."""
         return Attempt(
-            spec, tier, folder / tier, self.prepared, self.config.timeout_s, self.confine
+            spec,
+            tier,
+            folder / tier,
+            self.prepared,
+            self.config.timeout_s,
+            self.confine,
+            transforms=tuple(self.transforms.values()),
         )
 
     def for_architectures(

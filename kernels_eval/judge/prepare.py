@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernels_eval.compile.cubins import cuobjdump
 from kernels_eval.compile.extensions import Builder
+from kernels_eval.compile.transforms import BuildTransform
 from kernels_eval.config import EvalConfig
 from kernels_eval.judge.messages import (
     LOG_BYTES,
@@ -84,11 +85,14 @@ class BoundedBuilds:
 
 
 def confined_builder(
-    config: EvalConfig, cache: Path | None = None, cuda_arch: str | None = None
+    config: EvalConfig,
+    cache: Path | None = None,
+    cuda_arch: str | None = None,
+    transforms: Mapping[str, BuildTransform] | None = None,
 ) -> Builder:
     """A builder whose compilers read what they need and write to its own work folder, where this
     kernel can confine them."""
-    builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch)
+    builder = Builder(config.build, cache=cache, cuda_arch=cuda_arch, transforms=transforms)
     tools = builder.tools
     programs = (tools.cxx, tools.nvcc, cuobjdump())
     homes = [Path(path).resolve().parent.parent for path in programs if path]

@@ -17,9 +17,8 @@ from tasks.versions import SEARCH_VERSION
 CONFIRMATION, IMPROVED = "search-confirmation", "improved"
 
 
-def confirmation(search: Search, *, sanitized: bool = False) -> SnapshotRef:
-    """A finished snapshot of tasks.tables.CANDIDATES: what is to be measured again with
-    compute-sanitizer (`sanitized`; none where no machine code was changed), or without."""
+def confirmation(search: Search) -> SnapshotRef:
+    """A finished snapshot of tasks.tables.CANDIDATES: what is to be measured again."""
     rows = (
         Candidate(
             candidate_id=each.key,
@@ -31,10 +30,8 @@ def confirmation(search: Search, *, sanitized: bool = False) -> SnapshotRef:
         ).model_dump(mode="json")
         for population in search.populations.values()
         for each in again(population)
-        if each.sanitized == sanitized
     )
-    identity = {"sanitized": sanitized} if search.config.changes_machine_code else {}
-    return _filled(CONFIRMATION, search, rows, [search.snapshot.ref], identity)
+    return _filled(CONFIRMATION, search, rows, [search.snapshot.ref])
 
 
 def _filled(
@@ -42,11 +39,10 @@ def _filled(
     search: Search,
     rows: Iterable[Row],
     above: list[SnapshotRef],
-    identity: Json,
     extra: Any = None,
 ) -> SnapshotRef:
     """A finished snapshot of these rows; of one that was stopped, those that are missing."""
-    snapshot = Snapshot.planned(stage, identity, above, SEARCH_VERSION)
+    snapshot = Snapshot.planned(stage, {}, above, SEARCH_VERSION)
     if not snapshot.finished:
         there = snapshot.keys("candidate_id")
         snapshot.append((row for row in rows if row["candidate_id"] not in there), CANDIDATES)
@@ -55,12 +51,12 @@ def _filled(
     return snapshot.ref
 
 
-def told_of(search: Search, fresh: Sequence[Snapshot]) -> Json:
-    """The summary of a search (`gain.summary_of`) by its confirming verdicts, which together are of
-    all that `gain.again` names."""
+def told_of(search: Search, fresh: Snapshot) -> Json:
+    """The summary of a search (`gain.summary_of`) by its confirming verdicts, which are of all that
+    `gain.again` names."""
     fields = ("speedup", "speedup_lower", "speedup_upper")
     columns = ["candidate_id", *(f"timing.{name}" for name in fields)]
-    rows = chain.from_iterable(each.read(columns=columns).rows() for each in fresh)
+    rows = fresh.read(columns=columns).rows()
     found = {name: Interval(*numbers) for name, *numbers in rows if None not in numbers}
     results = [result_of(each, found) for each in search.populations.values()]
     asked = {"method": search.config.method, "operators": list(search.config.operators)}
@@ -71,15 +67,15 @@ def told_of(search: Search, fresh: Sequence[Snapshot]) -> Json:
 
 
 def improved(
-    search: Search, candidates: SnapshotRef, fresh: Sequence[SnapshotRef], summary: Row
+    search: Search, candidates: SnapshotRef, fresh: SnapshotRef, summary: Row
 ) -> SnapshotRef:
     """A finished snapshot of tasks.tables.CANDIDATES: the candidates that were searched among, and
-    each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` are the
-    snapshots of confirming verdicts; the manifest's `search` is `summary`."""
+    each confirmed winner as a sample of a later turn, whose parent is its start. `fresh` is the
+    snapshot of confirming verdicts; the manifest's `search` is `summary`."""
     every = candidates.open().rows_by("candidate_id")
     rows = chain(every, _winners(search, summary["results"]))
-    above = [candidates, search.snapshot.ref, *fresh]
-    return _filled(IMPROVED, search, rows, above, {}, {"search": summary})
+    above = [candidates, search.snapshot.ref, fresh]
+    return _filled(IMPROVED, search, rows, above, {"search": summary})
 
 
 def _winners(search: Search, results: Sequence[Row]) -> Iterator[Row]:

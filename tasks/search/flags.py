@@ -1,5 +1,5 @@
 """The flags that a candidate hands to its compiler, changed within a set that the verifier allows
-(`flags.toml`), and among them the one that swaps instructions (`kernels_eval.compile.schedule`).
+(`flags.toml`).
 
 Guarantees: a changed module differs in the lists `extra_cuda_cflags` and `extra_cflags` of its
 `load_inline` alone. Does not guarantee that a flag keeps a result within tolerance, as
@@ -14,7 +14,6 @@ from itertools import accumulate
 from random import Random
 
 from kernels_eval.records import Language
-from kernels_eval.source.swaps import FLAG as SWAPS
 from kernels_eval.source.syntax import UNPARSABLE, name_path, parse_source
 from kernels_eval.tables import table_beside
 
@@ -36,25 +35,12 @@ def changed(code: str, language: Language, draw: Random) -> tuple[str, str] | No
         kept = [flag for flag in flags if flag not in group]
         return kept + [new] * bool(new), f"{now or 'no flag'} -> {new or 'no flag'}"
 
-    return _with_flags(code, keyword, one) if keyword else None
+    return with_flags(code, keyword, one) if keyword else None
 
 
-def swapped(code: str, language: Language, draw: Random) -> tuple[str, str] | None:
-    """The module whose built library has one more swap of instructions; None as for `changed`, and
-    for a language without such a flag."""
-
-    def one(flags: list[str]) -> tuple[list[str], str]:
-        before = [flag for flag in flags if flag.startswith(SWAPS)]
-        number = draw.randrange(10**6)
-        flag = f"{before[-1]}_{number}" if before else f"{SWAPS}{number}"
-        return [*(each for each in flags if each not in before), flag], f"swap {number}"
-
-    keyword = TABLE["swaps"].get(language, "")
-    return _with_flags(code, keyword, one) if keyword else None
-
-
-def _with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | None:
-    """The module with other flags under this keyword of its `load_inline`."""
+def with_flags(code: str, keyword: str, change: Change) -> tuple[str, str] | None:
+    """The module with other flags under this keyword of its `load_inline`, and what was changed in
+    words; None where the flags are not written as a list of texts."""
     try:
         calls = (node for node in ast.walk(parse_source(code)) if isinstance(node, ast.Call))
     except UNPARSABLE:

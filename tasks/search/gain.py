@@ -71,30 +71,19 @@ def pair_of(population: Population) -> tuple[Member, Member] | None:
 
 class Measurement(NamedTuple):
     """A measurement of start or winner in a round: an id of its own, its place in the order ABBA,
-    the member, and whether compute-sanitizer runs too."""
+    and the member."""
 
     key: str
     place: int
     member: Member
-    sanitized: bool
 
 
 def again(population: Population) -> Iterator[Measurement]:
-    """What is to be measured once more; nothing where the start stayed the best.
-
-    Where machine code was changed, compute-sanitizer runs in the first round of the winner alone:
-    it takes most of a verdict's time, and every round has the same library and declared inputs.
-    """
+    """What is to be measured once more; nothing where the start stayed the best."""
     pair = pair_of(population)
     for number in range(population.config.rounds if pair else 0):
         for place, member in enumerate((pair or ())[:: 1 - 2 * (number % 2)]):
-            first = number == 0 and pair is not None and member is pair[1]
-            yield Measurement(
-                again_id(member.candidate_id, number),
-                2 * number + place,
-                member,
-                first and population.config.changes_machine_code,
-            )
+            yield Measurement(again_id(member.candidate_id, number), 2 * number + place, member)
 
 
 def again_id(candidate_id: str, number: int) -> str:

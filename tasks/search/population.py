@@ -178,8 +178,6 @@ class Population:
                 return parameters.changed(code, self.language, draw, jointly=jointly)
             case "flags":
                 return flags.changed(code, self.language, draw)
-            case "schedule":
-                return flags.swapped(code, self.language, draw)
         change = load_extension(GROUP, operator, FunctionType, BUILT_IN)
         found: tuple[str, str] | None = change(code, self.language, draw, self.config.options)
         return found

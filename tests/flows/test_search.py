@@ -16,12 +16,10 @@ from flows.config import PipelineConfig
 from flows.forms import RunForm, SearchForm, VerdictsForm
 from flows.search import SOURCES, begun_with, keep_fresh, measured_anew, prompt_of
 from flows.track import search_record
-from kernels_eval.config import EvalConfig
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.search import confirm
-from tasks.search.config import SearchConfig
-from tasks.search.gain import again, again_id
+from tasks.search.gain import again
 from tasks.search.population import Member, Plan
 from tasks.search.stage import run
 from tasks.store.lookup import snapshots
@@ -31,7 +29,7 @@ from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
 from tests.support.commands import concur, kill_tree, start
 from tests.support.recordings import written
-from tests.support.searched import ONCE, Planted, PlantedPool, judge_of, planted_speed
+from tests.support.searched import ONCE, Planted, PlantedPool, judge_of
 
 PROFILE = cases("search")["profile"]
 
@@ -88,14 +86,14 @@ def test_a_winner_keeps_its_fresh_verdict_and_tables_say_the_gain(tmp_path, monk
         run(search, judge)
     again = confirm.confirmation(search)
     fresh = planted.verified(again, PlantedPool(lambda code: 3.0), VerificationConfig())
-    told = confirm.told_of(search, [fresh.open()])
+    told = confirm.told_of(search, fresh.open())
     assert told["gain"]["value"] == pytest.approx(1.0) and told["improved"] == 0
     told["results"] = [row | {"improved": True} for row in told["results"]]
-    improved = confirm.improved(search, planted.candidates, [fresh], told)
+    improved = confirm.improved(search, planted.candidates, fresh, told)
     pool = PlantedPool()
     with judge_of(pool)(improved, planted.tasks, VerificationConfig(), Language.CPP) as work:
-        keep_fresh(work, [fresh.open()], told["results"])
-        keep_fresh(work, [fresh.open()], told["results"])  # as after a kill
+        keep_fresh(work, fresh.open(), told["results"])
+        keep_fresh(work, fresh.open(), told["results"])  # as after a kill
         for chunk in range(1, work.plan() + 1):
             work.verify_chunk(chunk)
         rows = work.snapshot.read(columns=["candidate_id", "timing.speedup"]).rows()
@@ -122,8 +120,8 @@ def test_a_search_is_a_run_with_gains_shares_and_lineages(tmp_path):
     fresh = planted.verified(
         confirm.confirmation(search), PlantedPool(), VerificationConfig(once_per_code=False)
     )
-    told = confirm.told_of(search, [fresh.open()])
-    improved = confirm.improved(search, planted.candidates, [fresh], told)
+    told = confirm.told_of(search, fresh.open())
+    improved = confirm.improved(search, planted.candidates, fresh, told)
     config = PipelineConfig(root=planted.root, name="n", search=planted.config)
     made = search_record(config, proposals, improved)
     assert made.metrics["gain"] == told["gain"]["value"] > 1
@@ -138,82 +136,28 @@ def test_a_search_is_a_run_with_gains_shares_and_lineages(tmp_path):
     assert search_record(config, proposals, improved).run_fingerprint == made.run_fingerprint
 
 
-def test_changed_machine_code_is_confirmed_on_more_inputs_and_by_the_sanitizer():
-    given = EvalConfig.model_validate({"timing": {"max_s": 1}, "threads": 2})
-    config = SearchConfig(operators=("parameters", "schedule"))
-    asked = config.confirming(given, sanitized=True)
-    assert (asked.sanitizer, asked.sanitizer_finding) == ("correct", "refuse")
-    drawn = asked.correctness.distributions
-    assert len(drawn) == 10 and set(drawn) > set(given.correctness.distributions)
-    assert asked.correctness.reruns > given.correctness.reruns
-    assert (asked.timing, asked.threads) == (given.timing, 2)
-    assert config.confirming(asked, sanitized=True) == config.confirming(asked) == asked
-    unsanitized = config.confirming(given)
-    assert unsanitized.sanitizer == given.sanitizer == "off"
-    assert unsanitized.correctness == asked.correctness
-    assert EvalConfig.model_validate(asked.model_dump(mode="json")) == asked
-    assert SearchConfig().confirming(given, sanitized=True) is given
-
-
-def searched_by(planted, monkeypatch, refused=()):
-    """A search by planted verdicts, and its verdicts measured anew, of which those under the
-    sanitizer and those without are noted; what the sanitizer sees in `refused` is not correct."""
-    search, asked = planted.search(), {"correct": [], "off": []}
+def test_winners_are_measured_anew_once_and_keep_that_verdict(tmp_path, monkeypatch):
+    planted, pool = Planted(tmp_path), PlantedPool()
+    search = planted.search()
     with planted.judge(search, PlantedPool()) as judge:
         run(search, judge)
 
     def verified(candidates, tasks, config, language):
-        sanitizer = config.eval.sanitizer
-        finds = refused if sanitizer == "correct" else ()
-        pool = PlantedPool(lambda code: None if code in finds else planted_speed(code))
-        made = planted.verified(candidates, pool, config)
-        asked[sanitizer] += pool.asked
-        return made
+        return planted.verified(candidates, pool, config)
 
     monkeypatch.setattr(search_flow, "verify", verified)
-    return search, asked, lambda: measured_anew(search, planted.tasks, ONCE)
-
-
-CHANGED = {"operators": ("parameters", "schedule"), "evaluations": 24, "patience": None}
-"""Of a search that may change machine code; the planted sources offer none, so that parameters
-win."""
-
-
-def test_the_sanitizer_runs_once_for_each_winner_and_nothing_is_measured_twice(
-    tmp_path, monkeypatch
-):
-    planted = Planted(tmp_path, **CHANGED)
-    search, asked, measure = searched_by(planted, monkeypatch)
-    fresh = measure()
-    winners = [each.best.candidate_id for each in search.populations.values()]
-    assert sorted(asked["correct"]) == sorted(again_id(each, 0) for each in winners)
+    fresh = measured_anew(search, planted.tasks, ONCE)
     of_all = [each.key for population in search.populations.values() for each in again(population)]
-    assert sorted(asked["correct"] + asked["off"]) == sorted(of_all) and len(of_all) == 2 * 2 * 3
-    assert measure() == fresh and sum(map(len, asked.values())) == len(of_all)
-    told = confirm.told_of(search, [each.open() for each in fresh])
+    assert sorted(pool.asked) == sorted(of_all) and len(of_all) == 2 * 2 * 3
+    assert measured_anew(search, planted.tasks, ONCE) == fresh and len(pool.asked) == len(of_all)
+    told = confirm.told_of(search, fresh.open())
     assert told["improved"] == 2
     improved = confirm.improved(search, planted.candidates, fresh, told)
-    upstream = improved.open().manifest["upstream"]
-    assert upstream[2:] == [each.fingerprint for each in fresh]
+    assert improved.open().manifest["upstream"][2:] == [fresh.fingerprint]
+    winners = [each.best.candidate_id for each in search.populations.values()]
     with judge_of(PlantedPool())(improved, planted.tasks, ONCE, Language.CPP) as work:
-        keep_fresh(work, [each.open() for each in fresh], told["results"])
+        keep_fresh(work, fresh.open(), told["results"])
         assert set(work.snapshot.read(columns=["candidate_id"])["candidate_id"]) == set(winners)
-
-
-def test_a_winner_that_the_sanitizer_refuses_is_not_confirmed(tmp_path, monkeypatch):
-    planted, best = Planted(tmp_path, **CHANGED), set()
-    search, _, measure = searched_by(planted, monkeypatch, best)
-    best.add(search.populations["t/1"].best.code)
-    told = confirm.told_of(search, [each.open() for each in measure()])
-    assert [row["improved"] for row in told["results"]] == [True, False]
-    assert told["results"][1]["gain"] is None
-
-
-def test_a_search_that_changes_no_machine_code_asks_for_no_sanitizer(tmp_path, monkeypatch):
-    _, asked, measure = searched_by(Planted(tmp_path), monkeypatch)
-    (fresh,) = measure()
-    assert asked["correct"] == [] and len(asked["off"]) == 2 * 2 * 3
-    assert fresh.open().manifest["rows"] == 12
 
 
 # -- real kernels ----------------------------------------------------------------------------------

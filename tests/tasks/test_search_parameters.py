@@ -7,7 +7,6 @@ import pytest
 
 from kernels_eval.records import Language
 from kernels_eval.source.spec import refused_flag
-from kernels_eval.source.swaps import asked_for
 from kernels_eval.source.syntax import parse_source
 from tasks.search import flags
 from tasks.search.parameters import changed, parameters_of, usage, with_values
@@ -233,15 +232,3 @@ def test_flags_that_are_no_list_of_texts_are_left_alone():
     for given in (", extra_cflags=FLAGS", ", extra_cflags=['-O2', opt]"):
         assert flags.changed(module("", keywords=given), CPP, Random(0)) is None
     assert flags.changed(module(""), TRITON, Random(0)) is None
-
-
-def test_swaps_of_instructions_are_added_to_one_flag_that_any_compiler_takes():
-    code = module("", keywords=", extra_cuda_cflags=['-O2', '-w']")
-    once, said = flags.swapped(code, CUDA, Random(0))
-    twice, _ = flags.swapped(once, CUDA, Random(1))
-    lists = [parse_source(text).body[-1].value.keywords[-1].value for text in (once, twice)]
-    (*kept, one), (*still, two) = map(ast.literal_eval, lists)
-    assert kept == still == ["-O2", "-w"] and refused_flag([two]) is None
-    assert two.startswith(f"{one}_") and len(asked_for([two])) == 2
-    assert said == f"swap {asked_for([one])[0]}"
-    assert flags.swapped(code, CPP, Random(0)) is None is flags.swapped("x = (", CUDA, Random(0))

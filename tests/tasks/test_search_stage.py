@@ -35,8 +35,8 @@ def proposals(search):
 def confirmed(planted, search, speed=None):
     pool = PlantedPool(*([speed] if speed else []))
     fresh = planted.verified(confirm.confirmation(search), pool, VerificationConfig())
-    summary = confirm.told_of(search, [fresh.open()])
-    improved = confirm.improved(search, planted.candidates, [fresh], summary)
+    summary = confirm.told_of(search, fresh.open())
+    improved = confirm.improved(search, planted.candidates, fresh, summary)
     return summary, improved, pool
 
 

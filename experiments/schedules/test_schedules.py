@@ -1,8 +1,9 @@
-"""Swaps of machine code. What nvdisasm itself says of each instruction's registers (its life
-ranges) is the second opinion; nothing runs on a device."""
+"""Swaps of machine code, and the transform that makes them. What nvdisasm itself says of each
+instruction's registers (its life ranges) is the second opinion; nothing runs on a device."""
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import subprocess
@@ -12,16 +13,18 @@ from dataclasses import replace
 from itertools import pairwise
 from operator import ne
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from kernels_eval.compile import cubins, schedule
-from kernels_eval.compile.schedule import WINDOW, Instruction, Swap, apply, blocks, neighbours
+from experiments.schedules import operator, schedule
+from experiments.schedules.schedule import WINDOW, Instruction, Swap, apply, blocks, neighbours
+from experiments.schedules.transform import FLAG, SCHEDULES, asked_for
+from kernels_eval.compile import cubins
 from kernels_eval.config import EvalConfig
-from kernels_eval.errors import ToolchainError, UsageError
+from kernels_eval.errors import UsageError
 from kernels_eval.judge.prepare import confined_builder
-from kernels_eval.source.spec import Build, ExtensionSpec
-from kernels_eval.source.swaps import FLAG
+from kernels_eval.source.spec import Build, ExtensionSpec, refused_flag
 
 pytestmark = pytest.mark.slow
 SOURCE = r"""
@@ -151,7 +154,7 @@ def test_registers_are_at_least_those_of_nvdisasm(library, held, tmp_path):
     for _, block in held:
         for each in block:
             reads, writes = ranges[each.offset]
-            if each.name in schedule._MOVES:
+            if each.name in schedule.MOVES:
                 compared += 1
                 assert reads <= each.reads | each.writes, (each, reads - each.reads)
                 assert writes <= each.writes, (each, writes - each.writes)
@@ -188,15 +191,15 @@ def waited(block: list[Instruction]) -> dict[bytes, set[int]]:
     return found
 
 
-def back(swap: Swap) -> Swap:
+def back(made: Swap) -> Swap:
     """What undoes a swap."""
-    first, second = swap.first, swap.second
+    first, second = made.first, made.second
     moved = replace(second, offset=first.offset), replace(first, offset=second.offset)
-    return Swap(swap.kernel, *moved)
+    return Swap(made.kernel, *moved)
 
 
 def test_a_swap_keeps_who_depends_on_whom(library, held, swaps, tmp_path):
-    data, ranges = library.read_bytes(), life_ranges(library, tmp_path)
+    ranges = life_ranges(library, tmp_path)
     around = {each.offset: block for _, block in held for each in block}
     fewest: dict[tuple[str, str], int] = {}
     for block in {id(b): b for b in around.values()}.values():
@@ -222,7 +225,6 @@ def test_a_swap_keeps_who_depends_on_whom(library, held, swaps, tmp_path):
         for (_, reader, _), (_, one, _) in before.items():
             if one and one.sets:
                 assert (one.word in early[reader]) <= (one.word in late[reader]), swap
-        assert data[swap.first.offset :][:16] == swap.first.word
 
 
 def test_patched_libraries_hold_the_same_instructions_and_can_be_undone(
@@ -246,14 +248,6 @@ def test_patched_libraries_hold_the_same_instructions_and_can_be_undone(
         assert patched.read_bytes() == library.read_bytes()
 
 
-def test_what_must_stay_never_moves(swaps):
-    """Branches, barriers, shuffles and reads of clocks, and two accesses of which one writes."""
-    for swap in swaps:
-        pair = {swap.first.name, swap.second.name}
-        assert not pair & set("BAR BRA EXIT SHFL S2R CS2R MEMBAR ATOMG RED BSSY DEPBAR".split())
-        assert not (pair & {"STG", "STS"} and pair <= {"STG", "STS", "LDG", "LDS"}), swap
-
-
 def instruction(operation, operands, *, write=7, read=7):
     """A word with these barriers, and a stall of one cycle."""
     word = (1 | write << 5 | read << 8) << 105
@@ -273,7 +267,7 @@ def test_kinds_of_results_are_there_at_times_of_their_own():
     wide = instruction("IMAD.WIDE", "R4, R2, R3, RZ")
     plain = instruction("IMAD", "R4, R2, R3, RZ")
     sum_ = instruction("FADD", "R9, R4, R4")
-    assert schedule._nearest([[plain, sum_]]).keys() != schedule._nearest([[wide, sum_]]).keys()
+    assert schedule.nearest_of([[plain, sum_]]).keys() != schedule.nearest_of([[wide, sum_]]).keys()
     carry = instruction("IADD3", "R4, P0, R2, R3, RZ")
     uses = [
         instruction("IADD3.X", "R6, R4, R7, RZ, !PT, !PT"),
@@ -295,12 +289,6 @@ def test_a_library_without_such_code_is_refused(library, tmp_path):
     (tmp_path / "text.so").write_bytes(b"\x50\xed\x55\xba" * 9)
     with pytest.raises(UsageError, match="holds no code"):
         list(neighbours(tmp_path / "text.so", listing(tmp_path / "text.so")))
-
-
-def test_without_cuobjdump_the_fix_is_named(library, monkeypatch):
-    monkeypatch.setattr(schedule, "cuobjdump", lambda: None)
-    with pytest.raises(ToolchainError, match="pip install nvidia-cuda-cuobjdump"):
-        schedule.command(library)
 
 
 JUMPS = """
@@ -329,7 +317,8 @@ def test_what_is_relocated_or_jumps_to_an_address_in_a_register_stays(library, t
 def test_the_flag_of_a_source_says_which_swaps_its_library_has(tmp_path):
     tool("nvcc"), tool("cuobjdump")
     config = EvalConfig(build={"lite_headers": False, "timeout_s": 900})
-    builder = confined_builder(config, tmp_path / "cache", "9.0")
+    transforms = {"schedules": SCHEDULES}
+    builder = confined_builder(config, tmp_path / "cache", "9.0", transforms)
     cuda = SOURCE.replace('extern "C" ', "")
     spec = {"kind": "files", "name": "swapped", "files": (("k.cu", cuda),), "python_module": False}
 
@@ -342,11 +331,29 @@ def test_the_flag_of_a_source_says_which_swaps_its_library_has(tmp_path):
     assert Counter(words[0]) == Counter(words[1]) == Counter(words[2])
     assert [sum(map(ne, *pair)) for pair in pairwise(words)] in ([2, 2], [2, 3])
     assert built(f"{FLAG}3").cached
-    for wrong in ("", "x", "1__2", "-1", "_".join("1" * 65)):
-        assert "numbers between underscores" in built(FLAG + wrong).log
-    for_another = built(f"{FLAG}3", "-arch=sm_80")
-    assert not for_another.ok and "holds no code for sm_90" in for_another.log
 
 
 def code(library: Path) -> list[bytes]:
     return [each.word for _, block in blocks(library, listing(library)) for each in block]
+
+
+@pytest.mark.parametrize("wrong", ["", "x", "1__2", "-1", "_".join("1" * 65)])
+def test_a_flag_that_names_no_swaps_is_refused(wrong):
+    with pytest.raises(UsageError, match="numbers between underscores"):
+        asked_for([FLAG + wrong])
+
+
+def test_the_operator_adds_a_swap_to_one_flag_that_any_compiler_takes():
+    text = "import x\nx.load_inline(name='k', extra_cuda_cflags=['-O2', '-w'])"
+    once, said = operator.swap(text, "cuda", Random(0), {})
+    twice, _ = operator.swap(once, "cuda", Random(1), {})
+    lists = [ast.literal_eval(re.search(r"\[.*\]", made)[0]) for made in (once, twice)]
+    (*kept, one), (*still, two) = lists
+    assert kept == still == ["-O2", "-w"] and refused_flag([two]) is None
+    assert two.startswith(f"{one}_") and len(asked_for([two])) == 2
+    assert said == f"swap {asked_for([one])[0]}"
+    assert (
+        operator.swap(text, "cpp", Random(0), {})
+        is None
+        is operator.swap("x = (", "cuda", Random(0), {})
+    )

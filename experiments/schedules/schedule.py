@@ -12,17 +12,12 @@ latency sets no barrier, since one behind it that ends later does, it stays befo
 Does not guarantee that a swap gains anything, and nothing is known of the hardware beyond these
 rules: a library with swaps is verified as any other.
 
-A source asks for swaps by a flag for nvcc, `-DCONCUR_SCHEDULE=17_4`: the 17th swap that the built
-library allows, then the 4th that the result allows (modulo their number). Any other build takes it
-for a macro. So a candidate's source says which file is verified, cached, confirmed and exported.
-
 An instruction is 16 bytes. The control bits are those that Jia et al. found on Volta (arXiv
 1804.06826, chapter 2): stall cycles, yield, write and read barrier, barriers to wait for, reuse.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import tempfile
@@ -50,7 +45,7 @@ _LINE = re.compile(
     re.MULTILINE,
 )
 _REGISTER = re.compile(r"\b(UR|R|UP|P)(\d+)(\.64)?")
-_MOVES = frozenset(
+MOVES = frozenset(
     """FADD FFMA FMUL FMNMX FSEL FSETP FCHK HADD2 HFMA2 HMUL2 HMNMX2 HSET2 HSETP2 IABS IADD3 IMAD
     IMNMX VIADD VIADDMNMX VIMNMX ISETP LEA LOP3 MOV PLOP3 PRMT SEL SHF SGXT BMSK MUFU POPC FLO BREV
     I2F I2FP F2I F2F F2FP DADD DFMA DMUL UIADD3 UIMAD ULEA ULOP3 UMOV USEL USHF UPRMT USETP UISETP
@@ -113,7 +108,7 @@ class Instruction:
     def moves(self) -> bool:
         """Whether it may change places at all."""
         special = self.stall == 0 or self.reuses or _ORDERED.search(self.operation)
-        return self.name in _MOVES and not special
+        return self.name in MOVES and not special
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -140,16 +135,16 @@ class Instruction:
     def surely(self, other: Instruction) -> list[str]:
         """Why this one needs cycles behind `other`, without what `ties` only allows for: registers
         by their names alone."""
-        reads, writes = self._named
+        reads, writes = self.named
         found = {
-            **_by_kind("read", reads & other._named[1]),
-            **_by_kind("write", writes & other._named[1]),
+            **_by_kind("read", reads & other.named[1]),
+            **_by_kind("write", writes & other.named[1]),
             "barrier": self.waits & other.sets,
         }
         return [name for name, held in found.items() if held]
 
     @cached_property
-    def _named(self) -> tuple[set[str], set[str]]:
+    def named(self) -> tuple[set[str], set[str]]:
         """Registers that are named as read, and as written: the predicates at the head, and the
         register behind them."""
         names = [_REGISTER.search(each) for each in self.operands.split(",")]
@@ -206,7 +201,7 @@ def neighbours(library: Path, listing: str) -> Iterator[Swap]:
     """The swaps that a library's kernels allow, in the order of cuobjdump. Raises UsageError for a
     library without uncompressed code for sm_90."""
     found = list(blocks(library, listing))
-    nearest = _nearest([block for _, block in found])
+    nearest = nearest_of([block for _, block in found])
     for kernel, block in found:
         for index in range(1, len(block) - 1):
             if _may_swap(block, index, nearest):
@@ -228,11 +223,10 @@ def apply(library: Path, swap: Swap, out: Path | None = None) -> Path:
     with tempfile.NamedTemporaryFile(dir=target.parent, delete=False) as file:
         file.write(held)
     shutil.copymode(library, file.name)
-    os.replace(file.name, target)
-    return target
+    return Path(file.name).replace(target)
 
 
-def _nearest(found: Iterable[Sequence[Instruction]]) -> Nearest:
+def nearest_of(found: Iterable[Sequence[Instruction]]) -> Nearest:
     """The fewest cycles that the compiler put between two kinds of instructions of which the later
     depends on the earlier: what it does once is enough time."""
     nearest: Nearest = {}
@@ -303,8 +297,9 @@ def blocks(library: Path, listing: str) -> Iterator[tuple[str, list[Instruction]
         words = [bytes.fromhex(x.pop("high") + x.pop("low"))[::-1] for x in lines]
         place, found = data.find(code := b"".join(words)), True
         if place < 0:
-            fix = "build it with nvcc -no-compress"
-            raise UsageError(f"the code in {library} is compressed", fix)
+            raise UsageError(
+                f"the code in {library.name} is compressed", "build it without flags that compress"
+            )
         fixed = kernel not in relocated and data.find(code, place + 1) < 0
         made = enumerate(zip(lines, words, strict=True))
         every = [Instruction(place + i * WORD, word=word, **x) for i, (x, word) in made]
@@ -319,7 +314,7 @@ def _split(every: Sequence[Instruction]) -> Iterator[list[Instruction]]:
     targets = {
         int(number, 16) // WORD
         for each in every
-        if each.name not in _MOVES
+        if each.name not in MOVES
         for number in re.findall(r"\b0x[0-9a-f]+0\b", each.operands)
     }
     cuts = {index + 1 for index, each in enumerate(every) if each.name in _LEAVES} | targets

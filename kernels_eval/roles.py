@@ -14,7 +14,7 @@ from importlib import import_module
 
 from kernels_eval.candidate.candidate import CandidateRole
 from kernels_eval.candidate.capture import CaptureRole
-from kernels_eval.model import measurement, operators
+from kernels_eval.model import measurement
 from kernels_eval.model.failures import report
 from kernels_eval.model.model_runner import ModelRunner
 from kernels_eval.protocol import answer_message, routes_of
@@ -40,7 +40,6 @@ def warm_up(kind: str) -> None:
     assert measurement  # imported for every child, which then need not
     for role in (CandidateRole, CaptureRole, health):
         routes_of(role)
-    operators.warm_modes()
     if kind == "workload":
         import_module("kernels_eval.reference.workload").warm_up()
 

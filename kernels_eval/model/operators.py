@@ -8,16 +8,18 @@ launches. Does not guarantee that a share holds for other shapes.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import statistics
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -33,6 +35,7 @@ from kernels_eval.sandbox.channel import Answer
 Function = Callable[..., object]
 Values = tuple[object, ...]
 Named = dict[str, object] | None
+M = TypeVar("M", bound=TorchDispatchMode)
 NOT_NAMED = frozenset(
     """view reshape transpose permute expand expand_as unsqueeze squeeze flatten contiguous clone
     detach to t size dim numel stride shape device dtype is_contiguous split chunk unbind
@@ -47,12 +50,30 @@ EXPORTS = ("numpy", "__dlpack__")
 """Methods by which a tensor leaves torch; `__array__` calls the first."""
 EXCHANGES = ((torch, "from_numpy"), (torch, "frombuffer"), (torch._C, "_to_dlpack"))
 """Functions by which tensors and the arrays of others are made of one another."""
+COMPILER = "torch._dynamo"
 BEGIN, END = "concur begin", "concur end"
 UNTRACED = "untraced"
 """Stands among the operators of a call whose record is missing or torn."""
 NAME = re.compile(rb'"name":\s*"(\w+::\w+)"')
 
 
+def without_compiler(mode: type[M]) -> type[M]:
+    """A dispatch mode whose first use does not import torch's compiler (1 s), which torch does to
+    say that the mode's method must not be compiled. Where something else has imported it, the
+    method is kept from it as ever."""
+    kind: Any = mode
+    guarded = kind.__torch_dispatch__
+    plain = inspect.unwrap(guarded)
+
+    def dispatch(*args: Any, **kwargs: Any) -> object:
+        call = guarded if COMPILER in sys.modules else plain
+        return call(*args, **kwargs)
+
+    kind.__torch_dispatch__ = dispatch
+    return mode
+
+
+@without_compiler
 class _Operators(TorchDispatchMode):
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
@@ -234,13 +255,6 @@ def reference_operators(run: Callable[[], object]) -> list[str]:
     with torch.no_grad(), mode:
         run()
     return mode.seen
-
-
-def warm_modes() -> None:
-    """Use both recorders once: their first use imports for more than a second, which forked
-    children then need not."""
-    compute_operators(lambda: torch.ones(2) + 1)
-    reference_operators(lambda: torch.ones(2) + 1)
 
 
 MOST_CALLS = 20

@@ -14,13 +14,14 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels_eval.model.operators import Named
+from kernels_eval.model.operators import Named, without_compiler
 from kernels_eval.reference.operator_costs import Values, operator_name
 
 ANY_ORDER = frozenset("topk sort argsort msort median nanmedian kthvalue mode".split())
 """Operators that return any one of the indices of equal elements."""
 
 
+@without_compiler
 class ChosenAs(TorchDispatchMode):
     """Operators that are called under it choose as these outputs of a candidate do, those that are
     integers and as many; else the first of equal elements, or with `last` the last."""

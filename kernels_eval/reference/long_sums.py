@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_map_only
 
 from kernels_eval.model.measurement import least_mark
-from kernels_eval.model.operators import Named
+from kernels_eval.model.operators import Named, without_compiler
 from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.operator_costs import MOVES, NORMALISATIONS, Values, operator_name
 
@@ -55,6 +55,7 @@ EXACT |= set(
 """Operators that round nothing: what other code chooses of the same values is the same."""
 
 
+@without_compiler
 class LongSums(TorchDispatchMode):
     """Measures the sums of the operators that are called under it: `error` is the largest relative
     RMS error of adding up the terms of one operator's outputs in order.

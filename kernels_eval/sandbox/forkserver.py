@@ -34,16 +34,18 @@ KEEPER_S = 10.0
 
 def main(fd: int, warm: str, without: list[str]) -> None:
     channel = Channel(socket.socket(fileno=fd))
+    found = layers.probe(without)  # by forks, of which each takes longer with torch
+    gc.disable()  # a fifth of the time of the imports, which leave little to collect
     import torch
     import torch.utils.cpp_extension  # imported before the first fork: 1 s that no child pays again
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     importlib.import_module(ROLES).warm_up(warm)
-    gc.collect()
     # A collection in a child would touch, and so copy, every page that holds an object of these
     # imports.
     gc.freeze()
-    Server(channel, layers.probe(without)).run()
+    gc.enable()
+    Server(channel, found).run()
 
 
 class Server:

@@ -18,6 +18,7 @@ from kernels_eval.records import (
     CompiledBaseline,
     KernelTask,
     Language,
+    Reason,
     SamplingParams,
     Status,
     Verdict,
@@ -62,8 +63,9 @@ def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Lang
 def read_pair(
     task_path: str, candidate_path: str, language: str | None = None, say: Say = print
 ) -> tuple[KernelTask, Candidate]:
-    """Task and candidate records of two source files; the language as in `chosen_language`. Raises
-    UsageError naming the file, the cause and the fix."""
+    """Task and candidate records of two source files; the language as in `chosen_language`. A
+    candidate that never names ModelNew has no code. Raises UsageError naming the file, the cause
+    and the fix."""
     if Path(candidate_path).suffix in NATIVE:
         raise UsageError(
             f"{candidate_path} is not a Python module",
@@ -89,15 +91,36 @@ def read_pair(
         code=texts[0],
         source=str(task_path),
     )
-    identity = candidate_id(task, "file", SamplingParams(), 0, texts[1])
+    source = texts[1]
+    missing = _missing_model(source)
     return task, Candidate(
-        candidate_id=identity,
+        candidate_id=candidate_id(task, "file", SamplingParams(), 0, source),
         task_id=task.task_id,
-        language=chosen_language(texts[1], candidate_path, language, say),
+        language=chosen_language(source, candidate_path, language, _silent if missing else say),
         generator="file",
-        response=texts[1],
-        code=texts[1],
+        response=source,
+        code=None if missing else source,
+        parse_reason=missing,
     )
+
+
+def _silent(_: str) -> None:
+    """Say nothing of a language where there is no code."""
+
+
+def _missing_model(source: str) -> Reason | None:
+    """Why a source cannot define ModelNew: it is empty, or names it in comments at most."""
+    import ast
+
+    from kernels_eval.source.syntax import UNPARSABLE, parse_source
+
+    if not source.strip():
+        return Reason.NO_CODE_BLOCK
+    try:
+        named = "ModelNew" in ast.unparse(parse_source(source))
+    except UNPARSABLE:
+        return None  # the verdict says what is wrong with its syntax
+    return None if named else Reason.MISSING_MODEL_NEW
 
 
 def _require_task(code: str, path: str) -> None:
@@ -148,10 +171,8 @@ def render(verdict: Verdict) -> str:
     ):
         if names:
             lines.append(f"  {title}: {', '.join(names)}")
-    tier = verdict.build_tier or "nothing built"
     lines.append(
-        f"  device {verdict.device or 'none'}; build {verdict.build_s:.1f} s ({tier}), run"
-        f" {verdict.run_s:.1f} s"
+        f"  device {verdict.device or 'none'}; build {_built(verdict)}, run {verdict.run_s:.1f} s"
     )
     if verdict.log_tail and verdict.status is not Status.CORRECT:
         lines.append(
@@ -162,6 +183,13 @@ def render(verdict: Verdict) -> str:
             )
         )
     return "\n".join(lines)
+
+
+def _built(verdict: Verdict) -> str:
+    """How long the build took, or that there was none."""
+    if verdict.build_cached:
+        return f"cached ({verdict.build_tier})"
+    return f"{verdict.build_s:.1f} s ({verdict.build_tier or 'nothing built'})"
 
 
 def _against(compiled: CompiledBaseline) -> str:
@@ -185,8 +213,6 @@ def run(
 ) -> int:
     """Verify and print. Exit status 0 whenever a verdict was reached, 2 for unusable input, 1 where
     the machine fails. The stages are on stderr with `progress`, and on a terminal."""
-    from kernels_eval.evaluator import Evaluator
-
     began_s = time.monotonic()
 
     def note(text: str) -> None:
@@ -200,13 +226,10 @@ def run(
         task, candidate = read_pair(task_path, candidate_path, language, note)
         target = candidate.language
         require_device(target, of=f"{candidate_path}: ")
-
-        def on_phase(name: str) -> None:
-            say(STAGES.get(name, name))
-
-        with Evaluator(target, config, on_phase=on_phase) as evaluator:
-            say(f"screen and build the {target.value} candidate")
-            verdict = evaluator(task, candidate)
+        if candidate.code is None:
+            verdict = _no_code(task, candidate, candidate_path)
+        else:
+            verdict = _verified(task, candidate, config, say)
     except (UsageError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -215,6 +238,27 @@ def run(
         return 1
     print(json.dumps(verdict.model_dump(mode="json")) if as_json else render(verdict))
     return 0
+
+
+def _verified(
+    task: KernelTask, candidate: Candidate, config: EvalConfig | None, say: Say
+) -> Verdict:
+    from kernels_eval.evaluator import Evaluator
+
+    def on_phase(name: str) -> None:
+        say(STAGES.get(name, name))
+
+    with Evaluator(candidate.language, config, on_phase=on_phase) as evaluator:
+        say(f"screen and build the {candidate.language.value} candidate")
+        return evaluator(task, candidate)
+
+
+def _no_code(task: KernelTask, candidate: Candidate, path: str) -> Verdict:
+    from kernels_eval.judge.messages import no_code_verdict
+
+    empty = candidate.parse_reason is Reason.NO_CODE_BLOCK
+    detail = f"{path} is empty" if empty else f"{path} does not define ModelNew"
+    return no_code_verdict(task, candidate).model_copy(update={"detail": detail})
 
 
 def main(argv: list[str] | None = None) -> int:

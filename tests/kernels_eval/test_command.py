@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels_eval.__main__ import main, read_pair
+from kernels_eval.__main__ import main, read_pair, render
 from kernels_eval.languages import languages_of
 from kernels_eval.records import Language, Verdict
 from kernels_eval.toolchain import default_cache
@@ -225,3 +225,31 @@ def test_candidate_text_cannot_drive_the_terminal(task, candidate):
     done = run(task, candidate)
     assert done.returncode == 0 and "wiped" in done.stdout
     assert "\x1b" not in done.stdout and "\x07" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "source, reason, said",
+    [
+        ("\n", "no_code_block", "candidate.py is empty"),
+        ("import torch  # ModelNew\n", "missing_model_new", "does not define ModelNew"),
+        ("class Model: pass\n", "missing_model_new", "does not define ModelNew"),
+    ],
+)
+def test_a_file_without_a_model_is_a_verdict_and_nothing_runs(
+    task, candidate, capsys, monkeypatch, source, reason, said
+):
+    monkeypatch.setattr("subprocess.Popen", None)
+    candidate.write_text(source)
+    assert main([str(task), str(candidate)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"no_code ({reason}): ") and said in printed.out
+    assert printed.err == ""
+
+
+def test_a_cached_build_is_told_from_one_that_took_time():
+    finding = {"candidate_id": "c", "task_id": "t", "language": "cpp", "reason": "wrong_output"}
+    built = Verdict(status="incorrect", build_tier="lite", build_s=17.5, **finding)
+    assert "build 17.5 s (lite)" in render(built)
+    assert "build cached (lite)" in render(built.model_copy(update={"build_cached": True}))
+    rejected = built.model_copy(update={"build_tier": None})
+    assert "build 17.5 s (nothing built)" in render(rejected)

@@ -35,9 +35,8 @@ from kernels_eval.errors import UsageError
 from kernels_eval.judge.messages import no_code_verdict
 from kernels_eval.languages import languages_of
 from kernels_eval.records import Candidate, KernelTask, Language, Reason, Record, stable_hash
-from kernels_eval.service import kernelgym
 from kernels_eval.service.engine import Engine
-from kernels_eval.service.guard import StrictRoute, TimelyProtocol, protect
+from kernels_eval.service.guard import StrictRoute, protect
 from kernels_eval.service.queue import ConflictError, Evaluations, QueueFullError, Submission
 from kernels_eval.service.schema import (
     MOST_REQUESTS,
@@ -45,7 +44,6 @@ from kernels_eval.service.schema import (
     Evaluation,
     EvaluationRequest,
     Identifier,
-    Json,
 )
 from kernels_eval.versions import PROTOCOL_VERSION
 
@@ -308,28 +306,6 @@ def metrics(service: Shared) -> Response:
     return Response(generate_latest(service.metrics), media_type="text/plain; version=0.0.4")
 
 
-@router.post("/evaluate", tags=["KernelGYM"])
-async def judge(asked: kernelgym.KernelGymRequest, service: Shared) -> Json:
-    [taken] = await service.accept(Asked(requests=[asked.ours()]))
-    return kernelgym.response(asked.task_id, await service.final(taken.id, None))
-
-
-@router.post("/workflow/submit", tags=["KernelGYM"])
-async def submit(asked: kernelgym.WorkflowRequest, service: Shared) -> Json:
-    return kernelgym.workflow_response(await judge(asked.payload, service))
-
-
-@router.get("/results/{task_id}", tags=["KernelGYM"])
-async def results(task_id: kernelgym.TaskId, service: Shared) -> Json:
-    return kernelgym.response(task_id, await service.final(kernelgym.identity(task_id), 0))
-
-
-@router.get("/status/{task_id}", tags=["KernelGYM"])
-async def status(task_id: kernelgym.TaskId, service: Shared) -> dict[str, str]:
-    found = await service.final(kernelgym.identity(task_id), 0)
-    return {"task_id": task_id, "status": kernelgym.status(task_id, found)}
-
-
 def create_app(service: Service, token: str | None = None) -> FastAPI:
     """The application; with a token it asks for it, without one it answers to the names of this
     machine alone."""
@@ -354,7 +330,6 @@ def run(service: Service, host: str, port: int, token: str | None) -> None:
         create_app(service, token),
         host=host,
         port=port,
-        http=TimelyProtocol,
         ws="none",
         access_log=False,
         log_level="warning",

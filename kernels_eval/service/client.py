@@ -1,4 +1,4 @@
-"""Clients of `concur serve`: one to call, one to await.
+"""Clients of `concur serve`: one to await, and a blocking door to it.
 
 Guarantees: every request is judged once however often its transmission is repeated, for each goes
 out under an id; what is repeated, until `timeout_s` has passed, is what failed between the machines
@@ -9,16 +9,18 @@ for that long or fails, UsageError where it refuses the request (the other 4xx).
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 from uuid import uuid4
 
 import anyio
 import httpx
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pydantic import BaseModel, HttpUrl, ValidationError
 
 from kernels_eval.errors import ServiceError, UsageError
@@ -35,16 +37,16 @@ BATCH_LETTERS = 4_000_000
 REPEATED = (429, 502, 503, 504)
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
-_Call = Generator[tuple[float, str, str, str | None], httpx.Response, T]
-"""Yields what to send (seconds to wait before, method, path, content) and is sent the answer: one
-description of each call for both clients."""
 
 
 class _NoRoomError(Exception):
     """The queue has no room for these requests together."""
 
 
-class _Calls:
+class AsyncVerifierClient:
+    """Calls the service. Belongs to one event loop. Await `close()`, or use it as an async context
+    manager."""
+
     def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
         """`timeout_s` bounds each call of a method, repetitions and waiting included. Raises
         UsageError for an address or a token that HTTP cannot use."""
@@ -57,20 +59,103 @@ class _Calls:
             ) from error
         if token and not (token.isascii() and token.isprintable()):
             raise UsageError("no header can hold this token", "give that of the service")
-        self.timeout_s = timeout_s
-        login = {"Authorization": f"Bearer {token}"} if token else {}
-        self._options: dict[str, Any] = {
-            "base_url": url,
-            "headers": {"Content-Type": "application/json"} | login,
-            "timeout": httpx.Timeout(
-                min(SILENT_S, timeout_s), connect=min(10.0, timeout_s), pool=None
-            ),
-            # Each that waits for a result holds a connection. Few are kept idle: httpcore looks
-            # through all of them, for each of them that is idle, at each request.
-            "limits": httpx.Limits(max_connections=None, max_keepalive_connections=20),
-        }
+        self.url, self.timeout_s = url, timeout_s
+        self.headers = {"Content-Type": "application/json"}
+        if token:
+            self.headers["Authorization"] = f"Bearer {token}"
+        self.transport: httpx.AsyncBaseTransport | None = None
+        """What carries requests; by default HTTP."""
 
-    def _send(
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        patience = httpx.Timeout(
+            min(SILENT_S, self.timeout_s), connect=min(10.0, self.timeout_s), pool=None
+        )
+        # Each that waits for a result holds a connection. Few are kept idle: httpcore looks
+        # through all of them, for each of them that is idle, at each request.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers=self.headers,
+            timeout=patience,
+            limits=limits,
+            transport=self.transport,
+        )
+
+    # -- what is asked -----------------------------------------------------------------------------
+
+    async def evaluate(self, request: EvaluationRequest) -> Evaluation:
+        """Hand a request over and wait until its evaluation is final."""
+        return (await self.evaluate_batch([request]))[0]
+
+    async def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:
+        """The final evaluations, in the order of the requests."""
+        until = self._until()
+        found = await self._submit(requests, until)
+        return [await self._final(evaluation, until) for evaluation in found]
+
+    async def submit(self, request: EvaluationRequest) -> Evaluation:
+        """Hand a request over; returns as soon as it is on the service's disk."""
+        return (await self._submit([request], self._until()))[0]
+
+    async def result(self, identity: str, wait_s: float = 0.0) -> Evaluation:
+        """An evaluation as it is, or as it is when it becomes final within `wait_s` (at most 60)
+        seconds."""
+        return await self._result(identity, wait_s, self._until())
+
+    async def cancel(self, identity: str) -> Evaluation:
+        """Give an evaluation up; one that is final stays as it is."""
+        path = f"/v1/results/{quote(identity, safe='')}"
+        return await self._send(self._until(), "DELETE", path, Evaluation)
+
+    async def health(self) -> Json:
+        """How the service is, asked once: `status` is "ok" where it works. Raises ServiceError
+        where nothing answers."""
+        answer = await self._answer("GET", "/health")
+        with suppress(ValueError):
+            found: Json = answer.json()
+            if "status" in found:
+                return found
+        raise ServiceError(f"the service does not say how it is: {_detail(answer)}")
+
+    # -- how it is asked ---------------------------------------------------------------------------
+
+    async def _submit(
+        self, requests: Sequence[EvaluationRequest], until: float
+    ) -> list[Evaluation]:
+        """Batches that find no room are halved, for one may be larger than the whole queue."""
+        found: list[Evaluation] = []
+        waiting = list(_batches(requests))
+        while waiting:
+            batch = waiting.pop(0)
+            content = f'{{"requests": [{", ".join(batch)}]}}'
+            half = len(batch) // 2
+            try:
+                answer = await self._send(
+                    until, "POST", "/v1/evaluate", Accepted, content, many=half > 0
+                )
+                found += answer.evaluations
+            except _NoRoomError:
+                waiting[:0] = batch[:half], batch[half:]
+        return found
+
+    async def _final(self, evaluation: Evaluation, until: float) -> Evaluation:
+        """The evaluation when it is final."""
+        while not evaluation.state.final:
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                raise ServiceError(
+                    f"evaluation {evaluation.id} is {evaluation.state} after {self.timeout_s:g} s",
+                    "raise timeout_s, or give requests a deadline_s",
+                )
+            evaluation = await self._result(evaluation.id, min(POLL_S, left_s), until)
+        return evaluation
+
+    async def _result(self, identity: str, wait_s: float, until: float) -> Evaluation:
+        path = f"/v1/results/{quote(identity, safe='')}?wait_s={wait_s:g}"
+        return await self._send(until, "GET", path, Evaluation)
+
+    async def _send(
         self,
         until: float,
         method: str,
@@ -78,20 +163,14 @@ class _Calls:
         kind: type[M],
         content: str | None = None,
         many: bool = False,
-    ) -> _Call[M]:
+    ) -> M:
         """The answer, asked for until `until` (time.monotonic). Raises _NoRoomError where there is
         no room for `many` requests."""
-        wait_s, pause_s = 0.0, 0.25
+        pause_s = 0.25
         while True:
-            answer = yield wait_s, method, path, content
+            answer = await self._answer(method, path, content)
             if answer.is_success:
-                try:
-                    return kind.model_validate_json(answer.content)
-                except ValidationError as error:
-                    raise ServiceError(
-                        f"no answer of `concur serve` to {method} {path}: {_detail(answer)}",
-                        "is it the service, of this version, that has this address?",
-                    ) from error
+                return _read(answer, kind, f"{method} {path}")
             why = _detail(answer)
             if many and answer.status_code == 429:
                 raise _NoRoomError
@@ -104,60 +183,76 @@ class _Calls:
                     f"no answer to {method} {path} within {self.timeout_s:g} s: {why}",
                     "is `concur serve` running at this address? GET /health says how it is",
                 )
+            await anyio.sleep(wait_s)
             pause_s = min(2 * pause_s, SLOWEST_S)
 
-    def _submit(
-        self, requests: Sequence[EvaluationRequest], until: float
-    ) -> _Call[list[Evaluation]]:
-        """Batches that find no room are halved, for one may be larger than the whole queue."""
-        found: list[Evaluation] = []
-        waiting = list(_batches(requests))
-        while waiting:
-            batch = waiting.pop(0)
-            content, half = f'{{"requests": [{", ".join(batch)}]}}', len(batch) // 2
-            try:
-                answer = yield from self._send(
-                    until, "POST", "/v1/evaluate", Accepted, content, many=half > 0
-                )
-                found += answer.evaluations
-            except _NoRoomError:
-                waiting[:0] = batch[:half], batch[half:]
-        return found
-
-    def _result(self, identity: str, wait_s: float, until: float) -> _Call[Evaluation]:
-        path = f"/v1/results/{quote(identity, safe='')}?wait_s={wait_s:g}"
-        return (yield from self._send(until, "GET", path, Evaluation))
-
-    def _evaluate(self, requests: Sequence[EvaluationRequest]) -> _Call[list[Evaluation]]:
-        until = self._until()
-        found = yield from self._submit(requests, until)
-        for index, evaluation in enumerate(found):
-            while not evaluation.state.final:
-                left_s = until - time.monotonic()
-                if left_s <= 0:
-                    raise ServiceError(
-                        f"evaluation {evaluation.id} is {evaluation.state} after"
-                        f" {self.timeout_s:g} s",
-                        "raise timeout_s, or give requests a deadline_s",
-                    )
-                evaluation = yield from self._result(evaluation.id, min(POLL_S, left_s), until)
-            found[index] = evaluation
-        return found
-
-    def _cancel(self, identity: str) -> _Call[Evaluation]:
-        path = f"/v1/results/{quote(identity, safe='')}"
-        return (yield from self._send(self._until(), "DELETE", path, Evaluation))
-
-    def _health(self) -> _Call[Json]:
-        answer = yield 0.0, "GET", "/health", None
-        with suppress(ValueError):
-            found: Json = answer.json()
-            if "status" in found:
-                return found
-        raise ServiceError(f"the service does not say how it is: {_detail(answer)}")
+    async def _answer(self, method: str, path: str, content: str | None = None) -> httpx.Response:
+        """One attempt. A connection that fails is an answer after which the question is
+        repeated."""
+        try:
+            return await self._http.request(method, path, content=content)
+        except httpx.TransportError as error:
+            return httpx.Response(503, json={"detail": f"{type(error).__name__}: {error}"})
 
     def _until(self) -> float:
         return time.monotonic() + self.timeout_s
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncVerifierClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class VerifierClient:
+    """The calls of `AsyncVerifierClient` for code that blocks: they run in an event loop in a
+    thread, which begins with the first. Several threads may share one. Close it, or use it as a
+    context manager."""
+
+    def __init__(self, url: str, token: str | None = None, timeout_s: float = 3600.0) -> None:
+        self.calls = AsyncVerifierClient(url, token, timeout_s)
+        self._running = ExitStack()
+        self._portal: BlockingPortal | None = None
+        self._starting = threading.Lock()
+
+    def _call(self, method: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        with self._starting:
+            if self._portal is None:
+                self._portal = self._running.enter_context(start_blocking_portal())
+        return self._portal.call(method, *arguments)
+
+    def evaluate(self, request: EvaluationRequest) -> Evaluation:
+        return self._call(self.calls.evaluate, request)
+
+    def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:
+        return self._call(self.calls.evaluate_batch, requests)
+
+    def submit(self, request: EvaluationRequest) -> Evaluation:
+        return self._call(self.calls.submit, request)
+
+    def result(self, identity: str, wait_s: float = 0.0) -> Evaluation:
+        return self._call(self.calls.result, identity, wait_s)
+
+    def cancel(self, identity: str) -> Evaluation:
+        return self._call(self.calls.cancel, identity)
+
+    def health(self) -> Json:
+        return self._call(self.calls.health)
+
+    def close(self) -> None:
+        if self._portal:
+            self._call(self.calls.close)
+            self._running.close()
+            self._portal = None
+
+    def __enter__(self) -> VerifierClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _batches(requests: Sequence[EvaluationRequest]) -> Iterator[list[str]]:
@@ -176,6 +271,16 @@ def _batches(requests: Sequence[EvaluationRequest]) -> Iterator[list[str]]:
         yield batch
 
 
+def _read(answer: httpx.Response, kind: type[M], question: str) -> M:
+    try:
+        return kind.model_validate_json(answer.content)
+    except ValidationError as error:
+        raise ServiceError(
+            f"no answer of `concur serve` to {question}: {_detail(answer)}",
+            "is it the service, of this version, that has this address?",
+        ) from error
+
+
 def _detail(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["detail"])
@@ -185,120 +290,3 @@ def _detail(answer: httpx.Response) -> str:
 
 def _seconds(text: str) -> float:
     return float(text) if text.isdecimal() else 0.0
-
-
-def _gone(error: httpx.TransportError) -> httpx.Response:
-    """A connection that failed, as an answer after which the question is repeated."""
-    return httpx.Response(503, json={"detail": f"{type(error).__name__}: {error}"})
-
-
-class VerifierClient(_Calls):
-    """Calls the service; several threads may share one. Close it, or use it as a context
-    manager."""
-
-    @cached_property
-    def _http(self) -> httpx.Client:
-        return httpx.Client(**self._options)
-
-    def _run(self, call: _Call[T]) -> T:
-        try:
-            asked = next(call)
-            while True:
-                wait_s, method, path, content = asked
-                time.sleep(wait_s)
-                try:
-                    answer = self._http.request(method, path, content=content)
-                except httpx.TransportError as error:
-                    answer = _gone(error)
-                asked = call.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    def evaluate(self, request: EvaluationRequest) -> Evaluation:
-        """Hand a request over and wait until its evaluation is final."""
-        return self.evaluate_batch([request])[0]
-
-    def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:
-        """The final evaluations, in the order of the requests."""
-        return self._run(self._evaluate(requests))
-
-    def submit(self, request: EvaluationRequest) -> Evaluation:
-        """Hand a request over; returns as soon as it is on the service's disk."""
-        found: list[Evaluation] = self._run(self._submit([request], self._until()))
-        return found[0]
-
-    def result(self, identity: str, wait_s: float = 0.0) -> Evaluation:
-        """An evaluation as it is, or as it is when it becomes final within `wait_s` (at most 60)
-        seconds."""
-        return self._run(self._result(identity, wait_s, self._until()))
-
-    def cancel(self, identity: str) -> Evaluation:
-        """Give an evaluation up; one that is final stays as it is."""
-        return self._run(self._cancel(identity))
-
-    def health(self) -> Json:
-        """How the service is, asked once: `status` is "ok" where it works. Raises ServiceError
-        where nothing answers."""
-        return self._run(self._health())
-
-    def close(self) -> None:
-        self._http.close()
-
-    def __enter__(self) -> VerifierClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncVerifierClient(_Calls):
-    """The calls of `VerifierClient`, to be awaited. Await `close()`, or use it as an async context
-    manager."""
-
-    @cached_property
-    def _http(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(**self._options)
-
-    async def _run(self, call: _Call[T]) -> T:
-        try:
-            asked = next(call)
-            while True:
-                wait_s, method, path, content = asked
-                await anyio.sleep(wait_s)
-                try:
-                    answer = await self._http.request(method, path, content=content)
-                except httpx.TransportError as error:
-                    answer = _gone(error)
-                asked = call.send(answer)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    async def evaluate(self, request: EvaluationRequest) -> Evaluation:
-        return (await self.evaluate_batch([request]))[0]
-
-    async def evaluate_batch(self, requests: Sequence[EvaluationRequest]) -> list[Evaluation]:
-        return await self._run(self._evaluate(requests))
-
-    async def submit(self, request: EvaluationRequest) -> Evaluation:
-        found: list[Evaluation] = await self._run(self._submit([request], self._until()))
-        return found[0]
-
-    async def result(self, identity: str, wait_s: float = 0.0) -> Evaluation:
-        return await self._run(self._result(identity, wait_s, self._until()))
-
-    async def cancel(self, identity: str) -> Evaluation:
-        return await self._run(self._cancel(identity))
-
-    async def health(self) -> Json:
-        return await self._run(self._health())
-
-    async def close(self) -> None:
-        await self._http.aclose()
-
-    async def __aenter__(self) -> AsyncVerifierClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -12,7 +12,6 @@ import uvicorn
 
 from kernels_eval.records import Language, Verdict
 from kernels_eval.service.app import Intake, Service, create_app
-from kernels_eval.service.guard import TimelyProtocol
 from kernels_eval.service.schema import EvaluationRequest
 from tasks.synthesis.parsing import parse_response
 from tests.support.kernels import AFFINE, QUICK
@@ -40,7 +39,7 @@ async def asking(made, token=None, base_url=URL):
 @contextmanager
 def listening(made, port=0):
     """The port (this one, or a free one) of a real server of the application, in a thread."""
-    options = {"http": TimelyProtocol, "ws": "none", "log_level": "error", "lifespan": "off"}
+    options = {"ws": "none", "log_level": "error", "lifespan": "off"}
     options |= {"timeout_keep_alive": 1}
     server = uvicorn.Server(uvicorn.Config(create_app(made), **options))
     with socket.socket() as listener:

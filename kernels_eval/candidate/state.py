@@ -17,6 +17,9 @@ from collections.abc import Mapping
 import torch
 from torch.utils._device import DeviceContext
 
+from kernels_eval.model.lazy_compiler import wrap_manual_seed
+
+wrap_manual_seed()  # before the functions that are watched are noted
 _WATCHED: Mapping[str, tuple[object, str]] = {
     "time": (
         time,

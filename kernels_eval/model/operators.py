@@ -8,18 +8,16 @@ launches. Does not guarantee that a share holds for other shapes.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -29,13 +27,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.compile.cubins import plain_name
 from kernels_eval.compile.linked import NO_COMPUTE
+from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.protocol import OperatorTimes
 from kernels_eval.sandbox.channel import Answer
 
 Function = Callable[..., object]
 Values = tuple[object, ...]
 Named = dict[str, object] | None
-M = TypeVar("M", bound=TorchDispatchMode)
 NOT_NAMED = frozenset(
     """view reshape transpose permute expand expand_as unsqueeze squeeze flatten contiguous clone
     detach to t size dim numel stride shape device dtype is_contiguous split chunk unbind
@@ -50,27 +48,10 @@ EXPORTS = ("numpy", "__dlpack__")
 """Methods by which a tensor leaves torch; `__array__` calls the first."""
 EXCHANGES = ((torch, "from_numpy"), (torch, "frombuffer"), (torch._C, "_to_dlpack"))
 """Functions by which tensors and the arrays of others are made of one another."""
-COMPILER = "torch._dynamo"
 BEGIN, END = "concur begin", "concur end"
 UNTRACED = "untraced"
 """Stands among the operators of a call whose record is missing or torn."""
 NAME = re.compile(rb'"name":\s*"(\w+::\w+)"')
-
-
-def without_compiler(mode: type[M]) -> type[M]:
-    """A dispatch mode whose first use does not import torch's compiler (1 s), which torch does to
-    say that the mode's method must not be compiled. Where something else has imported it, the
-    method is kept from it as ever."""
-    kind: Any = mode
-    guarded = kind.__torch_dispatch__
-    plain = inspect.unwrap(guarded)
-
-    def dispatch(*args: Any, **kwargs: Any) -> object:
-        call = guarded if COMPILER in sys.modules else plain
-        return call(*args, **kwargs)
-
-    kind.__torch_dispatch__ = dispatch
-    return mode
 
 
 @without_compiler

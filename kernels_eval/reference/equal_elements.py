@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels_eval.model.operators import Named, without_compiler
+from kernels_eval.model.lazy_compiler import without_compiler
+from kernels_eval.model.operators import Named
 from kernels_eval.reference.operator_costs import Values, operator_name
 
 ANY_ORDER = frozenset("topk sort argsort msort median nanmedian kthvalue mode".split())

@@ -24,8 +24,9 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import least_mark
-from kernels_eval.model.operators import Named, without_compiler
+from kernels_eval.model.operators import Named
 from kernels_eval.reference.equal_elements import ANY_ORDER
 from kernels_eval.reference.operator_costs import MOVES, NORMALISATIONS, Values, operator_name
 

@@ -21,9 +21,9 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import polars as pl
 
-from kernels_eval.__main__ import QUICK
+from kernels_eval.__main__ import QUICK, read_pair
 from kernels_eval.errors import UsageError
-from kernels_eval.exchange import kernelbench
+from kernels_eval.exchange import harbor, kernelbench
 from kernels_eval.exchange.definitions import (
     definition_of,
     file_name,
@@ -35,17 +35,18 @@ from kernels_eval.exchange.package import export_package
 from kernels_eval.exchange.trace_set import TraceSet, is_trace_set, record_of
 from kernels_eval.exchange.traces import evaluation_of
 from kernels_eval.protocol import DescribeInterface, Interface
-from kernels_eval.records import Candidate, Json, KernelTask, Record, Row, Verdict
+from kernels_eval.records import Candidate, Json, KernelTask, Language, Record, Row, Verdict
 from kernels_eval.versions import PROTOCOL_VERSION
 from tasks.curation.source import Source
 from tasks.files import atomic_write, explain_write_errors
 from tasks.sources.files import read_text, shown
 from tasks.sources.tables import load
+from tasks.synthesis import prompts
 from tasks.tables import CANDIDATES, VERDICTS
 from tasks.verification.merge import merged
 from tasks.workload.measure import Measurer
 
-Form = Literal["flashinfer", "sol", "kernelbench", "package", "table"]
+Form = Literal["flashinfer", "sol", "kernelbench", "package", "harbor", "table"]
 Kind = TypeVar("Kind", bound=Record)
 Ask = Callable[[KernelTask], Interface]
 _OF_CANDIDATES = ("candidate_id", "given_id", "code", "generator", "sample_index", "parse_reason")
@@ -67,8 +68,14 @@ class Judged(NamedTuple):
 
 def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json:
     """Write verdicts in a form; returns a summary. `options`: candidates, tasks, root, candidate,
-    name, license, quick. Raises UsageError for what cannot be read, or written."""
+    name, license, quick, task, language, recipe. Raises UsageError for what cannot be read, or
+    written."""
     target = Path(out).expanduser()
+    if options["task"] and (form != "package" or not sources):
+        raise UsageError(
+            "--task is that of one candidate's file",
+            "concur export CANDIDATE.py --task TASK.py --as package",
+        )
     with explain_write_errors(target, "choose another --out, or free some disk"):
         if form == "table":
             return _table(sources or ["."], target, options["candidates"], options["root"])
@@ -77,6 +84,10 @@ def export(sources: Sequence[str], form: Form, out: str, **options: Any) -> Json
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise UsageError(f"{out} holds other files", "name a new folder with --out")
         source = sources[0] if sources else None
+        if form == "harbor":
+            return _harbor(source or options["tasks"], target, options)
+        if source and options["task"]:
+            return _package_of_file(source, target, options)
         found = judged(source, options["candidates"], options["tasks"], options["root"])
         if form == "kernelbench":
             return _kernelbench(found, target)
@@ -215,10 +226,43 @@ def _package(found: Iterator[Judged], target: Path, interface: Ask, options: Row
         forms = interface(one.task)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    return _packed(one.task, one.candidate, forms, target, options)
+
+
+def _package_of_file(source: str, target: Path, options: Row) -> Json:
+    """The candidate of a file, and its task's, as a package."""
+    task, candidate = read_pair(options["task"], source, options["language"], _unsaid)
+    if candidate.code is None:
+        raise UsageError(f"{source} does not define ModelNew", "give a file with ModelNew")
+    with Measurer() as measurer:
+        try:
+            forms = _interface(measurer, task)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    return _packed(task, candidate, forms, target, options)
+
+
+def _unsaid(_: str) -> None:
+    """The summary names the kernel, so no note on its language is needed."""
+
+
+def _packed(
+    task: KernelTask, candidate: Candidate, forms: Interface, target: Path, options: Row
+) -> Json:
     more = {name: options[name] for name in ("name", "license") if options[name]}
     config = QUICK if options["quick"] else None
-    told = export_package(one.task, one.candidate, forms, target, config=config, **more)
+    told = export_package(task, candidate, forms, target, config=config, **more)
     return _summary("package", target, 1, Counter()) | told
+
+
+def _harbor(source: str | None, target: Path, options: Row) -> Json:
+    """A folder for each task, with the prompt of synthesis."""
+    if source is None:
+        raise UsageError("no tasks are named", "concur export TASKS --as harbor --out DIR")
+    language = Language(options["language"] or "cpp")
+    requests = [harbor.Request(task, prompts.render(task, language)) for task in load(source)]
+    folders = harbor.write_tasks(requests, target, language, options["recipe"])
+    return _summary("harbor", target, len(folders), Counter())
 
 
 def _kernelbench(found: Iterator[Judged], target: Path) -> Json:

@@ -63,45 +63,60 @@ def chosen_language(source: str, path: str, asked: str | None, say: Say) -> Lang
 def read_pair(
     task_path: str, candidate_path: str, language: str | None = None, say: Say = print
 ) -> tuple[KernelTask, Candidate]:
-    """Task and candidate records of two source files; the language as in `chosen_language`. A
-    candidate that never names ModelNew has no code. Raises UsageError naming the file, the cause
-    and the fix."""
-    if Path(candidate_path).suffix in NATIVE:
+    """Task and candidate records of two source files; see `read_candidate`. Raises UsageError
+    naming the file, the cause and the fix."""
+    require_module(candidate_path)
+    task = read_task(task_path)
+    return task, read_candidate(task, candidate_path, language, say)
+
+
+def require_module(path: str) -> None:
+    """Raise UsageError for a candidate that is a C++ or CUDA source by its name."""
+    if Path(path).suffix in NATIVE:
         raise UsageError(
-            f"{candidate_path} is not a Python module",
+            f"{path} is not a Python module",
             "give a module with ModelNew that builds it, such as with load_inline",
         )
-    texts = []
-    for path in (task_path, candidate_path):
-        try:
-            texts.append(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(
-                f"cannot read {path}: {error.strerror}", "give the path of a Python file"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise UsageError(
-                f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
-                "give the path of a Python file",
-            ) from error
-    _require_task(texts[0], task_path)
-    task = KernelTask(
-        task_id=f"file/{Path(task_path).stem}",
-        name=Path(task_path).stem,
-        code=texts[0],
-        source=str(task_path),
-    )
-    source = texts[1]
+
+
+def read_task(path: str) -> KernelTask:
+    """The task of a file. Raises UsageError where it is none."""
+    code = _read(path)
+    _require_task(code, path)
+    name = Path(path).stem
+    return KernelTask(task_id=f"file/{name}", name=name, code=code, source=str(path))
+
+
+def read_candidate(
+    task: KernelTask, path: str, language: str | None = None, say: Say = print
+) -> Candidate:
+    """The candidate of a file; its language as in `chosen_language`. One that never names ModelNew
+    has no code. Raises UsageError where it cannot be read."""
+    source = _read(path)
     missing = _missing_model(source)
-    return task, Candidate(
+    return Candidate(
         candidate_id=candidate_id(task, "file", SamplingParams(), 0, source),
         task_id=task.task_id,
-        language=chosen_language(source, candidate_path, language, _silent if missing else say),
+        language=chosen_language(source, path, language, _silent if missing else say),
         generator="file",
         response=source,
         code=None if missing else source,
         parse_reason=missing,
     )
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", "give the path of a Python file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}",
+            "give the path of a Python file",
+        ) from error
 
 
 def _silent(_: str) -> None:
@@ -224,12 +239,7 @@ def run(
 
     try:
         task, candidate = read_pair(task_path, candidate_path, language, note)
-        target = candidate.language
-        require_device(target, of=f"{candidate_path}: ")
-        if candidate.code is None:
-            verdict = _no_code(task, candidate, candidate_path)
-        else:
-            verdict = _verified(task, candidate, config, say)
+        verdict = verify(task, candidate, candidate_path, config, say)
     except (UsageError, DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -240,9 +250,18 @@ def run(
     return 0
 
 
-def _verified(
-    task: KernelTask, candidate: Candidate, config: EvalConfig | None, say: Say
+def verify(
+    task: KernelTask,
+    candidate: Candidate,
+    path: str,
+    config: EvalConfig | None = None,
+    say: Say = lambda _: None,
 ) -> Verdict:
+    """The verdict of the candidate of a file; `say` is told each stage. Raises EvalError where the
+    machine fails, DeviceError where it lacks the language's device."""
+    require_device(candidate.language, of=f"{path}: ")
+    if candidate.code is None:
+        return _no_code(task, candidate, path)
     from kernels_eval.evaluator import Evaluator
 
     def on_phase(name: str) -> None:

@@ -33,7 +33,7 @@ Workers = Annotated[
 Builders = Annotated[
     int | None, Option(min=1, help="Number of build workers.", show_default="the other cores")
 ]
-Form = Literal["flashinfer", "sol", "kernelbench", "package", "table"]
+Form = Literal["flashinfer", "sol", "kernelbench", "package", "harbor", "table"]
 
 
 @command(Group.VERIFY, prints=False)
@@ -241,15 +241,15 @@ def export(
     sources: list[str] = Argument(
         [],
         metavar="SOURCE",
-        help="Verdicts, or results of another harness.",
-        show_default="the newest in --root",
+        help="Verdicts, results of another harness, a candidate's file, or (harbor) tasks.",
+        show_default="the newest verdicts in --root",
     ),
     form: Form = Option(
         ...,
         "--as",
         help="The form: traces of FlashInfer-Bench or SOL-ExecBench, run folders of KernelBench, a"
-        " package of one kernel, or (of the results of another harness, or of several sets) a table"
-        " of verdicts.",
+        " package of one kernel, tasks of Harbor, or (of the results of another harness, or of"
+        " several sets) a table of verdicts.",
     ),
     out: str = Option(
         ..., metavar="PLACE", help="Folder to create, or the Parquet file of a table."
@@ -265,17 +265,27 @@ def export(
     candidate: str | None = Option(
         None, metavar="ID", help="package: the correct candidate to verify again and to pack."
     ),
+    task: str | None = Option(
+        None, metavar="FILE", help="package: the task of SOURCE, the file of a candidate."
+    ),
     name: str | None = Option(None, help="package: its name.", show_default="the task's"),
     license: str | None = Option(
         None, metavar="ID", help="package: its licence, as named by the hub, such as apache-2.0."
     ),
     quick: bool = Option(False, "--quick", help="package: verify with fewer timing samples."),
+    language: KernelLanguage | None = Option(
+        None,
+        help="harbor: the language to ask for; package: that of the candidate's file.",
+        show_default="cpp; read from its source",
+    ),
+    recipe: str = Option("concur", metavar="NAME", help="harbor: the recipe of the reward."),
 ) -> Json:
-    """Write verdicts for other suites, or one kernel as a package.
+    """Write verdicts for other suites, one kernel as a package, or tasks for agents.
 
     SOURCE is what --verdicts of other commands takes (default: the newest in --root). With `--as
     table` it is the results of another harness (a run of KernelBench, or a folder with traces), or
-    several sets of verdicts, of one GPU each, that become one table.
+    several sets of verdicts, of one GPU each, that become one table. With `--as package --task
+    FILE` it is the file of one candidate.
     """
     from flows import exchange
     from flows.launch import TerminalProgress
@@ -293,4 +303,7 @@ def export(
             name=name,
             license=license,
             quick=quick,
+            task=task,
+            language=language,
+            recipe=recipe,
         )

@@ -141,6 +141,62 @@ def test_a_package_runs_the_kernel_where_it_was_verified(verified):
     assert refused.exit_code == 2 and "incorrect (wrong_output)" in refused.stderr
 
 
+def test_the_file_of_a_candidate_becomes_a_package(tmp_path):
+    task, candidate = tmp_path / "doubling.py", tmp_path / "candidate.py"
+    task.write_text(kernels.AFFINE.code)
+    candidate.write_text(kernels.module("return ext.affine(x)"))
+    out = tmp_path / "package"
+    words = ["--as", "package", "--task", task, "--out", out, "--quick", "--license", "mit"]
+    told = exported(candidate, *words)
+    assert (told["name"], told["license"], told["task_id"]) == ("doubling", "mit", "file/doubling")
+    built = out / "build" / told["variant"]
+    certificate = json.loads((built / "certificate.json").read_text())
+    assert certificate["verdict"]["status"] == "correct"
+    assert (built / "candidate.py").read_text() == candidate.read_text()
+    candidate.write_text(kernels.module("return ext.shifted(x)"))
+    words[words.index(out)] = tmp_path / "no"
+    refused = CliRunner().invoke(main, ["export", *map(str, [candidate, *words])])
+    assert refused.exit_code == 2 and "incorrect (wrong_output)" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--as", "package", "--task", "task.py"], "export CANDIDATE.py --task TASK.py"),
+        (["candidate.py", "--as", "table", "--task", "task.py"], "export CANDIDATE.py"),
+        (
+            ["candidate.py", "--as", "sol", "--task", "task.py"],
+            "export CANDIDATE.py --task TASK.py",
+        ),
+        (["nothing.py", "--as", "package", "--task", "task.py"], "cannot read nothing.py"),
+        (["empty.py", "--as", "package", "--task", "task.py"], "does not define ModelNew"),
+        (["--as", "harbor"], "no tasks are named"),
+        (["tasks", "--as", "harbor", "--recipe", "none"], "none is no reward recipe"),
+    ],
+)
+def test_what_cannot_be_exported_says_why(tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    for name in ("task.py", "tasks/one.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(kernels.AFFINE.code)
+    (tmp_path / "candidate.py").write_text(kernels.module("return ext.affine(x)"))
+    (tmp_path / "empty.py").touch()
+    refused = CliRunner().invoke(main, ["export", *words, "--out", "out"])
+    assert refused.exit_code == 2 and said in refused.stderr, refused.stderr
+
+
+def test_tasks_become_folders_of_harbor(tmp_path):
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    (tasks / "affine.py").write_text(kernels.AFFINE.code)
+    out = tmp_path / "harbor"
+    told = exported(tasks, "--as", "harbor", "--out", out, "--language", "triton")
+    assert told["written"] == 1
+    instruction = (out / "user-affine/instruction.md").read_text()
+    assert kernels.AFFINE.code in instruction and "triton" in instruction.lower()
+
+
 def test_a_run_of_kernelbench_is_written_and_read(tmp_path):
     run = tmp_path / "run"
     run.mkdir()

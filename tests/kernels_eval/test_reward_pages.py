@@ -1,7 +1,6 @@
 """The pages on rewards: their examples run, against the trainer or its protocol, and their table of
 recipes is that of the code."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import kernels_eval
 from kernels_eval.rewards import RECIPES, discounted, recipe_of, reward
 from kernels_eval.service.adapters.scoring import shared_scorer
 from tests.support.recorded_service import recorded_service, verdict_of
-from tests.support.trainer_protocols import nemo_response, provide
+from tests.support.trainer_protocols import provide
 
 PAGES = Path(kernels_eval.__file__).parents[1] / "docs" / "how-to" / "rewards"
 FENCE = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -100,51 +99,12 @@ def test_verls_example_prints_a_score(service, monkeypatch, capsys):
     assert callable(module["compute_score"])
 
 
-def test_skyrls_example_takes_two_turns(service, monkeypatch, capsys):
-    provide("skyrl_gym", monkeypatch)
-    run(example("skyrl.md"), "skyrl.md", monkeypatch)
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith("2.3 False")
-    assert "speedup of 2" in first
-    assert last == "2.3 True []"
-
-
-def test_openenvs_example_steps(service, monkeypatch, capsys):
-    provide("openenv", monkeypatch)
-    space = run(example("openenv.md"), "openenv.md", monkeypatch)
-    assert capsys.readouterr().out.splitlines() == ["Write a C++ kernel for ...", "2.3"]
-    assert space["app"] is not None
-
-
-def test_nemo_gyms_example_verifies_the_row_of_its_page(service, monkeypatch):
-    provide("nemo_gym", monkeypatch)
-    testing = pytest.importorskip("fastapi.testclient")
-    server = run(example("nemo-gym.md"), "nemo-gym.md", monkeypatch)["KernelResourcesServer"]
-    given = {kind: text for kind, _, text in fences("nemo-gym.md") if kind in ("yaml", "json")}
-    config = yaml.safe_load(given["yaml"])["concur"]["resources_servers"]["concur"]
-    config |= {"host": "127.0.0.1", "port": 1, "name": "concur"}
-    kind = server.model_fields["config"].annotation
-    running = server.model_construct(config=kind.model_validate(config), server_client=None)
-    row = json.loads(given["json"])
-    row["response"] = nemo_response("fast")
-    found = testing.TestClient(running.setup_webserver()).post("/verify", json=row).json()
-    assert found["reward"] == pytest.approx(2.3)
-    assert (found["correct"], found["speedup"]) == (1.0, 2.0)
-
-
 def test_verifiers_example_reads_the_row_of_its_page(service, monkeypatch, capsys, tmp_path):
     provide("verifiers", monkeypatch)
     (row,) = [text for kind, _, text in fences("verifiers.md") if kind == "json"]
     (tmp_path / "tasks.jsonl").write_text(row)
     run(example("verifiers.md", "kernels.py"), "verifiers.md", monkeypatch)
     assert capsys.readouterr().out == "level1/1 Write a C++ kernel for ...\n"
-
-
-def test_the_legacy_example_loads(service, monkeypatch):
-    pytest.importorskip("datasets")
-    provide("verifiers_legacy", monkeypatch)
-    space = run(example("verifiers.md", "legacy.py"), "verifiers.md", monkeypatch)
-    assert space["load_environment"](turns=3).turns == 3
 
 
 @pytest.mark.slow

@@ -1,11 +1,12 @@
-"""The clients of the service: what they repeat and what they do not, and the same answers from
-both; and the engine, whose process may die at any time."""
+"""The client of the service: what it repeats and what it does not, and its blocking door; and the
+engine, whose process may die at any time."""
 
 import json
 import sqlite3
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 
 import anyio
 import httpx
@@ -51,30 +52,26 @@ def status(number, headers=None):
 class Scripted:
     """A client whose requests get these answers in turn; the last one again and again."""
 
-    def __init__(self, kind, answers, timeout_s=300.0):
-        self.kind, self.asked, rest = kind, [], iter(answers)
-        last = answers[-1]
+    def __init__(self, answers, timeout_s=300.0):
+        self.asked = []
+        rest, last = iter(answers), answers[-1]
 
         def handle(asked):
             self.asked.append(asked)
             return next(rest, last)(asked)
 
-        made = (VerifierClient if kind == "sync" else AsyncVerifierClient)(
-            "http://service", "token", timeout_s
-        )
-        transport = httpx.MockTransport(handle)
-        http = httpx.Client if kind == "sync" else httpx.AsyncClient
-        made._http = http(**made._options, transport=transport)
-        self._made = made
+        self.client = VerifierClient("http://service", "token", timeout_s)
+        self.client.calls.transport = httpx.MockTransport(handle)
 
     def __getattr__(self, name):
-        call = getattr(self._made, name)
-        return call if self.kind == "sync" else lambda *given: anyio.run(call, *given)
+        return getattr(self.client, name)
 
 
-@pytest.fixture(params=["sync", "async"])
-def scripted(request):
-    yield lambda *answers, **more: Scripted(request.param, list(answers), **more)
+@pytest.fixture
+def scripted():
+    """The blocking door, and so the calls behind it."""
+    with ExitStack() as made:
+        yield lambda *answers, **more: made.enter_context(closing(Scripted(list(answers), **more)))
 
 
 def test_what_failed_between_the_machines_is_repeated_under_the_same_id(scripted):
@@ -172,7 +169,7 @@ def test_the_time_bounds_what_is_waited_for(scripted):
 
 
 def test_the_longest_question_is_answered_before_it_is_given_up():
-    assert VerifierClient(URL)._options["timeout"].read > LONGEST_WAIT_S
+    assert AsyncVerifierClient(URL)._http.timeout.read > LONGEST_WAIT_S
 
 
 def test_a_batch_larger_than_the_queue_is_taken_over_in_parts(scripted):

@@ -67,16 +67,6 @@ class Score(NamedTuple):
         }
 
 
-def plain_feedback(score: Score) -> str:
-    """What a next turn is told: a status, and a speedup. Not which check rejected it, which is not
-    for training against, and nothing that a candidate or a compiler wrote; to quote those safely,
-    give an adapter a function over `tasks.synthesis.refine.said_of`."""
-    if not score.verdict:
-        return ""
-    said = f"{score.verdict.status}, with a speedup of {score.verdict.speedup:.3g}"
-    return f"Verdict: {said}. Answer with a better complete module."
-
-
 class Scorer:
     """Scores of responses under one recipe, by a service."""
 

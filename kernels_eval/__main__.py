@@ -12,6 +12,7 @@ from pathlib import Path
 from kernels_eval.config import EvalConfig, TimingConfig
 from kernels_eval.devices import require_device
 from kernels_eval.errors import DeviceError, EvalError, UsageError
+from kernels_eval.flags import meaning_of
 from kernels_eval.languages import languages_of
 from kernels_eval.records import (
     Candidate,
@@ -182,10 +183,10 @@ def render(verdict: Verdict) -> str:
     for title, names in (
         ("custom kernels", verdict.custom_kernels),
         ("library calls", verdict.library_calls),
-        ("flags", verdict.flags),
     ):
         if names:
             lines.append(f"  {title}: {', '.join(names)}")
+    lines += [f"  flag {flag}: {meaning_of(flag)}" for flag in verdict.flags]
     lines.append(
         f"  device {verdict.device or 'none'}; build {_built(verdict)}, run {verdict.run_s:.1f} s"
     )

@@ -40,9 +40,6 @@ them."""
 HARMLESS_PARTS = {"multiprocessing": {"cpu_count"}, "gc": {"collect"}}
 """What honest code uses of forbidden modules. A module of which nothing else is used may be
 imported."""
-FLAGGED_MODULES = frozenset(
-    "threading inspect sys os time importlib concurrent tempfile shutil pathlib numpy".split()
-)
 FORBIDDEN_CALLS = frozenset(
     """os.system os.popen os.fork os.kill os._exit os.exec os.execv os.execve os.spawnl
     os.spawnv os.abort sys._getframe sys._current_frames
@@ -96,10 +93,8 @@ def screen(code: str) -> Screening:
     reader = _Reader(_harmless(nodes), PATCHED_ROOTS - _own_names(nodes))
     for node in nodes:
         reader.read(node)
-    if not reader.has_model:
-        reader.flags.add("no_static_model_new")
     _, reason, detail = min(reader.found, default=(0, None, ""), key=lambda found: found[0])
-    return Screening(reason, detail, tuple(sorted(reader.flags)))
+    return Screening(reason, detail)
 
 
 class _Reader:
@@ -108,8 +103,6 @@ class _Reader:
         nobody may patch."""
         self.harmless, self.roots = harmless, roots
         self.found: list[tuple[int, Reason, str]] = []
-        self.flags: set[str] = set()
-        self.has_model = False
 
     def read(self, node: ast.AST) -> None:
         """Look at one node, whatever is below it."""
@@ -134,10 +127,6 @@ class _Reader:
                     self._target(target)
             case ast.AugAssign(target=target):
                 self._target(target)
-            case ast.Try():
-                self.flags.add("try")
-            case ast.ClassDef(name="ModelNew"):
-                self.has_model = True
 
     def _reject(self, reason: Reason, node: ast.stmt | ast.expr, what: str) -> None:
         self.found.append((node.lineno, reason, f"line {node.lineno}: {what}"))
@@ -148,8 +137,6 @@ class _Reader:
             self._reject(Reason.HARNESS_TAMPERING, node, f"imports {name}")
         elif {name, root} & FORBIDDEN_MODULES:
             self._reject(Reason.FORBIDDEN_CALL, node, f"imports {name}")
-        elif root in FLAGGED_MODULES:
-            self.flags.add(f"imports:{root}")
 
     def _import_from(self, module: str, names: list[ast.alias], node: ast.ImportFrom) -> None:
         if not {alias.name for alias in names} <= HARMLESS_PARTS.get(module, set()):
@@ -184,8 +171,6 @@ class _Reader:
         elif name == "setattr" and node.args and self._patched(_dotted(node.args[0])):
             what = f"sets an attribute of {_dotted(node.args[0])}"
             self._reject(Reason.HARNESS_TAMPERING, node, what)
-        elif name in ("exec", "eval", "__import__", "open", "compile"):
-            self.flags.add(f"calls:{name}")
 
     def _target(self, target: ast.expr) -> None:
         for node in ast.walk(target):
@@ -193,8 +178,6 @@ class _Reader:
                 name = _dotted(node)
                 if self._patched(name) and not name.startswith(HONEST_SETTINGS):
                     self._reject(Reason.HARNESS_TAMPERING, node, f"assigns to {name}")
-                elif node.attr == "__class__":
-                    self.flags.add("assigns:__class__")
 
     def _patched(self, name: str) -> bool:
         return name.split(".")[0] in self.roots
@@ -301,9 +284,6 @@ FLAGGED_NAMES = {
     "cudaDeviceReset": "device_reset",
     "cudaHostAlloc": "host_memory",
 }
-LIBRARIES = re.compile(
-    r"\b(cublas|cudnn|cusparse|cusolver|cufft|curand|mkl|cblas|dnnl)[A-Z_]\w*(?=\s*\()"
-)
 # Every pattern here takes time that grows with the text only: none looks for the end of something
 # again and again where there is none.
 CALL = re.compile(r"(?<![\w.>:])(?:(?:std\s*)?::\s*)?\b([A-Za-z_]\w*)\s*\(")
@@ -339,7 +319,6 @@ def screen_native(text: str) -> Screening:
     }
     calls = [match for match in CALL.finditer(code) if match[1] in forbidden | FLAGGED_FUNCTIONS]
     flags |= {f"native:{match[1]}" for match in calls if match[1] in FLAGGED_FUNCTIONS}
-    flags |= {f"library:{match[0][:80]}" for match in LIBRARIES.finditer(code)}
     found = Screening(flags=tuple(sorted(flags)[:MOST_FLAGS]))
     own = {match[1] for match in calls if _is_defined(code, match)}
     own.update(LAMBDA.findall(code), TYPE.findall(code), _variables(code))

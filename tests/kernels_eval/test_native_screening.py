@@ -61,12 +61,12 @@ def test_words_comments_strings_and_own_functions_are_no_evidence(source):
     assert screen_native(source).reason is None
 
 
-def test_libraries_and_threads_are_flags():
+def test_threads_and_streams_are_flags():
     found = screen_native(
         "void f() { cublasSgemm(h, a); std::thread t(g); t.join(); cudaStreamCreate(&s); }"
     )
     assert found.reason is None
-    assert found.flags == ("library:cublasSgemm", "native:own_stream", "native:threads")
+    assert found.flags == ("native:own_stream", "native:threads")
 
 
 @given(st.text(max_size=400))

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kernels_eval.flags import meaning_of
 from kernels_eval.records import STATUS_OF, KernelTask, Language, Verdict
 from tests.support.kernels import (
     functions_in,
@@ -75,6 +76,7 @@ class Trial:
         seen = f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
         assert verdict.reason in self.expect, f"expected {' or '.join(self.expect)}, saw {seen}"
         assert verdict.status is STATUS_OF[verdict.reason]
+        assert all(map(meaning_of, verdict.flags)), verdict.flags
         assert (verdict.timing is not None) == (verdict.reason == "ok")
         if self.check:
             self.check(verdict)

@@ -16,6 +16,7 @@ from pathlib import Path
 from kernels_eval.config import BuildConfig, EvalConfig, LimitsConfig, TimingConfig
 from kernels_eval.devices import gpu_arch
 from kernels_eval.evaluator import Evaluator
+from kernels_eval.flags import meaning_of
 from kernels_eval.judge.prepare import Workplace
 from kernels_eval.records import STATUS_OF, Candidate, KernelTask, Language, stable_hash
 
@@ -285,4 +286,5 @@ def assert_reason(verdict, reason):
         f"{verdict.status.value}/{verdict.reason}: {verdict.detail}\n{verdict.log_tail}"
     )
     assert verdict.status is STATUS_OF[reason]
+    assert all(map(meaning_of, verdict.flags)), verdict.flags
     assert (verdict.timing is not None) == (reason == "ok")

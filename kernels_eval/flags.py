@@ -1,0 +1,52 @@
+"""What each flag of a verdict means for its reader, in one clause.
+
+A flag is a finding that rejects no candidate. Its family is what stands before the first colon; the
+rest names what was found. `docs/reference/verdict.md` has this table, too (a test compares them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+FLAGS: Mapping[str, str] = {
+    # what the kernel can be used for
+    "declared_shape_only": "raises for other sizes that the task accepts: for the declared only",
+    "shape_specialised": "wrong for other sizes that the task accepts: for the declared only",
+    "approximation": "another formula than the task's, right to 1e-4 only",
+    "non_finite_inputs_differ": "NaN or infinities in an input give another answer than the task's",
+    "offset_inputs_differ": "inaccurate for inputs far from zero",
+    "wrong_gradient": "the outputs are right and a gradient is not: do not train through it",
+    "wrong_in_eval_mode": "wrong after eval(): for training mode only",
+    "eval_mode_fails": "raises after eval(): for training mode only",
+    "weights_not_mappable": "its parameters differ in form from the task's: no checkpoint fits it",
+    "expanded_output": "an output repeats one element (stride 0): copy it before writing to it",
+    "not_bit_identical": "repeated calls differ in the last bits, as its atomics or operators may",
+    # what to look at before trusting it
+    "native": "the source calls this, which kernels rarely need: read that line",
+    "links": "a library can find functions by name or hide calls: library_calls may lack some",
+    "symbols_unreadable": "a library's symbols cannot be read: library_calls may lack some",
+    "side_stream": "kernels ran on another stream, joined before the call returned",
+    "changes": "the call left this setting of the process changed",
+    "sanitizer": "errors that this tool of compute-sanitizer counted; not_run: it did not finish",
+    # what to think of the task
+    "task_ignores_input": "the task's output does not depend on this argument",
+    "constant_passes_own_weights": "with the task's own weights a constant answer would pass",
+    "zeros_pass_declared": "on the task's own inputs an answer of zeros would pass",
+    "own_answers_never_vary": "the inputs that are timed have one answer, which could be memorised",
+    "answers_never_vary": "no order of the inputs changes the answer, which could be memorised",
+    # what to think of the time
+    "reference_drift": "the reference takes this many times as long as it first did here",
+    "clock_drift": "the machine's speed changed while it was timed",
+    "throttled": "the GPU lowered its clocks while it was timed",
+    "unstable": "the machine disturbed the timing twice: measure again",
+}
+"""Family -> clause."""
+
+
+def family_of(flag: str) -> str:
+    return flag.partition(":")[0]
+
+
+def meaning_of(flag: str) -> str:
+    """The clause of a flag; empty for one of an earlier protocol."""
+    return FLAGS.get(family_of(flag), "")

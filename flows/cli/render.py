@@ -2,7 +2,8 @@
 
 Guarantees: every key of the data appears, whatever its shape: plain values as `name  value` lines,
 mappings as sections, lists of mappings as tables. A table that is wider than the page is continued
-in a second one that repeats its first column, and links stand below it, each whole on one line.
+in a second one that repeats its first column; links stand below it, each whole on one line; what
+all of its rows share is said once, above it; a single row that is too long becomes a section.
 Nothing that is printed acts on a terminal. Does not guarantee that a long text is whole.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ HEADING_CHARS = 14
 """Longest heading of a column that is not folded for narrow cells."""
 BORDER = 3
 """Characters beside each column of a table."""
+SHARED_ROWS = 3
+"""Fewest rows of a table whose common values are said once instead of in each row."""
 _INTERVAL = {"value", "lower", "upper"}
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
 
@@ -52,6 +56,8 @@ def _blocks(data: Mapping[str, Any], title: str) -> list[str]:
         rows = _rows(value)
         if rows is None:
             below += ["", heading, *_blocks(value, heading)]
+        elif len(rows) == 1 and not _fits(rows[0]):
+            below += ["", heading, *_blocks(rows[0], heading)]
         else:
             below += _table(rows, heading)
     return [_pairs(pairs), *below] if pairs else below
@@ -95,15 +101,19 @@ def _rows(value: Any) -> list[Json] | None:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Mapping[str, Any]], title: str) -> list[str]:
+def _table(rows: Sequence[Mapping[str, Any]], title: str, *, continued: bool = False) -> list[str]:
     """The rows as tables no wider than the page. A column without any value is left out; one of
-    mappings that are too long for a cell becomes a table below, with the first column."""
+    mappings that are too long for a cell becomes a table below, `continued` from this one, with the
+    first column."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    console = Console(width=_page_width())
     columns: dict[str, list[Any]] = {}
     nested, links = [], []
+    shared = _shared_values(rows)
     for name in dict.fromkeys(name for row in rows for name in row):
+        if name in shared:
+            continue
         values = [row.get(name) for row in rows]
         if any(_is_nested(value) for value in values):
             nested.append(name)
@@ -112,8 +122,11 @@ def _table(rows: Sequence[Mapping[str, Any]], title: str) -> list[str]:
         elif any(value not in (None, "", []) for value in values):
             columns[name] = values
     tables = ["", title]
-    for part in _split(columns, console.width):
-        tables.append(_drawn(console, part))
+    if shared:
+        tables += _shared_lines(shared, console.width)
+    if len(columns) > 1 or not (shared and continued):
+        for part in _split(columns, console.width):
+            tables.append(_drawn(console, part))
     first = next(iter(columns), "")
     for name in links:
         lines: dict[str, list[str]] = {}
@@ -123,8 +136,46 @@ def _table(rows: Sequence[Mapping[str, Any]], title: str) -> list[str]:
         tables += ["", f"{title}: {label(name)}", _pairs(lines)]
     for name in nested:
         below = [{first: row.get(first)} | (row.get(name) or {}) for row in rows]
-        tables += _table(below, f"{title}: {label(name)}")
+        tables += _table(below, f"{title}: {label(name)}", continued=True)
     return tables
+
+
+def _shared_values(rows: Sequence[Mapping[str, Any]]) -> Json:
+    """The values that all rows of a long table share; never those of the first column."""
+    if len(rows) < SHARED_ROWS:
+        return {}
+    first, *others = rows
+    names = list(first)[1:]
+    shared = {
+        name: first[name]
+        for name in names
+        if all(name in row and row[name] == first[name] for row in others)
+    }
+    return {
+        name: value
+        for name, value in shared.items()
+        if value not in (None, "", [], {}) and not _is_link(value)
+    }
+
+
+def _shared_lines(shared: Json, width: int) -> list[str]:
+    """One paragraph: `the same in every row: seed 0; trace flags: left_out 0`."""
+    texts = [f"{label(name)} {text_of(name, value)}"[:MOST_CHARS] for name, value in shared.items()]
+    return textwrap.wrap(f"the same in every row: {'; '.join(texts)}", width - 1)
+
+
+def _fits(row: Mapping[str, Any]) -> bool:
+    """Is a row no more than one line of a table?"""
+    if any(map(_is_nested, row.values())):
+        return False
+    columns = {name: [value] for name, value in row.items() if value not in (None, "", [])}
+    return len(list(_split(columns, _page_width()))) <= 1
+
+
+def _page_width() -> int:
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else PIPE_WIDTH
 
 
 def _is_nested(value: Any) -> bool:

@@ -196,6 +196,19 @@ def test_a_link_stays_on_one_line_beside_its_row():
     assert f"mlflow  {link}" in render({"parts": parts}).splitlines()
 
 
+def test_what_all_rows_share_is_said_once():
+    config = {"seed": 0, "quota": 0.5, "kernels": {"own": True, "n" * 60: 7}}
+    rows = [{"name": name, "size": 9, "config": config} for name in ("a", "b", "c")]
+    page = render({"sets": rows})
+    assert page.count("seed 0") == 1 and "size 9" in page
+    for name in "abc":
+        assert f"│ {name} " in page
+    assert [value for name, value in leaves(rows) if text_of(name, value) not in page] == []
+    rows[1]["size"] = 8
+    page = render({"sets": rows})
+    assert "│ b    │    8 │" in page and "seed 0" in page
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -19,7 +19,6 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,6 +37,7 @@ from kernels_eval.compile.process import (
     CANDIDATE_FILE_BYTES,
     Outcome,
     WorkRoot,
+    blaming_the_disk,
     interesting,
     limit_compiler,
     log_of,
@@ -412,17 +412,18 @@ class Builder:
                 "a CUDA extension needs nvcc, and none was found",
                 "install the CUDA toolkit and set CUDA_HOME",
             )
-        with ExitStack() as scratch:
-            build = self.cache.with_room(lambda: self._compiled(spec, scratch))
+        with (
+            blaming_the_disk(self.tools.cache),
+            tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root) as folder,
+        ):
+            build = self._compiled(spec, Path(folder))
             build = build.model_copy(update={"seconds": time.monotonic() - started})
             return self.cache.store(self.key_for(spec), build) if build.lasting else build
 
-    def _compiled(self, spec: ExtensionSpec, scratch: ExitStack) -> Build:
-        """The outcome, with a library in a folder that goes with `scratch`. Raises OSError or
-        DiskFullError for a full disk."""
-        scratch.close()  # the files of a first attempt take room as well
-        directory = tempfile.TemporaryDirectory(prefix="build-", dir=self.work_root)
-        folder, spent_s = Path(scratch.enter_context(directory)), 0.0
+    def _compiled(self, spec: ExtensionSpec, folder: Path) -> Build:
+        """The outcome, with a library below this folder. Raises OSError or DiskFullError for a full
+        disk."""
+        spent_s = 0.0
         if self.config.lite_headers and self.lite_can(spec):
             build = self.attempt(spec, "lite", folder).build()
             if build.ok or not build.lasting or self.is_certain(build, spec):
@@ -510,4 +511,5 @@ class Builder:
             least = loads.index(min(loads))
             loads[least] += seconds
             if least == share:
-                self.cache.with_room(job)
+                with blaming_the_disk(self.tools.cache):
+                    job()

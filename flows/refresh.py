@@ -20,7 +20,6 @@ from kernels_eval.devices import conditions, device_for
 from tasks.analysis.config import ObservationConfig
 from tasks.analysis.stage import found_in
 from tasks.analysis.step import analyse
-from tasks.curation.config import QualityConfig
 from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
@@ -94,7 +93,7 @@ def verified_samples(config: PipelineConfig) -> Samples:
         candidates = call_stage(refine, *asked)
         verdicts = call_stage(verify, candidates, tasks, config.verification, language)
         profiles = profiled(config, verdicts, candidates, tasks, workloads)
-    flags = call_stage(flag_traces, verdicts, candidates, QualityConfig())
+    flags = call_stage(flag_traces, verdicts, candidates)
     return Samples(
         tasks=tasks,
         workloads=workloads,

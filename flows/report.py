@@ -27,7 +27,6 @@ from tasks.benchmark.report.context import (
 from tasks.benchmark.report.files import Report, write_once
 from tasks.benchmark.signs import signs
 from tasks.benchmark.stage import answers_frame, scores_of
-from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.curation.stage import joined
 from tasks.store import SnapshotRef
@@ -170,7 +169,7 @@ def _notes(
 
 
 def _flagged(texts: Iterator[tuple[str, str]]) -> Iterator[pl.DataFrame]:
-    with closing(flagged(texts, QualityConfig())) as batches:
+    with closing(flagged(texts)) as batches:
         yield from batches
 
 

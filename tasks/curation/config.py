@@ -1,5 +1,4 @@
-"""What a training set is made by: the strategy's name, its thresholds, its size and its seed; and
-from where on a reasoning trace is flagged.
+"""What a training set is made by: the strategy's name, its thresholds, its size and its seed.
 
 Guarantees: the same configuration on the same rows gives the same set, whatever the order of the
 rows. Does not guarantee that a key matters to every strategy: each description says which read it.
@@ -13,7 +12,6 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field
 
 from kernels_eval.extensions import require_known
 from kernels_eval.records import Record
-from tasks.keys import UNKEYED
 
 Strategy = Literal[
     "concur",
@@ -90,21 +88,3 @@ class CurationConfig(Record):
     @classmethod
     def _is_known(cls, name: str) -> str:
         return require_known(STRATEGY_GROUP, name, STRATEGY_NAMES)
-
-
-class QualityConfig(Record):
-    """The thresholds of the flags. Calibrated on 1,032 responses of QwQ-32B
-    (benchmarks/results/2026-11-21-trace-quality.md)."""
-
-    max_repeated_share: float = Field(default=0.25, ge=0, le=1)
-    """repetitive above this share of 10-grams seen before"""
-    max_loop_words: PositiveInt = 60
-    """ends_in_loop above this many words of a repeated period at the end"""
-    max_doubt_per_1000_words: NonNegativeFloat = 18.0
-    """self_doubting above this rate"""
-    min_doubt_markers: PositiveInt = 10
-    """fewer markers than this are never self_doubting: short texts have wild rates"""
-    max_foreign_letters: NonNegativeInt = 3
-    """mixed_language above this many letters outside the text's main script"""
-    batch_characters: Annotated[PositiveInt, UNKEYED] = 8_000_000
-    """characters of text measured at a time: bounds memory, not results"""

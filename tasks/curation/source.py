@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kernels_eval.errors import UsageError, cause_of
-from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.curation.tables import (
     DECIDING,
@@ -195,7 +194,7 @@ class Source:
         rows = self.candidates.rows_of(places_of(self.candidates, wanted), names)
         texts = ((row[names[0]], row[names[1]]) for row in rows if len(row) == len(names))
         columns = ["candidate_id", "trace_flags"]
-        found = [batch.select(columns) for batch in flagged(texts, QualityConfig())]
+        found = [batch.select(columns) for batch in flagged(texts)]
         return pl.concat(found) if found else pl.DataFrame()
 
     def curated(self, taken: pl.DataFrame) -> pl.DataFrame:

@@ -105,12 +105,13 @@ class Synthesis:
                 counts = self._ask(requests, sampler)
         finally:
             sampler.close()
-        turns = snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")["turn"]
-        if turns.is_empty():
+        if not snapshot.parts():
             raise UsageError(
-                f"{sampler.generator} gave no response to any of {counts['requests']} requests",
-                "check synthesis.sampler and the language",
+                f"synthesis.sampler {sampler.generator!r} has no response to any of"
+                f" {counts['requests']} requests for {self.language.value} kernels",
+                "set language to one that it answers in, or synthesis.sampler to a model",
             )
+        turns = snapshot.read(columns=["candidate_id", "turn"], unique="candidate_id")["turn"]
         extra: Json = {"generator": sampler.generator, **counts}
         if served := getattr(sampler, "served", None):
             extra["served"] = served

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.curation.config import FLAGS, QualityConfig
-from tasks.curation.flags import MEASURES, quality, stream_quality
+from tasks.curation.config import FLAGS
+from tasks.curation.quality import MEASURES, quality
 from tests.support.cases import cases
 
 CASES = cases("curation")
@@ -34,8 +34,8 @@ DOUBTS = (
 LOOP = "You must keep the shape of the output and the type of the output. "
 
 
-def flags(text, **settings):
-    row = quality([text], QualityConfig(**settings)).row(0, named=True)
+def flags(text):
+    row = quality([text]).row(0, named=True)
     return {flag for flag in FLAGS if row[flag]}
 
 
@@ -118,30 +118,14 @@ def test_the_words_waiting_and_awaited_are_no_doubt():
 @given(
     st.lists(
         st.one_of(st.none(), st.text(max_size=300), st.just(GOOD), st.just(LOOP * 5)), max_size=6
-    ),
-    st.integers(1, 400),
+    )
 )
-def test_a_row_depends_on_its_text_alone(texts, batch):
-    together = quality(texts, QualityConfig(batch_characters=batch))
+def test_a_row_depends_on_its_text_alone(texts):
+    together = quality(texts)
     assert together.columns == [*MEASURES, *FLAGS]
     assert together.height == len(texts)
     for i, text in enumerate(texts):
         assert together.row(i) == quality(pl.Series([text], dtype=pl.String)).row(0)
-
-
-def test_more_rows_than_a_batch_are_streamed_without_reading_ahead():
-    read = 0
-
-    def texts():
-        nonlocal read
-        for _ in range(1000):
-            read += 1
-            yield GOOD
-
-    parts = stream_quality(texts(), QualityConfig(batch_characters=10 * len(GOOD)))
-    first = next(parts)
-    assert first.height == 10 and read == 10
-    assert first.height + sum(part.height for part in parts) == 1000
 
 
 @pytest.mark.timeout(240)

@@ -14,7 +14,6 @@ from tasks.benchmark.report.inputs import (
     training_traces,
 )
 from tasks.benchmark.stage import Answers, answers_frame
-from tasks.curation.config import QualityConfig
 from tasks.curation.flags import flagged
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, CURATED, TASKS, VERDICTS, WORKLOADS
@@ -126,10 +125,7 @@ def test_recorded_answers_go_before_the_base_model_and_few_tasks_have_no_thirds(
 
 
 def test_outputs_are_read_for_flags_and_lengths(benchmarked):
-    base, tuned = (
-        traces_of(each.candidates, lambda texts: flagged(texts, QualityConfig()))
-        for each in benchmarked.answers
-    )
+    base, tuned = (traces_of(each.candidates, flagged) for each in benchmarked.answers)
     assert (tuned.samples, tuned.flagged["self_doubting"], tuned.median_tokens) == (
         TASK_COUNT,
         TASK_COUNT,

@@ -7,7 +7,10 @@ import pytest
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask, Language
 from tasks.sources import bundled
+from tasks.sources.stage import keep
+from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.recorded import RecordedSampler, ResponsesFile
+from tasks.synthesis.stage import Synthesis
 from tests.support.cases import cases
 from tests.support.requests import client, make_request
 
@@ -49,6 +52,14 @@ def test_recorded_passes_over_what_it_does_not_have():
     assert [response.request_key for response in RecordedSampler().sample(wanted)] == [
         wanted[3].request_key
     ]
+
+
+def test_a_sampler_without_any_response_is_named_with_the_language(tmp_path):
+    tasks = keep(bundled.load("train"), str(tmp_path), {})
+    synthesis = Synthesis(tasks, SynthesisConfig(sampler="recorded"), Language.TRITON)
+    said = "'recorded' has no response to any of .* requests for triton kernels.*set language"
+    with pytest.raises(UsageError, match=said):
+        synthesis.run()
 
 
 def test_counts_tokens_only_with_a_tokenizer(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
+from collections.abc import Iterator
 from itertools import accumulate
 
 from kernels_eval.source.lexer import blank
@@ -22,15 +23,11 @@ STRINGS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)
 def visible_text(code: str) -> str:
     """The module with spaces for comments: every place and every line stays. Text that is no
     Python is read as a native source from where Python ends."""
-    lines = code.splitlines(keepends=True)
-    begins = [0, *accumulate(map(len, lines))]
     parts, end = [], 0
     try:
-        for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        for token, start, stop in placed_tokens(code):
             if token.type != tokenize.COMMENT and token.type not in STRINGS:
                 continue
-            start = begins[token.start[0] - 1] + token.start[1]
-            stop = begins[token.end[0] - 1] + token.end[1]
             text = code[start:stop]
             hidden = " " * len(text) if token.type == tokenize.COMMENT else _native(text)
             parts += [code[end:start], hidden]
@@ -38,6 +35,15 @@ def visible_text(code: str) -> str:
     except UNREADABLE:
         return "".join([*parts, blank(code[end:], literals=False)])
     return "".join([*parts, code[end:]])
+
+
+def placed_tokens(code: str) -> Iterator[tuple[tokenize.TokenInfo, int, int]]:
+    """Python's tokens with the places where they begin and end. Raises one of `UNREADABLE`."""
+    # not `splitlines`: a form feed ends no line of Python
+    begins = [0, *accumulate(len(line) + 1 for line in code.split("\n"))]
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        start, stop = (begins[line - 1] + column for line, column in (token.start, token.end))
+        yield token, start, stop
 
 
 def _native(literal: str) -> str:
@@ -48,5 +54,10 @@ def _native(literal: str) -> str:
     head, quotes = opened[0], opened[1]
     body = literal[len(head) : -len(quotes)]
     if len(quotes) == 1:
-        body = body.replace("\\n", " \n")  # the line ends that the string spells out
+        body = with_line_ends(body)
     return head + blank(body, literals=False) + quotes
+
+
+def with_line_ends(body: str) -> str:
+    """The content of a string of one line, with the line ends that it spells out."""
+    return body.replace("\\n", " \n")

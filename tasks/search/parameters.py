@@ -16,23 +16,21 @@ so.
 
 from __future__ import annotations
 
-import io
 import math
 import re
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, zip_longest
+from itertools import chain, zip_longest
 from random import Random
 
 from kernels_eval.records import Language
 from kernels_eval.source.lexer import blank
-from kernels_eval.source.syntax import UNPARSABLE
+from kernels_eval.source.module_text import UNREADABLE, placed_tokens, with_line_ends
 from tasks.search.flags import TABLE
 
 VALUES = {name: tuple(values) for name, values in TABLE["values"].items()}
-UNREADABLE = (*UNPARSABLE, tokenize.TokenError)
 MOST_THREADS = 1024
 """Of a block, by CUDA."""
 MOST_DECLARED = 1000
@@ -190,10 +188,9 @@ def _native(code: str) -> str:
     """The module with blanks for all but the native source in its strings, so that every place is
     that of the module: no comments, no strings in it, no loops where a line cannot end, no
     docstrings, and no f-strings, which Python 3.12 divides otherwise than 3.11."""
-    lines = [0, *accumulate(len(line) + 1 for line in code.split("\n"))]
     text = _blank(code)
     before = tokenize.NEWLINE
-    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+    for token, place, _ in placed_tokens(code):
         quotes = re.match(r"(?!\w*[fF])\w*('''|\"\"\"|'|\")", token.string)
         is_value = token.type == tokenize.STRING and before not in STATEMENT_ENDS
         if token.type not in (tokenize.COMMENT, tokenize.NL):
@@ -201,9 +198,9 @@ def _native(code: str) -> str:
         if is_value and quotes and NATIVE.search(token.string):
             body = token.string[quotes.end() : -len(quotes[1])]
             if len(quotes[1]) == 1:
-                body = re.sub(r"\bfor\b", "   ", body.replace("\\n", " \n"))
+                body = re.sub(r"\bfor\b", "   ", with_line_ends(body))
             body = SWITCHED_OFF.sub(lambda found: _blank(found[0]), blank(body))
-            start = lines[token.start[0] - 1] + token.start[1] + quotes.end()
+            start = place + quotes.end()
             text = text[:start] + body + text[start + len(body) :]
     return text
 

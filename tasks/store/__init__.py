@@ -6,7 +6,6 @@ The names below are what stages and flows use; `journal` and `parts` are details
 from tasks.store.identity import fingerprint
 from tasks.store.journal import another_runs
 from tasks.store.lookup import known_rows, snapshots
-from tasks.store.ordering import rows_in_order, tables_in_order
 from tasks.store.snapshot import PART_ROWS, Snapshot, SnapshotRef
 
 __all__ = [
@@ -16,7 +15,5 @@ __all__ = [
     "another_runs",
     "fingerprint",
     "known_rows",
-    "rows_in_order",
     "snapshots",
-    "tables_in_order",
 ]

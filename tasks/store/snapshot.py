@@ -51,6 +51,8 @@ MANIFEST = "manifest.json"
 PART_ROWS = 1000
 BATCH_ROWS = 256
 READ_ROWS = 4096
+STRETCH_ROWS = 4096
+"""Rows that are held while they are brought into another order."""
 RESTORE = "restore it, or run its stage again under another root"
 WRITE_FIX = (
     "choose another root with --set root=DIR, free some disk, or correct its permissions; what was"
@@ -298,6 +300,21 @@ class Snapshot:
         for (part,), found in places.group_by("part", maintain_order=True):
             for batch in self.batches_at(str(part), found["row"].to_numpy(), columns):
                 yield from batch.to_pylist()
+
+    def rows_in_order(
+        self, places: pl.DataFrame, columns: Sequence[str] | None = None
+    ) -> Iterator[Json]:
+        """The rows at these places, in the order of `places` whatever that is.
+
+        Holds `STRETCH_ROWS` rows, and reads a part once for each stretch that has rows of it: once
+        or twice where the order is nearly that of writing.
+        """
+        numbered = places.select("part", "row").with_row_index("position")
+        for stretch in numbered.iter_slices(STRETCH_ROWS):
+            as_written = stretch.sort("part", "row")
+            rows = dict(zip(as_written["position"], self.rows_of(as_written, columns), strict=True))
+            for position in stretch["position"]:
+                yield rows[position]
 
     def rows_by(
         self,

@@ -43,7 +43,6 @@ from tasks.store import (
     Snapshot,
     SnapshotRef,
     known_rows,
-    rows_in_order,
 )
 from tasks.tables import TASKS, VERDICTS
 from tasks.verification.config import VerificationConfig
@@ -235,19 +234,13 @@ class Verification:
                 f"task {missing} of a candidate is not in {self._tasks.path}",
                 "verify candidates with the tasks they answer",
             )
-        with (
-            self.snapshot.scratch() as directory,
-            closing(rows_in_order(self._tasks, places, TASKS.names, directory / "tasks")) as tasks,
-            closing(
-                rows_in_order(self._candidates, left, READ, directory / "candidates")
-            ) as candidates,
-        ):
-            task: KernelTask | None = None
-            for row in candidates:
-                while task is None or task.task_id != row["task_id"]:
-                    task = KernelTask.model_validate(next(tasks))
-                self._keys[row["candidate_id"]] = self.verdict_key(row)
-                yield task, Candidate.model_validate(row)
+        tasks = self._tasks.rows_in_order(places, TASKS.names)
+        task: KernelTask | None = None
+        for row in self._candidates.rows_in_order(left, READ):
+            while task is None or task.task_id != row["task_id"]:
+                task = KernelTask.model_validate(next(tasks))
+            self._keys[row["candidate_id"]] = self.verdict_key(row)
+            yield task, Candidate.model_validate(row)
 
     # -- doing it ----------------------------------------------------------------------------------
 

@@ -91,3 +91,9 @@ def test_comments_of_a_native_source_say_nothing_about_the_language():
 def test_text_that_is_hard_to_read_is_read(code):
     assert ("__global__" in visible_text(code)) is ("#" not in code and "\0" not in code)
     assert len(visible_text(code)) == len(code)
+
+
+@pytest.mark.parametrize("character", ["\f", "\x1c", "\u2028"])
+def test_a_character_that_ends_no_line_of_python_moves_nothing(character):
+    code = f'x = "{character}"\n# hidden\ny = 1\n'
+    assert visible_text(code) == code.replace("# hidden", " " * 8)

@@ -29,7 +29,6 @@ from kernels_eval.records import KernelTask
 from tasks.decontamination.config import LEVELS
 from tasks.decontamination.matching import Fingerprint, Index
 from tasks.sources import kernelbench, kernelbook
-from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import measured
 from tests.support.planted_tasks.changes import PLANTED, near_misses
 from tests.support.planted_tasks.forms import forms
@@ -122,7 +121,7 @@ def drawn_evenly(tasks: Sequence[KernelTask], count: int) -> list[KernelTask]:
 
 def traced(tasks: Iterable[KernelTask], jobs: int) -> Traced:
     found, seconds = {}, []
-    for task, result in measured(tasks, WorkloadConfig(jobs=jobs)):
+    for task, result in measured(tasks, jobs):
         graph = result.workload.graph
         row = graph.model_dump(mode="json") if graph else None
         found[task.task_id] = Fingerprint(task.task_id, task.code, row)

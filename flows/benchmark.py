@@ -50,7 +50,6 @@ def benchmark_models(config: PipelineConfig, trained: SnapshotRef | None = None)
             call_stage,
             measure_workloads,
             suite,
-            config.workload,
         )
     return Benchmarked(
         suite=suite,

@@ -36,7 +36,6 @@ from tasks.synthesis.known_models import sampling_for
 from tasks.tracking.config import TrackingConfig
 from tasks.training.recipe import ReinforceRecipe, TrainingRecipe
 from tasks.verification.config import VerificationConfig
-from tasks.workload.config import WorkloadConfig
 
 
 class PipelineConfig(Record, title="concur run"):
@@ -52,7 +51,6 @@ class PipelineConfig(Record, title="concur run"):
     tasks: TasksConfig = TasksConfig()
     decontamination: DecontaminationConfig = DecontaminationConfig()
     deduplication: DeduplicationConfig = DeduplicationConfig()
-    workload: WorkloadConfig = WorkloadConfig()
     synthesis: SynthesisConfig = SynthesisConfig()
     verification: VerificationConfig = VerificationConfig()
     profile: ProfileConfig = ProfileConfig()

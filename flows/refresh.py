@@ -33,7 +33,6 @@ from tasks.sources.step import load_tasks
 from tasks.store.snapshot import SnapshotRef
 from tasks.synthesis.step import refine, synthesise
 from tasks.verification.step import verify
-from tasks.workload.config import ProfilingConfig
 from tasks.workload.step import measure_workloads, profile_references
 
 COUNTS = ("status_counts", "criterion_counts", "turn_counts", "flag_counts", "limit_counts")
@@ -84,7 +83,7 @@ def verified_samples(config: PipelineConfig) -> Samples:
     """Everything before the choice of a training set: an ablation of strategies does it once."""
     synthesis, language = config.synthesis, config.language
     tasks = training_tasks(config)
-    workloads = call_stage(measure_workloads, tasks, config.workload)
+    workloads = call_stage(measure_workloads, tasks)
     candidates = call_stage(synthesise, tasks, synthesis, language)
     verdicts = call_stage(verify, candidates, tasks, config.verification, language)
     profiles = profiled(config, verdicts, candidates, tasks, workloads)
@@ -115,8 +114,8 @@ def profiled(
     if not config.profile.enabled and config.synthesis.profiles == "withheld":
         return None
     device, name = device_for(config.language), conditions(config.language).device
-    asked = ProfilingConfig(threads=config.verification.eval.threads)
-    references = call_stage(profile_references, tasks, asked, device, name)
+    threads = config.verification.eval.threads
+    references = call_stage(profile_references, tasks, threads, device, name)
     line = Line(
         verdicts=verdicts,
         candidates=candidates,
@@ -131,11 +130,11 @@ def profiled(
 def training_tasks(config: PipelineConfig) -> SnapshotRef:
     """The source's tasks, each once, without those that the benchmark knows."""
     source = call_stage(load_tasks, config.tasks, config.root)
-    workloads = call_stage(measure_workloads, source, config.workload)
+    workloads = call_stage(measure_workloads, source)
     known = known_workloads = None
     if config.decontamination.enabled:
         known = call_stage(load_tasks, config.known_tasks, config.root)
-        known_workloads = call_stage(measure_workloads, known, config.workload)
+        known_workloads = call_stage(measure_workloads, known)
     compared = (config.decontamination, config.deduplication, workloads, known_workloads)
     chosen = call_stage(choose_tasks, source, known, *compared)
     report = chosen.open().manifest["report"]

@@ -25,12 +25,21 @@ from kernels_eval.protocol import AboutTask, MeasureWorkload, TimeOperators
 from kernels_eval.records import Json, KernelTask, Reason, Record, Row
 from kernels_eval.sandbox.sandbox import Child, ChildFailure, ForkServer
 from tasks.store import SnapshotRef
-from tasks.workload.config import ProfilingConfig, WorkloadConfig
 from tasks.workload.record import Profile, Workload
 
 SERVER_TRIES = 3
 PROBLEM_CHARS = 500
 MAX_JOBS = 8
+TASKS_A_JOB = 50
+"""Another process takes as long to start as the first one takes for so many tasks."""
+TIMEOUT_S = 60.0
+"""Deadline of one task."""
+COUNTING_GB, PROFILING_GB = 4.0, 16.0
+"""Resident memory of one task's process."""
+DECLARED_MAX_BYTES = 1 << 30
+"""Declared inputs up to this many bytes are made for a task that does not run without storage."""
+PROFILING_BUDGET_S = 0.3
+"""Time of the calls that are profiled; one call at least, 20 at most."""
 
 Answer = TypeVar("Answer", bound=Record)
 
@@ -122,16 +131,13 @@ class Measurer(ReferenceProcess):
 
     role = "workload"
 
-    def __init__(self, config: WorkloadConfig | None = None) -> None:
-        self.config = config or WorkloadConfig()
-        start = partial(ForkServer, readable=(), warm="workload")
-        super().__init__(self.config.timeout_s, self.config.memory_gb, start)
+    def __init__(self, timeout_s: float = TIMEOUT_S, memory_gb: float = COUNTING_GB) -> None:
+        super().__init__(timeout_s, memory_gb, partial(ForkServer, readable=(), warm="workload"))
 
     def measure(self, task: KernelTask) -> Measured:
         """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
         started = time.monotonic()
-        limit = self.config.declared_max_bytes
-        answer = self.ask(MeasureWorkload, task, declared_max_bytes=limit)
+        answer = self.ask(MeasureWorkload, task, declared_max_bytes=DECLARED_MAX_BYTES)
         peak = answer.pop("peak_rss_bytes", None)
         found = record_of(Workload, task, answer)
         complete = None not in (found.flops, found.bytes_min, found.executed)
@@ -143,39 +149,40 @@ class Measurer(ReferenceProcess):
 
 
 class Profiler(ReferenceProcess):
-    """Profiles one task at a time on one device ("cpu", "cuda:0")."""
+    """Profiles one task at a time on one device ("cpu", "cuda:0"), with as many CPU threads as in
+    verification."""
 
     role = "profile"
 
-    def __init__(self, device: str, config: ProfilingConfig) -> None:
-        self.device, self.config = device, config
-        start = partial(ForkServer, threads=config.threads, readable=())
-        super().__init__(config.timeout_s, config.memory_gb, start)
+    def __init__(self, device: str, threads: int = 1, timeout_s: float = TIMEOUT_S) -> None:
+        self.device, self.threads = device, threads
+        start = partial(ForkServer, threads=threads, readable=())
+        super().__init__(timeout_s, PROFILING_GB, start)
 
     def profile(self, task: KernelTask) -> Profile:
         """One task. Whatever it does, it costs a `problem`; raises SandboxError as `ask` does."""
-        threads, budget_s = self.config.threads, self.config.budget_s
-        how = {"device": self.device, "threads": threads, "budget_s": budget_s}
+        how = {"device": self.device, "threads": self.threads, "budget_s": PROFILING_BUDGET_S}
         answer = self.ask(TimeOperators, task, **how)
         answer.pop("kernels", None)  # a reference has none of its own
         return record_of(Profile, task, answer)
 
 
-def workload_of(task: KernelTask, config: WorkloadConfig | None = None) -> Workload:
+def workload_of(task: KernelTask) -> Workload:
     """The workload of one task. Starting the sandbox takes seconds: for many tasks use `measured`
     or `annotate`."""
-    with Measurer(config) as measurer:
+    with Measurer() as measurer:
         return measurer.measure(task).workload
 
 
 def measured(
-    tasks: Iterable[KernelTask], config: WorkloadConfig | None = None
+    tasks: Iterable[KernelTask], jobs: int | None = None
 ) -> Iterator[tuple[KernelTask, Measured]]:
-    """Each task with its measurement, as they are done, several at a time. Raises SandboxError as
-    `Measurer.measure` does."""
-    config = config or WorkloadConfig()
-    jobs = config.jobs or min(MAX_JOBS, len(os.sched_getaffinity(0)))
-    measurers = [Measurer(config) for _ in range(jobs)]
+    """Each task with its measurement, as they are done, `jobs` at a time (default: as many as pay
+    off on this machine). Raises SandboxError as `Measurer.measure` does."""
+    wanted = list(tasks)
+    worthwhile = 1 + len(wanted) // TASKS_A_JOB
+    jobs = jobs or min(MAX_JOBS, len(os.sched_getaffinity(0)), worthwhile)
+    measurers = [Measurer() for _ in range(jobs)]
     idle: SimpleQueue[Measurer] = SimpleQueue()
     for measurer in measurers:
         idle.put(measurer)
@@ -189,7 +196,7 @@ def measured(
 
     pool = ThreadPoolExecutor(jobs)
     try:
-        for future in as_completed([pool.submit(one, task) for task in tasks]):
+        for future in as_completed([pool.submit(one, task) for task in wanted]):
             yield future.result()
     finally:
         # before the pool: a run that is stopped does not wait for the deadline of a child

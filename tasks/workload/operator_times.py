@@ -16,7 +16,6 @@ from kernels_eval.records import Json, KernelTask, stable_hash
 from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import PROFILES
 from tasks.versions import PROFILE_VERSION
-from tasks.workload.config import ProfilingConfig
 from tasks.workload.measure import Profiler, tasks_of
 from tasks.workload.record import Profile
 from tasks.workload.stage import fill
@@ -24,29 +23,29 @@ from tasks.workload.stage import fill
 STAGE = "profiles"
 
 
-def planned(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: str) -> Snapshot:
+def planned(tasks: SnapshotRef, threads: int, device: str, device_name: str) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    conditions = _conditions(config, device, device_name)
+    conditions = _conditions(threads, device, device_name)
     return Snapshot.planned(STAGE, conditions, [tasks], PROFILE_VERSION)
 
 
-def _conditions(config: ProfilingConfig, device: str, device_name: str) -> list[object]:
-    return [config.model_dump(mode="json"), device.split(":")[0], device_name]
+def _conditions(threads: int, device: str, device_name: str) -> list[object]:
+    return [threads, device.split(":")[0], device_name]
 
 
-def run(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: str) -> SnapshotRef:
-    """A finished snapshot of PROFILES, one row per task. `device` is where they run ("cpu",
-    "cuda:0"), `device_name` what verdicts are keyed by. Raises SandboxError where no sandbox can be
-    started.
+def run(tasks: SnapshotRef, threads: int, device: str, device_name: str) -> SnapshotRef:
+    """A finished snapshot of PROFILES, one row per task. `threads` are those of the CPU, `device`
+    is where they run ("cpu", "cuda:0"), `device_name` what verdicts are keyed by. Raises
+    SandboxError where no sandbox can be started.
     """
-    snapshot = planned(tasks, config, device, device_name)
+    snapshot = planned(tasks, threads, device, device_name)
     if snapshot.finished:
         return snapshot.ref
     found = tasks_of(tasks)
-    conditions = [*_conditions(config, device, device_name), PROFILE_VERSION]
+    conditions = [*_conditions(threads, device, device_name), PROFILE_VERSION]
 
     def profiled(programs: Mapping[str, KernelTask]) -> Iterator[Json]:
-        with Profiler(device, config) as profiler:
+        with Profiler(device, threads) as profiler:
             for key, task in programs.items():
                 row = profiler.profile(task).model_dump(mode="json")
                 yield row | {"device": device_name, "profile_key": key}
@@ -57,7 +56,7 @@ def run(tasks: SnapshotRef, config: ProfilingConfig, device: str, device_name: s
     ]
     fill(snapshot, PROFILES, keyed, profiled)
     extra = {"device": device_name}
-    return snapshot.publish(config=config, rows=len(found), extra=extra).ref
+    return snapshot.publish(config={"threads": threads}, rows=len(found), extra=extra).ref
 
 
 def profiles_of(ref: SnapshotRef) -> dict[str, Profile]:

@@ -15,12 +15,10 @@ import pyarrow as pa
 
 from kernels_eval.grouping import grouped
 from kernels_eval.records import Json, KernelTask, stable_hash
-from tasks.keys import keyed
 from tasks.progress import report
 from tasks.store import Snapshot, SnapshotRef, fingerprint, known_rows
 from tasks.tables import WORKLOADS
 from tasks.versions import WORKLOAD_VERSION
-from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import measured, tasks_of
 
 STAGE = "workloads"
@@ -28,30 +26,29 @@ KEY, TASK, *COLUMNS = WORKLOADS.names
 Programs = Mapping[str, KernelTask]
 
 
-def workload_key(task: KernelTask, config: WorkloadConfig) -> str:
-    """Identity of a measurement: the program, the limits and the version of the code that counts
-    (not the task's name)."""
-    program = [task.code, task.entry_point, task.init_form]
-    return stable_hash([*program, keyed(config), WORKLOAD_VERSION])
+def workload_key(task: KernelTask) -> str:
+    """Identity of a measurement: the program and the version of the code that counts (not the
+    task's name)."""
+    return stable_hash([task.code, task.entry_point, task.init_form, WORKLOAD_VERSION])
 
 
-def planned(tasks: SnapshotRef, config: WorkloadConfig) -> Snapshot:
+def planned(tasks: SnapshotRef) -> Snapshot:
     """The snapshot that `run` with the same arguments fills."""
-    return Snapshot.planned(STAGE, keyed(config), [tasks], WORKLOAD_VERSION)
+    return Snapshot.planned(STAGE, {}, [tasks], WORKLOAD_VERSION)
 
 
-def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
+def run(tasks: SnapshotRef) -> SnapshotRef:
     """A finished snapshot of WORKLOADS, one row per task. Its manifest counts the tasks by kind and
     by family.
 
     Raises SandboxError where no sandbox can be started, UsageError where the root cannot be
     written.
     """
-    snapshot = planned(tasks, config)
+    snapshot = planned(tasks)
     if snapshot.finished:
         return snapshot.ref
     found = tasks_of(tasks)
-    _count(snapshot, found, config)
+    _count(snapshot, found)
     rows = snapshot.read(columns=[TASK, "operator_kind", "families"], unique=TASK)
     kinds = rows["operator_kind"].fill_null("not counted").value_counts()
     families = rows["families"].list.explode(empty_as_null=False).drop_nulls().value_counts()
@@ -59,43 +56,40 @@ def run(tasks: SnapshotRef, config: WorkloadConfig) -> SnapshotRef:
         "status_counts": dict(sorted(kinds.iter_rows())),
         "family_counts": dict(sorted(families.iter_rows())),
     }
-    return snapshot.publish(config=keyed(config), rows=len(found), extra=extra).ref
+    return snapshot.publish(config={}, rows=len(found), extra=extra).ref
 
 
-def annotate(
-    tasks: pl.DataFrame | SnapshotRef, config: WorkloadConfig | None = None, root: str | None = None
-) -> pl.DataFrame:
+def annotate(tasks: pl.DataFrame | SnapshotRef, root: str | None = None) -> pl.DataFrame:
     """The tasks (rows of tasks.tables.TASKS) with the columns COLUMNS beside them.
 
     For a snapshot, what `run` keeps. With `root`, results of a table are kept there as a snapshot
     of the stage "workloads" too. Raises as `run` does.
     """
-    config = config or WorkloadConfig()
     if isinstance(tasks, SnapshotRef):
         key, named = TASK, tasks.open().read(unique=TASK)
-        counted = run(tasks, config).open().read(unique=TASK)
+        counted = run(tasks).open().read(unique=TASK)
     else:
-        programs = [(workload_key(task, config), task) for task in tasks_of(tasks)]
+        programs = [(workload_key(task), task) for task in tasks_of(tasks)]
         keys = [name for name, _ in programs]
         key, named = KEY, tasks.with_columns(pl.Series(KEY, keys, dtype=pl.String))
         once = dict(programs)
         with tempfile.TemporaryDirectory() as scratch:
-            name = fingerprint(STAGE, keyed(config), sorted(once), WORKLOAD_VERSION)
+            name = fingerprint(STAGE, {}, sorted(once), WORKLOAD_VERSION)
             snapshot = Snapshot(root or scratch, STAGE, name)
             if not snapshot.finished:
-                _count(snapshot, once.values(), config)
-                snapshot.publish(config=keyed(config), rows=len(once))
+                _count(snapshot, once.values())
+                snapshot.publish(config={}, rows=len(once))
             counted = snapshot.read(unique=KEY)
     named, counted = named.drop(COLUMNS, strict=False), counted.select(key, *COLUMNS)
     return named.join(counted, on=key, how="left", maintain_order="left").drop(KEY, strict=False)
 
 
-def _count(snapshot: Snapshot, tasks: Iterable[KernelTask], config: WorkloadConfig) -> None:
+def _count(snapshot: Snapshot, tasks: Iterable[KernelTask]) -> None:
     def counted(programs: Programs) -> Iterator[Json]:
-        for task, result in measured(programs.values(), config):
-            yield result.workload.row() | {KEY: workload_key(task, config)}
+        for task, result in measured(programs.values()):
+            yield result.workload.row() | {KEY: workload_key(task)}
 
-    fill(snapshot, WORKLOADS, [(workload_key(task, config), task) for task in tasks], counted)
+    fill(snapshot, WORKLOADS, [(workload_key(task), task) for task in tasks], counted)
 
 
 def fill(

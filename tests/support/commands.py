@@ -81,7 +81,6 @@ def tiny(name, *, tasks, training, benchmark, **more):
         "language": "cpp",
         "tasks": bundled | {"split": "train", "limit": tasks},
         "synthesis": {"sampler": "recorded", "tokenizer": "small", "samples_per_task": 2},
-        "workload": {"jobs": 1},
         "verification": {"workers": 1, "builders": 1, "eval": {"timing": {"max_s": 0.3}}},
         "training": recipe | training,
         "benchmark": suite | benchmark,

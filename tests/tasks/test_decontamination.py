@@ -14,7 +14,6 @@ from kernels_eval.records import KernelTask
 from tasks.decontamination.config import LEVELS, DecontaminationConfig, DeduplicationConfig
 from tasks.decontamination.decontamination import decontaminate
 from tasks.decontamination.deduplication import deduplicate_samples, deduplicate_tasks
-from tasks.workload.config import WorkloadConfig
 from tasks.workload.measure import Measurer
 from tests.support.cases import cases
 from tests.support.planted_tasks.changes import PLANTED, kernelbook_form, near_misses
@@ -53,7 +52,7 @@ BENCHMARK, UNRELATED = (
 @pytest.fixture(scope="module")
 def trace():
     """The graph of a task's reference by its code, None where it cannot be run."""
-    with Measurer(WorkloadConfig(timeout_s=60)) as measurer:
+    with Measurer() as measurer:
 
         @cache
         def traced(code, entry_point="Model"):

@@ -7,11 +7,9 @@ from kernels_eval.records import KernelTask
 from tasks.sources import bundled
 from tasks.sources.stage import keep
 from tasks.workload import operator_times as stage
-from tasks.workload.config import ProfilingConfig
 from tasks.workload.measure import Profiler
 from tasks.workload.operator_times import profiles_of
 
-CONFIG = ProfilingConfig(budget_s=0.2, timeout_s=30)
 BUNDLED = {task.name: task for task in bundled.load()}
 
 
@@ -28,7 +26,7 @@ def broken(name, forward):
 
 @pytest.fixture(scope="module")
 def profiler():
-    with Profiler("cpu", CONFIG) as made:
+    with Profiler("cpu", timeout_s=30) as made:
         yield made
 
 
@@ -56,9 +54,7 @@ def test_the_shares_of_several_are_those_of_the_outermost_calls(profiler):
     ],
 )
 def test_a_reference_that_misbehaves_costs_its_own_row(profiler, forward, said):
-    hurried = Profiler(
-        "cpu", CONFIG.model_copy(update={"timeout_s": 3.0 if "while" in forward else 30.0})
-    )
+    hurried = Profiler("cpu", timeout_s=3.0 if "while" in forward else 30.0)
     hurried._server = profiler._server  # the same process that has imported torch
     found = hurried.profile(broken("bad", forward))
     assert found.problem is not None and said in found.problem and found.shares == {}
@@ -74,7 +70,7 @@ def test_the_stage_keeps_a_row_a_task_and_profiles_a_program_once(tmp_path, monk
     monkeypatch.setattr(
         Profiler, "profile", lambda self, task: asked.append(task.name) or original(self, task)
     )
-    ref = stage.run(tasks, CONFIG, "cpu", "a processor")
+    ref = stage.run(tasks, 1, "cpu", "a processor")
     found = profiles_of(ref)
     assert set(found) == {"bundled/softmax_rows", "user/twin", "user/bad"} and len(asked) == 2
     assert (
@@ -82,12 +78,12 @@ def test_the_stage_keeps_a_row_a_task_and_profiles_a_program_once(tmp_path, monk
         and found["user/twin"].shares["softmax"] > 0.9
     )
     assert found["user/bad"].problem and found["user/twin"].device == "a processor"
-    assert stage.run(tasks, CONFIG, "cpu", "a processor") == ref and len(asked) == 2
-    assert stage.planned(tasks, CONFIG, "cpu", "another").fingerprint != ref.fingerprint, (
+    assert stage.run(tasks, 1, "cpu", "a processor") == ref and len(asked) == 2
+    assert stage.planned(tasks, 1, "cpu", "another").fingerprint != ref.fingerprint, (
         "shares of one device say nothing of another"
     )
     more = keep([BUNDLED["softmax_rows"]], str(tmp_path), {})
     assert (
-        profiles_of(stage.run(more, CONFIG, "cpu", "a processor"))["bundled/softmax_rows"].shares
+        profiles_of(stage.run(more, 1, "cpu", "a processor"))["bundled/softmax_rows"].shares
         and len(asked) == 2
     )

@@ -9,7 +9,6 @@ from tasks.decontamination.config import DecontaminationConfig, DeduplicationCon
 from tasks.decontamination.stage import run as choose
 from tasks.sources.stage import keep, read_tasks
 from tasks.workload import stage as workloads
-from tasks.workload.config import WorkloadConfig
 from tests.support.cases import cases
 
 CASES = cases("training")
@@ -50,7 +49,7 @@ def snapshot(root, **codes):
 
 def run(tasks, benchmark, decontamination, deduplication):
     """Measure the workloads, then choose, as a refresh does."""
-    measured = [ref and workloads.run(ref, WorkloadConfig(jobs=1)) for ref in (tasks, benchmark)]
+    measured = [ref and workloads.run(ref) for ref in (tasks, benchmark)]
     return choose(tasks, benchmark, decontamination, deduplication, *measured)
 
 

@@ -3,6 +3,7 @@ themselves."""
 
 import json
 import math
+from functools import partial
 
 import polars as pl
 import pytest
@@ -13,11 +14,9 @@ from kernels_eval.records import KernelTask
 from tasks.operators import operator_kind
 from tasks.sources import bundled
 from tasks.sources.stage import keep
-from tasks.tables import TASKS
-from tasks.workload import stage
-from tasks.workload.config import WorkloadConfig
+from tasks.workload import measure, stage
 from tasks.workload.families import FAMILIES, TABLE, families_of, family_of
-from tasks.workload.measure import Measurer, workload_of
+from tasks.workload.measure import Measurer
 from tasks.workload.record import Workload, least_ms
 from tests.support.cases import cases
 
@@ -52,7 +51,7 @@ def task(forward, inputs, *, arguments="x", init="pass", name="t"):
 
 @pytest.fixture(scope="module")
 def measurer():
-    with Measurer(WorkloadConfig(timeout_s=60, memory_gb=1.5)) as found:
+    with Measurer(memory_gb=1.5) as found:
         yield found
 
 
@@ -144,11 +143,10 @@ def test_gigabytes_of_inputs_cost_no_memory(measurer):
     assert idle and large.peak_rss_bytes and large.peak_rss_bytes < idle + (64 << 20)
 
 
-def test_real_inputs_are_not_made_where_they_are_too_large():
-    found = workload_of(
-        task("return x * x.sum().item()", "torch.rand(1 << 20)"),
-        WorkloadConfig(declared_max_bytes=(1 << 22) - 1),
-    )
+def test_real_inputs_are_not_made_where_they_are_too_large(measurer, monkeypatch):
+    monkeypatch.setattr(measure, "DECLARED_MAX_BYTES", (1 << 22) - 1)
+    large = task("return x * x.sum().item()", "torch.rand(1 << 20)")
+    found = measurer.measure(large).workload
     assert found.problem and "0.00419 GB" in found.problem and "item()" in found.problem
     assert (found.flops, found.bytes_min, found.operator_kind, found.executed) == (
         None,
@@ -173,14 +171,16 @@ BAD = {
 
 
 @pytest.mark.slow
-def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on():
+def test_a_task_that_misbehaves_is_one_problem_and_the_rest_go_on(monkeypatch):
+    hurried = partial(Measurer, timeout_s=6, memory_gb=1.0)
+    monkeypatch.setattr(measure, "Measurer", hurried)
     tasks = []
     for name, (forward, _) in BAD.items():
         tasks.append(task(forward, "torch.rand(4)", name=name))
         tasks.append(task("return x + 1", "torch.rand(4)", name=f"after {name}"))
     tasks.append(KernelTask(task_id="user/broken", name="broken", code="this is no Python"))
     frame = pl.DataFrame([item.model_dump() for item in tasks])
-    rows = stage.annotate(frame, WorkloadConfig(timeout_s=6, memory_gb=1.0, jobs=1))
+    rows = stage.annotate(frame)
     assert rows["name"].to_list() == frame["name"].to_list()
     found = dict(zip(rows["name"], rows["problem"], strict=True))
     for name, (_, expected) in BAD.items():
@@ -207,7 +207,7 @@ def asked(monkeypatch):
     monkeypatch.setattr(
         stage,
         "measured",
-        lambda tasks, config: true((names.append(t.name) or t for t in tasks), config),
+        lambda tasks: true(names.append(t.name) or t for t in tasks),
     )
     return names
 
@@ -220,14 +220,12 @@ def test_the_same_program_is_counted_once_and_kept(tmp_path, asked):
     )
     copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
     frame = pl.DataFrame([item.model_dump() for item in (one, other, copy)])
-    first = stage.annotate(frame, WorkloadConfig(jobs=1), root=str(tmp_path))
+    first = stage.annotate(frame, root=str(tmp_path))
     assert len(asked) == 2
     assert first["flops"].to_list() == [4, 8, 4]
-    assert first.columns == [*TASKS.names, *stage.COLUMNS]
-    assert (
-        stage.annotate(frame, WorkloadConfig(jobs=2), root=str(tmp_path)).equals(first)
-        and len(asked) == 2
-    )
+    assert first.columns == [*frame.columns, *stage.COLUMNS]
+    assert stage.annotate(frame, root=str(tmp_path)).equals(first)
+    assert len(asked) == 2
     more = pl.concat(
         [frame, pl.DataFrame([task("return x - 1", "torch.rand(4)", name="new").model_dump()])]
     )
@@ -242,9 +240,8 @@ def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(
         KernelTask(task_id="user/broken", name="broken", code="no Python"),
     )
     copy = one.model_copy(update={"task_id": "user/copy", "name": "copy"})
-    config = WorkloadConfig(jobs=1)
     tasks = keep([one, broken, copy], str(tmp_path), {})
-    made = stage.run(tasks, config).open()
+    made = stage.run(tasks).open()
     rows = {row["task_id"]: row for row in made.read().to_dicts()}
     assert set(rows) == {"user/one", "user/copy", "user/broken"}
     assert (
@@ -256,22 +253,20 @@ def test_a_snapshot_has_a_row_a_task_and_a_later_one_pays_for_new_programs_only(
     assert made.manifest["rows"] == 3 and made.manifest["upstream"] == [tasks.fingerprint]
     assert made.manifest["status_counts"] == {"not counted": 1, "single_operator": 2}
     assert made.manifest["family_counts"] == {"elementwise": 2}
-    assert (
-        stage.run(tasks, WorkloadConfig(jobs=2)) == made.ref == stage.planned(tasks, config).ref
-        and len(asked) == 2
-    )
+    assert stage.run(tasks) == made.ref == stage.planned(tasks).ref
+    assert len(asked) == 2
 
     renamed = one.model_copy(update={"task_id": "user/renamed", "name": "renamed"})
     more = keep(
         [renamed, broken, task("return x - 1", "torch.rand(4)", name="new")], str(tmp_path), {}
     )
-    later = stage.run(more, config).open().read()
+    later = stage.run(more).open().read()
     assert asked[2:] == ["new"] and sorted(later["task_id"]) == [
         "user/broken",
         "user/new",
         "user/renamed",
     ]
-    assert stage.annotate(more, config)["flops"].to_list() == [4, None, 4] and asked[2:] == ["new"]
+    assert stage.annotate(more)["flops"].to_list() == [4, None, 4] and asked[2:] == ["new"]
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from kernels_eval.records import Record
 
 GROUP = "concur.task_sources"
 BUILT_IN = ("bundled", "kernelbook", "kernelbench", "files")
+"""Modules of this folder with a function `from_config`."""
 
 
 class TasksConfig(Record):

@@ -24,6 +24,7 @@ from pydantic import ValidationError
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, KernelTask
 from kernels_eval.source.syntax import UNPARSABLE, parse_source
+from tasks.sources.config import TasksConfig
 from tasks.sources.syntax import defined_names
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ LINES = (".jsonl", ".ndjson", ".csv")
 """Tables of text: JSON lines, and CSV with a header."""
 COLUMNS = ("name", "code")
 OPTIONAL_COLUMNS = ("name", "task_id", "entry_point", "init_form", "source", "level")
+
+
+def from_config(config: TasksConfig) -> list[KernelTask]:
+    """The tasks of the configured place. Raises UsageError where none is configured."""
+    if not config.location:
+        raise UsageError(
+            "tasks.source is 'files' but tasks.location is not set", "--set tasks.location=PATH"
+        )
+    return load(config.location, config.code_column)
 
 
 def load(location: str | Path, code_column: str = "code") -> list[KernelTask]:

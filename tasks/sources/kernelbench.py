@@ -18,6 +18,7 @@ from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, KernelTask
+from tasks.sources.config import TasksConfig
 from tasks.sources.files import number_of, read_parquet, read_text, tasks_of_rows
 from tasks.sources.hub import is_hub_id, load_rows
 
@@ -34,6 +35,11 @@ CONTENT = {
 }
 """What each level of the release of 270 tasks that our measurements are of holds (`content_of`): a
 commit says less, for it can be of other files as well."""
+
+
+def from_config(config: TasksConfig) -> list[KernelTask]:
+    """The configured levels, by default of the hub's newest commit."""
+    return load(config.location or HUB_ID, config.levels, config.revision, config.precision)
 
 
 def load(

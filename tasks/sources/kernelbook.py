@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, KernelTask
+from tasks.sources.config import TasksConfig
 from tasks.sources.files import read_parquet, tasks_of_rows
 from tasks.sources.hub import is_hub_id, load_rows
 
@@ -20,6 +21,11 @@ PINNED = "1576375bc92745b490e1cdf2fce01eba76d9f847"
 """The revision under the MIT licence; later ones changed it."""
 
 COLUMNS = ("uuid", "entry_point", "python_code")
+
+
+def from_config(config: TasksConfig) -> list[KernelTask]:
+    """The configured tasks, by default of the hub at `PINNED`."""
+    return load(config.location or HUB_ID, config.revision or PINNED, limit=config.limit)
 
 
 def load(

@@ -3,6 +3,7 @@ exactly these."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import FunctionType
 
 from kernels_eval.errors import UsageError
@@ -27,26 +28,10 @@ def load_tasks(config: TasksConfig) -> list[KernelTask]:
 
 
 def _load(config: TasksConfig) -> list[KernelTask]:
-    from tasks.sources import bundled, files, kernelbench, kernelbook
-
-    location, revision = config.location or "", config.revision
-    match config.source:
-        case "bundled":
-            return bundled.load(config.split)
-        case "kernelbench":
-            location = location or kernelbench.HUB_ID
-            return kernelbench.load(location, config.levels, revision, config.precision)
-        case "kernelbook":
-            location, revision = location or kernelbook.HUB_ID, revision or kernelbook.PINNED
-            return kernelbook.load(location, revision, limit=config.limit)
-        case "files":
-            if not location:
-                raise UsageError(
-                    "tasks.source is 'files' but tasks.location is not set",
-                    "--set tasks.location=PATH",
-                )
-            return files.load(location, config.code_column)
-    load = load_extension(GROUP, config.source, FunctionType, BUILT_IN)
+    if config.source in BUILT_IN:
+        load = import_module(f"tasks.sources.{config.source}").from_config
+    else:
+        load = load_extension(GROUP, config.source, FunctionType, BUILT_IN)
     return list(load(config))
 
 

@@ -150,7 +150,10 @@ def blocks():
 
 def test_the_examples_of_the_page_work(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    groups = tomllib.loads(blocks()["pyproject.toml"])["project"]["entry-points"]
+    package = tomllib.loads(blocks()["pyproject.toml"])
+    groups = package["project"]["entry-points"]
+    modules = {place.partition(":")[0] for entries in groups.values() for place in entries.values()}
+    assert set(package["tool"]["setuptools"]["py-modules"]) == modules
     for group, entries in groups.items():
         for name, place in entries.items():
             module = place.partition(":")[0]

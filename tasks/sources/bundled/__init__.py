@@ -14,6 +14,7 @@ from typing import Literal
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import KernelTask
+from tasks.sources.config import TasksConfig
 from tasks.sources.files import check_task_source
 
 HELD_OUT = frozenset({"cosine_similarity", "upsample_bilinear2d", "masked_softmax", "swiglu_gate"})
@@ -21,6 +22,11 @@ HELD_OUT = frozenset({"cosine_similarity", "upsample_bilinear2d", "masked_softma
 task."""
 
 SPLITS = ("all", "train", "heldout", "gradients")
+
+
+def from_config(config: TasksConfig) -> list[KernelTask]:
+    """The configured split."""
+    return load(config.split)
 
 
 def load(split: Literal["all", "train", "heldout", "gradients"] = "all") -> list[KernelTask]:

@@ -20,7 +20,7 @@ PARSER_VERSION = 2
 CANDIDATE_TABLE_VERSION = 3
 """How a table of candidates from elsewhere is read."""
 DECONTAMINATION_VERSION = 4
-WORKLOAD_VERSION = 3
+WORKLOAD_VERSION = 4
 """What a task's reference computes and moves."""
 PROFILE_VERSION = 1
 """Where a task's reference spends its time."""

@@ -44,10 +44,11 @@ WORKLOADS: Mapping[str, str] = {
     "operators": "the outermost torch calls in order, the first 256",
     "operator_kind": "`single_operator` or `fusion`",
     "families": "families of the operators, such as `matmul` or `reduction`",
-    "flops": "floating-point operations of one forward call; a multiply-add counts 2",
+    "flops": (
+        "floating-point operations of the products, convolutions and attention of one forward"
+        " call; a multiply-add counts 2"
+    ),
     "bytes_min": "bytes of what is read, written or changed in place, each once",
-    "arithmetic_intensity": "`flops / bytes_min`, operations per byte",
-    "uncounted": "aten operators that no rule counts; with any, `flops` is too low",
     "executed": "`meta` (without storage) or `declared inputs` (real values, on the CPU)",
     "graph": "digests of the ATen graph that the reference runs; null where it was not traced",
     "graph.normalised": "of operators, shapes and numbers",

@@ -60,7 +60,6 @@ class WorkloadReport(Record):
     operators: list[str]
     flops: int
     bytes_min: int
-    uncounted: list[str]
     executed: str
     graph: GraphReport | None
     peak_rss_bytes: int

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.operators import Named
-from kernels_eval.reference.operator_costs import Values, operator_name
+from kernels_eval.reference.aten import Values, operator_name
 
 ANY_ORDER = frozenset("topk sort argsort msort median nanmedian kthvalue mode".split())
 """Operators that return any one of the indices of equal elements."""

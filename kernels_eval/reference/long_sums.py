@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_map_only
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import least_mark
 from kernels_eval.model.operators import Named
+from kernels_eval.reference.aten import MOVES, NORMALISATIONS, Values, operator_name
 from kernels_eval.reference.equal_elements import ANY_ORDER
-from kernels_eval.reference.operator_costs import MOVES, NORMALISATIONS, Values, operator_name
 
 LONG, MOST_TERMS = 128, 1 << 24
 """Shorter sums err by less than any gate; of longer ones so many terms are added."""

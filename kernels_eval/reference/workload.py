@@ -1,7 +1,9 @@
 """The role that finds out how much a task's reference computes and moves, by running it once,
 without storage where that is possible.
 
-Guarantees: operators are named as verdicts name them; a value counts as read where an operator
+Guarantees: operators are named as verdicts name them; floating-point operations are those that
+torch's own counter has formulas for (matrix products, convolutions and attention), so that the sum
+is never above what the reference computes; a value counts as read where an operator
 reads it (a view or a shape is no reading), each byte once; nothing on the device "meta" takes
 memory, whatever its shape. Does not guarantee the path of a reference that branches on values: only
 what ran is counted. It runs the task's own code, which may do anything, so its parent believes no
@@ -24,6 +26,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from kernels_eval.model.inputs import (
     construct,
@@ -46,9 +49,9 @@ from kernels_eval.protocol import (
     WorkloadReport,
     handles,
 )
+from kernels_eval.reference.aten import SOURCES, Values, operator_name
 from kernels_eval.reference.expected_values import MOST_OPERATORS
 from kernels_eval.reference.graph import trace_graph
-from kernels_eval.reference.operator_costs import SOURCES, Values, flops_of, operator_name, tensors
 from kernels_eval.reference.task_runner import require_tensors
 
 Tensors = list[Tensor]
@@ -90,7 +93,6 @@ class Tally(TorchDispatchMode):
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
         self.flops = 0
-        self.uncounted: set[str] = set()
         self.read, self.written = Storages(), Storages()
         self._made: set[int] = set()
         # held for the same reason
@@ -103,10 +105,7 @@ class Tally(TorchDispatchMode):
         out = function(*args, **kwargs)
         name, results = operator_name(function), tensors(out)
         if not function.is_view and name not in VIEWS:
-            found = flops_of(function, args, kwargs, out)
-            if found is None:
-                self.uncounted.add(name)
-            self.flops += found or 0
+            self.flops += _flops(function, args, kwargs, out)
             self._arguments(function, name, args, kwargs, results)
         elif name != "lift_fresh":
             for tensor in tensors(args, kwargs):
@@ -191,6 +190,19 @@ class TwoSteps(TorchFunctionMode):
         return (out.new_empty(shape), *state)
 
 
+def tensors(*values: object) -> Tensors:
+    """The tensors in nested values, in order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _flops(function: OpOverload, args: Values, kwargs: dict[str, Any], out: object) -> int:
+    """Floating-point operations of one call by torch's formulas, a multiply-add counting 2; 0 where
+    torch has none."""
+    formula = flop_registry.get(function._overloadpacket)
+    computes = any(each.is_floating_point() or each.is_complex() for each in tensors(out))
+    return int(formula(*args, **kwargs, out_val=out)) if formula and computes else 0
+
+
 def _key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
@@ -244,7 +256,6 @@ def _measured(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
         operators=operators[:MOST_OPERATORS],
         flops=tally.flops,
         bytes_min=tally.read.bytes + tally.bytes_written(leaves),
-        uncounted=sorted(tally.uncounted),
         executed="meta" if device == "meta" else "declared inputs",
         graph=graph,
         peak_rss_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,

@@ -31,11 +31,11 @@ class Workload(Record):
     """What one forward call of a task's reference computes and moves at the declared shapes.
 
     `operators` are the outermost torch calls in order, as in a verdict's `reference_operators` (the
-    first 256). `flops` are floating-point operations, a multiply-add counting 2
-    (kernels_eval.reference.operator_costs says what is exact and what estimated). `bytes_min` are
-    bytes: inputs, parameters, buffers and constants that are read, outputs and whatever is changed
-    in place, each once. `uncounted` names aten operators that no rule counts: with any, `flops` is
-    too low. Where the reference could not be run, `problem` says why and the numbers are None.
+    first 256). `flops` are floating-point operations of matrix products, convolutions and
+    attention by torch's formulas, a multiply-add counting 2; other operators count none.
+    `bytes_min` are bytes: inputs, parameters, buffers and constants that are read, outputs and
+    whatever is changed in place, each once. Where the reference could not be run, `problem`
+    says why and the numbers are None.
     `graph` is None where it could not be traced.
     """
 
@@ -43,7 +43,6 @@ class Workload(Record):
     operators: tuple[str, ...] = Field(default=(), max_length=256)
     flops: int | None = Field(default=None, ge=0, lt=1 << 63)
     bytes_min: int | None = Field(default=None, ge=0, lt=1 << 63)
-    uncounted: tuple[str, ...] = ()
     executed: Literal["meta", "declared inputs"] | None = None
     """without storage, or on real inputs (CPU)"""
     graph: Graph | None = None
@@ -59,15 +58,10 @@ class Workload(Record):
         """The families of its operators, each once."""
         return families_of(self.operators)
 
-    @property
-    def arithmetic_intensity(self) -> float | None:
-        """FLOPs a byte; None where nothing is moved or nothing was counted."""
-        return self.flops / self.bytes_min if self.flops is not None and self.bytes_min else None
-
     def row(self) -> Json:
         """A row of WORKLOADS, without its key."""
-        derived = ("operator_kind", "families", "arithmetic_intensity")
-        return self.model_dump(mode="json") | {name: getattr(self, name) for name in derived}
+        derived = {"operator_kind": self.operator_kind, "families": self.families}
+        return self.model_dump(mode="json") | derived
 
 
 def least_ms(workload: Workload, peak_bytes_per_s: float, peak_flops: float) -> float:

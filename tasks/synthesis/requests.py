@@ -3,25 +3,21 @@ for each attempt of the turn before that needs it.
 
 Guarantees: a request's key names everything that was asked (task, prompt, generator, sampling,
 sample index, recorded data, in later turns the turn and the parent), and the same key gives the
-same request, made when it is read. First requests take the memory of the tasks and of a key each.
-For follow-ups, candidates and verdicts are read once, part by part; prompts wait in a file of a
-directory that the caller gives and removes, so that any number of them takes the memory of the
-tasks, and of a key and two places each. Does not notice rows that are added meanwhile: both
-snapshots are to be finished.
+same request, made when it is read. First requests take the memory of the tasks and of a key each,
+follow-ups that of their compressed prompts too (about 2 KB each). Candidates and verdicts are read
+once, part by part. Does not notice rows that are added meanwhile: both snapshots are to be
+finished.
 """
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 
@@ -137,18 +133,16 @@ class _FollowUp(NamedTuple):
     task: int
     sample_index: int
     parent: str
-    prompt: tuple[int, int]
+    prompt: bytes
 
 
-@contextmanager
 def follow_up_requests(
     asked: Questions,
     candidates: Snapshot,
     verdicts: Snapshot,
     turn: int,
-    directory: Path,
     profiles: Snapshot | None = None,
-) -> Iterator[RequestSet]:
+) -> RequestSet:
     """All requests of turn `turn` (2 or later), by task as in the first one, so that those of one
     task share a prefix. With `profiles`, those of correct kernels say what limits them.
 
@@ -156,58 +150,59 @@ def follow_up_requests(
     so (tasks.synthesis.refine.followed_up); a candidate without a verdict is not. Raises UsageError
     where the task of one is not among the tasks.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    attempts = _attempts(candidates, turn - 1)
+    limits = _limits(profiles) if profiles else {}
+    feedback = _feedback(asked, verdicts, set(attempts["candidate_id"]), limits)
     numbers = {task.task_id: number for number, task in enumerate(asked.tasks)}
-    with ExitStack() as files:
-        said, prompts = (
-            _Spool(files.enter_context((directory / name).open("w+b")))
-            for name in ("said", "prompts")
+
+    def make(place: _FollowUp) -> Request:
+        prompt = _unpacked(place.prompt)
+        return asked.request(
+            asked.tasks[place.task], prompt, place.sample_index, turn, place.parent
         )
-        attempts = _attempts(candidates, turn - 1)
-        limits = _limits(profiles) if profiles else {}
-        verdict_of = _verdicts(asked, verdicts, set(attempts["candidate_id"]), said, limits)
 
-        def make(place: _FollowUp) -> Request:
-            task, prompt = asked.tasks[place.task], prompts.read(place.prompt)
-            return asked.request(task, prompt, place.sample_index, turn, place.parent)
-
-        places = []
-        wanted = attempts.filter(attempts["candidate_id"].is_in(list(verdict_of)))
-        for row in candidates.rows_of(wanted, ATTEMPT):
-            parent, number = row["candidate_id"], numbers.get(row["task_id"])
-            if number is None:
-                raise UsageError(
-                    f"task {row['task_id']} of a candidate is not among the tasks",
-                    "refine candidates with the tasks they answer",
-                )
-            place, correct = verdict_of[parent]
-            task = asked.tasks[number]
-            feedback = asked.sampler.feedback(task, row["code"], said.read(place))
-            prompt = follow_up_prompt(asked.prompt(task), row["code"], feedback, correct)
-            places.append(_FollowUp(number, row["sample_index"], parent, prompts.add(prompt)))
-        yield RequestSet({make(place).request_key: place for place in sorted(places)}, make)
+    places = []
+    wanted = attempts.filter(attempts["candidate_id"].is_in(list(feedback)))
+    for row in candidates.rows_of(wanted, ATTEMPT):
+        parent, number = row["candidate_id"], numbers.get(row["task_id"])
+        if number is None:
+            raise UsageError(
+                f"task {row['task_id']} of a candidate is not among the tasks",
+                "refine candidates with the tasks they answer",
+            )
+        said, correct = feedback.pop(parent)
+        task = asked.tasks[number]
+        words = asked.sampler.feedback(task, row["code"], _unpacked(said))
+        prompt = follow_up_prompt(asked.prompt(task), row["code"], words, correct)
+        places.append(_FollowUp(number, row["sample_index"], parent, _packed(prompt)))
+    return RequestSet({make(place).request_key: place for place in sorted(places)}, make)
 
 
-def _verdicts(
-    asked: Questions,
-    verdicts: Snapshot,
-    attempts: set[str],
-    said: _Spool,
-    limits: Mapping[str, str],
-) -> dict[str, tuple[tuple[int, int], bool]]:
-    """Of each attempt that is followed up: where what its verdict says is kept, and whether it was
+def _feedback(
+    asked: Questions, verdicts: Snapshot, attempts: set[str], limits: Mapping[str, str]
+) -> dict[str, tuple[bytes, bool]]:
+    """Of each attempt that is followed up: what its verdict says, packed, and whether it was
     correct."""
-    found: dict[str, tuple[tuple[int, int], bool]] = {}
+    found: dict[str, tuple[bytes, bool]] = {}
+    below = asked.config.refine_below_speedup
     for row in verdicts.rows_of(verdicts.index(["candidate_id"]), SAID):
-        if row["candidate_id"] not in attempts or row["candidate_id"] in found:
+        name = row["candidate_id"]
+        if name not in attempts or name in found:
             continue
         verdict = Verdict.model_validate(row)
-        below = asked.config.refine_below_speedup
         if verdict.language is asked.language and followed_up(verdict, below):
             correct = verdict.status is Status.CORRECT
-            words = said_of(verdict) + (limits.get(verdict.candidate_id, "") if correct else "")
-            found[verdict.candidate_id] = said.add(words), correct
+            words = said_of(verdict) + (limits.get(name, "") if correct else "")
+            found[name] = _packed(words), correct
     return found
+
+
+def _packed(text: str) -> bytes:
+    return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
+
+
+def _unpacked(data: bytes) -> str:
+    return zlib.decompress(data).decode("utf-8", "surrogatepass")
 
 
 def _limits(profiles: Snapshot) -> dict[str, str]:
@@ -220,27 +215,6 @@ def _attempts(candidates: Snapshot, turn: int) -> pl.DataFrame:
     """Ids and places of the candidates of one turn, each once."""
     found = candidates.index(["candidate_id", "turn"]).filter(pl.col("turn") == turn)
     return found.unique("candidate_id", keep="first", maintain_order=True)
-
-
-class _Spool:
-    """Texts in a file, compressed, each found again by its place. Reading is safe from several
-    threads."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._end = file, 0
-
-    def add(self, text: str) -> tuple[int, int]:
-        data = zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
-        place = self._end, len(data)
-        self._file.write(data)
-        self._end += len(data)
-        return place
-
-    def read(self, place: tuple[int, int]) -> str:
-        self._file.flush()
-        start, length = place
-        data = os.pread(self._file.fileno(), length, start)
-        return zlib.decompress(data).decode("utf-8", "surrogatepass")
 
 
 class Speed:

@@ -149,8 +149,8 @@ def prompts(line, profiles, shown):
         profiles=profiles,
         turn=2,
     )
-    with synthesis._requests(named_sampler("m")) as requests:
-        found = {request.parent: request.prompt for request in requests}
+    requests = synthesis._requests(named_sampler("m"))
+    found = {request.parent: request.prompt for request in requests}
     return synthesis.snapshot.fingerprint, found
 
 

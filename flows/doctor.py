@@ -158,15 +158,13 @@ def vllm(synthesis: SynthesisConfig) -> str:
     `vllm` is on PATH."""
     from tasks.synthesis.server import serve_command
 
-    command = serve_command(synthesis.server)
-    if synthesis.server.command:
-        return f"{synthesis.server.command} (not tried)"
-    script = "from importlib.metadata import version; print(version('vllm'))"
-    module = "-m" in command
-    found = ask([command[0], *(["-c", script] if module else ["--version"])], timeout_s=120)
+    *program, _ = serve_command(synthesis.server)
+    found = ask([*program, "--version"], timeout_s=120)
     if not found:
-        fix = f"{command[0]} -m pip install vllm" if module else f"reinstall {command[0]}"
-        raise UsageError(f"{command[0]} has no vLLM", fix)
+        words = " ".join(program)
+        raise UsageError(
+            f"{words} does not tell its version", "pip install vllm in its environment"
+        )
     return found
 
 
@@ -180,7 +178,7 @@ def answers_at_once(synthesis: SynthesisConfig) -> str:
     if not served and not server.tensor_parallel:
         server = server.model_copy(update={"tensor_parallel": 1})  # vllm serve's default
     found, basis = sizing.expected(synthesis.model, server, limit)
-    if found.sequences >= min(sizing.LEAST_SEQS, server.max_num_seqs or sizing.LEAST_SEQS):
+    if found.sequences >= sizing.LEAST_SEQS:
         return basis
     key = (
         "--set synthesis.server.tensor_parallel" if served else "vllm serve --tensor-parallel-size"

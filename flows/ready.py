@@ -93,7 +93,7 @@ def serving_memory(config: SynthesisConfig) -> str:
     return _fits(
         str(config.model),
         sizing.planned_gpus(config.model, server, limit, len(visible_gpus())),
-        server.gpu_memory_utilization,
+        sizing.GPU_SHARE,
         "synthesis.server.tensor_parallel={}",
         server.args,
     )

@@ -63,8 +63,8 @@ class JudgeOptions(Record):
     """the judge's name at its endpoint"""
     judge_base_url: str
     """the judge's endpoint, such as http://127.0.0.1:8000/v1"""
-    judge_key_env: str = "OPENAI_API_KEY"
-    """environment variable that holds its key; never logged"""
+    judge_key_block: str | None = None
+    """name of a Prefect secret block that holds its key; null: $OPENAI_API_KEY does"""
     judge_tokens: PositiveInt = 4096
     """most tokens of an answer of it, reasoning included"""
 
@@ -86,7 +86,7 @@ class CoderAndJudge(WrappedSampler):
             sampler="openai",
             model=options.judge_model,
             base_url=options.judge_base_url,
-            api_key_env=options.judge_key_env,
+            api_key_block=options.judge_key_block,
         )
         return cls(inner, make_sampler(judge, root), options, Path(root) / "judge")
 

@@ -71,7 +71,7 @@ def fingerprint_of(
     decides["synthesis"] = [
         pipeline.synthesis.sampler == "vllm",
         pipeline.synthesis.hardware,
-        pipeline.synthesis.server.identity,
+        pipeline.synthesis.server.args,
     ]
     decides["eval"] = pipeline.verification.eval.model_dump(mode="json")
     branches = [[plan.name, plan.curation.model_dump(mode="json")] for plan in plans]

@@ -14,7 +14,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import anyio
-import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 from anyio.streams.memory import MemoryObjectSendStream
 
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+PATH = "/chat/completions"
 CONNECT_TIMEOUT_S = 10.0
 ATTEMPTS = 3
 """Of a request, at one address after the other, each with the client's own retries."""
@@ -54,6 +54,7 @@ UNAUTHORIZED, NOT_FOUND = (401, 403), 404
 REFUSED = (400, 413, 422)
 RETRIED = (408, 409, 429)
 REFUSALS_BEFORE_GIVING_UP = 8
+KEY_VARIABLE = "OPENAI_API_KEY"
 NO_KEY = "none"
 """Sent where the environment holds no key: local servers ask for none, but the protocol has the
 header."""
@@ -76,25 +77,22 @@ class OpenAISampler(Sampler):
     """Chat completions of one model at one endpoint, or at several that serve the same. `generator`
     is the model's name.
 
-    `api_key` is used instead of what `api_key_env` names (`key_place` says in words where a wrong
+    `api_key` is used instead of what KEY_VARIABLE holds (`key_place` says in words where a wrong
     one is corrected), and with `direct` no proxy of the environment is. `timeout_s` bounds the wait
     for an answer, which is not streamed. `retries` are the further attempts after a fault, with
-    pauses of 0.5 s that double up to 8 s, or what the server asks for in `Retry-After`, in each of
-    the `attempts`; before another one `before_retry` is waited for, which may raise to end all.
+    pauses of 0.5 s that double up to 8 s, or what the server asks for in `Retry-After`, at each of
+    the addresses in turn.
     """
 
     base_url: str | Sequence[str]
     model: str
-    api_key_env: str = "OPENAI_API_KEY"
     concurrency: int = 64
     timeout_s: float = 3600.0
     retries: int = 6
     tokenizer: str | Path | None = None
     api_key: str | None = None
     direct: bool = False
-    key_place: str | None = None
-    attempts: int = ATTEMPTS
-    before_retry: Callable[[], None] | None = None
+    key_place: str = f"the environment variable {KEY_VARIABLE}"
 
     def __post_init__(self) -> None:
         self.generator = self.model
@@ -111,19 +109,19 @@ class OpenAISampler(Sampler):
     def from_config(
         cls, config: SynthesisConfig, root: str, adapter: Path | None = None
     ) -> OpenAISampler:
-        block = config.api_key_block
-        return cls(
+        sampler = cls(
             required(config, "base_url", "http://HOST:PORT/v1"),
             required(config, "model", "NAME"),
-            api_key_env=config.api_key_env,
-            api_key=secret(block) if block else None,
-            key_place=f"the Prefect secret block {block}" if block else None,
             concurrency=config.concurrency,
             tokenizer=tokenizer_of(config, root),
         )
+        if block := config.api_key_block:
+            sampler.api_key = secret(block)
+            sampler.key_place = f"the Prefect secret block {block}"
+        return sampler
 
     def __repr__(self) -> str:
-        return f"OpenAISampler({', '.join(self.urls)!r}, {self.model!r}, {self.api_key_env!r})"
+        return f"OpenAISampler({', '.join(self.urls)!r}, {self.model!r})"
 
     def sample(self, requests: Requests) -> Iterator[Response]:
         """Responses as they finish. Raises UsageError for a wrong key, address or model, EvalError
@@ -145,20 +143,28 @@ class OpenAISampler(Sampler):
         answer, UsageError where it refuses the key or lacks the model. One that keeps no list, as
         some gateways, is taken at its word."""
         with start_blocking_portal() as portal:
-            listed = [portal.call(self._lists_model, url) for url in self.urls]
-        names = ", ".join(self.urls)
-        if all(listed):
-            return f"{names}: has {self.model}"
-        return f"{names}: answers, and does not list {self.model}"
+            found = {url: portal.call(self._models_at, url) for url in self.urls}
+        for url, names in found.items():
+            if names and self.model not in names:
+                has = shown(self._line(", ".join(names[:5])))
+                raise UsageError(
+                    f"{url} has no model {self.model!r}; it has {has}",
+                    "--set synthesis.model=NAME",
+                )
+        urls = ", ".join(self.urls)
+        if all(found.values()):
+            return f"{urls}: has {self.model}"
+        return f"{urls}: answers, and does not list {self.model}"
 
-    async def _lists_model(self, url: str) -> bool:
+    async def _models_at(self, url: str) -> list[str]:
+        """The names of an address's models; empty where it keeps no list."""
         from openai import APIConnectionError, APIStatusError
 
         async with self._client(url) as client:
             try:
-                body: Any = await client.get(
-                    "/models", cast_to=object, options={"max_retries": 0, "timeout": 10.0}
-                )
+                once = client.with_options(max_retries=0, timeout=CONNECT_TIMEOUT_S)
+                page = await once.models.list()
+                return [str(model.id) for model in page.data]
             except APIConnectionError as error:
                 raise EvalError(
                     f"{url} does not answer: {self._line(str(error.__cause__ or error))}",
@@ -167,19 +173,9 @@ class OpenAISampler(Sampler):
             except APIStatusError as error:
                 if error.status_code in UNAUTHORIZED:
                     raise self._fatal(error, url) from error
-                return False
-            except ValueError:
-                return False  # no list in the protocol's form
-        try:
-            names = [str(model["id"]) for model in _parsed(body)["data"]]
-        except (ValueError, LookupError, TypeError):
-            return False
-        if names and self.model not in names:
-            has = shown(self._line(", ".join(names[:5])))
-            raise UsageError(
-                f"{url} has no model {self.model!r}; it has {has}", "--set synthesis.model=NAME"
-            )
-        return bool(names)
+            except (ValueError, TypeError, AttributeError):
+                pass  # no list in the protocol's form
+        return []
 
     async def _ask_all(self, requests: Requests, out: MemoryObjectSendStream[Response]) -> None:
         waiting, answered = iter(requests), 0
@@ -235,13 +231,11 @@ class OpenAISampler(Sampler):
         from openai import APIConnectionError, APIStatusError
 
         cause = ""
-        for attempt in range(max(self.attempts, len(clients))):
-            if attempt and self.before_retry:
-                await anyio.to_thread.run_sync(self.before_retry, abandon_on_cancel=True)
+        for attempt in range(max(ATTEMPTS, len(clients))):
             place = (turn + attempt) % len(clients)
             url = self.urls[place]
             try:
-                body = await clients[place].post(self.path, body=self.body(request), cast_to=object)
+                body = await clients[place].post(PATH, body=self.body(request), cast_to=object)
                 return self.read(request, _parsed(body))
             except APIStatusError as error:
                 self._raise_unless_retried(error, url, request)
@@ -256,8 +250,6 @@ class OpenAISampler(Sampler):
             "check that the server runs and is not overloaded; answers so far are kept, so run the"
             " same command again",
         )
-
-    path = "/chat/completions"
 
     def body(self, request: Request) -> Json:
         """What is sent for a request."""
@@ -295,10 +287,9 @@ class OpenAISampler(Sampler):
     def _fatal(self, error: APIStatusError, url: str) -> UsageError:
         status = error.status_code
         if status in UNAUTHORIZED:
-            place = self.key_place or f"the environment variable {self.api_key_env}"
             return UsageError(
                 f"{url} refused the API key (HTTP {status})",
-                f"put a valid key for it into {place}",
+                f"put a valid key for it into {self.key_place}",
             )
         if status == NOT_FOUND:
             return UsageError(
@@ -311,7 +302,7 @@ class OpenAISampler(Sampler):
 
     @property
     def _key(self) -> str:
-        return self.api_key or os.environ.get(self.api_key_env) or NO_KEY
+        return self.api_key or os.environ.get(KEY_VARIABLE) or NO_KEY
 
     def _line(self, text: str) -> str:
         """What happened, in one line without the key, which servers quote."""

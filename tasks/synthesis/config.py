@@ -7,8 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     ValidationInfo,
     field_validator,
@@ -28,40 +26,19 @@ class ServerConfig(Record, coerce_numbers_to_str=True):
     """The vLLM server that concur starts for `sampler: vllm`. Where a default is null, it is
     derived.
 
-    `args` and `env` hold numbers in YAML. Of all settings `identity` alone decides what is
-    generated; the others may change without a response being asked for again.
+    `args` holds numbers in YAML. They alone decide what is generated: the others may change without
+    a response being asked for again.
     """
 
-    python: str | None = None
-    """an interpreter that has vLLM; null: $CONCUR_VLLM_PYTHON, else vllm on PATH"""
     command: str | None = None
-    """a command line instead, such as 'vllm serve'; the model and its options follow"""
-    adapters: dict[str, str] = {}
-    """directories of LoRA adapters by name; synthesis.adapter selects one"""
+    """what starts vLLM, such as '/opt/vllm/bin/vllm serve'; the model and its options follow. null:
+    the vLLM of the interpreter $CONCUR_VLLM_PYTHON, else vllm on PATH"""
     tensor_parallel: PositiveInt | None = None
     """GPUs of one replica; null: as many as write most, computed"""
     replicas: PositiveInt | None = None
     """copies of the model (data parallel); null: as many as the GPUs of this machine hold"""
-    max_model_len: PositiveInt | None = None
-    """prompt and response, tokens; null: longest prompt and max_tokens"""
-    max_num_seqs: PositiveInt | None = None
-    """parallel responses of a replica; null: as many as fit into memory"""
-    gpu_memory_utilization: float = Field(default=0.9, gt=0, le=1)
-    """share of a GPU's memory (vLLM's default)"""
     args: tuple[str, ...] = ()
-    """further arguments of vllm serve, passed on as they are"""
-    env: dict[str, str] = {}
-    """further environment of the server, such as VLLM_USE_FLASHINFER_SAMPLER=0"""
-    start_timeout_s: PositiveFloat = 1800.0
-    """from a server's start until it is healthy"""
-    restarts: NonNegativeInt = 5
-    """restarts of a server that has ended"""
-
-    @property
-    def identity(self) -> list[Any]:
-        """What of all this decides what is generated. Adapters are known by their content
-        elsewhere."""
-        return [list(self.args), self.max_model_len] if self.args or self.max_model_len else []
+    """further arguments of vllm serve; they win over those that are derived"""
 
 
 class SynthesisConfig(Record):
@@ -77,10 +54,9 @@ class SynthesisConfig(Record):
     base_url: str | tuple[str, ...] | None = None
     """openai: the endpoint, such as http://127.0.0.1:8000/v1, or several that serve the same
     model"""
-    api_key_env: Annotated[str, UNKEYED] = "OPENAI_API_KEY"
-    """environment variable that holds the key; never logged"""
     api_key_block: Annotated[str | None, UNKEYED] = Field(default=None, min_length=1)
-    """openai: name of a Prefect secret block that holds the key instead; never logged"""
+    """openai: name of a Prefect secret block that holds the key; null: $OPENAI_API_KEY does. Never
+    logged"""
     tokenizer: str | None = None
     """the generator's tokenizer (directory or hub id), for reasoning lengths; 'small' for the
     demo's, 'usage' for what an endpoint counts itself (completion_tokens_details in its usage)"""
@@ -100,8 +76,9 @@ class SynthesisConfig(Record):
     profiles: Literal["shown", "withheld"] = "withheld"
     """turns: whether a follow-up of a correct kernel says what limits it (and correct kernels are
     profiled); withheld is its control, with the same turns"""
-    adapter: str | None = None
-    """vllm: the adapter of server.adapters to sample from instead of the model"""
+    adapter: Annotated[str | None, UNKEYED] = None
+    """vllm, transformers: directory of a LoRA adapter of the model to sample from; its content is
+    part of what is asked"""
     server: Annotated[ServerConfig, UNKEYED] = ServerConfig()
     options: dict[str, Any] = {}
     """settings of an extension, by the names it documents"""

@@ -2,16 +2,16 @@
 checking an adapter where no server is at hand.
 
 Guarantees: one response per request; the same requests in the same batches on the same machine give
-the same text. Does not refill a batch while it runs: for throughput use a vLLM server.
+the same text; how long an answer may become depends on its own prompt alone. Does not refill a
+batch while it runs: for throughput use a vLLM server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import SamplingParams, stable_hash
@@ -29,6 +29,8 @@ from tasks.synthesis.sampler import (
     Requests,
     Response,
     Sampler,
+    adapter_digest,
+    adapter_of,
     model_name,
     required,
 )
@@ -55,14 +57,11 @@ class TransformersSampler(Sampler):
         model: str | Path,
         adapter: Path | None,
         name: str,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
         batch_size: int | None = None,
     ) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise UsageError(f"batch_size is {batch_size}", "give 1 or more")
         super().__init__(tokenizer=model)
         self.generator = name
-        self._location, self._adapter, self._device = model, adapter, device
+        self._location, self._adapter = model, adapter
         self._batch_size = batch_size
 
     @classmethod
@@ -70,18 +69,40 @@ class TransformersSampler(Sampler):
         cls, config: SynthesisConfig, root: str, adapter: Path | None = None
     ) -> TransformersSampler:
         model = resolve_model(required(config, "model", "NAME"), root)
-        return cls(model, adapter, name=model_name(config, adapter))
+        chosen = adapter_of(config, adapter)
+        return cls(model, chosen, name=model_name(config.model, chosen))
+
+    @classmethod
+    def data_version(cls, config: SynthesisConfig) -> str:
+        return adapter_digest(config)
 
     def sample(self, requests: Requests) -> Iterator[Response]:
-        """One response per request, batch by batch."""
-        rows = [Row(request, *self.loaded.encode(request)) for request in requests]
-        for row in self.loaded.written(rows, self._batch_size):
-            yield Response(
-                request_key=row.request.request_key,
-                text=self.loaded.text_of(row.tokens),
-                completion_tokens=len(row.tokens),
-                finish_reason=row.finish_reason,
-            )
+        """One response per request, batch by batch. Raises UsageError where the device cannot hold
+        one alone."""
+        import torch
+
+        loaded = self.loaded
+        # neighbours in length share a batch: less padding
+        waiting = sorted(map(loaded.encode, requests), key=_order)
+        longest = max((len(row.prompt) + row.room for row in waiting), default=1)
+        size = self._batch_size or loaded.batch_size(longest)
+        while waiting:
+            batch = [row for row in waiting[:size] if row.settings == waiting[0].settings]
+            try:
+                answers = loaded.respond(batch)
+            except torch.OutOfMemoryError as error:
+                if len(batch) == 1:
+                    most = len(batch[0].prompt) + batch[0].room
+                    raise UsageError(
+                        f"out of memory while sampling one response of up to {most} tokens",
+                        "lower max_tokens, or serve the model with vLLM",
+                    ) from error
+                size = len(batch) // 2
+                caution(f"Out of memory: {size} responses are sampled at once from here on")
+                continue
+            waiting = waiting[len(batch) :]
+            for row, tokens in zip(batch, answers, strict=True):
+                yield loaded.response(row, tokens)
 
     def close(self) -> None:
         """Lets the model and its memory go. Sampling again loads it again."""
@@ -92,23 +113,19 @@ class TransformersSampler(Sampler):
 
     @cached_property
     def loaded(self) -> Loaded:
-        return Loaded.load(self._location, self._adapter, self._device)
+        return Loaded.load(self._location, self._adapter)
 
 
-class Row:
-    """One response: its prompt in token ids, how long it may become, and what was written."""
+class Row(NamedTuple):
+    """A request with its prompt in token ids, and the most tokens of its answer."""
 
-    def __init__(self, request: Request, prompt: list[int], window: int) -> None:
-        self.request, self.prompt = request, prompt
-        self.limit = min(request.sampling.max_tokens, window - len(prompt))
-        self.tokens: list[int] = []
-        self.finish_reason: str | None = None
+    request: Request
+    prompt: list[int]
+    room: int
 
-    def take(self, tokens: list[int], ends: set[int]) -> None:
-        """Keep what was written up to the end token or the limit."""
-        end = next((place for place, token in enumerate(tokens, 1) if token in ends), None)
-        self.finish_reason = "length" if end is None else "stop"
-        self.tokens = tokens[:end]
+    @property
+    def settings(self) -> dict[str, Any]:
+        return generate_settings(self.request.sampling)
 
 
 class Loaded:
@@ -126,16 +143,14 @@ class Loaded:
         self.pad = min(self.ends) if pad is None else pad
 
     @classmethod
-    def load(cls, location: str | Path, adapter: Path | None, device: str) -> Loaded:
-        """Load them onto the device. Raises UsageError where that cannot be done."""
+    def load(cls, location: str | Path, adapter: Path | None) -> Loaded:
+        """Load them onto a GPU, where there is one. Raises UsageError where that cannot be done."""
         import torch
 
         tokenizer: Any = load_tokenizer(location)
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError(f"the tokenizer of {location} has no chat template", NO_CHAT)
-        gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
-        if gpu and not torch.cuda.is_available():
-            raise UsageError("no CUDA device is available", "set device to auto or cpu")
+        gpu = torch.cuda.is_available()
         dtype = torch.bfloat16 if gpu else torch.float32
         model: Any = load_causal_model(location, dtype=dtype, adapter=adapter)
         return cls(tokenizer, model.to("cuda" if gpu else "cpu"))
@@ -159,8 +174,8 @@ class Loaded:
         fit = int(free // (2 * each * min(tokens, self.window)))
         return max(1, min(MOST_IN_BATCH, fit))
 
-    def encode(self, request: Request) -> tuple[list[int], int]:
-        """Token ids of the chat up to the generation prompt, and the model's window."""
+    def encode(self, request: Request) -> Row:
+        """The chat up to the generation prompt. Raises UsageError where it fills the window."""
         text = chat_text(self.tokenizer, request.prompt)
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(ids) >= self.window:
@@ -169,7 +184,19 @@ class Loaded:
                 f" window is {self.window}",
                 "use a model with a longer window, or leave the task out",
             )
-        return ids, self.window
+        return Row(request, ids, min(request.sampling.max_tokens, self.window - len(ids)))
+
+    def response(self, row: Row, tokens: Sequence[int]) -> Response:
+        """What was written, up to the end token or the row's room."""
+        tokens = tokens[: row.room]
+        end = next((place for place, token in enumerate(tokens, 1) if token in self.ends), None)
+        written = list(tokens[:end])
+        return Response(
+            request_key=row.request.request_key,
+            text=self.text_of(written),
+            completion_tokens=len(written),
+            finish_reason="length" if end is None else "stop",
+        )
 
     def text_of(self, tokens: list[int]) -> str:
         """Special tokens are left out; `<think>` and `</think>` are no special tokens and stay."""
@@ -179,54 +206,25 @@ class Loaded:
             )
         )
 
-    def written(self, rows: Iterable[Row], size: int | None = None) -> Iterator[Row]:
-        """Write responses, `size` at once (None: as many as memory holds; halved where it ends).
-        Raises UsageError where one alone is too much."""
-        # neighbours in length share a batch: less padding
-        ordered = sorted(rows, key=_order)
-        size = size or self.batch_size(max((len(r.prompt) + r.limit for r in ordered), default=1))
-        for _, same in groupby(ordered, key=lambda row: generate_settings(row.request.sampling)):
-            waiting = list(same)
-            while waiting:
-                batch = waiting[:size]
-                count = self._write(batch)
-                if count < len(batch):
-                    size = count
-                yield from batch[:count]
-                waiting = waiting[count:]
-
-    def _write(self, batch: list[Row]) -> int:
-        """Write the first rows of a batch, as many as memory holds. Returns how many."""
+    def respond(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Tokens of one batch of responses with the same settings. Behind a row's end stands what
+        fills the batch."""
         import torch
-
-        size = len(batch)
-        while True:
-            try:
-                self.respond(batch[:size])
-                return size
-            except torch.OutOfMemoryError as error:
-                if size == 1:
-                    longest = len(batch[0].prompt) + batch[0].limit
-                    raise UsageError(
-                        f"out of memory while sampling one response of up to {longest} tokens",
-                        "lower max_tokens, or serve the model with vLLM",
-                    ) from error
-            size //= 2
-            caution(f"Out of memory: {size} responses are sampled at once from here on")
-
-    def respond(self, rows: list[Row]) -> None:
-        """Write one batch of responses with the same settings."""
-        import torch
-        from transformers import GenerationConfig
+        from transformers import GenerationConfig, StoppingCriteriaList
 
         longest = max(len(row.prompt) for row in rows)
         padded = [[self.pad] * (longest - len(row.prompt)) + row.prompt for row in rows]
         ids = torch.tensor(padded, device=self.model.device)
         starts = torch.tensor([longest - len(row.prompt) for row in rows], device=ids.device)
         mask = (torch.arange(longest, device=ids.device) >= starts[:, None]).long()
+        rooms = torch.tensor([row.room for row in rows], device=ids.device)
+
+        def room_ends(written: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+            return written.shape[1] - longest >= rooms
+
         config = GenerationConfig(
-            **generate_settings(rows[0].request.sampling),
-            max_new_tokens=min(row.limit for row in rows),
+            **rows[0].settings,
+            max_new_tokens=max(row.room for row in rows),
             eos_token_id=sorted(self.ends),
             pad_token_id=self.pad,
         )
@@ -239,15 +237,19 @@ class Loaded:
             attention_of_any_length(),
         ):
             torch.manual_seed(int(stable_hash(asked)[:15], 16))
-            written = self.model.generate(ids, attention_mask=mask, generation_config=config)
-        for row, tokens in zip(rows, written[:, longest:].tolist(), strict=True):
-            row.take(tokens, self.ends)
+            written = self.model.generate(
+                ids,
+                attention_mask=mask,
+                generation_config=config,
+                stopping_criteria=StoppingCriteriaList([room_ends]),
+            )
+        tokens: list[list[int]] = written[:, longest:].tolist()
+        return tokens
 
 
 def _order(row: Row) -> tuple[str, int, list[int], str]:
     """Rows of the same settings together, then those of one prompt."""
-    settings = str(generate_settings(row.request.sampling))
-    return settings, len(row.prompt), row.prompt, row.request.request_key
+    return str(row.settings), len(row.prompt), row.prompt, row.request.request_key
 
 
 def generate_settings(sampling: SamplingParams) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Protocol
 from pydantic import NonNegativeInt, PositiveInt
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import KernelTask, Language, Record, SamplingParams
+from kernels_eval.records import KernelTask, Language, Record, SamplingParams, stable_hash
+from tasks.files import file_sha256
 from tasks.sources.small_model import count_tokens, resolve_model
 from tasks.synthesis.config import USAGE, SynthesisConfig
 
@@ -129,9 +130,34 @@ def tokenizer_of(config: SynthesisConfig, root: str) -> str | None:
     return resolve_model(config.tokenizer, root)
 
 
-def model_name(config: SynthesisConfig, adapter: Path | None) -> str:
-    """The generator's identity: the model, and the adapter by the fingerprint of the snapshot it
-    lies in, or by its name."""
-    named = config.adapter if config.sampler == "vllm" else None
-    added = adapter.parent.name[:12] if adapter is not None else named
-    return f"{config.model}+{added}" if added else str(config.model)
+def adapter_of(config: SynthesisConfig, adapter: Path | None) -> Path | None:
+    """The directory of the adapter to sample from: the one that was trained, else the configured
+    one. Raises UsageError where it holds none."""
+    if adapter is not None or config.adapter is None:
+        return adapter
+    directory = Path(config.adapter).expanduser().absolute()
+    if not (directory / "adapter_config.json").is_file():
+        raise UsageError(
+            f"synthesis.adapter: {directory} holds no adapter_config.json",
+            "give the directory of a LoRA adapter",
+        )
+    return directory
+
+
+def adapter_name(adapter: Path) -> str:
+    """An adapter by the fingerprint of the snapshot it lies in, else by its directory."""
+    return adapter.parent.name[:12] if adapter.name == "adapter" else adapter.name
+
+
+def adapter_digest(config: SynthesisConfig, *others: str) -> str:
+    """Hash of the configured adapter's files and of `others`; empty where there are neither. Its
+    content counts, not where it lies."""
+    adapter = adapter_of(config, None)
+    files = sorted(adapter.glob("adapter_*")) if adapter else []
+    digests = [[path.name, file_sha256(path)] for path in files]
+    return stable_hash([digests, others]) if digests or others else ""
+
+
+def model_name(model: str | None, adapter: Path | None) -> str:
+    """The generator's identity: the model, and the adapter."""
+    return f"{model}+{adapter_name(adapter)}" if adapter else str(model)

@@ -7,15 +7,14 @@ them is what its GPUs give it, less the weights and 2 GiB a GPU for activations.
 written holds on average its prompt and half of its length, and reasoning models write about half
 of what they may (7,000 of 16,384 tokens in the paper's set). Where responses run longer vLLM
 preempts some and resumes them later. `decoding` has the formula of the speed, and its error. Does
-not know of layers with a sliding window or of latent attention: these need less, and
-`max_num_seqs` can be given.
+not know of layers with a sliding window or of latent attention: these need less.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
@@ -31,6 +30,8 @@ MOST_SEQS = 256
 """vLLM's own default on most GPUs."""
 LEAST_SEQS = 16
 """Below so many at once most of the time goes into reading the weights."""
+GPU_SHARE = 0.9
+"""--gpu-memory-utilization: of a GPU's memory, what a server takes."""
 ENOUGH = 0.85
 """Of the fastest speed: the smaller replica is taken, since each of two estimates can be off by
 7 %."""
@@ -97,8 +98,6 @@ class Gpu(Record):
     name: str
     memory_bytes: PositiveInt
     bytes_per_s: PositiveFloat
-    linked: bool = True
-    """GPUs of the machine reach each other by NVLink."""
 
 
 class Decoding(Record):
@@ -166,35 +165,28 @@ def gpus_a_replica(
     """GPUs of a replica on nodes of so many GPUs: `tensor_parallel`, where it is given.
 
     Else the fewest with which a GPU writes at least ENOUGH of the most by `decoding`, idle GPUs
-    included: 1, 2, 4 or 8, if the model's key and value heads can be divided by it. `decoding` does
-    not know what GPUs spend on exchanging, which without NVLink is much: then the fewest that hold
-    LEAST_SEQS sequences. 1 where the shape or the GPU is not known, or nothing fits.
+    included: 1, 2, 4 or 8, if the model's key and value heads can be divided by it. 1 where the
+    shape or the GPU is not known, or nothing fits.
     """
     if server.tensor_parallel or not (shape and shape.weight_bytes and gpu):
         return server.tensor_parallel or 1
-    rates, held = dict[int, float](), dict[int, int]()
+    rates = dict[int, float]()
     for each in (1, 2, 4, 8):
         fit = sum(gpus // each for gpus in nodes)
         replicas = server.replicas or fit
         found = _decoding_of(shape, gpu, each, server, prompt, answer)
         if found.sequences and 0 < replicas <= fit and shape.kv_heads % each == 0:
             taken = replicas * each if server.replicas else sum(nodes)
-            rates[each], held[each] = replicas * found.tokens_per_s / taken, found.sequences
-    if not rates:
-        return 1
-    if gpu.linked:
-        most = max(rates.values())
-        return min(each for each, rate in rates.items() if rate >= ENOUGH * most)
-    least = min(LEAST_SEQS, server.max_num_seqs or LEAST_SEQS)
-    return min((each for each in held if held[each] >= least), default=max(held))
+            rates[each] = replicas * found.tokens_per_s / taken
+    most = max(rates.values(), default=0.0)
+    return min((each for each, rate in rates.items() if rate >= ENOUGH * most), default=1)
 
 
 def _decoding_of(
     shape: Shape, gpu: Gpu, gpus: int, server: ServerConfig, prompt: float, answer: float
 ) -> Decoding:
     """How a replica of this server on `gpus` GPUs writes."""
-    share, most = server.gpu_memory_utilization, server.max_num_seqs or MOST_SEQS
-    return decoding(shape.served(server.args, gpus), gpu, gpus, share, prompt, answer, most)
+    return decoding(shape.served(server.args, gpus), gpu, gpus, GPU_SHARE, prompt, answer)
 
 
 def planned_gpus(model: str | None, server: ServerConfig, max_tokens: int, gpus: int) -> int:
@@ -209,41 +201,37 @@ def expected(model: str | None, server: ServerConfig, max_tokens: int) -> tuple[
     """How a replica for this model will write, and in words what that rests on. What is not on this
     machine, the model or a GPU, is assumed: QwQ-32B's shape, an H200."""
     shape, gpu = read_shape(model) if model else None, read_gpu()
-    known = shape is not None and shape.weight_bytes > 0
-    assumed = [
-        name for name, is_known in (("QwQ-32B's shape", known), ("an H200", gpu)) if not is_known
-    ]
-    answer = ANSWER_SHARE * max_tokens
-    counted, nodes = shape if shape and known else QWQ_32B, [len(visible_gpus())]
-    gpus = gpus_a_replica(counted, gpu or H200, server, nodes, PROMPT_TOKENS, answer)
-    found = _decoding_of(counted, gpu or H200, gpus, server, PROMPT_TOKENS, answer)
+    assumed = ""
+    if shape is None or not shape.weight_bytes:
+        shape = QWQ_32B
+        assumed += ", QwQ-32B's shape assumed"
+    if gpu is None:
+        gpu = H200
+        assumed += ", an H200 assumed"
+    answer, nodes = ANSWER_SHARE * max_tokens, [len(visible_gpus())]
+    gpus = gpus_a_replica(shape, gpu, server, nodes, PROMPT_TOKENS, answer)
+    found = _decoding_of(shape, gpu, gpus, server, PROMPT_TOKENS, answer)
     return found, (
-        f"{found.sequences} answers of {answer:,.0f} tokens at once on {found.gpus} x"
-        f" {(gpu or H200).name}, about {found.tokens_per_s:,.0f} tokens/s, 1,000 answers in"
+        f"{found.sequences} answers of {answer:,.0f} tokens at once on {found.gpus} x {gpu.name},"
+        f" about {found.tokens_per_s:,.0f} tokens/s, 1,000 answers in"
         f" {hours(found.gpu_s(1000 * answer) / 3600)}: computed from the memory for keys and values"
-        f" and its bandwidth{''.join(f', {each} assumed' for each in assumed)}"
+        f" and its bandwidth{assumed}"
     )
 
 
 class ServerSize(Record):
-    """What a server is started with. `gpus` of each of the `replicas`, 0 without GPUs; `shape` as
-    it is served."""
+    """What a server is started with; `gpus` of each of the `replicas`, 0 without GPUs."""
 
-    shape: Shape | None
-    gpu: Gpu | None
     replicas: PositiveInt
     gpus: NonNegativeInt
     max_model_len: PositiveInt
     max_num_seqs: PositiveInt
-    mean_prompt_tokens: NonNegativeInt
 
-    def in_words(self, server: ServerConfig) -> str:
+    def in_words(self) -> str:
         """One line for a manifest."""
-        computed = " (computed to write most)" if self.gpus > (server.tensor_parallel or 1) else ""
         return (
-            f"vLLM replicas: {self.replicas}; each: GPUs {self.gpus}{computed}, answers at once"
-            f" {self.max_num_seqs} (mean prompt {self.mean_prompt_tokens:,} tokens), prompt and"
-            f" answer up to {self.max_model_len:,} tokens"
+            f"vLLM replicas: {self.replicas}; each: GPUs {self.gpus}, answers at once"
+            f" {self.max_num_seqs}, prompt and answer up to {self.max_model_len:,} tokens"
         )
 
 
@@ -253,35 +241,27 @@ def server_size(
     """What a server for these prompts (their bytes) is started with on this machine. Raises
     DeviceError where it has too few GPUs for what `server` asks."""
     shape, gpu = read_shape(model), read_gpu()
+    window = shape.window if shape else None
     longest, mean = prompt_tokens(prompts)
-    replicas, gpus = 1, 0
+    replicas, gpus = server.replicas or 1, 0
+    memory: int | None = CPU_CACHE_BYTES
     if machine_gpus:
         answer = ANSWER_SHARE * max_tokens
         gpus = gpus_a_replica(shape, gpu, server, [machine_gpus], mean, answer)
-        fit = machine_gpus // gpus
-        replicas = server.replicas or max(1, fit)
-        if replicas > fit:
-            raise DeviceError(
-                f"{replicas} vLLM replicas of {gpus} GPUs do not fit onto the {machine_gpus} GPUs"
-                " of this machine",
-                "lower synthesis.server.replicas or tensor_parallel",
-            )
-    elif server.replicas:
-        replicas = server.replicas
-    window = shape.window if shape else None
-    shape = shape and shape.served(server.args, gpus or 1)
-    memory: int | None = CPU_CACHE_BYTES
-    if gpus:
-        share, held = server.gpu_memory_utilization, gpu.memory_bytes if gpu else None
-        memory = kv_cache_bytes(shape, held, gpus, share)
+        replicas = server.replicas or max(1, machine_gpus // gpus)
+        shape = shape.served(server.args, gpus) if shape else None
+        memory = kv_cache_bytes(shape, gpu.memory_bytes if gpu else None, gpus, GPU_SHARE)
+    if replicas * gpus > machine_gpus:
+        raise DeviceError(
+            f"{replicas} vLLM replicas of {gpus} GPUs do not fit onto the {machine_gpus} GPUs"
+            " of this machine",
+            "lower synthesis.server.replicas or tensor_parallel",
+        )
     return ServerSize(
-        shape=shape,
-        gpu=gpu,
         replicas=replicas,
         gpus=gpus,
-        max_model_len=server.max_model_len or model_len(longest, max_tokens, window),
-        max_num_seqs=server.max_num_seqs or num_seqs(shape, memory, mean, max_tokens),
-        mean_prompt_tokens=mean,
+        max_model_len=model_len(longest, max_tokens, window),
+        max_num_seqs=num_seqs(shape, memory, mean, max_tokens),
     )
 
 
@@ -299,22 +279,9 @@ def read_gpu() -> Gpu | None:
             name=pynvml.nvmlDeviceGetName(handle),
             memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
             bytes_per_s=2e6 * clock_mhz * bus_bits / 8,
-            linked=_linked(),
         )
     except Exception:  # no driver, no library
         return None
-
-
-def _linked() -> bool:
-    """Whether the first two GPUs reach each other by NVLink; False where NVML cannot say."""
-    import pynvml
-
-    try:
-        pair = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in (0, 1)]
-        status = pynvml.nvmlDeviceGetP2PStatus(*pair, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-        return bool(status == pynvml.NVML_P2P_STATUS_OK)
-    except pynvml.NVMLError:
-        return False
 
 
 def read_shape(model: str) -> Shape | None:
@@ -394,17 +361,14 @@ def kv_cache_bytes(
     return int(gpus * (gpu_bytes * utilization - ACTIVATIONS_BYTES)) - shape.weight_bytes
 
 
-def lora_rank(adapters: Iterable[str]) -> int:
-    """--max-lora-rank for these adapter directories: the smallest that vLLM takes and all fit
-    into."""
-    ranks = [LORA_RANKS[0]]
-    for adapter in adapters:
-        try:
-            words = (Path(adapter) / "adapter_config.json").read_text(encoding="utf-8")
-            ranks.append(int(json.loads(words)["r"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # vLLM says what is wrong with it
-    return next((rank for rank in LORA_RANKS if rank >= max(ranks)), LORA_RANKS[-1])
+def lora_rank(adapter: Path) -> int:
+    """--max-lora-rank for an adapter directory: the smallest that vLLM takes and it fits into."""
+    try:
+        words = (adapter / "adapter_config.json").read_text(encoding="utf-8")
+        needed = int(json.loads(words)["r"])
+    except (OSError, ValueError, KeyError, TypeError):
+        needed = 1  # vLLM says what is wrong with it
+    return next((rank for rank in LORA_RANKS if rank >= needed), LORA_RANKS[-1])
 
 
 def model_directory(model: str) -> Path | None:

@@ -17,8 +17,7 @@ reaches answers that were paid for long ago. A candidate's id depends on the raw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from tasks.synthesis.requests import (
     first_requests,
     follow_up_requests,
 )
-from tasks.synthesis.sampler import Request, Response, Sampler, model_name
+from tasks.synthesis.sampler import Request, Response, Sampler, adapter_of, model_name
 from tasks.synthesis.samplers import make_sampler, sampler_class
 from tasks.tables import CANDIDATES
 from tasks.versions import PARSER_VERSION, SYNTHESIS_VERSION
@@ -84,7 +83,7 @@ class Synthesis:
         identity = [
             keyed(config, without=() if turn > 1 else OF_LATER_TURNS),
             language.value,
-            model_name(config, adapter),
+            model_name(config.model, adapter_of(config, adapter)),
             sampler_class(config.sampler).data_version(config),
             *([turn] if turn > 1 else []),
         ]
@@ -101,8 +100,7 @@ class Synthesis:
         sampler = make_sampler(self.config, snapshot.root, self.adapter)
         try:
             self._bring_along()
-            with self._requests(sampler) as requests:
-                counts = self._ask(requests, sampler)
+            counts = self._ask(self._requests(sampler), sampler)
         finally:
             sampler.close()
         if not snapshot.parts():
@@ -134,20 +132,12 @@ class Synthesis:
             left = every.join(there, on="candidate_id", how="anti", maintain_order="left")
             snapshot.append(before.rows_of(left), CANDIDATES)
 
-    @contextmanager
-    def _requests(self, sampler: Sampler) -> Iterator[RequestSet]:
+    def _requests(self, sampler: Sampler) -> RequestSet:
         asked = Questions(read_tasks(self._tasks), self.config, self.language, sampler)
         if self._before is None:
-            yield first_requests(asked)
-            return
+            return first_requests(asked)
         candidates, verdicts = (ref.open() for ref in self._before)
-        with (
-            self.snapshot.scratch() as folder,
-            follow_up_requests(
-                asked, candidates, verdicts, self._turn, folder, self._profiles
-            ) as requests,
-        ):
-            yield requests
+        return follow_up_requests(asked, candidates, verdicts, self._turn, self._profiles)
 
     def _ask(self, requests: RequestSet, sampler: Sampler) -> dict[str, int]:
         """Take what earlier snapshots know, ask for the rest. Returns how many `requests` there

@@ -181,12 +181,12 @@ def test_servers_of_ours_are_gone_with_the_run(line, how, tmp_path, record_prope
     fake = tmp_path / "fake"
     fake.mkdir()
     (fake / "hold").touch()
-    server = {"command": FAKE, "env": {"FAKE_VLLM_DIR": str(fake)}}
+    server = {"command": f"env FAKE_VLLM_DIR={fake} {FAKE}"}
     synthesis = {
         "sampler": "vllm",
         "model": "served",
         "samples_per_task": SAMPLES,
-        "server": {**server, "max_num_seqs": 4, "max_model_len": 4096},
+        "server": server,
     }
     config = line.config | {"root": str(tmp_path / "root"), "synthesis": synthesis}
     run = line.night.start(line.deployment, config=config)

@@ -109,7 +109,7 @@ class Quick:
     def sampler(self, config, root, adapter=None):
         from tasks.synthesis.sampler import model_name
 
-        name = model_name(config, adapter)
+        name = model_name(config.model, adapter)
         with self._lock:
             self.answered[name] += 1
         return Answering(name)

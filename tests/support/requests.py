@@ -6,7 +6,7 @@ from tasks.sources.stage import keep
 from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.sampler import Request, Sampler
 
-KEY, KEY_ENV = "sk-very-secret-0123456789", "CONCUR_TEST_KEY"
+KEY = "sk-very-secret-0123456789"
 MINE = KernelTask(task_id="user/mine", name="mine", code="class Model: pass")
 
 
@@ -56,7 +56,7 @@ def without_pauses(monkeypatch):
 def client(url, **options):
     """A client with few retries."""
     given = {"retries": 2} | options
-    return OpenAISampler(url, "org/model", KEY_ENV, **given)
+    return OpenAISampler(url, "org/model", **given)
 
 
 def ask(server, count=1, **options):

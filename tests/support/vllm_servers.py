@@ -19,6 +19,7 @@ class Fake:
 
     def __init__(self, home):
         self.home = home
+        self.command = f"env FAKE_VLLM_DIR={home} {FAKE}"
         self.samplers = []
         home.mkdir(exist_ok=True)
 

@@ -303,24 +303,18 @@ def test_vllm_serves_an_adapter_that_passed_by_its_name_and_the_merged_weights_a
         sample_index=0,
         sampling=sampling,
     )
-    config = ServerConfig(
-        python=str(PYTHON),
-        env={"VLLM_NO_USAGE_STATS": "1"},
-        max_num_seqs=2,
-        args=["--dtype", "float32"],
-    )
-    served = VllmSampler(
-        str(base), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs"
-    )
+    command = f"env VLLM_NO_USAGE_STATS=1 {PYTHON} -m vllm.entrypoints.cli.main serve"
+    args = ("--max-num-seqs", "2", "--dtype", "float32")
     said = {}
-    try:
-        for name in ("small", "tuned"):
-            served._asked = name
+    for name, chosen in (("small", None), ("tuned", adapter)):
+        config = ServerConfig(command=command, args=args)
+        served = VllmSampler(str(base), "small", config, chosen, logs=tmp_path / "logs")
+        try:
             (response,) = served.sample([request])
             said[name] = response.text
-    finally:
-        served.close()
+        finally:
+            served.close()
     for name, directory in (("small", base), ("tuned", tmp_path / "merged")):
-        (response,) = TransformersSampler(directory, None, name, device="cpu").sample([request])
+        (response,) = TransformersSampler(directory, None, name).sample([request])
         assert said[name] == response.text, name
     assert said["tuned"] != said["small"]

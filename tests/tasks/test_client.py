@@ -23,7 +23,6 @@ from tests.support.cases import cases
 from tests.support.chat_server import completion, serving
 from tests.support.requests import (
     KEY,
-    KEY_ENV,
     ask,
     client,
     make_request,
@@ -42,7 +41,7 @@ MODULE = (
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch):
-    monkeypatch.setenv(KEY_ENV, KEY)
+    monkeypatch.setenv(client_module.KEY_VARIABLE, KEY)
     without_proxies(monkeypatch)
     without_pauses(monkeypatch)
 
@@ -375,7 +374,6 @@ def synthesis(server):
         sampler="openai",
         model="m",
         base_url=server.url,
-        api_key_env=KEY_ENV,
         samples_per_task=4,
         sampling=SamplingParams(max_tokens=64),
         concurrency=2,

@@ -79,21 +79,6 @@ def test_a_snapshot_that_the_server_fetches_is_found_when_it_is_there(cached, tm
     assert sampler.count_tokens(TEXTS) is not None
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--tokenizer", "{other}"),
-        ("--tokenizer={other}",),
-        ("--tokenizer", "nowhere", "--tokenizer={other}"),
-    ],
-)
-def test_a_tokenizer_among_the_servers_arguments_is_the_one_served(args, models, tmp_path):
-    server = SERVER.model_copy(update={"args": tuple(arg.format(**models) for arg in args)})
-    assert make_sampler(config(models["tiles"], server=server), str(tmp_path)).count_tokens(
-        TEXTS
-    ) == count_tokens(models["other"], TEXTS)
-
-
 def test_the_one_that_is_configured_wins(models, tmp_path):
     sampler = make_sampler(config(models["tiles"], tokenizer=str(models["other"])), str(tmp_path))
     assert sampler.count_tokens(TEXTS) == count_tokens(models["other"], TEXTS)

@@ -212,10 +212,26 @@ def test_a_prompt_that_fills_the_window_is_named_and_a_limit_beyond_it_is_cut(mo
     request = requests(1)[0]
     with pytest.raises(UsageError, match="user/mine has .* window is 1024"):
         list(sampler.sample([request.model_copy(update={"prompt": "x y " * 1200})]))
-    tokens = len(sampler.loaded.encode(request)[0])
+    tokens = len(sampler.loaded.encode(request).prompt)
     limited = requests(1, max_tokens=5000, temperature=0)
     (response,) = sampler.sample(limited)
     assert response.completion_tokens == 1024 - tokens or response.finish_reason == "stop"
+
+
+def test_an_answer_is_as_long_as_its_own_prompt_allows(model_dir):
+    """Greedy, so that a batch draws nothing: an answer is the one it is alone, also beside a prompt
+    that nearly fills the window."""
+    sampler = TransformersSampler(model_dir, None, "small")
+    sampler.loaded.ends = {-1}  # never drawn: every answer reaches its limit
+    alone, crowded = requests(2, max_tokens=90, temperature=0)
+    crowded = crowded.model_copy(update={"prompt": "x y " * 312})
+    room = 1024 - len(sampler.loaded.encode(crowded).prompt)
+    assert 0 < room < 90
+    (expected,) = sampler.sample([alone])
+    found = {each.request_key: each for each in sampler.sample([alone, crowded])}
+    assert found[alone.request_key] == expected
+    lengths = {key: each.completion_tokens for key, each in found.items()}
+    assert lengths == {alone.request_key: 90, crowded.request_key: room}
 
 
 def test_a_batch_that_the_device_cannot_hold_is_halved_and_no_answer_is_lost(
@@ -231,7 +247,7 @@ def test_a_batch_that_the_device_cannot_hold_is_halved_and_no_answer_is_lost(
         tried.append(len(rows))
         if len(rows) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        respond(rows)
+        return respond(rows)
 
     monkeypatch.setattr(sampler.loaded, "respond", limited)
     assert len(texts(sampler, wanted)) == 7 and tried == [7, 3, 1, 1, 1, 1, 1, 1, 1]

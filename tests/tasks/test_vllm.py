@@ -70,14 +70,14 @@ def texts(responses):
 def test_a_real_vllm_from_start_to_end(model, adapter, tmp_path):
     """Five samples for four prompts with the server killed in the middle, an adapter by its name,
     and nothing left at the end."""
+    env = f"env CONCUR_TEST={tmp_path} VLLM_NO_USAGE_STATS=1"
     config = ServerConfig(
-        python=str(PYTHON),
-        env={"CONCUR_TEST": str(tmp_path), "VLLM_NO_USAGE_STATS": "1"},
-        max_num_seqs=4,
+        command=f"{env} {PYTHON} -m vllm.entrypoints.cli.main serve",
+        args=("--max-num-seqs", "4"),
     )
-    base = VllmSampler(
-        str(model), "small", config, adapters={"tuned": adapter}, logs=tmp_path / "logs"
-    )
+    logs = tmp_path / "logs"
+    base = VllmSampler(str(model), "small", config, logs=logs)
+    adapted = VllmSampler(str(model), "small", config, adapter, logs)
     try:
         began = time.monotonic()
         wanted, got = requests(samples=5, temperature=1.0, max_tokens=400), []
@@ -101,13 +101,13 @@ def test_a_real_vllm_from_start_to_end(model, adapter, tmp_path):
 
         greedy = requests(samples=1, temperature=0.0, max_tokens=24)
         first, again = texts(list(base.sample(greedy))), texts(list(base.sample(greedy)))
-        base._asked = "tuned"
-        tuned = texts(list(base.sample(greedy)))
+        base.close()
+        tuned = texts(list(adapted.sample(greedy)))
         assert first == again and all(tuned[key] != first[key] for key in first), (
             "the adapter answers under its name"
         )
     finally:
         base.close()
+        adapted.close()
     assert alive(str(tmp_path)) == []
-    (log,) = (tmp_path / "logs").iterdir()
-    assert "enable_prefix_caching" in log.read_text()
+    assert all("enable_prefix_caching" in log.read_text() for log in logs.iterdir())

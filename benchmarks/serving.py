@@ -1,16 +1,16 @@
 """How much of a vLLM server's speed our client takes: tokens a second against `vllm bench serve`,
 same prompts, same server, same call.
 
-    python -m benchmarks.serving --tasks kernelbench.parquet --requests 512 --max-tokens 384 --out
-    DIR
+    CONCUR_VLLM_PYTHON=PYTHON python -m benchmarks.serving --requests 512 --max-tokens 384 --out DIR
 
-Starts one server as `synthesis.sampler: vllm` does (CONCUR_VLLM_PYTHON names the environment), with
-dummy weights in the shape of --shape and a tokenizer trained here whose vocabulary is as large as
-the model's. All prompts are asked once for a few tokens, so that every round finds them in the
-prefix cache; then rounds of the two clients alternate. A round's tokens a second are all tokens of
-its answers over the time from its first request to its last answer. `vllm bench serve` runs twice:
-with a seed in each request, as ours are, and without one, which tells what seeds cost. Says nothing
-about the quality of the text: there is none.
+Starts one server with the command of `synthesis.sampler: vllm`, with dummy weights in the shape of
+--shape and a tokenizer trained here whose vocabulary is as large as the model's; its GPUs are those
+that are visible, which no Ray hands out. All prompts, of the bundled tasks, are asked once for a
+few tokens, so that every round finds them in the prefix cache; then rounds of the two clients
+alternate. A round's tokens a second are all tokens of its answers over the time from its first
+request to its last answer. `vllm bench serve` runs twice: with a seed in each request, as ours are,
+and without one, which tells what seeds cost. Says nothing about the quality of the text: there is
+none.
 """
 
 from __future__ import annotations
@@ -24,23 +24,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shapes import QWQ_32B, ROPE_THETA
+from benchmarks.shapes import QWEN_0_5B, QWQ_32B, ROPE_THETA
+from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import EvalError
 from kernels_eval.records import KernelTask, Language, SamplingParams
-from tasks.sources.config import TasksConfig
+from tasks.sources import bundled
 from tasks.sources.small_model import MARKER, build_small_model
-from tasks.sources.stage import load_tasks
 from tasks.synthesis import sizing
+from tasks.synthesis.client import OpenAISampler
 from tasks.synthesis.config import ServerConfig
 from tasks.synthesis.prompts import render
 from tasks.synthesis.sampler import Request
-from tasks.synthesis.server import VllmSampler
+from tasks.synthesis.server import ANSWER_TIMEOUT_S, ASK_AHEAD, CPU_MEMORY, options, serve_command
+from tasks.synthesis.vllm import VllmServer
 
-PER_TASK = 16
+PER_TASK = 32
 """Few tasks with many samples: their prompts all fit into the prefix cache of one GPU beside what
 is written."""
-SHAPES: dict[str, dict[str, Any]] = {"qwq-32b": {**QWQ_32B, "rope_theta": ROPE_THETA}, "small": {}}
-NAME = "dummy"
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwq-32b": {**QWQ_32B, "rope_theta": ROPE_THETA},
+    "qwen-0.5b": {**QWEN_0_5B, "rope_theta": ROPE_THETA},
+    "small": {},
+}
+NAME, KEY = "dummy", "of-this-benchmark"
 TEMPERATURE, TOP_P = 0.9, 1.0
 """Kevin-32B's (tasks.synthesis.known_models)."""
 WARM_TOKENS = 8
@@ -49,9 +55,6 @@ WARM_TOKENS = 8
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--tasks", required=True, help="KernelBench tasks, Parquet: their prompts are asked"
     )
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwq-32b")
     parser.add_argument(
@@ -63,17 +66,7 @@ def main() -> int:
     )
     parser.add_argument("--requests", type=int, default=512, help=f"{PER_TASK} for each task")
     parser.add_argument("--max-tokens", type=int, default=384)
-    parser.add_argument(
-        "--max-num-seqs", type=int, default=256, help="sequences that the server writes at once"
-    )
     parser.add_argument("--rounds", default="bench,ours,bench-unseeded,ours", help="in this order")
-    parser.add_argument(
-        "--server-env",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="further environment of the server",
-    )
     parser.add_argument(
         "--server-arg", action="append", default=[], help="further arguments of vllm serve"
     )
@@ -93,47 +86,38 @@ def compare(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     measured."""
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    tasks = load_tasks(TasksConfig(source="kernelbench", location=arguments.tasks))[
-        : -(-arguments.requests // PER_TASK)
-    ]
+    tasks = bundled.load("all")[: -(-arguments.requests // PER_TASK)]
     prompts = [render(task, Language.CUDA) for task in tasks]
-    model = (
-        Path(arguments.model)
-        if arguments.model
-        else model_directory(out / "model", arguments.shape, prompts)
-    )
-    config = ServerConfig(
-        max_num_seqs=arguments.max_num_seqs,
-        max_model_len=sizing.model_len(
-            sizing.prompt_tokens(list(map(sizing.size_of, prompts)))[0], arguments.max_tokens, None
-        ),
-        env=dict(pair.split("=", 1) for pair in arguments.server_env),
-        args=("--load-format", "dummy", *arguments.server_arg),
-        restarts=0,
-    )
-    sampler, rows, started = (
-        VllmSampler(str(model), NAME, config, logs=out / "logs"),
-        [],
-        time.monotonic(),
-    )
-    try:
-        for _ in sampler.sample(asked(tasks, prompts, arguments.requests, WARM_TOKENS)):
-            pass
+    model = Path(arguments.model or model_directory(out / "model", arguments.shape, prompts))
+    config = ServerConfig(args=("--load-format", "dummy", *arguments.server_arg))
+    sizes, gpus = [sizing.size_of(prompt) for prompt in prompts], len(visible_gpus())
+    size = sizing.server_size(str(model), config, gpus, sizes, arguments.max_tokens)
+    command = [*serve_command(config), str(model), *options(config, NAME, None, size)]
+    env = {"VLLM_API_KEY": KEY} | ({} if gpus else CPU_MEMORY)
+    print(size.in_words(), flush=True)
+    rows, started = [], time.monotonic()
+    with VllmServer(command, env, out.absolute() / "vllm.log") as server:
+        client = OpenAISampler(
+            f"{server.address}/v1",
+            NAME,
+            concurrency=int(size.replicas * size.max_num_seqs * ASK_AHEAD),
+            timeout_s=ANSWER_TIMEOUT_S,
+            api_key=KEY,
+            direct=True,
+        )
+        ours(client, asked(tasks, prompts, arguments.requests, WARM_TOKENS))
         print(
             f"server started, and every prompt seen: {time.monotonic() - started:.0f} s", flush=True
         )
         for name in arguments.rounds.split(","):
             requests = asked(tasks, prompts, arguments.requests, arguments.max_tokens)
-            row = (
-                ours(sampler, requests)
-                if name == "ours"
-                else bench(sampler, model, requests, name == "bench", out)
-            )
+            if name == "ours":
+                row = ours(client, requests)
+            else:
+                row = bench(client, server, model, requests, name == "bench", out)
             rows.append({"client": name, **row})
             print(json.dumps(rows[-1]), flush=True)
             (out / "serving.json").write_text(json.dumps(rows, indent=1))
-    finally:
-        sampler.close()
     return rows
 
 
@@ -157,9 +141,9 @@ def asked(
     ][:count]
 
 
-def ours(sampler: VllmSampler, requests: list[Request]) -> dict[str, Any]:
+def ours(client: OpenAISampler, requests: list[Request]) -> dict[str, Any]:
     started, tokens, answers = time.monotonic(), 0, 0
-    for response in sampler.sample(requests):
+    for response in client.sample(requests):
         tokens, answers = tokens + (response.completion_tokens or 0), answers + 1
     passed_s = time.monotonic() - started
     return {
@@ -171,64 +155,44 @@ def ours(sampler: VllmSampler, requests: list[Request]) -> dict[str, Any]:
 
 
 def bench(
-    sampler: VllmSampler, model: Path, requests: list[Request], seeded: bool, out: Path
+    client: OpenAISampler,
+    server: VllmServer,
+    model: Path,
+    requests: list[Request],
+    seeded: bool,
+    out: Path,
 ) -> dict[str, Any]:
     """`vllm bench serve` with the same prompts in the same order, as many in flight as ours. Raises
     EvalError where it fails."""
-    assert sampler.server, "the server has answered before"
-    python, key = os.environ["CONCUR_VLLM_PYTHON"], sampler.api_key
     prompts = out / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": request.prompt}) + "\n" for request in requests),
         encoding="utf-8",
     )
-    words = [
-        python,
-        "-m",
-        "vllm.entrypoints.cli.main",
-        "bench",
-        "serve",
-        "--backend",
-        "openai-chat",
-        "--disable-tqdm",
-        "--save-result",
-    ]
-    words += [
-        "--base-url",
-        sampler.server.address,
-        "--endpoint",
-        "/v1/chat/completions",
-        "--model",
-        str(model),
-    ]
-    words += [
-        "--served-model-name",
-        NAME,
-        "--dataset-name",
-        "custom",
-        "--dataset-path",
-        str(prompts),
-        "--skip-chat-template",
-    ]
-    words += [
-        "--disable-shuffle",
-        "--num-prompts",
-        str(len(requests)),
-        "--custom-output-len",
-        str(requests[0].sampling.max_tokens),
-    ]
-    words += [
-        "--max-concurrency",
-        str(sampler.concurrency),
-        "--temperature",
-        str(TEMPERATURE),
-        "--top-p",
-        str(TOP_P),
-    ]
-    words += ["--result-dir", str(out), "--result-filename", "bench.json"]
-    words += ["--extra-body", json.dumps({"seed": 1})] if seeded else []
+    settings = {
+        "--backend": "openai-chat",
+        "--base-url": server.address,
+        "--endpoint": "/v1/chat/completions",
+        "--model": str(model),
+        "--served-model-name": NAME,
+        "--dataset-name": "custom",
+        "--dataset-path": str(prompts),
+        "--num-prompts": str(len(requests)),
+        "--custom-output-len": str(requests[0].sampling.max_tokens),
+        "--max-concurrency": str(client.concurrency),
+        "--temperature": str(TEMPERATURE),
+        "--top-p": str(TOP_P),
+        "--result-dir": str(out),
+        "--result-filename": "bench.json",
+    }
+    if seeded:
+        settings["--extra-body"] = json.dumps({"seed": 1})
+    words = [*serve_command(ServerConfig())[:-1], "bench", "serve"]
+    words += ["--disable-tqdm", "--save-result", "--skip-chat-template", "--disable-shuffle"]
+    for name, value in settings.items():
+        words += [name, value]
     done = subprocess.run(
-        words, env=os.environ | {"OPENAI_API_KEY": key}, capture_output=True, text=True
+        words, env=os.environ | {"OPENAI_API_KEY": KEY}, capture_output=True, text=True
     )
     (out / "bench.log").write_text(done.stdout + done.stderr)
     if done.returncode:

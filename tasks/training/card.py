@@ -19,14 +19,14 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from tasks.files import atomic_write
 from tasks.sources.hub import is_hub_id
 from tasks.training.adapter import AdapterFacts
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import FIXED, FixedSettings, TrainingRecipe
 from tasks.training.result import TrainingResult
 
 CARD = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.jinja")
 
 
-def sources_of(recipe: TrainingRecipe) -> dict[str, str]:
+def sources_of(recipe: TrainingRecipe | FixedSettings) -> dict[str, str]:
     """Where each value of a recipe comes from: the descriptions of its fields, which are about the
     defaults. Of another value it says so."""
     sources = {}
@@ -81,8 +81,8 @@ def card(
     )
     # of a directory its name alone
     base = base_model if on_hub else Path(base_model).name or base_model
-    values = recipe.model_dump(mode="json") | {"base_model": base}
-    sources = sources_of(recipe)
+    values = recipe.model_dump(mode="json") | {"base_model": base} | FIXED.model_dump(mode="json")
+    sources = sources_of(recipe) | sources_of(FIXED)
     dropped = Counter(row.reason for row in result.dropped)
     made = ModelCard.from_template(
         data,

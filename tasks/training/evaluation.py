@@ -1,7 +1,7 @@
 """Held-out tasks: which they are.
 
-Guarantees: all rows of a task are on one side; with a share, the side follows from the seed and the
-task's id alone, so that a refresh with more tasks moves none across, and with equal share and seed
+Guarantees: all rows of a task are on one side; with a share, the side follows from the task's id
+alone, so that a refresh with more tasks moves none across, and with an equal share and the seed 0
 the held-out tasks are those that publishing puts into its split `test`. Does not guarantee that no
 held-out program resembles a training program (deduplication of the tasks is a stage of its own),
 nor that a lower loss means better kernels.
@@ -10,56 +10,47 @@ nor that a lower loss means better kernels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
-
-from pydantic import Field, NonNegativeInt, PositiveInt
+from typing import Any
 
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Record
 from tasks.sources.holdout import place_of
 from tasks.training.formatting import Rows
 
-
-class EvaluationConfig(Record):
-    """Tasks held out of training, whose loss is measured each epoch."""
-
-    share: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """about this share of the tasks is held out; 0: none. 2 % (ours) costs about 1 % of the
-    training time: four forward passes over it in three epochs"""
-    min_tasks: PositiveInt = 20
-    """a share is held out only from sets with at least this many tasks (ours)"""
-    tasks: NonNegativeInt | None = None
-    """hold out exactly this many tasks instead of a share"""
-    seed: NonNegativeInt = 0
-    """which tasks; not the recipe's seed, so that runs of several seeds compare"""
+SEED = 0
+"""Not the recipe's, so that runs of several seeds compare."""
+LEAST_TASKS = 20
+"""A share is held out only from sets with at least this many tasks (ours)."""
 
 
-def held_out_tasks(task_ids: Iterable[str], config: EvaluationConfig) -> set[str]:
-    """Those of the tasks that are held out; repeats of an id do not matter, nor does the order.
+def held_out_tasks(task_ids: Iterable[str], held_out: float) -> set[str]:
+    """Those of the tasks that are held out, a share of them or, from 1 on, so many; repeats of an
+    id do not matter, nor does the order.
 
     Raises UsageError where nothing would be left to train on.
     """
-    names = sorted(set(task_ids))
-    if config.tasks is not None:
-        by_place = sorted(names, key=lambda name: (place_of(name, config.seed), name))
-        chosen = set(by_place[: config.tasks])
-    elif len(names) < config.min_tasks:
+    places = {name: place_of(name, SEED) for name in sorted(set(task_ids))}
+    if held_out >= 1:
+        by_place = sorted(places, key=lambda name: (places[name], name))
+        chosen = set(by_place[: int(held_out)])
+    elif len(places) < LEAST_TASKS:
         chosen = set()
     else:
-        chosen = {name for name in names if place_of(name, config.seed) < config.share}
-    if names and len(chosen) == len(names):
+        chosen = {name for name, place in places.items() if place < held_out}
+    if places and len(chosen) == len(places):
         raise UsageError(
-            f"holding out takes all {len(names)} tasks: nothing is left to train on",
-            "hold out fewer, or curate more tasks",
+            f"holding out takes all {len(places)} tasks: nothing is left to train on",
+            "hold out fewer (training.held_out), or curate more tasks",
         )
     return chosen
 
 
-def split_by_task(rows: Rows, config: EvaluationConfig) -> tuple[Rows, Rows]:
+def split_by_task(rows: Rows, held_out: float) -> tuple[Rows, Rows]:
     """Rows (with `task_id`) to train on and held-out rows, in their order. Raises UsageError where
     nothing is left to train on."""
-    chosen = held_out_tasks((row["task_id"] for row in rows), config)
-    sides: tuple[list[Mapping[str, Any]], ...] = ([], [])
+    chosen = held_out_tasks((row["task_id"] for row in rows), held_out)
+    training: list[Mapping[str, Any]] = []
+    kept_out: list[Mapping[str, Any]] = []
     for row in rows:
-        sides[row["task_id"] in chosen].append(row)
-    return sides[0], sides[1]
+        side = kept_out if row["task_id"] in chosen else training
+        side.append(row)
+    return training, kept_out

@@ -15,7 +15,7 @@ from typing import Any
 
 from kernels_eval.errors import EvalError, UsageError, cause_of
 from tasks.training.formatting import Example
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import FIXED, TrainingRecipe
 
 MEMORY_WORDS = (
     "DefaultCPUAllocator",  # torch's allocator on the host raises a plain RuntimeError
@@ -65,11 +65,12 @@ def out_of_memory(
     error: Exception, recipe: TrainingRecipe, examples: Sequence[Example], device: str
 ) -> UsageError:
     lengths = sorted(example.tokens for example in examples)
-    recomputed = recipe.gradient_checkpointing or recipe.acceleration == "on"
+    gpu = device == "cuda"
+    recomputed = gpu or recipe.acceleration == "on"
     return UsageError(
         f"out of memory while training {recipe.base_model} on {_memory_of(device)}{_rank()}:"
         f" {cause_of(error)}; batch_size {recipe.batch_size} x up to {lengths[-1]} tokens,"
-        f" {'bfloat16' if recipe.bf16 else 'float32'}, recomputation"
+        f" {'bfloat16' if gpu else 'float32'}, recomputation"
         f" {'on' if recomputed else 'off'}, parallelism {recipe.parallelism} over"
         f" {recipe.workers}",
         f"three ways out: {'; '.join(_ways_out(recipe, lengths)[:3])}",
@@ -81,10 +82,8 @@ def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int]) -> list[str]:
     ways = []
     if recipe.batch_size > 1:
         ways.append(f"batch_size 1 with gradient_accumulation {recipe.rows_per_step}")
-    if recipe.acceleration == "off" and not recipe.gradient_checkpointing:
-        ways.append("gradient_checkpointing true")
     workers = max(2, recipe.workers)
-    if recipe.parallelism == "fsdp2":
+    if recipe.sharded:
         workers = 2 * recipe.workers
     ways.append(f"parallelism fsdp2 with workers {workers}, each with 1/{workers} of the weights")
     shorter = lengths[int(0.9 * (len(lengths) - 1))]
@@ -99,8 +98,8 @@ def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int]) -> list[str]:
 
 
 def require_projections(model: Any, recipe: TrainingRecipe) -> None:
-    """Raises UsageError where a projection of the recipe matches no layer of the model: PEFT
-    silently trains the others."""
+    """Raises UsageError where a projection matches no layer of the model: PEFT silently trains the
+    others."""
     import torch
 
     layers = {
@@ -109,12 +108,12 @@ def require_projections(model: Any, recipe: TrainingRecipe) -> None:
         if isinstance(module, torch.nn.Linear)
     }
     everything = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    missing = [name for name in recipe.target_modules if name not in everything]
+    missing = [name for name in FIXED.target_modules if name not in everything]
     if missing:
         raise UsageError(
             f"{recipe.base_model} ({type(model).__name__}) has no layer named {', '.join(missing)}",
-            "name its own in target_modules (its linear layers:"
-            f" {', '.join(sorted(layers)) or 'none'}), or train a model with all seven",
+            "train a model with all seven (its linear layers:"
+            f" {', '.join(sorted(layers)) or 'none'})",
         )
 
 

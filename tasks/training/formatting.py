@@ -115,18 +115,13 @@ def _token_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[lis
 
 
 def select_examples(
-    examples: Sequence[Example],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    overlong: Literal["drop", "refuse"],
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[Example], list[Dropped]]:
     """Examples to train on and those that cannot be, in order.
 
     `control_token`: the text itself holds a think tag or one of the tokenizer's special tokens,
-    which would end the turn or the reasoning in the middle. With `overlong="refuse"` the first list
-    is never shorter than the input: UsageError names the rows instead. Raises UsageError where
-    nothing is left.
+    which would end the turn or the reasoning in the middle. Raises UsageError where nothing is
+    left.
     """
     kept, dropped = [], []
     for example in examples:
@@ -136,16 +131,12 @@ def select_examples(
             )
         else:
             kept.append(example)
-    if dropped and overlong == "refuse":
-        raise UsageError(
-            f"{len(dropped)} of {len(examples)} rows cannot be trained on: {_listing(dropped)}",
-            _way_out(dropped),
-        )
     if not kept:
+        longest = max((row.tokens for row in dropped if row.reason == "overlong"), default=0)
         raise UsageError(
             f"no row is left to train on (of {len(examples)}):"
             f" {_listing(dropped) or 'the set is empty'}",
-            _way_out(dropped),
+            f"raise max_length to {longest}" if longest else "curate more rows",
         )
     return kept, dropped
 
@@ -173,14 +164,3 @@ def _listing(dropped: Sequence[Dropped]) -> str:
         f"{row.candidate_id} ({row.reason}, {row.tokens} tokens)" for row in dropped[:SHOWN]
     )
     return named + (f" and {len(dropped) - SHOWN} more" if len(dropped) > SHOWN else "")
-
-
-def _way_out(dropped: Sequence[Dropped]) -> str:
-    longest = max((row.tokens for row in dropped if row.reason == "overlong"), default=0)
-    if longest:
-        return f"raise max_length to {longest}, or set overlong to drop and train on the rest"
-    return (
-        "curate more rows, or set overlong to drop and train on the rest"
-        if dropped
-        else "curate at least one row"
-    )

@@ -56,6 +56,13 @@ Judge = Callable[[Sequence[str], Sequence[str]], Sequence[Judged]]
 """(task ids, answers) -> what each is, in order."""
 OnLog = Callable[[dict[str, Any]], None]
 
+WARMUP_STEPS = 3
+"""Optimiser steps in which the learning rate rises; then it stays."""
+MAX_GRAD_NORM = 0.2
+"""Gradients are scaled down to this norm."""
+CHECKPOINT_STEPS = 10
+"""Optimiser steps between checkpoints."""
+
 
 def reinforce(
     prompts: Mapping[str, str],
@@ -114,6 +121,7 @@ def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCon
             "install concur with `trl[vllm]` into an environment of its own, or set"
             " reinforcement.vllm to none",
         )
+    elsewhere = "://" in recipe.vllm
     return GRPOConfig(
         output_dir=str(out_dir),
         max_steps=recipe.steps,
@@ -122,9 +130,9 @@ def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCon
         num_generations=recipe.samples_per_task,
         learning_rate=recipe.learning_rate,
         lr_scheduler_type="constant_with_warmup",
-        warmup_steps=recipe.warmup_steps,
+        warmup_steps=WARMUP_STEPS,
         optim="adamw_torch_fused",
-        max_grad_norm=recipe.max_grad_norm,
+        max_grad_norm=MAX_GRAD_NORM,
         beta=recipe.beta,
         # answers are drawn from the very policy that learns
         disable_dropout=True,
@@ -135,12 +143,12 @@ def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCon
         repetition_penalty=sampling.repetition_penalty or 1.0,
         max_completion_length=sampling.max_tokens,
         use_vllm=recipe.vllm != "none",
-        vllm_mode="server" if recipe.vllm == "server" else "colocate",
-        vllm_server_base_url=recipe.vllm_url,
+        vllm_mode="server" if elsewhere else "colocate",
+        vllm_server_base_url=recipe.vllm if elsewhere else None,
         bf16=gpu,
         gradient_checkpointing=False,
         logging_steps=1,
-        save_steps=recipe.checkpoint_every_steps,
+        save_steps=CHECKPOINT_STEPS,
         save_total_limit=checkpoints.KEPT,
         seed=recipe.seed,
         **machine_settings(gpu=gpu),

@@ -57,7 +57,7 @@ def held_out_examples(
     """Held-out rows as examples; those that could not be trained on either are left out."""
     examples = examples_of(rows, tokenizer)
     try:
-        return select_examples(examples, tokenizer, max_length=max_length, overlong="drop")[0]
+        return select_examples(examples, tokenizer, max_length)[0]
     except UsageError:  # none is left
         return []
 
@@ -66,12 +66,10 @@ def with_parallelism(
     recipe: TrainingRecipe, base_model_dir: str | Path, max_length: int
 ) -> tuple[TrainingRecipe, dict[str, str]]:
     """The recipe with `parallelism: auto` decided, the same in all processes, and why."""
-    if recipe.parallelism != "auto":
+    if recipe.parallelism != "auto" or recipe.workers == 1:
         return recipe, {}
     choice, why = "ddp", "without a GPU"
-    if recipe.workers == 1:
-        choice, why = "none", "one worker"
-    elif torch.cuda.is_available():
+    if torch.cuda.is_available():
         tokens = max_length * recipe.batch_size
         choice, why = parallelism_for(base_model_dir, lora_rank=recipe.lora_rank, tokens=tokens)
     choice, why = checkpoints.agreed((choice, why))

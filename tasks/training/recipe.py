@@ -23,7 +23,6 @@ from pydantic import (
 from kernels_eval.records import Record, SamplingParams
 from kernels_eval.rewards import Concur, Recipe
 from tasks.keys import UNKEYED
-from tasks.training.evaluation import EvaluationConfig
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 FSDP2: dict[str, Any] = {
@@ -42,32 +41,39 @@ FSDP2: dict[str, Any] = {
 """transformers' settings for `parallelism: fsdp2`"""
 
 
+class FixedSettings(Record):
+    """What no profile changes of a training, each with where it comes from."""
+
+    target_modules: tuple[str, ...] = PROJECTIONS
+    """all seven projections of a layer, named so that no default of PEFT decides (ours; the paper
+    names none)"""
+    lr_schedule: str = "cosine"
+    """cosine, as public reviews of the paper quote it"""
+    warmup_share: float = 0.03
+    """share of all steps spent warming up; 3 % is ours, the paper gives none"""
+    weight_decay: float = 0.0
+    """AdamW's; 0 is ours, the paper gives none"""
+    max_grad_norm: float = 1.0
+    """gradients are scaled down to this norm; 1 is transformers' default, the paper gives none"""
+
+
+FIXED = FixedSettings()
+
+
 class TrainingRecipe(Record):
     """How the curated set becomes a LoRA adapter. "Paper" is ConCuR, arXiv 2510.07356."""
 
     base_model: Annotated[str, Field(min_length=1)] = "small"
     """hub id, directory, or 'small' for the local demo model; the paper trains Qwen/QwQ-32B"""
     lora_rank: PositiveInt = 32
-    """paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32)"""
-    lora_alpha: PositiveInt = 32
-    """paper, training setup: alpha = 32, so the adapter is scaled by alpha / r = 1"""
+    """paper, training setup: r = 32 (a vLLM server needs --max-lora-rank 32) and alpha = 32: alpha
+    is the rank, so that the adapter is scaled by alpha / r = 1"""
     lora_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """paper, training setup: 0.05"""
-    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = PROJECTIONS
-    """all seven projections of a layer, named so that no default of PEFT decides"""
     num_epochs: PositiveInt = 3
     """paper, training setup: 3 epochs"""
     learning_rate: PositiveFloat = 1e-4
     """peak, 1e-4 as public reviews of the paper quote it"""
-    lr_schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
-    """cosine, as public reviews of the paper quote it"""
-    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.03
-    """share of all steps spent warming up; 3 % is ours, the paper gives none"""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's; 0 is ours, the paper gives none"""
-    max_grad_norm: NonNegativeFloat = 1.0
-    """gradients are scaled down to this norm; 1 is transformers' default, the paper gives none;
-    0: never"""
     batch_size: PositiveInt = 1
     """rows per forward pass; long rows make 1 the safe default (ours)"""
     gradient_accumulation: PositiveInt = 8
@@ -75,28 +81,20 @@ class TrainingRecipe(Record):
     workers, so that more workers take the same steps in less time"""
     workers: PositiveInt = 1
     """processes that train together: one per GPU, or per CPU core where there is no GPU"""
-    parallelism: Literal["none", "ddp", "fsdp2", "auto"] = "none"
+    parallelism: Literal["auto", "ddp", "fsdp2"] = "auto"
     """how several workers share the work. ddp: each holds the whole model; fsdp2: each holds
-    its share of it, for models that do not fit on one device; none: one worker; auto: ddp where
-    one GPU, with its share of main memory, holds the model and half of the layers' activations,
-    else fsdp2"""
+    its share of it, for models that do not fit on one device; auto: ddp where one GPU, with its
+    share of main memory, holds the model and half of the layers' activations, else fsdp2"""
     max_length: Annotated[int, Field(ge=16)] | Literal["data"] = 16384
     """longest row trained on, prompt and completion, tokens; 'data': the longest of the set.
-    Never more than the base model's window. A row above it is never truncated: a trace without
-    its end teaches not to end. One H200 holds 16,384 at batch size 1 for a QwQ-32B-shaped model
-    (92 GB measured)"""
-    overlong: Literal["drop", "refuse"] = "drop"
-    """what happens to rows above max_length, and to rows without reasoning, answer or clean
-    text; either way listed"""
-    bf16: Literal["auto"] | bool = "auto"
-    """bfloat16 weights and arithmetic: on with a GPU, off on a CPU"""
-    gradient_checkpointing: Literal["auto"] | bool = "auto"
-    """recompute activations to save memory: on with a GPU, off on a CPU"""
+    Never more than the base model's window. A row above it is left out and listed, never truncated:
+    a trace without its end teaches not to end. One H200 holds 16,384 at batch size 1 for a
+    QwQ-32B-shaped model (92 GB measured)"""
     acceleration: Literal["auto", "off", "on"] = "auto"
     """compiled layers, dropout without state, activations that wait in main memory, and
     recomputation that spends the free memory (tasks.training.acceleration): on with a GPU, 1.6
     times TRL's FSDP2 at rows of 16,384 tokens (measured, two H200); off on a CPU, which gains
-    nothing"""
+    nothing. Where it is off, a GPU recomputes all activations"""
     packing: bool = False
     """several rows in one line of up to max_length tokens, each as if it stood alone; needs
     acceleration, whose attention keeps them apart. gradient_accumulation then counts lines"""
@@ -106,8 +104,10 @@ class TrainingRecipe(Record):
     then weighs the same, where with random each step does"""
     seed: NonNegativeInt = 0
     """adapter initialisation, order of rows, dropout"""
-    evaluation: EvaluationConfig = EvaluationConfig()
-    """held-out tasks, whose loss is measured each epoch"""
+    held_out: NonNegativeFloat = 0.02
+    """tasks held out of training, whose loss is measured each epoch: below 1 about this share of
+    20 tasks or more, else so many; 0: none. 2 % (ours) costs about 1 % of the training time: four
+    forward passes over it in three epochs"""
     checkpoint_every_steps: Annotated[PositiveInt, UNKEYED] = 20
     """optimiser steps between checkpoints; there is one at the end of each epoch too. For
     QwQ-32B one is 3.2 GB, and 20 steps of 8 rows are about ten minutes of one H200"""
@@ -117,12 +117,6 @@ class TrainingRecipe(Record):
         if self.packing and (self.acceleration == "off" or self.batch_size > 1):
             raise ValueError(
                 "packing needs acceleration and batch_size 1 (a line of rows is the batch)"
-            )
-        alone = self.parallelism == "none"
-        if self.parallelism != "auto" and (self.workers > 1) == alone:
-            raise ValueError(
-                f"workers {self.workers} with parallelism {self.parallelism}: several need ddp or"
-                " fsdp2, one needs none"
             )
         if self.gradient_accumulation % self.workers:
             raise ValueError(
@@ -141,16 +135,17 @@ class TrainingRecipe(Record):
         """Forward passes that one worker makes for an optimiser step."""
         return self.gradient_accumulation // self.workers
 
+    @property
+    def sharded(self) -> bool:
+        """Whether each worker holds its share of the model (`auto` is to be decided)."""
+        return self.workers > 1 and self.parallelism == "fsdp2"
+
     def resolve(self, *, gpu: bool) -> TrainingRecipe:
-        """The recipe with every `auto` decided for a machine with or without a GPU."""
-        accelerated = self.packing or gpu
-        for_auto = {
-            "bf16": gpu,
-            "gradient_checkpointing": gpu,
-            "acceleration": "on" if accelerated else "off",
-        }
-        decided = {name: value for name, value in for_auto.items() if getattr(self, name) == "auto"}
-        return self.model_copy(update=decided)
+        """The recipe with `acceleration: auto` decided for a machine with or without a GPU."""
+        if self.acceleration != "auto":
+            return self
+        chosen = "on" if self.packing or gpu else "off"
+        return self.model_copy(update={"acceleration": chosen})
 
 
 class ReinforceRecipe(Record, allow_inf_nan=False):
@@ -168,23 +163,16 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     """answers per forward pass"""
     learning_rate: PositiveFloat = 1e-5
     """TRL's 1e-6 is for all weights; for LoRA ten times as much is usual (ours)"""
-    warmup_steps: NonNegativeInt = 3
-    """optimiser steps in which the learning rate rises; then it stays"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL divergence from the adapter as it was; 0, as TRL has it, measures none"""
-    max_grad_norm: NonNegativeFloat = 0.2
-    """gradients are scaled down to this norm; 0: never"""
     sampling: SamplingParams = SamplingParams(temperature=1.0, max_tokens=4096)
     """how answers are drawn; a temperature of 1 draws from the policy itself"""
-    vllm: Annotated[Literal["none", "colocate", "server"], UNKEYED] = "none"
-    """what writes the answers: the trainer itself; vLLM in its process, on the same GPU; or a
-    `vllm serve` on GPUs of its own, which gets the weights after each step"""
-    vllm_url: Annotated[str, UNKEYED] = "http://127.0.0.1:8000"
-    """of that server"""
+    vllm: Annotated[str, UNKEYED, Field(pattern="^(none|colocate|https?://.+)$")] = "none"
+    """what writes the answers: none, the trainer itself; colocate, vLLM in its process on the same
+    GPU; or the address of a `vllm serve` on GPUs of its own, such as http://127.0.0.1:8000,
+    which gets the weights after each step"""
     seed: Annotated[int, Field(ge=0, lt=2**27)] = 0
     """order of tasks and answers"""
-    checkpoint_every_steps: Annotated[PositiveInt, UNKEYED] = 10
-    """optimiser steps between checkpoints"""
 
     @model_validator(mode="after")
     def _fits_together(self) -> ReinforceRecipe:

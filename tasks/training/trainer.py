@@ -70,12 +70,10 @@ def train(
     device = training_device(recipe)
     recipe = recipe.resolve(gpu=device == "cuda")
     tokenizer = load_tokenizer(base_model_dir)
-    training, kept_out = split_by_task(rows, recipe.evaluation)
+    training, kept_out = split_by_task(rows, recipe.held_out)
     examples = examples_of(training, tokenizer)
     max_length = longest_allowed(recipe, examples, base_model_dir)
-    examples, dropped = select_examples(
-        examples, tokenizer, max_length=max_length, overlong=recipe.overlong
-    )
+    examples, dropped = select_examples(examples, tokenizer, max_length)
     held_out = held_out_examples(kept_out, tokenizer, max_length)
     recipe, decided = with_parallelism(recipe, base_model_dir, max_length)
     try:
@@ -136,12 +134,12 @@ class LoraTrainer(SFTTrainer):
     ) -> None:
         # starts the process group, which loading for fsdp2 asks for its rank
         args = sft_config(recipe, out_dir / "checkpoints")
-        if recipe.parallelism == "fsdp2":
+        if recipe.sharded:
             from accelerate.utils import enable_fsdp_ram_efficient_loading
 
             # the first process of a node reads the weights, the others none
             enable_fsdp_ram_efficient_loading()
-        dtype = torch.bfloat16 if recipe.bf16 else torch.float32
+        dtype = torch.bfloat16 if args.bf16 else torch.float32
         model = load_causal_model(base_model_dir, dtype=dtype)
         require_projections(model, recipe)
         super().__init__(

@@ -10,7 +10,7 @@ from peft import LoraConfig
 from trl.trainer.sft_config import SFTConfig
 
 from tasks.training import checkpoints
-from tasks.training.recipe import FSDP2, TrainingRecipe
+from tasks.training.recipe import FIXED, FSDP2, TrainingRecipe
 
 
 def lora_config(recipe: TrainingRecipe) -> LoraConfig:
@@ -18,9 +18,9 @@ def lora_config(recipe: TrainingRecipe) -> LoraConfig:
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=recipe.lora_rank,
-        lora_alpha=recipe.lora_alpha,
+        lora_alpha=recipe.lora_rank,  # scaled by alpha / r = 1
         lora_dropout=recipe.lora_dropout,
-        target_modules=list(recipe.target_modules),
+        target_modules=list(FIXED.target_modules),
         bias="none",
     )
 
@@ -35,12 +35,12 @@ def sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
         per_device_eval_batch_size=1,
         gradient_accumulation_steps=recipe.passes_per_worker,
         learning_rate=recipe.learning_rate,
-        lr_scheduler_type=recipe.lr_schedule,
-        warmup_steps=recipe.warmup_share,  # below 1 it is a share of all steps
+        lr_scheduler_type=FIXED.lr_schedule,
+        warmup_steps=FIXED.warmup_share,  # below 1 it is a share of all steps
         optim="adamw_torch_fused",
-        weight_decay=recipe.weight_decay,
-        max_grad_norm=recipe.max_grad_norm,
-        bf16=bool(recipe.bf16),
+        weight_decay=FIXED.weight_decay,
+        max_grad_norm=FIXED.max_grad_norm,
+        bf16=gpu,
         # rows above the recipe's max_length are already out: TRL must not truncate
         max_length=None,
         packing=False,
@@ -53,7 +53,7 @@ def sft_config(recipe: TrainingRecipe, out_dir: Path) -> SFTConfig:
         save_total_limit=checkpoints.KEPT,
         seed=recipe.seed,
         **machine_settings(gpu=gpu),
-        **sharding(recipe),
+        **sharding(recipe, gpu=gpu),
     )
 
 
@@ -67,11 +67,11 @@ def machine_settings(*, gpu: bool) -> dict[str, Any]:
     }
 
 
-def sharding(recipe: TrainingRecipe) -> dict[str, Any]:
+def sharding(recipe: TrainingRecipe, *, gpu: bool) -> dict[str, Any]:
     """transformers' settings of how workers share the model, and of recomputation."""
     # accelerated layers recompute by a plan of their own
-    recomputed = bool(recipe.gradient_checkpointing) and recipe.acceleration == "off"
-    if recipe.parallelism != "fsdp2":
+    recomputed = gpu and recipe.acceleration == "off"
+    if not recipe.sharded:
         # each pass uses every trained parameter: looking for others takes time, and with
         # recomputation fails
         return {"gradient_checkpointing": recomputed, "ddp_find_unused_parameters": False}

@@ -80,12 +80,10 @@ def test_fsdp2_is_what_training_gets_and_needs_two():
     from tasks.training.recipe import TrainingRecipe
     from tasks.training.trainer_settings import sharding
 
-    recipe = TrainingRecipe(
-        workers=2, parallelism="fsdp2", gradient_checkpointing=True, acceleration="off"
-    )
-    assert sharding(recipe) == FSDP2
+    recipe = TrainingRecipe(workers=2, parallelism="fsdp2", acceleration="off")
+    assert sharding(recipe, gpu=True) == FSDP2
     accelerated = recipe.model_copy(update={"acceleration": "on"})
-    assert sharding(accelerated) == VARIANTS["ours_fsdp2"][1]
+    assert sharding(accelerated, gpu=True) == VARIANTS["ours_fsdp2"][1]
     command = [sys.executable, "-m", "benchmarks.training_speed", "--variants", "trl_fsdp2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and "give --gpus 2 or more" in done.stderr

@@ -55,7 +55,7 @@ def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere
     )
     # which tasks are held out of training is no matter of the seed: losses of branches are of the
     # same tasks
-    assert own.training.evaluation == pipeline.training.evaluation
+    assert own.training.held_out == pipeline.training.held_out
     n = own.benchmark.samples_per_task
     drawn = [
         set(range(start, start + n))

@@ -125,7 +125,7 @@ def test_mlflow_is_where_the_worker_says_unless_the_configuration_names_it(tmp_p
         (["verification.worker=2"], "did you mean verification.workers"),
         (["verification.workers=0"], "greater than 0"),
         (["nonsense"], "is not key=value"),
-        (["training.workers=3"], "several need ddp or fsdp2"),
+        (["training.workers=3"], "cannot be shared among 3 workers"),
     ],
 )
 def test_what_cannot_be_used_is_one_sentence(overrides, said, tmp_path):

@@ -12,9 +12,10 @@ from kernels_eval.errors import UsageError
 from tasks.publishing.config import TEST
 from tasks.publishing.rows import split_of
 from tasks.sources.small_model import load_causal_model, load_tokenizer
-from tasks.training.evaluation import EvaluationConfig, held_out_tasks, split_by_task
+from tasks.training import trainer_settings
+from tasks.training.evaluation import LEAST_TASKS, SEED, held_out_tasks, split_by_task
 from tasks.training.formatting import IGNORED, examples_of
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import FIXED, TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY, training_log
 from tasks.training.trainer import LoraTrainer
 from tests.support.cases import cases
@@ -22,33 +23,28 @@ from tests.support.cases import cases
 CASES = cases("training")
 
 NAMES = st.lists(st.text(max_size=8), max_size=60)
-CONFIGS = st.builds(
-    EvaluationConfig,
-    share=st.floats(0, 0.6),
-    min_tasks=st.integers(1, 30),
-    tasks=st.none() | st.integers(0, 5),
-    seed=st.integers(0, 3),
-)
+ENOUGH = st.sets(st.text(max_size=8), min_size=LEAST_TASKS, max_size=60)
+HELD_OUT_OF = st.floats(0, 0.6) | st.integers(1, 5)
 
 
 # -- the split -------------------------------------------------------------------------------------
 
 
-def chosen(names, config):
+def chosen(names, asked):
     try:
-        return held_out_tasks(names, config)
+        return held_out_tasks(names, asked)
     except UsageError:
         return None
 
 
-@given(names=NAMES, config=CONFIGS)
-def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names, config):
+@given(names=NAMES, asked=HELD_OUT_OF)
+def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names, asked):
     rows = [{"task_id": name, "row": index} for index, name in enumerate(names)]
-    if (held := chosen(names, config)) is None:
+    if (held := chosen(names, asked)) is None:
         with pytest.raises(UsageError, match="nothing is left"):
-            split_by_task(rows, config)
+            split_by_task(rows, asked)
         return
-    training, held_out = split_by_task(rows, config)
+    training, held_out = split_by_task(rows, asked)
     assert sorted(row["row"] for row in training + held_out) == list(range(len(rows)))
     assert {row["task_id"] for row in held_out} == held
     assert {row["task_id"] for row in training} == set(names) - held
@@ -57,48 +53,42 @@ def test_every_row_is_on_one_side_and_all_rows_of_a_task_on_the_same(names, conf
     )
 
 
-@given(names=NAMES, config=CONFIGS, shuffled=st.randoms(use_true_random=False))
-def test_order_and_repeats_do_not_matter(names, config, shuffled):
+@given(names=NAMES, asked=HELD_OUT_OF, shuffled=st.randoms(use_true_random=False))
+def test_order_and_repeats_do_not_matter(names, asked, shuffled):
     other = names + names[: len(names) // 2]
     shuffled.shuffle(other)
-    assert chosen(other, config) == chosen(names, config)
+    assert chosen(other, asked) == chosen(names, asked)
 
 
-@given(names=NAMES, more=NAMES, share=st.floats(0, 0.6), seed=st.integers(0, 3))
-def test_more_tasks_move_none_across(names, more, share, seed):
-    config = EvaluationConfig(share=share, min_tasks=1, seed=seed)
-    before, after = chosen(names, config), chosen(names + more, config)
+@given(names=ENOUGH, more=NAMES, share=st.floats(0, 0.6))
+def test_more_tasks_move_none_across(names, more, share):
+    before, after = chosen(names, share), chosen([*names, *more], share)
     if before is not None and after is not None:
-        assert after & set(names) == before
+        assert after & names == before
 
 
 @given(
     names=st.sets(st.text(max_size=8), min_size=2, max_size=40),
-    count=st.integers(0, 39),
-    seed=st.integers(0, 3),
+    count=st.integers(1, 39),
 )
-def test_a_number_of_tasks_is_that_number(names, count, seed):
+def test_a_number_of_tasks_is_that_number(names, count):
     count = min(count, len(names) - 1)
-    assert len(held_out_tasks(names, EvaluationConfig(tasks=count, seed=seed))) == count
+    assert len(held_out_tasks(names, count)) == count
 
 
-@given(
-    names=st.sets(st.text(max_size=8), min_size=1, max_size=40),
-    share=st.floats(0.01, 0.6),
-    seed=st.integers(0, 3),
-)
-def test_the_held_out_tasks_are_those_of_the_published_split(names, share, seed):
-    held = chosen(sorted(names), EvaluationConfig(share=share, min_tasks=1, seed=seed))
-    assert held is None or held == {name for name in names if split_of(name, seed, share) == TEST}
+@given(names=ENOUGH, share=st.floats(0.01, 0.6))
+def test_the_held_out_tasks_are_those_of_the_published_split(names, share):
+    held = chosen(sorted(names), share)
+    assert held is None or held == {name for name in names if split_of(name, SEED, share) == TEST}
 
 
 def test_a_share_is_about_that_share_and_of_a_small_set_nothing():
     names = [f"kernelbook/{number}" for number in range(4000)]
-    assert 60 <= len(held_out_tasks(names, EvaluationConfig())) <= 100, "2 % of 4,000 tasks"
-    assert held_out_tasks(names[:19], EvaluationConfig(share=0.5)) == set()
-    assert len(held_out_tasks(names[:20], EvaluationConfig(share=0.5))) > 0
+    assert 60 <= len(held_out_tasks(names, TrainingRecipe().held_out)) <= 100, "2 % of 4,000 tasks"
+    assert held_out_tasks(names[:19], 0.5) == set()
+    assert len(held_out_tasks(names[:20], 0.5)) > 0
     with pytest.raises(UsageError, match="takes all 3 tasks"):
-        held_out_tasks(names[:3], EvaluationConfig(tasks=5))
+        held_out_tasks(names[:3], 5)
 
 
 # -- the loss --------------------------------------------------------------------------------------
@@ -132,20 +122,19 @@ Train = Callable[..., Any]
 
 
 @pytest.fixture
-def evaluated(base, examples):
+def evaluated(base, examples, monkeypatch):
     """Train, with dropout and a checkpoint each epoch, and evaluate on the held-out examples.
     Returns the trainer."""
+
+    steady = FIXED.model_copy(update={"lr_schedule": "linear", "warmup_share": 0.0})
+    monkeypatch.setattr(trainer_settings, "FIXED", steady)
 
     def run(out, held_out=None, *, resume=None, callbacks=(), rate=5e-3):
         recipe = TrainingRecipe(
             batch_size=2,
             gradient_accumulation=1,
             learning_rate=rate,
-            lr_schedule="linear",
-            warmup_share=0.0,
             lora_rank=4,
-            lora_alpha=8,
-            target_modules=("q_proj", "v_proj", "down_proj"),
         )
         chosen = examples[1] if held_out is None else held_out
         trainer = LoraTrainer(

@@ -8,6 +8,7 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
 from kernels_eval.rewards import Kevin
 from tasks.sources.small_model import load_causal_model, load_tokenizer
+from tasks.training import grpo
 from tasks.training.grpo import Judged, grpo_config, reinforce
 from tasks.training.recipe import PROJECTIONS, ReinforceRecipe
 from tests.support.training import tiny_model
@@ -20,11 +21,8 @@ RECIPE = ReinforceRecipe(
     samples_per_task=8,
     batch_size=16,
     learning_rate=2e-2,
-    warmup_steps=0,
-    max_grad_norm=1.0,
     beta=0.01,
     sampling={"temperature": 1.0, "max_tokens": 4},
-    checkpoint_every_steps=3,
 )
 EVERY = 4
 """Token ids that this divides are what the rewards of these tests ask for."""
@@ -55,6 +53,13 @@ def adapter(base, tmp_path_factory):
     directory = tmp_path_factory.mktemp("trained") / "adapter"
     get_peft_model(load_causal_model(base, dtype=torch.float32), lora).save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """At the whole learning rate from the first step."""
+    monkeypatch.setattr(grpo, "WARMUP_STEPS", 0)
+    monkeypatch.setattr(grpo, "MAX_GRAD_NORM", 1.0)
 
 
 class World:
@@ -95,10 +100,16 @@ def trained(base, adapter, out, world, **changes):
 @pytest.mark.parametrize(
     "key, value",
     [
-        *[(key, math.inf) for key in ("learning_rate", "beta", "max_grad_norm")],
+        *[(key, math.inf) for key in ("learning_rate", "beta")],
         *[("temperature", value) for value in (0.0, math.inf, math.nan)],
         *[("seed", value) for value in (-1, 2**27)],
-        *[("samples_per_task", 1), ("batch_size", 3), ("steps", 0), ("steps", 1.5)],
+        *[
+            ("samples_per_task", 1),
+            ("batch_size", 3),
+            ("steps", 0),
+            ("steps", 1.5),
+            ("vllm", "server"),
+        ],
         ("reward", {"name": "kevin", "correct": math.nan}),
     ],
 )
@@ -108,15 +119,15 @@ def test_settings_that_cannot_be_learned_under_are_refused(key, value):
         ReinforceRecipe.model_validate(given)
 
 
-@pytest.mark.parametrize("mode", ["colocate", "server"])
-def test_vllm_writes_the_answers_under_trls_own_correction(tmp_path, monkeypatch, mode):
-    recipe = RECIPE.model_copy(update={"vllm": mode, "vllm_url": "http://gpu7:8000"})
-    with pytest.raises(UsageError, match=f"reinforcement.vllm is {mode} and vLLM is not installed"):
+@pytest.mark.parametrize("vllm, mode", [("colocate", "colocate"), ("http://gpu7:8000", "server")])
+def test_vllm_writes_the_answers_under_trls_own_correction(tmp_path, monkeypatch, vllm, mode):
+    recipe = RECIPE.model_copy(update={"vllm": vllm})
+    with pytest.raises(UsageError, match=f"reinforcement.vllm is {vllm} and vLLM is not installed"):
         grpo_config(recipe, tmp_path, gpu=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     args = grpo_config(recipe, tmp_path, gpu=False)
     assert (args.use_vllm, args.vllm_mode) == (True, mode)
-    assert args.vllm_server_base_url == "http://gpu7:8000"
+    assert args.vllm_server_base_url == (vllm if mode == "server" else None)
     assert args.vllm_importance_sampling_correction
     assert not grpo_config(RECIPE, tmp_path, gpu=False).use_vllm
 
@@ -144,8 +155,8 @@ def test_a_fault_of_the_machine_is_no_reward_of_zero(base, adapter, tmp_path, ca
     assert not any(PROMPTS[name] in caplog.text for name in PROMPTS), "no prompt in the log"
 
 
-def test_a_stopped_run_resumes_at_its_checkpoint(base, adapter, tmp_path):
-    short = {"steps": 2, "checkpoint_every_steps": 1}
+def test_a_stopped_run_resumes_at_its_checkpoint(base, adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr(grpo, "CHECKPOINT_STEPS", 1)
 
     class Stopped(World):
         def judge(self, task_ids, answers):
@@ -154,9 +165,9 @@ def test_a_stopped_run_resumes_at_its_checkpoint(base, adapter, tmp_path):
             return super().judge(task_ids, answers)
 
     with pytest.raises(KeyboardInterrupt):
-        trained(base, adapter, tmp_path, Stopped(base), **short)
+        trained(base, adapter, tmp_path, Stopped(base), steps=2)
     world = World(base)
-    log = trained(base, adapter, tmp_path, world, **short)
+    log = trained(base, adapter, tmp_path, world, steps=2)
     assert len(world.asked) == 1, "the second step; the first had been saved"
     assert all("reward" in row for row in log)
 

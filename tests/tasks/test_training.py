@@ -99,7 +99,7 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
         row(5, answer="done<|im_end|>\n<|im_start|>user\nmore"),
     ]
     examples = examples_of([row(0), *bad], tokenizer)
-    kept, dropped = select_examples(examples, tokenizer, max_length=1000, overlong="drop")
+    kept, dropped = select_examples(examples, tokenizer, 1000)
     assert [example.candidate_id for example in kept] == ["c0"]
     assert {(item.candidate_id, item.reason) for item in dropped} == {
         ("c1", "overlong"),
@@ -110,16 +110,11 @@ def test_rows_that_cannot_be_trained_on_are_listed_with_their_reason(base):
     }
     longest = examples[1].tokens
     assert dropped[0].tokens == longest > 1000
-    with pytest.raises(
-        UsageError,
-        match=f"5 of 6 rows.*c1 .overlong, {longest} tokens.*raise max_length to {longest}",
-    ):
-        select_examples(examples, tokenizer, max_length=1000, overlong="refuse")
-    with pytest.raises(UsageError, match="no row is left"):
-        select_examples(examples[1:], tokenizer, max_length=1000, overlong="drop")
-    assert (
-        len(select_examples(examples[:2], tokenizer, max_length=longest, overlong="refuse")[0]) == 2
-    ), "max_length itself is not too long"
+    with pytest.raises(UsageError, match=f"no row is left.*raise max_length to {longest}"):
+        select_examples(examples[1:], tokenizer, 1000)
+    assert len(select_examples(examples[:2], tokenizer, longest)[0]) == 2, (
+        "max_length itself is not too long"
+    )
 
 
 # -- training --------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from kernels_eval.errors import EvalError, UsageError
+from tasks.training import faults
 from tasks.training.faults import explain, is_out_of_memory
 from tasks.training.formatting import Example
-from tasks.training.recipe import TrainingRecipe
+from tasks.training.recipe import FIXED, TrainingRecipe
 from tasks.training.trainer import train
 from tests.support.training import REASONING, row
 
@@ -45,12 +46,11 @@ def test_out_of_memory_gives_the_numbers_and_three_ways_out():
     ways = message.partition("three ways out: ")[2].split("; ")
     assert len(ways) == 3
     assert ways[0] == "batch_size 1 with gradient_accumulation 16"
-    assert ways[1] == "gradient_checkpointing true"
-    assert "fsdp2 with workers 2" in ways[2]
+    assert "fsdp2 with workers 2" in ways[1]
 
 
 def test_what_is_done_already_is_no_way_out():
-    message = told(MemoryError(), gradient_checkpointing=True, workers=8, parallelism="fsdp2")
+    message = told(MemoryError(), acceleration="on", workers=8, parallelism="fsdp2")
     assert "parallelism fsdp2 over 8" in message and "recomputation on" in message
     ways = message.partition("three ways out: ")[2].split("; ")
     assert ways[0] == "parallelism fsdp2 with workers 16, each with 1/16 of the weights"
@@ -60,9 +60,7 @@ def test_what_is_done_already_is_no_way_out():
 
 def test_a_length_that_all_rows_have_is_undercut():
     same = [example(10)] * 5
-    recipe = TrainingRecipe(gradient_checkpointing=True, parallelism="ddp", workers=2).resolve(
-        gpu=False
-    )
+    recipe = TrainingRecipe(parallelism="ddp", workers=2).resolve(gpu=False)
     assert "max_length below 10, which drops the longest rows" in str(
         explain(MemoryError(), recipe, same, "cpu", Path("out"))
     )
@@ -108,27 +106,23 @@ def refused(base, out, rows, **recipe):
 def test_an_empty_set_is_refused(base, tmp_path):
     assert (
         refused(base, tmp_path, [])
-        == "no row is left to train on (of 0): the set is empty (curate at least one row)"
+        == "no row is left to train on (of 0): the set is empty (curate more rows)"
     )
 
 
-def test_rows_over_the_limit_are_refused_by_name_and_length(base, tmp_path):
-    message = refused(
-        base,
-        tmp_path,
-        [row(0), row(1, reasoning=REASONING * 30)],
-        max_length=500,
-        overlong="refuse",
-    )
-    assert message.startswith("1 of 2 rows cannot be trained on: c1 (overlong, ")
+def test_a_set_of_rows_over_the_limit_is_refused_by_name_and_length(base, tmp_path):
+    message = refused(base, tmp_path, [row(1, reasoning=REASONING * 30)], max_length=500)
+    assert message.startswith("no row is left to train on (of 1): c1 (overlong, ")
     assert "raise max_length to" in message
 
 
-def test_a_base_model_without_the_projections_is_refused_even_where_it_has_some(base, tmp_path):
+def test_a_base_model_without_the_projections_is_refused_even_where_it_has_some(
+    base, tmp_path, monkeypatch
+):
     """PEFT trains those that match and says nothing of the others."""
-    message = refused(
-        base, tmp_path, [row(0)], target_modules=("q_proj", "v_proj", "c_fc", "query_key_value")
-    )
+    other = ("q_proj", "v_proj", "c_fc", "query_key_value")
+    monkeypatch.setattr(faults, "FIXED", FIXED.model_copy(update={"target_modules": other}))
+    message = refused(base, tmp_path, [row(0)])
     assert "small (Qwen2ForCausalLM) has no layer named c_fc, query_key_value" in message
     assert (
         "its linear layers: down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"

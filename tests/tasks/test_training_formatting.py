@@ -105,7 +105,7 @@ def test_what_is_trained_on_comes_back_through_sampling_and_parsing(base, templa
     prompt = list(example.input_ids[: -len(labels)])
     # beyond the end token there is something more to say: who does not stop at it says it
     parrot = Parrot(prompt, [*labels, *labels], len(tokenizer))
-    sampler = TransformersSampler(base, None, "small", device="cpu")
+    sampler = TransformersSampler(base, None, "small")
     loaded = sampler.loaded
     loaded.tokenizer, loaded.model = tokenizer, parrot
     task = KernelTask(task_id="t", name="t", code="class Model: pass")
@@ -195,7 +195,7 @@ def test_any_text_that_is_kept_decodes_to_itself_and_parses_to_its_parts(
             for token in ("<think>", "</think>", *tokenizer.all_special_tokens)
         )
     )
-    (kept,), dropped = select_examples([example], tokenizer, max_length=100_000, overlong="drop")
+    (kept,), dropped = select_examples([example], tokenizer, 100_000)
     assert dropped == []
     labels = carried(kept)
     text = tokenizer.decode(labels, skip_special_tokens=True, clean_up_tokenization_spaces=False)

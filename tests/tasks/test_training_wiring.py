@@ -12,16 +12,13 @@ from transformers import GPTNeoXConfig, LlamaConfig, Qwen3MoeConfig
 from kernels_eval.errors import UsageError
 from tasks.training.acceleration import layers
 from tasks.training.acceleration.layers import AccelerationOptions, accelerate
-from tasks.training.evaluation import EvaluationConfig
 from tasks.training.preparation import with_parallelism
 from tasks.training.recipe import TrainingRecipe
 from tasks.training.result import HELD_OUT, HISTORY
 from tasks.training.trainer import train
 from tests.support.training import row
 
-RECIPE = TrainingRecipe(
-    gradient_accumulation=2, num_epochs=2, learning_rate=5e-3, evaluation=EvaluationConfig(tasks=2)
-)
+RECIPE = TrainingRecipe(gradient_accumulation=2, num_epochs=2, learning_rate=5e-3, held_out=2)
 ROWS = [row(index) for index in range(8)]
 
 
@@ -67,12 +64,11 @@ def test_packed_lines_with_acceleration_learn_what_rows_alone_learn(base, tmp_pa
     assert measured[0] == pytest.approx(measured[1], rel=1e-3), "through the same attention"
 
 
-def test_auto_is_decided_before_training_and_said(base, tmp_path):
-    assert TrainingRecipe(parallelism="auto", workers=2).workers == 2
-    result = train(ROWS, RECIPE.model_copy(update={"parallelism": "auto"}), base, tmp_path)
-    assert result.decided == {"parallelism": "none: one worker"}
-    plain = train(ROWS, RECIPE, base, tmp_path)
-    assert plain.resumed_from_step == plain.steps, "the same run"
+def test_one_worker_has_nothing_to_decide(base, tmp_path):
+    result = train(ROWS, RECIPE, base, tmp_path)
+    assert result.decided == {}
+    again = train(ROWS, RECIPE.model_copy(update={"parallelism": "fsdp2"}), base, tmp_path)
+    assert again.resumed_from_step == again.steps, "the same run"
 
 
 def with_gpu(monkeypatch, memory_bytes):

@@ -65,8 +65,8 @@ def test_branches_are_strategies_by_sizes_by_seeds_each_with_its_seed_everywhere
     # where it runs decides nothing of what it is
     assert branch_pipeline(pipeline, plans[0], share=2).verification.workers == 2
     assert (
-        branch_pipeline(pipeline, plans[0], share=2).synthesis.server.identity
-        == pipeline.synthesis.server.identity
+        branch_pipeline(pipeline, plans[0], share=2).synthesis.server.args
+        == pipeline.synthesis.server.args
     )
 
 

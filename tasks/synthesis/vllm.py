@@ -66,7 +66,7 @@ class VllmServer:
         self.address = ""
         self.process: subprocess.Popen[bytes] | None = None
         self._mark = uuid.uuid4().hex
-        self._env = _environment() | env | {MARK: self._mark, "PYTHONUNBUFFERED": "1"}
+        self._env = _environment() | dict(env) | {MARK: self._mark, "PYTHONUNBUFFERED": "1"}
         # the kernel's signal comes when the thread ends that started the server: this one stays
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm server")
 

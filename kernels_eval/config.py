@@ -1,9 +1,9 @@
-"""Every number of the verification protocol, resolved once. VERIFIER numbers are the defaults; docs
-say where each comes from."""
+"""Every number of the verification protocol: what a user may set, resolved once, and then the
+constants, each with its source."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import (
     Field,
@@ -50,7 +50,7 @@ class BuildConfig(Record):
 
 
 class CorrectnessConfig(Record):
-    """What counts as the same answer; the gates are in kernels_eval.model.correctness."""
+    """What counts as the same answer; the gates are constants below."""
 
     distributions: tuple[str, ...] = (
         "declared",
@@ -177,3 +177,255 @@ class EvalConfig(Sparing):
 
     def _says(self, name: str, value: object) -> bool:
         return self.sanitizer != "off" or not name.startswith("sanitizer")
+
+
+# -- what a task is compared on --------------------------------------------------------------------
+#
+# Constants of the protocol, which nobody sets. Each says where it comes from: a measurement, the
+# protocol's description (docs/explanation/verification.md), or that it is a choice.
+
+SHAPE_SCOPES = ("each", "all", "last", "first")
+"""What shrinks in another shape (`model.inputs.smaller_shapes`), tried in this order."""
+TAILS = {"1": 1, "2": 2, "odd": -1}
+"""How many elements another shape leaves over in blocks of 4 and more, or lacks to fill them: the
+tails of vector loads and of warps that kernels forget. A choice."""
+OFFSET_MEAN = 8192.0
+"""The mean of `offset`, in standard deviations: in fp32 E[x^2] - E[x]^2 then has no digit left. A
+power of two, for long sums of it, too, are rounded without a bias: adding 1e5 values about 1e4 one
+by one is off by more than their spread."""
+SMALL_DEVIATION = 2.0**-9
+"""The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
+normalisations add to it."""
+IMPULSE_RANGE = (20, 36)
+"""Least and largest value of a large element of `impulse`. Above 36.7, 1 - sigmoid(x) is 0 in
+float64, too, and a kernel that is exact there, as from logits, would differ from the reference in
+any precision."""
+MOST_DISTINCT = 1 << 24
+"""Elements of a tensor that are made distinct, which sorts them. A choice of time."""
+DISTINCT_STEP = 2.0**-16
+"""How far equal elements are moved apart, as a share of their size: some 100 units in the last
+place."""
+
+# -- expected values -------------------------------------------------------------------------------
+
+ORACLE_MAX_BYTES = 8 << 30
+"""Above this estimate the oracle is computed in float32. A choice: a tenth of a GPU of 80 GB."""
+ORACLE_MAX_S = 5.0
+"""A float64 oracle that takes more work is computed once and then done without. A choice."""
+EXPECTED_MAX_BYTES = 16 << 30
+"""Memory for expected values of one task; above it fewer distributions are tried. A choice."""
+LEAST_DISTRIBUTIONS = 4
+"""Trials that are kept whatever their expected values take. A choice."""
+EXPECTED_HELD_SHARE = 8
+"""Expected values without an oracle hold one part in so many of a GPU's memory: the candidate needs
+the rest, several times its inputs and outputs. More are computed again when they are asked for."""
+REPEATABLE_RTOL = 1e-3
+"""Two runs of a reference on the same inputs that differ by more are random: atomics of torch
+differ by 1e-6."""
+SAME_ANSWER_RTOL = 1e-4
+"""Two answers that differ by less are one: the gate of single elements in fp32."""
+HARD_OWN_ERROR = 0.02
+"""A reference that errs by more is no judge of hard inputs."""
+NARROWED_SHARE = 1 / 4
+"""Of the error of an answer that ignores the inputs, what a gate may let pass. A choice."""
+SAMPLE_ROWS = 4
+"""Rows of a batch that tell the reference's own error where there is no oracle. A choice."""
+BYTES_PROBES = 8
+"""Pieces of an argument that are changed to find out how much of it is used. A choice of time."""
+ENOUGH_ELEMENTS = 1 << 26
+"""Outputs of more are not copied once more for what is only a flag or a few elements. A choice."""
+FIRST_ELEMENTS, SPREAD_ELEMENTS = 1 << 22, 1 << 12
+"""Of a large tensor, how many tell what an answer that ignores the inputs would be worth, and
+whether two tensors may be the same. A choice of time."""
+MOST_TASK_OPERATORS = 256
+"""Operators of a reference that a verdict names. A choice."""
+SCATTER_DRAWS, SCATTER_UNITS = 4, 2
+"""How often operators round otherwise, by how many units, in a look for how far apart outputs are;
+gates allow for a multiple of that. A choice."""
+FEW_OUTPUTS = 64
+"""Fewer floating elements tell too little of what rounding costs. A choice."""
+MOST_SCATTER = 0.03
+"""Of their errors, what is allowed for: no gate is then as wide as the answer, and hard inputs on
+which a reference errs by more than HARD_OWN_ERROR are left out."""
+LONG_SUM, MOST_TERMS = 128, 1 << 24
+"""Shorter sums err by less than any gate; of longer ones so many terms are added."""
+MOST_SUMS, FEWEST_SUMS, ENOUGH_TERMS = 64, 2, 1 << 21
+"""How many outputs of an operator are added up in order: as many as have so many terms together. A
+choice of time."""
+
+# -- gates -----------------------------------------------------------------------------------------
+
+
+class Gates(NamedTuple):
+    """Largest RMS(err)/RMS(oracle) of a task's precision, and of an element in fp32: |err| <= r
+    (|y| + RMS(y)). Half precision: four roundings to 11 bits (fp16, TF32), or to 8 (bf16)."""
+
+    fp32: float = 1e-5
+    half: float = 2e-3
+    bf16: float = 1.6e-2
+    elementwise_fp32: float = 1e-4
+
+
+GATES = Gates()
+"""Measured on a product with K = 4096: fp32 3.7e-7, TF32 2.9e-4, fp16 3.6e-4."""
+HARD_GATES = Gates(fp32=0.1, half=0.1, bf16=0.1, elementwise_fp32=1.0)
+"""On hard inputs. Measured in fp32 with `offset`, up to 4e6 elements a row: one by one in two
+passes at most 0.008, by Welford's updates 0.013, in one pass 0.5 and more."""
+E4M3_GATE = 0.06
+"""Gate of outputs in float8_e4m3fn: half a unit in the last place. The RMS error of one rounding is
+at most 0.036 (relative spacing of 2^-3 / sqrt(12))."""
+TIGHTEST_GATE = 1e-6
+"""No gate asks for more of a sound fp32 kernel: 16 units in the last place."""
+REFERENCE_FACTOR = 8
+"""A gate is never below this multiple of the fp32 reference's own error."""
+SEQUENTIAL_FACTOR = 4
+"""Nor below this multiple of the error of adding up the reference's long sums in fp32, one term
+after the other. A choice: honest kernels add in blocks, and err by less."""
+MOST_WRONG_SHARE = 0.05
+"""Largest share of elements that may be off by half of their own value where the reference's are
+not: a few outputs that are far larger than all others make any error of these look small."""
+APPROXIMATION_RMS = 2e-3
+"""Largest RMS(err)/RMS(oracle) of an approximation, which GELU by tanh has a tenth of."""
+DOWNCAST_SPREAD = 10
+"""Largest worst element / RMS error of a downcast. Rounding errors that are normal reach 5 among a
+million elements; one wrong element of N reaches about sqrt(N)."""
+FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-5, 1e-4, 0.1
+"""Relative errors (RMS, or of the worst element; at most) of which it is asked whether they look
+like rounding or like another formula: from the fp32 gates on."""
+FORMULA_SAMPLE, FORMULA_BINS, FORMULA_SHARE = 1 << 20, 64, 0.45
+"""Elements, bins, and the share of the squared error that the bins of another formula explain:
+measured 0.6 and more, and 0.1 (0.38 where digits are cut off) for rounding."""
+MARK_SIZE, MARKS_ALIKE = 1e3, 1 - 1e-3
+"""How large a mark is (such as -1e9 for what is masked), and how many times larger than all others;
+how much alike marks are. A choice."""
+KERNELBENCH_TOLERANCES = (1e-4, 1e-2)
+"""KernelBench's absolute and relative tolerances: v0.1's, v0's."""
+
+# -- what a wrong answer is ------------------------------------------------------------------------
+
+SAME_ERROR_SHARE = 1e-3
+"""An answer whose error changes by a smaller share when the call is repeated is the same answer:
+last bits do not explain a wrong one. A choice."""
+DOUBTFUL_RMS = 5e-6
+"""Relative RMS error from which an unseen answer is compared with a float64 oracle, too: sums near
+zero may be off by so much in either."""
+FEW_BESIDE_STEP, FEW_BESIDE_STEP_SHARE = 4, 1e-3
+"""Elements, and the share of all, that may be off because they hang on a step (floor, argmax). A
+choice."""
+STEP_MOVES, STEP_UNITS = 36, (4, 4, 1)
+"""How often operators round otherwise, by how many units in turn, in a look for what is beside a
+step: several steps that one value takes seldom agree where it is moved far."""
+MOST_BESIDE_STEP_SHARE = 0.25
+"""Where more of the numbers of an output are off, it is not asked whether they hang on steps. A
+choice."""
+EQUAL_ELEMENT_RUNS = 2
+"""Before these, runs that take the first and the last of equal elements."""
+
+# -- how a candidate works -------------------------------------------------------------------------
+
+MOST_BUILDS = 16
+"""Builds that one candidate may ask for. A choice: honest modules ask for three at most."""
+BUILDS_DEADLINE_SHARE = 4
+"""All builds of one candidate may take so many times the deadline of one. A choice."""
+IDLE_WINDOW_S, LONGEST_IDLE_WINDOW_S = 0.02, 1.0
+"""In which a process that was asked nothing should not compute; longer on a busy machine, where one
+that wants to run does not always get a processor."""
+IDLE_SHARE = 0.5
+"""Share of that window from which a process continues to compute: OpenMP's threads spin for a
+while after a call."""
+OUTSTANDING_SHARE = 0.3
+"""Share of a call's time in which work goes on after its stream has finished. A choice."""
+LARGE_OUTPUT_BYTES = 1 << 30
+"""A call with larger outputs is repeated once only. A choice of time."""
+RERUN_S = 0.3
+"""Calls that only sharpen a judgement are repeated no longer than this. A choice of time."""
+SHARE_S = 0.1
+"""So are calls that tell the kernels' share of the time."""
+TRACED_CALLS = 1000
+"""Operators of one forward call whose record does not take seconds."""
+CORRUPT_VALUES = (1.0e4, -3.7e3)
+"""What takes the place of what kernels wrote. Finite: a result that is multiplied by zero must not
+look as if it mattered."""
+INDIFFERENT_RTOL = 1e-4
+"""Of an answer, what counts as no change: the gate of single elements."""
+
+# -- timing ----------------------------------------------------------------------------------------
+
+PRECISE_PAIRS = 20
+"""Fewest pairs that a measurement of `timing.precise_s` rests on. A choice."""
+WARM_ROUNDS, WARM_SHARE = 12, 0.01
+"""Rounds of three samples until two medians agree within this share (docs: 1 %)."""
+MOST_CALLS_PER_SAMPLE = 10_000
+CLOCK_BOUND_SHARE = 0.8
+"""Where the reported time is below this share of what the parent's clock saw pass, that is the time
+that counts (docs: implausible_time)."""
+ACCUSED_SHARE = 0.5
+"""Below this share, in each of three rounds, the reported time is implausible."""
+IMPOSSIBLE_SHARE = 0.1
+"""Below this share of the best estimate, no noise explains what is reported."""
+MOST_DRIFT = 0.1
+"""A change of the reference's time within a measurement that quiet machines do not show."""
+DISTURBED_RATIO, DISTURBED_LEAST_MS = 2.0, 0.1
+"""A call that takes so many milliseconds takes at most so many times its bound."""
+REFERENCE_DRIFT = 1.2
+"""A reference median that differs by this factor from the first one of this process is flagged."""
+REMEASURED = 1
+"""How often a measurement that the machine disturbed is repeated."""
+PASS_PAIRS = 11
+"""Samples of each pass, where a task asks for gradients."""
+FEWEST_SETS, MOST_SETS = 3, 64
+"""Sets of inputs that timed calls rotate over."""
+LARGE_TASK_BYTES = 2 << 30
+"""Above this, two sets must do."""
+TIMED_INPUT_BYTES = 256 << 20
+"""Memory for the sets of inputs that timed calls rotate over, each side."""
+DRAW_SETS_S = 0.3
+"""Time for drawing the sets of one process. A choice."""
+BANDWIDTH_SHARE = 0.5
+"""Faster than this share of the time that its bytes need at peak bandwidth is implausible."""
+BURNT_SHARE = 0.5
+"""Processor time in the reference's turns that is taken for work, of each thread: those of OpenMP
+spin for a while after a call."""
+
+# -- rounds on unseen inputs, by the parent's clock ------------------------------------------------
+
+MOST_UNSEEN = 512
+"""Calls of a round: a delay once in a round must weigh little on each of them."""
+UNSEEN_DRAW_S = 0.06
+"""Time for drawing the inputs of one round. A choice."""
+UNSEEN_BYTES = 4 << 30
+"""Memory of a GPU for the inputs and outputs of a round. Calls of 60 us, three a round, counted up
+to five times what they took: a round costs a candidate up to a millisecond more than the
+reference."""
+UNSEEN_ROUND_NS = 1e7
+"""What a round should take."""
+REVEALING_CALLS, REVEALING_ROUND_NS = 10, 1e8
+"""But more calls than a ring of eight buffers holds, where that does not take longer than this: on
+a busy machine, too."""
+FEWEST_ROUNDS, MOST_ROUNDS = 1, 5
+CREDIBLE_ROUNDS = 2
+"""Rounds that must agree that what was reported is not too little."""
+ROUNDS_S = 0.06
+"""Calls that take long are bounded by fewer rounds: a delay of the machine weighs little on
+them."""
+OVERHEAD_DOUBT = 2.0
+"""What a round costs the candidate at most, as a multiple of what it costs the reference."""
+OVERHEAD_SHARE = 0.95
+"""The most of a round that can be taken for the cost of the round itself."""
+TELLING_SHARE = 0.2
+"""A round of which less is left without that cost tells nothing that could accuse: on a busy
+machine it may cost a candidate a quarter more than the reference."""
+ALONE_ROUNDS, ALONE_MESSAGE_NS = 3, 2.5e5
+"""Rounds of one call, and what a message and cold caches may cost such a call besides what they
+cost the reference."""
+COMPARED_UNSEEN = 4
+"""Outputs of each round that are drawn after all of them are written, to be compared; so many
+others are compared that differ most."""
+UNSEEN_TRIALS = ("mixed", "impulse")
+"""Trials whose distribution one call of each round has, so that an answer that is right on the
+task's own inputs alone shows while it is timed, too."""
+
+# -- memory that processes share -------------------------------------------------------------------
+
+SHARED_ALIGNMENT = 256
+"""Each tensor in shared memory starts at a multiple of so many bytes, as torch's own do."""

@@ -16,13 +16,14 @@ from pathlib import Path
 
 from kernels_eval.config import EvalConfig
 from kernels_eval.devices import device_for
-from kernels_eval.judge import comparison, sanitizer
+from kernels_eval.judge import attribution, comparison, sanitizer
 from kernels_eval.judge.candidate_handle import CandidateProcess, MadeElsewhere
 from kernels_eval.judge.messages import Finding, Prepared, Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.prepare import Preparer
 from kernels_eval.judge.reference_handle import ReferenceProcess
 from kernels_eval.judge.runner import Runner, starts_compilers
+from kernels_eval.judge.trials import Stage
 from kernels_eval.protocol import NewCandidate
 from kernels_eval.records import Candidate, KernelTask, Language, Phases, Reason, Verdict
 from kernels_eval.sandbox.sandbox import retry_killed
@@ -76,83 +77,83 @@ class Evaluator:
     def _verify(
         self, task: KernelTask, candidate: Candidate, prepared: Prepared, draft: VerdictDraft
     ) -> None:
+        """The protocol on the device. Each step returns where it finds nothing wrong, and raises
+        Stop with the verdict where it does. Where the candidate's constructor makes weights on the
+        CPU, as under KernelBench, the reference's are made there, too, and all is done again."""
         for construct_on in (None, "cpu"):
             with draft.phase("reference_s"):
                 reference = self.runner.reference(task, construct_on)
             draft.device = reference.loaded.device_name
             draft.reference_operators = reference.loaded.operators
             with suppress(MadeElsewhere):
-                tried = self._try(reference, candidate, prepared, draft)
-                return self._verify_against(reference, candidate, tried, draft)
+                libraries = self._try_call(reference, candidate, prepared.libraries, draft)
+                with draft.phase("reference_s"):
+                    reference.open()
+                draft.flags += reference.expected.flags
+                self._verify_on_device(reference, candidate, libraries, draft)
+                self._sanitize(reference, candidate, libraries, draft)
+                return
 
-    def _try(
+    def _try_call(
         self,
         reference: ReferenceProcess,
         candidate: Candidate,
-        prepared: Prepared,
+        libraries: dict[str, str],
         draft: VerdictDraft,
-    ) -> Prepared:
+    ) -> dict[str, str]:
         """Load and call a candidate once, in a process of its own, while its task has no expected
         values: they take longer than all that follows for one that fails in its first call. Its end
         leaves the device to the reference alone, so no candidate has a say in which values can be
         computed. Left out where code is compiled in that process, which would be done twice.
-        Returns what was built, what the candidate asked for just now included."""
+        Returns the libraries, those included that the candidate asked for just now."""
         if reference.opened or starts_compilers(candidate):
-            return prepared
+            return libraries
         with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
-            self._load(process, prepared)
+            self._load(process, libraries)
             with draft.phase("correctness_s"):
                 process.try_call()
         self.runner.warm_pool.wait_closed()
-        return prepared.model_copy(update={"libraries": process.libraries})
+        return process.libraries
 
-    def _load(self, process: CandidateProcess, prepared: Prepared) -> None:
+    def _load(self, process: CandidateProcess, libraries: dict[str, str]) -> None:
         # It may have waited long: what was evicted meanwhile is built again when it asks.
-        self.runner.builder.cache.renew(prepared.libraries.values())
+        self.runner.builder.cache.renew(libraries.values())
         with process.draft.phase("load_s"):
-            process.load(prepared.libraries)
+            process.load(libraries)
             self.runner.warm_pool.wait_closed()
 
-    def _verify_against(
+    def _verify_on_device(
         self,
         reference: ReferenceProcess,
         candidate: Candidate,
-        prepared: Prepared,
+        libraries: dict[str, str],
         draft: VerdictDraft,
     ) -> None:
-        """The protocol on the device. Each step returns where it finds nothing wrong, and raises
-        Stop with the verdict where it does."""
+        """Everything that is asked of a candidate's process, in order."""
         phase = draft.phase
-        with phase("reference_s"):
-            reference.open()
-        draft.flags += reference.flags
         with self.runner.candidate(candidate, reference, draft) as process, self._blaming():
             reference.ask(NewCandidate())
-            self._load(process, prepared)
+            self._load(process, libraries)
             with phase("correctness_s"):
                 comparison.compare_outputs(process)
             with phase("attribution_s"):
-                comparison.attribute_work(process)
-                comparison.check_repeatable(process)
+                attribution.attribute_work(process)
+                attribution.check_repeatable(process)
             with phase("correctness_s"):
-                comparison.compare_other_shapes(process)
+                comparison.compare_trials(process, Stage.VARIATIONS)
             with phase("attribution_s"):
-                comparison.check_idle(process)
+                attribution.check_idle(process)
             if self.config.time_correct and draft.outputs_match:
                 self._time(process)
             # Asked again: timing is where a candidate may have begun to behave otherwise.
             with phase("attribution_s"):
-                comparison.check_idle(process)
-                comparison.attribute_work(process, again=True)
-                comparison.check_ornamental(process)
+                attribution.check_idle(process)
+                attribution.attribute_work(process, again=True)
+                attribution.check_ornamental(process)
             with phase("correctness_s"):
                 comparison.compare_non_finite(process)
             process.keep_kernels()
             comparison.check_formula(process)
-        if sanitizer.wanted(self.config, candidate, draft):
-            with phase("attribution_s"):
-                libraries = prepared.libraries
-                sanitizer.sanitize(self.runner, reference, candidate, libraries, draft)
 
     def _time(self, process: CandidateProcess) -> None:
         """Both processes in turn, and on unseen inputs under the parent's clock, where outputs must
@@ -165,11 +166,21 @@ class Evaluator:
             clock = PairedClock(process, compiled)
             timing = clock.passes(clock.measure())
             reference.end_timing()
-            if clock.idle_samples:
-                what = f"no custom kernel ran in {clock.idle_samples} timed samples"
-                raise Stop(Reason.NO_CUSTOM_KERNEL, what)
+            clock.check_idle_samples()
             draft.flags += self.runner.drift_flags(reference.task, timing)
             draft.timing = timing
+
+    def _sanitize(
+        self,
+        reference: ReferenceProcess,
+        candidate: Candidate,
+        libraries: dict[str, str],
+        draft: VerdictDraft,
+    ) -> None:
+        """What NVIDIA's tools count of a candidate that passed all else, where they are asked."""
+        if sanitizer.wanted(self.config, candidate, draft):
+            with draft.phase("attribution_s"):
+                sanitizer.sanitize(self.runner, reference, candidate, libraries, draft)
 
     @contextmanager
     def _blaming(self) -> Iterator[None]:
@@ -179,8 +190,8 @@ class Evaluator:
             yield
         except Stop as stop:
             finding = stop.finding
-            said = f"{finding.detail} {finding.log}".lower()
-            if finding.reason is not Reason.REFERENCE_FAILED or "out of memory" not in said:
+            message = f"{finding.detail} {finding.log}".lower()
+            if finding.reason is not Reason.REFERENCE_FAILED or "out of memory" not in message:
                 raise
             self.runner.drop_reference()
             detail = "the candidate leaves no memory for the reference beside it"
@@ -198,10 +209,10 @@ class Evaluator:
 
 
 @functools.cache
-def _kept(language: Language, config: EvalConfig, folder: Path | None) -> Evaluator:
-    made = Evaluator(language, config, cache=folder)
-    atexit.register(made.close)
-    return made
+def _kept_evaluator(language: Language, config: EvalConfig, folder: Path | None) -> Evaluator:
+    evaluator = Evaluator(language, config, cache=folder)
+    atexit.register(evaluator.close)
+    return evaluator
 
 
 def evaluate(
@@ -218,4 +229,5 @@ def evaluate(
     Raises DeviceError where the language's device is missing, ToolchainError and SandboxError where
     the machine fails.
     """
-    return _kept(candidate.language, config or EvalConfig(), cache)(task, candidate)
+    evaluator = _kept_evaluator(candidate.language, config or EvalConfig(), cache)
+    return evaluator(task, candidate)

@@ -23,6 +23,14 @@ from kernels_eval.candidate import state
 from kernels_eval.candidate.build_interception import BuildFailed, intercept, open_library
 from kernels_eval.candidate.kernel_tracer import KernelTracer, Launches, registered_operators
 from kernels_eval.candidate.refusals import refuse
+from kernels_eval.config import (
+    CORRUPT_VALUES,
+    INDIFFERENT_RTOL,
+    LARGE_OUTPUT_BYTES,
+    RERUN_S,
+    SHARE_S,
+    TRACED_CALLS,
+)
 from kernels_eval.model.inputs import (
     Arguments,
     flatten_outputs,
@@ -74,17 +82,6 @@ from kernels_eval.protocol import (
 from kernels_eval.records import Reason
 from kernels_eval.sandbox.channel import Channel, Message
 from kernels_eval.source.spec import ExtensionSpec
-
-LARGE_BYTES = 1 << 30  # outputs above this are repeated once only
-PATIENCE_S = 0.3  # calls that only sharpen a judgement are repeated no longer than this
-SHARE_S = 0.1
-TRACED = 1000  # calls of one forward whose record does not take seconds
-CORRUPT_VALUES = (1.0e4, -3.7e3)
-"""Finite: a result that is multiplied by zero must not look as if it mattered."""
-
-
-INDIFFERENT = 1e-4
-"""Of an answer, what counts as no change: the gate of single elements."""
 
 
 class CandidateRole(ModelRunner):
@@ -273,11 +270,11 @@ class CandidateRole(ModelRunner):
         del before, output
         saved = _copies(leaves)
         self.previous, self.last_inputs = (leaves, saved), drawn
-        large = sum(x.nbytes for x in saved) > LARGE_BYTES
+        large = sum(x.nbytes for x in saved) > LARGE_OUTPUT_BYTES
         reruns = 0 if report.mutated else min(request.reruns, 1) if large else request.reruns
         started, differs = now_ns(), False
         for number in range(reruns):
-            if number and now_ns() - started > PATIENCE_S * 1e9:
+            if number and now_ns() - started > RERUN_S * 1e9:
                 break
             again, _ = flatten_outputs(self._poisoned(drawn, *how)[0])
             self.synchronise()
@@ -381,7 +378,7 @@ class CandidateRole(ModelRunner):
         if not (request.again and self._traceable):
             drawn = self.fresh()
             found = compute_operators(lambda: self.forward(drawn))
-            operators, self._traceable = set(found), len(found) < TRACED
+            operators, self._traceable = set(found), len(found) < TRACED_CALLS
         if self._traceable:
             drawn = self.fresh()
             operators |= traced_operators(lambda: self.forward(drawn))
@@ -441,7 +438,7 @@ class CandidateRole(ModelRunner):
         try:
             with tracer.swapping(False):
                 other = self.leaves(self.fresh(1))
-            if all_close(expected, other, INDIFFERENT):
+            if all_close(expected, other, INDIFFERENT_RTOL):
                 return False
             with tracer.swapping(True):
                 leaves = self.leaves(self.fresh(0))
@@ -450,7 +447,7 @@ class CandidateRole(ModelRunner):
         seen = tracer.swapped
         if not seen or seen["unseen"] or (seen["same"] and not seen["other"]):
             return False
-        return not seen["other"] or all_close(expected, leaves, INDIFFERENT)
+        return not seen["other"] or all_close(expected, leaves, INDIFFERENT_RTOL)
 
     def _is_ornament(self, expected: list[Tensor]) -> bool:
         def unchanged(disturbed: AbstractContextManager[None]) -> bool | None:

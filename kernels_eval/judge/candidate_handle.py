@@ -26,7 +26,7 @@ from kernels_eval.judge.messages import (
 )
 from kernels_eval.judge.prepare import BoundedBuilds
 from kernels_eval.judge.reference_handle import ReferenceProcess
-from kernels_eval.model.trials import Trial
+from kernels_eval.judge.trials import Trial
 from kernels_eval.protocol import (
     DECLARED,
     A,
@@ -77,7 +77,7 @@ class CandidateProcess:
         constructed again, on the CPU."""
         reference, limits, self.libraries = self.reference, self.config.limits, {**libraries}
         arguments, given = reference.arguments()
-        outputs, taken = reference.outputs_of("candidate")
+        outputs, taken = reference.memory.outputs_of("candidate")
         with ExitStack() as held:
             kept = self._kept_kernels()
             kernels = (held.enter_context(open(kept, "rb")).fileno(),) if kept else ()
@@ -132,7 +132,8 @@ class CandidateProcess:
         self, count: int = 1, distribution: str = DECLARED
     ) -> tuple[PackedValues, int]:
         """So many sets of inputs that it has never seen, and their descriptor."""
-        return self.reference.draw([secrets.randbits(31) for _ in range(count)], distribution)
+        seeds = [secrets.randbits(31) for _ in range(count)]
+        return self.reference.memory.draw(seeds, distribution)
 
     def _request(
         self, request: Request[Any], timeout: float, late: Reason, fds: Fds = ()
@@ -178,13 +179,14 @@ class CandidateProcess:
                 transposed=transposed,
             )
             self.tell(weights)
-        if trial.construct_seed is not None or trial.evaluate:  # as new: calls change statistics
-            self._rebuild(trial.construct_seed)
-        inputs, descriptor = self.reference.draw([trial.seed], trial.distribution, trial.shape)
+        if trial.construct_seed is not None or trial.row.evaluate:
+            self._rebuild(trial.construct_seed)  # as new: calls change statistics
+        memory = self.reference.memory
+        inputs, descriptor = memory.draw([trial.seed], trial.distribution, trial.shape)
         request = Call(
             inputs=inputs,
-            in_place=trial.in_place,
-            evaluate=trial.evaluate,
+            in_place=trial.row.in_place,
+            evaluate=trial.row.evaluate,
             reruns=reruns,
             output_bytes=sum(output.bytes for output in trial.outputs),
             devices=[output.device for output in trial.outputs],

@@ -20,7 +20,7 @@ from kernels_eval.errors import SandboxError
 from kernels_eval.judge.messages import Stop, one_line, parse_answer, parse_report
 from kernels_eval.judge.reference_handle import ReferenceProcess, alone
 from kernels_eval.judge.timing import CompiledSampler
-from kernels_eval.model.trials import Trial
+from kernels_eval.judge.trials import Trial
 from kernels_eval.protocol import (
     A,
     AnswerCompiled,

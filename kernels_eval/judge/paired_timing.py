@@ -11,14 +11,43 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
+from kernels_eval.config import (
+    ALONE_MESSAGE_NS,
+    ALONE_ROUNDS,
+    BANDWIDTH_SHARE,
+    BURNT_SHARE,
+    CLOCK_BOUND_SHARE,
+    COMPARED_UNSEEN,
+    CREDIBLE_ROUNDS,
+    DRAW_SETS_S,
+    FEWEST_ROUNDS,
+    FEWEST_SETS,
+    LARGE_TASK_BYTES,
+    MOST_CALLS_PER_SAMPLE,
+    MOST_ROUNDS,
+    MOST_SETS,
+    MOST_UNSEEN,
+    OVERHEAD_DOUBT,
+    OVERHEAD_SHARE,
+    PASS_PAIRS,
+    REMEASURED,
+    REVEALING_CALLS,
+    REVEALING_ROUND_NS,
+    ROUNDS_S,
+    TELLING_SHARE,
+    TIMED_INPUT_BYTES,
+    UNSEEN_BYTES,
+    UNSEEN_DRAW_S,
+    UNSEEN_ROUND_NS,
+    UNSEEN_TRIALS,
+)
 from kernels_eval.devices import throttled
 from kernels_eval.judge.candidate_handle import CandidateProcess
-from kernels_eval.judge.comparison import accepted, explained
+from kernels_eval.judge.comparison import accepted
 from kernels_eval.judge.compiled_baseline import CompiledReference, Lost
+from kernels_eval.judge.explanation import explained
 from kernels_eval.judge.messages import Stop, parse_report
 from kernels_eval.judge.timing import (
-    CLOCK_BOUND_SHARE,
-    MOST_CALLS,
     CompiledSampler,
     ImplausibleTime,
     measure,
@@ -40,53 +69,7 @@ from kernels_eval.records import Reason, Timing
 from kernels_eval.sandbox.channel import Fds, Message
 from kernels_eval.sandbox.sandbox import Child
 
-SETS = (3, 64)
-"""Fewest and most sets of inputs that timed calls rotate over."""
-LARGE_BYTES = 2 << 30  # above this, two sets must do
-DRAW_S = 0.3  # time for drawing the sets of one process
-UNSEEN_S = 0.06  # and those of one round of the bound
-# most calls of a round of the bound: a delay once in a round must weigh little on each of them
-UNSEEN = 512
-UNSEEN_BYTES = 4 << 30
-"""Memory of a GPU for the inputs and outputs of a round. Calls of 60 us, three a round, counted up
-to five times what they took: a round costs a candidate up to a millisecond more than the
-reference."""
-BOUND_NS = 1e7
-# but more than a ring of eight buffers holds, where that does not take long: on a busy machine, too
-REVEALING, REVEALING_NS = 10, 1e8
-BOUND_REPEATS = (1, 5)
-CREDIBLE_REPEATS = 2
-"""Rounds that must agree that what was reported is not too little."""
-# calls that take long are bounded by fewer rounds: a delay of the machine weighs little on them
-BOUND_S = 0.06
-OVERHEAD_SHARE = 0.95
-"""The most of a round that can be taken for the cost of the round itself."""
-TELLING_SHARE = 0.2
-"""A round of which less is left without that cost tells nothing that could accuse: on a busy
-machine it may cost a candidate a quarter more than the reference."""
-AGAIN = 1
-"""How often a measurement that the machine disturbed is repeated."""
-COMPARED = 4
-"""Outputs of each round that are drawn after all of them are written, to be compared; so many
-others are compared that differ most."""
-UNSEEN_VARIED = ("mixed", "impulse")
-"""Trials whose distribution one call of each round has, so that an answer that is right on the
-task's own inputs alone shows while it is timed, too."""
-DOUBT = 2.0
-"""What a round costs the candidate at most, as a multiple of what it costs the reference."""
-ALONE_REPEATS, ALONE_NS = 3, 2.5e5
-"""Rounds of one call, and what a message and cold caches may cost such a call besides what they
-cost the reference."""
-BURNT_SHARE = 0.5
-"""Processor time in the reference's turns that is taken for work, of each thread: those of OpenMP
-spin for a while after a call."""
 UNSEEN_NAME = "unseen"
-PASS_PAIRS = 11
-INPUT_BYTES = 256 << 20
-"""Memory for the sets of inputs that timed calls rotate over, each side."""
-BANDWIDTH_SHARE = 0.5
-"""Faster than this share of the time that its bytes need at peak bandwidth is implausible."""
-"""Samples of each pass, where a task asks for gradients."""
 
 
 class PairedClock:
@@ -106,7 +89,7 @@ class PairedClock:
         self.idle_samples = 0
         self.burnt_ns = self.waited_ns = 0
         self.varied = [
-            trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_VARIED
+            trial.distribution for trial in process.reference.trials if trial.name in UNSEEN_TRIALS
         ]
         self.reference_used: dict[int, list[float]] = {}
         """Nanoseconds of processor time of a call of the reference, in samples of so many calls."""
@@ -117,7 +100,7 @@ class PairedClock:
         self.process.tell(Forget())
         try:
             timing = self._measured(self._draw())
-            for _ in range(AGAIN):  # in case the machine is quieter now
+            for _ in range(REMEASURED):  # in case the machine is quieter now
                 if unsettled(timing, self.config):
                     timing = self._measured(self._draw())
         except ImplausibleTime as error:
@@ -145,6 +128,14 @@ class PairedClock:
                 found[f"{whose}_{name}_ms"] = max(spent / timing.calls_per_sample / 1e6, 1e-9)
         return timing.model_copy(update=found)
 
+    def check_idle_samples(self) -> None:
+        """Raise Stop where a timed sample ran without the candidate's kernels."""
+        if self.idle_samples:
+            raise Stop(
+                Reason.NO_CUSTOM_KERNEL,
+                f"no custom kernel ran in {self.idle_samples} timed samples",
+            )
+
     def _measured(self, seeds: list[int]) -> Timing:
         """All processes in turn. Where the compiled reference is lost on the way, the other two are
         timed once more from the start."""
@@ -166,36 +157,36 @@ class PairedClock:
             self.config,
             bound=self._bound,
             throttled=throttled if self.on_gpu else lambda: None,
-            most_calls=self.sets if self.on_gpu and cached else MOST_CALLS,
+            most_calls=self.sets if self.on_gpu and cached else MOST_CALLS_PER_SAMPLE,
             compiled=compiled,
         )
 
     def _draw(self) -> list[int]:
         """Give both processes the same sets of inputs: as many as memory and time allow. Returns
         their seeds."""
-        least, most = SETS
-        large = self.reference.task_bytes > LARGE_BYTES
+        least = FEWEST_SETS
+        large = self.reference.task_bytes > LARGE_TASK_BYTES
         if large:
             least = 2
         self.fewest = 1 if large else 2
-        seeds = [secrets.randbits(31) for _ in range(most)]
+        seeds = [secrets.randbits(31) for _ in range(MOST_SETS)]
         drawn = self.reference.ask(DrawTimingInputs(seeds=seeds[:least]))
         one_set_s = max(drawn.seconds / least, 1e-6)
-        room = INPUT_BYTES // max(1, self.reference.task_bytes)
-        count = int(max(least, min(most, room, DRAW_S / one_set_s)))
+        room = TIMED_INPUT_BYTES // max(1, self.reference.task_bytes)
+        count = int(max(least, min(MOST_SETS, room, DRAW_SETS_S / one_set_s)))
         if count > least:
             self.reference.ask(DrawTimingInputs(seeds=seeds[:count]))
         self.seeds, self.sets = seeds[:count], count
         self._give_inputs()
         if self.on_gpu:
             room = max(room, UNSEEN_BYTES // max(1, self.reference.task_bytes))
-        self.unseen = int(max(self.fewest, min(UNSEEN, room, UNSEEN_S / one_set_s)))
+        self.unseen = int(max(self.fewest, min(MOST_UNSEEN, room, UNSEEN_DRAW_S / one_set_s)))
         if not large:
             self.unseen = max(self.sets, self.unseen)
         return self.seeds
 
     def _give_inputs(self) -> None:
-        inputs, descriptor = self.reference.draw(self.seeds)
+        inputs, descriptor = self.reference.memory.draw(self.seeds)
         self.process.tell(TakeTimingInputs(inputs=inputs), (descriptor,))
         self.given = True
 
@@ -241,17 +232,18 @@ class PairedClock:
         if self.compiled:
             self.compiled.release_inputs()
         reported = max(call_ns, 1.0)
-        fewest = max(self.fewest, int(min(REVEALING, self.unseen, REVEALING_NS / reported)))
-        wanted = min(self.unseen, max(fewest, BOUND_NS / reported))
+        fewest = max(
+            self.fewest, int(min(REVEALING_CALLS, self.unseen, REVEALING_ROUND_NS / reported))
+        )
+        wanted = min(self.unseen, max(fewest, UNSEEN_ROUND_NS / reported))
         most_calls = max(fewest, round(1.3 * wanted))  # and no more room: outputs can be gigabytes
         for whose in ("own", "unseen"):
-            self.reference.share(whose, most_calls * self.reference.output_bytes)
+            self.reference.memory.share_outputs(whose, most_calls * self.reference.output_bytes)
         overheads: list[float] = []
         totals: list[float] = []
         spent = 0.0
         least = best = math.inf
-        least_rounds, most = BOUND_REPEATS
-        while len(totals) < least_rounds or (len(totals) < most and spent < BOUND_S * 1e9):
+        while len(totals) < FEWEST_ROUNDS or (len(totals) < MOST_ROUNDS and spent < ROUNDS_S * 1e9):
             calls = max(fewest, round(wanted * (0.7 + 0.6 * secrets.randbelow(1001) / 1000)))
             own, passed = self._round(calls)
             overheads.append(own / calls - reference_ns)
@@ -259,7 +251,7 @@ class PairedClock:
             spent += passed
             total = min(totals)
             # A round that cost the reference less than its samples says nothing about the cost.
-            doubt = DOUBT * max(overheads) if min(overheads) > 0 else total
+            doubt = OVERHEAD_DOUBT * max(overheads) if min(overheads) > 0 else total
             least, best = (
                 total - min(max(0.0, overhead), OVERHEAD_SHARE * total)
                 for overhead in (doubt, min(overheads))
@@ -267,7 +259,7 @@ class PairedClock:
             if best < TELLING_SHARE * total:
                 least = 0.0
             credible = call_ns >= CLOCK_BOUND_SHARE * best
-            if credible and len(totals) >= CREDIBLE_REPEATS:
+            if credible and len(totals) >= CREDIBLE_ROUNDS:
                 break
         return least, max(best, self._alone(reference_ns))
 
@@ -275,11 +267,11 @@ class PairedClock:
         """The best estimate of a call whose inputs come alone: calls of one round could share their
         work. It accuses nobody, for caches are cold. 0 where a message takes longer than what it
         would tell."""
-        if reference_ns < ALONE_NS:
+        if reference_ns < ALONE_MESSAGE_NS:
             return 0.0
-        rounds = [self._round(1) for _ in range(ALONE_REPEATS)]
+        rounds = [self._round(1) for _ in range(ALONE_ROUNDS)]
         overhead = min(max(0.0, own - reference_ns) for own, _ in rounds)
-        return min(passed for _, passed in rounds) - overhead - ALONE_NS
+        return min(passed for _, passed in rounds) - overhead - ALONE_MESSAGE_NS
 
     def _round(self, calls: int) -> tuple[float, float]:
         """Nanoseconds that the reference and then the candidate take for as many calls on unseen
@@ -289,14 +281,14 @@ class PairedClock:
         names = [DECLARED] * calls
         if calls > 1 and self.varied:
             names[secrets.randbelow(calls)] = secrets.choice(self.varied)
-        drawn = reference.draw(seeds, names)
+        drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
             own, _ = self._clocked(reference.child, reference.tell, drawn, "own", stopped)
         if reference.loaded.mutates:
-            drawn = reference.draw(seeds, names)
+            drawn = reference.memory.draw(seeds, names)
         with ExitStack() as stopped:
             passed, answer = self._clocked(child, self.process.tell, drawn, "unseen", stopped)
-            positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED))
+            positions = secrets.SystemRandom().sample(range(calls), min(calls, COMPARED_UNSEEN))
             report = parse_report(UnseenReport, answer)
             for form in report.forms:
                 self.process.check_form(form, reference.trials[0])
@@ -328,7 +320,7 @@ class PairedClock:
     ) -> tuple[float, Message]:
         """The answer to `run_unseen`, and the nanoseconds until the child that gave it is `stopped`
         (what is not written then comes too late), of processor time where that is less."""
-        (inputs, given), (outputs, taken) = drawn, self.reference.outputs_of(whose)
+        (inputs, given), (outputs, taken) = drawn, self.reference.memory.outputs_of(whose)
         request = RunUnseen(inputs=inputs, outputs=outputs)
         family, used = child.family(), self._processor_ns(child)
         started = time.perf_counter_ns()

@@ -19,7 +19,7 @@ from pathlib import Path
 from kernels_eval.compile.cubins import cuobjdump
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.transforms import BuildTransform
-from kernels_eval.config import EvalConfig
+from kernels_eval.config import BUILDS_DEADLINE_SHARE, MOST_BUILDS, EvalConfig
 from kernels_eval.judge.messages import (
     LOG_BYTES,
     Finding,
@@ -38,9 +38,6 @@ from kernels_eval.source.screening import Screening, screen, screen_native
 from kernels_eval.source.spec import Build, ExtensionSpec
 from kernels_eval.toolchain import HEADERS, places_of, python_include
 
-MOST_BUILDS = 16
-BUILDS_SHARE = 4
-"""All builds of one candidate may take so many times the deadline of one."""
 MISUSED = re.compile(r"TypeError: load(_inline)?\(\) ")
 """A call of load_inline or load that its signature does not allow."""
 
@@ -56,7 +53,7 @@ class BoundedBuilds:
     made: list[tuple[ExtensionSpec, Build]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.deadline = Deadline(BUILDS_SHARE * self.builder.config.timeout_s)
+        self.deadline = Deadline(BUILDS_DEADLINE_SHARE * self.builder.config.timeout_s)
 
     def note(self, screened: Screening) -> None:
         """Keep the flags. Raises Stop where the source is rejected."""

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernels_eval.config import EvalConfig
+from kernels_eval.config import MOST_DRIFT, REFERENCE_DRIFT, EvalConfig
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.compiled_baseline import CompiledReference
 from kernels_eval.judge.messages import VerdictDraft
 from kernels_eval.judge.prepare import Workplace
 from kernels_eval.judge.reference_handle import ReferenceProcess
-from kernels_eval.judge.timing import DRIFT, unsettled
+from kernels_eval.judge.timing import unsettled
 from kernels_eval.records import Candidate, KernelTask, Timing
 from kernels_eval.sandbox.sandbox import Child
 from kernels_eval.sandbox.warm_pool import WarmPool
@@ -28,8 +28,6 @@ COMPILES = re.compile(
     re.MULTILINE,
 )
 """Sources that may use torch.compile, which starts compilers."""
-SLOWER = 1.2
-"""A reference median that differs by this factor from the first one of this process is flagged."""
 
 
 def starts_compilers(candidate: Candidate) -> bool:
@@ -114,8 +112,8 @@ class Runner(Workplace):
         """What a verdict notes about the machine: another speed than before, or lowered clocks."""
         ratio = timing.reference_ms / self._medians.setdefault(task.task_id, timing.reference_ms)
         flags = {
-            f"reference_drift:{ratio:.2f}": not 1 / SLOWER <= ratio <= SLOWER,
-            "clock_drift": abs(timing.drift) > DRIFT,
+            f"reference_drift:{ratio:.2f}": not 1 / REFERENCE_DRIFT <= ratio <= REFERENCE_DRIFT,
+            "clock_drift": abs(timing.drift) > MOST_DRIFT,
             "throttled": timing.throttled,
             "unstable": unsettled(timing, self.config.timing),
         }

@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kernels_eval.config import TimingConfig
+from kernels_eval.config import (
+    ACCUSED_SHARE,
+    CLOCK_BOUND_SHARE,
+    DISTURBED_LEAST_MS,
+    DISTURBED_RATIO,
+    IMPOSSIBLE_SHARE,
+    MOST_CALLS_PER_SAMPLE,
+    MOST_DRIFT,
+    PRECISE_PAIRS,
+    WARM_ROUNDS,
+    WARM_SHARE,
+    TimingConfig,
+)
 from kernels_eval.records import CompiledBaseline, Timing
 from kernels_eval.sandbox.channel import Message
 
@@ -29,24 +41,6 @@ Bound = Callable[[float, float], tuple[float, float]]
 """Given what a call of the candidate and one of the reference seem to take, in nanoseconds,
 measures what one of the candidate takes, by a clock that it cannot reach and on inputs it has not
 seen: the least that noise leaves of it, 0 where that cannot be told, and the best estimate."""
-
-NOTHING = 0.1
-"""Below this share of the best estimate, no noise explains what is reported."""
-PRECISE_PAIRS = 20
-"""Fewest pairs that a measurement of `precise_s` rests on."""
-CLOCK_BOUND_SHARE = 0.8
-"""Where the reported time is below this share of what the parent's clock saw pass, that is the time
-that counts."""
-ACCUSED_SHARE = 0.5
-"""Below this share, in each of three rounds, the reported time is implausible."""
-WARM_ROUNDS = 12
-MOST_CALLS = 10_000
-
-
-DRIFT = 0.1
-"""A change of the reference's time within a measurement that quiet machines do not show."""
-DISTURBED, LONG_MS = 2.0, 0.1
-"""A call that takes so many milliseconds takes at most so many times its bound."""
 
 
 class ImplausibleTime(Exception):
@@ -84,7 +78,7 @@ def measure(
     *,
     bound: Bound,
     throttled: Callable[[], bool | None] = lambda: None,
-    most_calls: int = MOST_CALLS,
+    most_calls: int = MOST_CALLS_PER_SAMPLE,
     compiled: CompiledSampler | None = None,
 ) -> Timing:
     """Measure both processes until the 95 % interval of log(speedup) is narrow enough or the budget
@@ -135,8 +129,8 @@ def unsettled(timing: Timing, config: TimingConfig) -> bool:
     interval that was asked for, is the candidate's far above its bound, or was less reported than
     passed, so that the bound counts?"""
     ratio = timing.candidate_ms / timing.clock_bound_ms
-    slowed = ratio > DISTURBED and timing.clock_bound_ms > LONG_MS
-    drifted = abs(timing.drift) > max(DRIFT, config.interval_width)
+    slowed = ratio > DISTURBED_RATIO and timing.clock_bound_ms > DISTURBED_LEAST_MS
+    drifted = abs(timing.drift) > max(MOST_DRIFT, config.interval_width)
     return drifted or slowed or abs(ratio - 1) < 1e-6
 
 
@@ -238,7 +232,7 @@ def _warm(series: _Series, config: TimingConfig) -> None:
             series.take(1)
         now = float(np.median(series.reported[-3:]))
         spent += sum(series.reported[-3:])
-        if (last and abs(now - last) <= 0.01 * last) or spent > budget_ns:
+        if (last and abs(now - last) <= WARM_SHARE * last) or spent > budget_ns:
             break
         last = now
 
@@ -266,7 +260,7 @@ def _plausible_bound(
         least, bound = min(least, found[0]), min(bound, found[1])
         if call_ns >= CLOCK_BOUND_SHARE * bound:
             return bound, call_ns
-    if least > 0 and call_ns < max(ACCUSED_SHARE * least, NOTHING * bound):
+    if least > 0 and call_ns < max(ACCUSED_SHARE * least, IMPOSSIBLE_SHARE * bound):
         raise ImplausibleTime(
             f"reports {call_ns / 1e6:.4f} ms a call where the parent's clock saw {least / 1e6:.4f}"
             " ms pass"

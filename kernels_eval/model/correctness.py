@@ -11,8 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from kernels_eval.config import (
+    APPROXIMATION_RMS,
+    DOWNCAST_SPREAD,
+    E4M3_GATE,
+    GATES,
+    MOST_WRONG_SHARE,
+    REFERENCE_FACTOR,
+    SEQUENTIAL_FACTOR,
+    TIGHTEST_GATE,
+    Gates,
+)
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Reason
 
@@ -22,37 +32,8 @@ WORST = (
     *("rms", "reference_rms", "max", "reference_max", "sequential_rms"),
     *("wrong_share", "reference_wrong_share", "unequal"),
 )
-MOST_WRONG = 0.05
-"""Largest share of elements that may be off by half of their own value where the reference's are
-not: a few outputs that are far larger than all others make any error of these look small."""
-E4M3 = 0.06
-"""Gate of outputs in float8_e4m3fn: half a unit in the last place. The RMS error of one rounding is
-at most 0.036 (relative spacing of 2^-3 / sqrt(12))."""
-TIGHTEST = 1e-6
-"""No gate asks for more of a sound fp32 kernel: 16 units in the last place."""
-APPROXIMATE = 2e-3
-"""Largest RMS(err)/RMS(oracle) of an approximation, which GELU by tanh has a tenth of."""
-SPREAD = 10
-"""Largest worst element / RMS error of a downcast. Rounding errors that are normal reach 5 among a
-million elements; one wrong element of N reaches about sqrt(N)."""
-REFERENCE_FACTOR = 8
-"""A gate is never below this multiple of the fp32 reference's own error."""
-SEQUENTIAL_FACTOR = 4
-"""Nor below this multiple of the error of adding up the reference's long sums in fp32, one term
-after the other."""
 
 
-class Gates(NamedTuple):
-    """Largest RMS(err)/RMS(oracle) of a task's precision, and of an element in fp32: |err| <= r
-    (|y| + RMS(y)). Half precision: four roundings to 11 bits (fp16, TF32), or to 8 (bf16)."""
-
-    fp32: float = 1e-5
-    half: float = 2e-3
-    bf16: float = 1.6e-2
-    elementwise_fp32: float = 1e-4
-
-
-GATES = Gates()
 ALL = ("masks_match", "finite", "kernelbench_1e4", "kernelbench_1e2")
 
 
@@ -91,14 +72,14 @@ def judge(
         "fp32": gates.fp32,
         "fp16": gates.half,
         "bf16": gates.bf16,
-        "e4m3": E4M3,
-        "e5m2": 2 * E4M3,
+        "e4m3": E4M3_GATE,
+        "e5m2": 2 * E4M3_GATE,
     }[precision]
     own = REFERENCE_FACTOR * measured.reference_rms
     if precision in ("e4m3", "e5m2"):  # its own error is that of one rounding, and so is the gate
         own = base
     plain = SEQUENTIAL_FACTOR * measured.sequential_rms
-    gate = min(max(base, own, plain), max(loosest, own, TIGHTEST))
+    gate = min(max(base, own, plain), max(loosest, own, TIGHTEST_GATE))
     # The elementwise gate scales with the RMS gate (1e-4 belongs to 1e-5), and like it never asks
     # for more than the reference gives.
     elementwise = max(
@@ -106,19 +87,19 @@ def judge(
         REFERENCE_FACTOR * measured.reference_max,
     )
     if measured.rms <= gate and measured.max <= elementwise:
-        most = max(MOST_WRONG, REFERENCE_FACTOR * measured.reference_wrong_share)
+        most = max(MOST_WRONG_SHARE, REFERENCE_FACTOR * measured.reference_wrong_share)
         return Reason.OK if measured.wrong_share <= most else Reason.WRONG_OUTPUT
     if precision != "fp32":
         return Reason.WRONG_OUTPUT
     if measured.systematic:
         # other inputs reach where an approximation is worst
         near = measured.kernelbench_1e4 if own_inputs else measured.kernelbench_1e2
-        close = near and measured.rms <= APPROXIMATE
+        close = near and measured.rms <= APPROXIMATION_RMS
         return Reason.APPROXIMATION if close else Reason.WRONG_OUTPUT
     # The signature of a downcast: a small relative error spread over the whole output. A few wrong
     # elements are large against the RMS.
     least = max(gate, 10 * base, 10 * own if own > 4 * plain else 0.0)
-    most = min(8 * gates.bf16, SPREAD * measured.rms)
+    most = min(8 * gates.bf16, DOWNCAST_SPREAD * measured.rms)
     if least < measured.rms <= gates.bf16 and measured.max <= most:
         return Reason.PRECISION_DOWNCAST
     return Reason.WRONG_OUTPUT

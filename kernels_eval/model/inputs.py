@@ -25,8 +25,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels_eval.config import (
+    DISTINCT_STEP,
+    IMPULSE_RANGE,
+    MOST_DISTINCT,
+    OFFSET_MEAN,
+    SHAPE_SCOPES,
+    SMALL_DEVIATION,
+    TAILS,
+)
 from kernels_eval.model.measurement import computable
-from kernels_eval.model.trials import SHAPE_SCOPES, TAILS
 from kernels_eval.protocol import DECLARED, AboutTask, InputNote, InputPlan, ModelSpec
 from kernels_eval.records import Json, stable_hash
 
@@ -36,10 +44,6 @@ masks and targets what they are."""
 BLOCKS = (DECLARED, "uniform", "normal", "normal_x10", "sparse", "small_integers")
 """What the blocks of `mixed` are drawn from."""
 STATISTICS = ("running_mean", "running_var")
-OFFSET = 8192.0
-"""The mean of `offset`, in standard deviations: in fp32 E[x^2] - E[x]^2 then has no digit left. A
-power of two, for long sums of it, too, are rounded without a bias: adding 1e5 values about 1e4 one
-by one is off by more than their spread."""
 
 PRECISIONS = {"": None, "fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 """What the constant `PRECISION` of a task's module casts floating inputs and parameters to, as
@@ -47,13 +51,6 @@ KernelBench's option of that name does (`src/kernelbench/eval.py`, `_process_inp
 `model.to(dtype=precision)`)."""
 Arguments = tuple[list[Any], Json]
 """What a constructor is called with."""
-MOST_DISTINCT = 1 << 24
-"""Elements of a tensor that are made distinct, which sorts them."""
-DISTINCT = 2.0**-16
-"""How far apart they are moved, as a share of their size: some 100 units in the last place."""
-SMALL = 2.0**-9
-"""The standard deviation of `small`: the variance is then less than half of the usual 1e-5 that
-normalisations add to it."""
 
 
 def load_module(path: str, name: str) -> ModuleType:
@@ -275,11 +272,6 @@ def _redraw(value: Any, note: InputNote, seed: int, distribution: str) -> Any:
     return _laid_out(drawn.to(value.dtype), value)  # a kernel may rely on the declared strides
 
 
-IMPULSE = (20, 36)
-"""Least and largest value of a large element. Above 36.7, 1 - sigmoid(x) is 0 in float64, too, and
-a kernel that is exact there, as from logits, would differ from the reference in any precision."""
-
-
 def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     """A tensor of one distribution. Those that are as declared take `value` but for a few elements:
     `impulse` (two and one in 2,048 are large, 1,024 at most, so few that a look at 64 misses them)
@@ -296,17 +288,17 @@ def _drawn(value: Tensor, generator: torch.Generator, name: str) -> Tensor:
     elif kind == "normal":
         _make_uneven(drawn, float(factor or 1))
     elif kind == "small":
-        drawn *= SMALL
+        drawn *= SMALL_DEVIATION
         if shape:  # a maximum that starts at 0 is wrong here, too
             drawn[shape[0] // 2 :].abs_().neg_()
     elif kind == "offset":
-        drawn += min(OFFSET, 2**-7 / torch.finfo(value.dtype).eps)
+        drawn += min(OFFSET_MEAN, 2**-7 / torch.finfo(value.dtype).eps)
     elif kind in ("impulse", "non_finite"):
         drawn, random = _flat_copy(value), Random(generator.initial_seed())
         odd = [math.nan, math.inf, -math.inf]
         if kind == "impulse":
             count = 2 + min(size // 2048, 1022)
-            odd = [random.uniform(*IMPULSE) * (-1) ** index for index in range(count)]
+            odd = [random.uniform(*IMPULSE_RANGE) * (-1) ** index for index in range(count)]
         places = random.sample(range(size), min(len(odd), size))
         if kind == "impulse" and size - 1 not in places and random.random() < 0.5:
             places[-1] = size - 1
@@ -341,7 +333,7 @@ def _make_distinct(value: Tensor) -> None:
     rising, order = value.reshape(-1).sort(stable=True)
     places = torch.arange(len(order), device=value.device)
     nth = places - (places * (rising.diff(prepend=rising[:1]) != 0)).cummax(0).values
-    moves = nth * min(DISTINCT, 1 / (8 + 8 * float(nth.max())))
+    moves = nth * min(DISTINCT_STEP, 1 / (8 + 8 * float(nth.max())))
     scale = rising[rising != 0].abs().nanmedian().nan_to_num(1)
     rising = torch.where(rising != 0, rising * (1 - moves), scale * moves)
     value.copy_(torch.empty_like(rising).scatter_(0, order, rising).view_as(value))

@@ -10,12 +10,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels_eval.config import (
+    FORMULA_BINS,
+    FORMULA_MAX,
+    FORMULA_RMS,
+    FORMULA_SAMPLE,
+    FORMULA_SHARE,
+    FORMULA_TO,
+    KERNELBENCH_TOLERANCES,
+    MARK_SIZE,
+    MARKS_ALIKE,
+)
 from kernels_eval.protocol import Comparison
 
-FORMULA_RMS, FORMULA_MAX, FORMULA_TO = 1e-5, 1e-4, 0.1
-"""Relative errors (RMS, or of the worst element; at most) of which it is asked whether they look
-like rounding or like another formula."""
-FORMULA_SAMPLE, FORMULA_BINS, FORMULA_SHARE = 1 << 20, 64, 0.45
 SHORT_MANTISSA = (1 << 13) - 1
 """The bits of a float32 that TF32, fp16 and bf16 do not have."""
 CHUNK = 1 << 24
@@ -23,10 +30,6 @@ CHUNK = 1 << 24
 HUGE, SMALLER = 2.0**490, 2.0**-300
 """The squares of larger values have no sum in float64: they are made smaller, by a power of two,
 which rounds nothing."""
-MARK, ALIKE = 1e3, 1 - 1e-3
-"""How large a mark is, and how many times larger than all others; how much alike marks are."""
-KERNELBENCH = (1e-4, 1e-2)
-"""Its absolute and relative tolerances: v0.1's, v0's."""
 
 
 def measure(actual: Tensor, oracle: Tensor, reference: Tensor) -> Comparison:
@@ -182,11 +185,11 @@ def least_mark(y: Tensor) -> float:
     Marks differ by a thousandth at most, and are larger than 1,000 and than 1,000 times all others.
     """
     mark, largest = math.inf, _largest_below(math.inf, y)
-    while largest > MARK:
-        others = _largest_below(largest * ALIKE, y)
-        if not 0 < others * MARK < largest:
+    while largest > MARK_SIZE:
+        others = _largest_below(largest * MARKS_ALIKE, y)
+        if not 0 < others * MARK_SIZE < largest:
             break
-        mark, largest = largest * ALIKE, others
+        mark, largest = largest * MARKS_ALIKE, others
     return mark
 
 
@@ -228,10 +231,13 @@ def _energy(x: Tensor) -> Tensor:
 def _near(a: Tensor, r: Tensor, finite: bool) -> Tensor:
     """allclose(atol=limit, rtol=limit) for each of KernelBench's limits, NaN equal to NaN."""
     if not finite:
-        near = [torch.isclose(a, r, atol=x, rtol=x, equal_nan=True).all() for x in KERNELBENCH]
+        near = [
+            torch.isclose(a, r, atol=x, rtol=x, equal_nan=True).all()
+            for x in KERNELBENCH_TOLERANCES
+        ]
         return torch.stack(near)
     largest = ((a - r).abs_() / (r.abs() + 1)).amax() if a.numel() else a.new_zeros(())
-    return torch.stack([largest <= limit for limit in KERNELBENCH])
+    return torch.stack([largest <= limit for limit in KERNELBENCH_TOLERANCES])
 
 
 def _same_masks(a: Tensor, r: Tensor) -> bool:

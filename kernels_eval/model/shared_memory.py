@@ -26,8 +26,8 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256
-"""Each tensor starts at a multiple of so many bytes."""
+from kernels_eval.config import SHARED_ALIGNMENT
+
 _PINNED, _POSIX_FD, _DEVICE, _READ_WRITE = 1, 1, 1, 3
 
 
@@ -280,5 +280,5 @@ def calls(memory: Memory, like: Tensor, count: int, *, offset: int, step: int) -
 
 
 def padded(count: int) -> int:
-    """Bytes that a tensor takes up: a multiple of `ALIGNMENT`."""
-    return -(-count // ALIGNMENT) * ALIGNMENT
+    """Bytes that a tensor takes up: a multiple of `SHARED_ALIGNMENT`."""
+    return -(-count // SHARED_ALIGNMENT) * SHARED_ALIGNMENT

@@ -109,7 +109,8 @@ class Expectation(Record):
 
 
 class Expect(Request[Expectation]):
-    """Compute and keep the expected outputs of one trial."""
+    """Compute and keep the expected outputs of one trial. `hard`: numbers alone are judged on these
+    inputs, for most integers may hang on a step."""
 
     name: str
     seed: int
@@ -118,6 +119,7 @@ class Expect(Request[Expectation]):
     shape: str = DECLARED
     evaluate: bool = False
     construct_seed: int | None = None
+    hard: bool = False
 
 
 class ForgetTrial(Request[Done]):

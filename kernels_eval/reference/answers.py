@@ -12,6 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels_eval.config import (
+    DOUBTFUL_RMS,
+    ENOUGH_ELEMENTS,
+    EQUAL_ELEMENT_RUNS,
+    FEW_BESIDE_STEP,
+    FEW_BESIDE_STEP_SHARE,
+    MOST_BESIDE_STEP_SHARE,
+    ORACLE_MAX_S,
+    REFERENCE_FACTOR,
+    SAME_ANSWER_RTOL,
+    SCATTER_DRAWS,
+    STEP_MOVES,
+    STEP_UNITS,
+)
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.measurement import (
     all_close,
@@ -24,7 +38,6 @@ from kernels_eval.model.measurement import (
     unlike,
 )
 from kernels_eval.model.shared_memory import Memory, calls, padded, read, unpack
-from kernels_eval.model.trials import Trial
 from kernels_eval.protocol import (
     DECLARED,
     EARLIER,
@@ -45,9 +58,6 @@ from kernels_eval.protocol import (
 )
 from kernels_eval.reference.equal_elements import ChosenAs
 from kernels_eval.reference.expected_values import (
-    DRAWS,
-    ENOUGH_ELEMENTS,
-    ORACLE_MAX_S,
     OWN_FLOATS,
     REFUSALS,
     ExpectedValues,
@@ -58,21 +68,9 @@ from kernels_eval.sandbox.channel import Channel
 
 DIGEST_BYTES = 1 << 20
 """Enough to tell whether two answers are one: hashing is the processor's work."""
-DOUBTFUL = 5e-6
-"""Relative RMS error from which an unseen answer is compared with a float64 oracle, too: sums near
-zero may be off by so much in either."""
 AT_ONCE = 8
 OWN = (*OWN_FLOATS, "sequential_rms")
 """Errors of the reference itself, which gates allow for."""
-FEW, FEW_SHARE = 4, 1e-3
-"""Elements, and the share of all, that may be off because they hang on a step."""
-MOVES, STEP_UNITS = 36, (4, 4, 1)
-"""How often operators round otherwise, by how many units in turn, in a look for what is beside a
-step: several steps that one value takes seldom agree where it is moved far."""
-MOST_OFF = 0.25
-"""Where more of the numbers of an output are off, it is not asked whether they hang on steps."""
-UNMOVED = 2
-"""Before that, runs that take the first and the last of equal elements."""
 RECORDED = ("kernelbench_1e4", "kernelbench_1e2")
 """What is said of outputs exactly as they are."""
 
@@ -129,10 +127,10 @@ class Reference(ExpectedValues):
         equals_trial = [
             name
             for name in self.known
-            if found.rms > 1e-4
+            if found.rms > SAME_ANSWER_RTOL
             and name != trial
             and name in self.digests  # one that this candidate has been asked
-            and all_close(actual, self._expected(name), 1e-4)
+            and all_close(actual, self._expected(name), SAME_ANSWER_RTOL)
         ]
         equals_answer = [
             name
@@ -177,20 +175,22 @@ class Reference(ExpectedValues):
         for index in chosen:
             inputs = self.inputs(seeds[index], distributions[index])
             mutates = not all(map(same, sets[index], inputs))
-            trial = Trial(DECLARED, seeds[index], distributions[index])
+            trial = Expect(name=DECLARED, seed=seeds[index], distribution=distributions[index])
             error = self._unseen_error(index, inputs, trial, len(seeds))
             found.append(error.model_copy(update={"mutates_inputs": mutates}))
         return UnseenComparison(positions=chosen, found=found)
 
-    def _unseen_error(self, index: int, inputs: list[Any], trial: Trial, count: int) -> Comparison:
+    def _unseen_error(self, index: int, inputs: list[Any], trial: Expect, count: int) -> Comparison:
         actual, own = self._unseen("unseen", index), self._unseen("own", index)
         error = merge(list(map(measure, actual, own, own)))
-        if error.rms > DOUBTFUL:
+        if error.rms > DOUBTFUL_RMS:
             exact = self._oracle(inputs, own)
             costs = self._own_error(inputs, own, sampled=exact is None)
             error = self._compared(actual, Known(own, exact or own, costs, trial))
-        others = (other for other in range(count) if error.rms > 1e-4 and other != index)
-        equal = [x for x in others if all_close(actual, self._unseen("own", x), 1e-4)]
+        others = (
+            other for other in range(count) if error.rms > SAME_ANSWER_RTOL and other != index
+        )
+        equal = [x for x in others if all_close(actual, self._unseen("own", x), SAME_ANSWER_RTOL)]
         names = {LATER if other > index else EARLIER for other in equal}
         known = {name: max(getattr(error, name), getattr(self.own_error, name)) for name in OWN}
         return error.model_copy(update={**known, "equals_trial": sorted(names)})
@@ -252,17 +252,17 @@ class Reference(ExpectedValues):
         near = [y.to(x.dtype) for x, y in zip(known.expected, known.oracle, strict=True)]
         off = left = list(map(unlike, actual, known.expected))
         numbers = [mask for mask, x in zip(off, actual, strict=True) if least_step(x)]
-        if any(int(mask.sum()) > MOST_OFF * mask.numel() for mask in numbers):
+        if any(int(mask.sum()) > MOST_BESIDE_STEP_SHARE * mask.numel() for mask in numbers):
             return actual
         few, trial, begun = False, known.trial, self.work_stamp()
         with self._model_for(trial):
             inputs = self.inputs(trial.seed, trial.distribution, trial.shape)
-            for move in range(-UNMOVED, MOVES + 1):
+            for move in range(-EQUAL_ELEMENT_RUNS, STEP_MOVES + 1):
                 few = few or all(map(_few, off, map(unlike, known.expected, near)))
                 left = [mask & unlike(x, y) for mask, x, y in zip(left, actual, near, strict=True)]
                 if not any(map(torch.any, left)) or self.work_s(begun) > ORACLE_MAX_S:
                     break
-                if move >= DRAWS and not few:
+                if move >= SCATTER_DRAWS and not few:
                     return actual
                 units = STEP_UNITS[move % len(STEP_UNITS)] if move >= 0 else 0
                 with suppress(*REFUSALS), ChosenAs(actual, last=move == -1):
@@ -276,7 +276,8 @@ class Reference(ExpectedValues):
 def _few(off: Tensor, own: Tensor) -> bool:
     """Are so few elements off that they may hang on a step? `own`: where the reference itself is,
     if it rounds otherwise."""
-    return int(off.sum()) <= max(FEW, FEW_SHARE * off.numel(), 8 * int(own.sum()))
+    few = max(FEW_BESIDE_STEP, FEW_BESIDE_STEP_SHARE * off.numel())
+    return int(off.sum()) <= max(few, REFERENCE_FACTOR * int(own.sum()))
 
 
 def _digest(tensors: list[Tensor]) -> str:

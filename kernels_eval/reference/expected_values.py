@@ -13,6 +13,22 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from kernels_eval.config import (
+    BYTES_PROBES,
+    ENOUGH_ELEMENTS,
+    EXPECTED_HELD_SHARE,
+    FEW_OUTPUTS,
+    FIRST_ELEMENTS,
+    MOST_SCATTER,
+    MOST_TASK_OPERATORS,
+    ORACLE_MAX_S,
+    REPEATABLE_RTOL,
+    SAME_ANSWER_RTOL,
+    SAMPLE_ROWS,
+    SCATTER_DRAWS,
+    SCATTER_UNITS,
+    SPREAD_ELEMENTS,
+)
 from kernels_eval.model.correctness import merge
 from kernels_eval.model.inputs import (
     flatten_outputs,
@@ -31,7 +47,6 @@ from kernels_eval.model.measurement import (
     same_all,
 )
 from kernels_eval.model.operators import reference_operators
-from kernels_eval.model.trials import Trial
 from kernels_eval.protocol import (
     DECLARED,
     Comparison,
@@ -59,27 +74,7 @@ from kernels_eval.reference.task_runner import (
 )
 from kernels_eval.sandbox.channel import Channel
 
-ORACLE_MAX_S = 5.0
-"""A float64 oracle that is more work (`work_s`) is computed once and then done without."""
-SAMPLE_ROWS = 4
-PROBES = 8
-ENOUGH_ELEMENTS = 1 << 26
-FIRST_ELEMENTS, SPREAD_ELEMENTS = 1 << 22, 1 << 12
-"""Of a large tensor, how many tell what an answer that ignores the inputs would be worth, and
-whether two tensors may be the same."""
-HELD_SHARE = 8
-"""Expected values without an oracle hold one part in so many of a GPU's memory: the candidate needs
-the rest, several times its inputs and outputs. More are computed again when they are asked for."""
-MOST_OPERATORS = 256
 OWN_FLOATS = ("reference_rms", "reference_max")
-DRAWS, DRAW_UNITS = 4, 2
-"""How often operators round otherwise, by how many units, in a look for how far apart outputs are;
-gates allow for a multiple of that."""
-FEW_OUTPUTS = 64
-"""Fewer floating elements tell too little of what rounding costs."""
-MOST_SCATTER = 0.03
-"""Of their errors, what is allowed for: no gate is then as wide as the answer, and hard inputs on
-which a reference errs by more than 0.02 are left out."""
 REFUSALS = (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError)
 
 
@@ -91,7 +86,7 @@ class Known(NamedTuple):
     expected: list[Tensor]
     oracle: list[Tensor]
     error: Comparison
-    trial: Trial
+    trial: Expect
     few: Sequence[Tensor] = ()
     """Spread elements of the expected outputs: where these differ, all do."""
 
@@ -133,12 +128,12 @@ class ExpectedValues(TaskRunner):
         self.synchronise()
         dtype = next((leaf.dtype for leaf in leaves if leaf.is_floating_point()), torch.float32)
         gpu = torch.cuda.get_device_properties(0) if self.on_gpu else None
-        self.held_max_bytes = gpu.total_memory // HELD_SHARE if gpu else math.inf
+        self.held_max_bytes = gpu.total_memory // EXPECTED_HELD_SHARE if gpu else math.inf
         return LoadedTask(
             plan=self.plan,
             structure=structure,
             mutates=mutates,
-            operators=tuple(operators[:MOST_OPERATORS]),
+            operators=tuple(operators[:MOST_TASK_OPERATORS]),
             parameters=list(map(squeezed, parameters.values())),
             parameter_names=list(parameters),
             statistics=list(map(squeezed, running_statistics(self.model))),
@@ -166,7 +161,7 @@ class ExpectedValues(TaskRunner):
                         x.mul_(2).floor_().div_(2)
             with suppress(*REFUSALS), ChosenAs(last=last):
                 found.append(self.outputs(inputs))
-        return len(found) < 2 or not all_close(found[0], found[1], 1e-3)
+        return len(found) < 2 or not all_close(found[0], found[1], REPEATABLE_RTOL)
 
     # -- expected values ---------------------------------------------------------------------------
 
@@ -174,22 +169,21 @@ class ExpectedValues(TaskRunner):
     def expect(self, request: Expect) -> Expectation:
         """Compute and keep the expected outputs of one trial: the fp32 reference's, and a float64
         oracle's where it fits."""
-        trial = Trial(**request.model_dump())
-        name, seed = trial.name, trial.seed
-        with self._model_for(trial):
-            inputs = self.inputs(seed, trial.distribution, trial.shape)
+        name, seed = request.name, request.seed
+        with self._model_for(request):
+            inputs = self.inputs(seed, request.distribution, request.shape)
             reference = self.outputs(_copied(inputs))
             # a reference that draws random numbers must not draw the same ones again
             torch.manual_seed(seed + 1)
             again = self.outputs(_copied(inputs))
             bit_identical = same_all(reference, again)
-            deterministic = bit_identical or all_close(reference, again, 1e-3)
+            deterministic = bit_identical or all_close(reference, again, REPEATABLE_RTOL)
             exact = self._oracle(inputs, reference)
             own_error = self._own_error(inputs, reference, sampled=exact is None and self.samples)
         self.synchronise()
         del again, inputs
         few = list(map(_few_of, reference))
-        known = Known(reference, exact or reference, own_error, trial, few)
+        known = Known(reference, exact or reference, own_error, request, few)
         equals = [
             name
             for name, other in self.known.items()
@@ -213,7 +207,7 @@ class ExpectedValues(TaskRunner):
         )
 
     @contextmanager
-    def _model_for(self, trial: Trial) -> Iterator[None]:
+    def _model_for(self, trial: Expect) -> Iterator[None]:
         """Meanwhile, the model has the weights and the mode of this trial."""
         seeds = trial.weights_seed, trial.construct_seed
         special = trial.evaluate or seeds != (None, None)
@@ -280,7 +274,7 @@ class ExpectedValues(TaskRunner):
         for rows in self._narrowed(inputs, reference) if sampled else ():
             with suppress(*REFUSALS):
                 wanted, begun = [x[:SAMPLE_ROWS] for x in reference], self.work_stamp()
-                if not all_close(self.outputs(_copied(rows)), wanted, 1e-3):
+                if not all_close(self.outputs(_copied(rows)), wanted, REPEATABLE_RTOL):
                     continue
                 exact = self._in_float64(rows, wanted) or wanted
                 own = merge(list(map(measure, wanted, exact, wanted)))
@@ -294,10 +288,10 @@ class ExpectedValues(TaskRunner):
         error of one draw is chance."""
         floats = [index for index, x in enumerate(reference) if x.is_floating_point()]
         found, begun = [Comparison(rms=0.0, max=0.0, reference_rms=0.0)], self.work_stamp()
-        for move in range(DRAWS):
+        for move in range(SCATTER_DRAWS):
             with suppress(*REFUSALS):
                 with ChosenAs():
-                    moved = self._moved_outputs(inputs, move, DRAW_UNITS)
+                    moved = self._moved_outputs(inputs, move, SCATTER_UNITS)
                 found += [measure(reference[i], reference[i], moved[i]) for i in floats]
             if self.work_s(begun) > ORACLE_MAX_S:
                 break
@@ -382,15 +376,15 @@ class ExpectedValues(TaskRunner):
         used = 0.0
         for index in self._varying():
             hits = 0
-            for probe in range(PROBES):
+            for probe in range(BYTES_PROBES):
                 inputs = self.inputs(seed)
                 flat = inputs[index].reshape(-1)
-                start = flat.numel() * probe // PROBES
+                start = flat.numel() * probe // BYTES_PROBES
                 piece = flat[start : start + max(1, flat.numel() // 64)]
                 piece.copy_(computable(piece) + 3.0)
                 inputs[index] = flat.reshape(inputs[index].shape)
                 hits += self._differs(base, inputs)
-            used += inputs[index].nbytes * hits / PROBES
+            used += inputs[index].nbytes * hits / BYTES_PROBES
         return UsedBytes(bytes=used)
 
     @handles(TryOtherWeights)
@@ -404,7 +398,7 @@ class ExpectedValues(TaskRunner):
             outputs = self.outputs(self.inputs(seed))
         finally:
             self.model = self.build()
-        return WeightsMatter(matter=not all_close(outputs, base, 1e-4))
+        return WeightsMatter(matter=not all_close(outputs, base, SAME_ANSWER_RTOL))
 
     @property
     def like(self) -> list[Tensor]:

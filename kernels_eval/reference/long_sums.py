@@ -24,15 +24,13 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
+from kernels_eval.config import ENOUGH_TERMS, FEWEST_SUMS, LONG_SUM, MOST_SUMS, MOST_TERMS
 from kernels_eval.model.lazy_compiler import without_compiler
 from kernels_eval.model.measurement import least_mark
 from kernels_eval.model.operators import Named
 from kernels_eval.reference.aten import MOVES, NORMALISATIONS, Values, operator_name
 from kernels_eval.reference.equal_elements import ANY_ORDER
 
-LONG, MOST_TERMS = 128, 1 << 24
-"""Shorter sums err by less than any gate; of longer ones so many terms are added."""
-OUTPUTS, LEAST_OUTPUTS, ENOUGH_TERMS = 64, 2, 1 << 21
 PART = 1 << 17
 """Terms that are added at a time: in a new process, longer arrays cost more page faults than
 additions."""
@@ -93,7 +91,7 @@ class LongSums(TorchDispatchMode):
         refused = RuntimeError, IndexError, TypeError, ValueError
         with suppress(*refused), _disable_current_modes():  # others need not see these operators
             terms = _terms(name, args)
-            if terms is not None and terms.shape[-1] >= LONG and terms.is_floating_point():
+            if terms is not None and terms.shape[-1] >= LONG_SUM and terms.is_floating_point():
                 found = sequential_error(terms[:, :MOST_TERMS])
         self.error = max(self.error, found)
         return found
@@ -216,9 +214,9 @@ def _rows(x: Tensor, dims: int | Sequence[int] | None) -> Tensor:
 
 
 def _spread(sizes: Sequence[int], length: int) -> tuple[Tensor, ...]:
-    """Indices of up to OUTPUTS spread places in these dimensions; fewer where `length` terms each
+    """Indices of up to MOST_SUMS spread places in these dimensions; fewer where `length` terms each
     are much."""
     total = math.prod(sizes)
-    count = min(OUTPUTS, max(LEAST_OUTPUTS, ENOUGH_TERMS // max(length, 1)), total)
+    count = min(MOST_SUMS, max(FEWEST_SUMS, ENOUGH_TERMS // max(length, 1)), total)
     index = torch.arange(count)  # one further each time, for other columns
     return torch.unravel_index((index * total // max(count, 1) + index) % total, tuple(sizes))

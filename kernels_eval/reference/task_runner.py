@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels_eval.config import SHARED_ALIGNMENT
 from kernels_eval.model.inputs import (
     Arguments,
     constructor_arguments,
@@ -35,7 +36,7 @@ from kernels_eval.model.model_runner import (
     described,
     now_ns,
 )
-from kernels_eval.model.shared_memory import ALIGNMENT, DeviceMemory, Memory, pack, write
+from kernels_eval.model.shared_memory import DeviceMemory, Memory, pack, write
 from kernels_eval.protocol import (
     DECLARED,
     AnswerCompiled,
@@ -174,7 +175,7 @@ class TaskRunner(ModelRunner):
         memory = device_memory(request.size) if request.on_device else self.memory()
         if memory is None:
             return HandedOver(shared=False)
-        stride = request.size // max(1, count) // ALIGNMENT * ALIGNMENT
+        stride = request.size // max(1, count) // SHARED_ALIGNMENT * SHARED_ALIGNMENT
         packed = [
             pack(value, memory, self.module, index * stride) for index, value in enumerate(values)
         ]

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from kernels_eval.config import MOST_TASK_OPERATORS
 from kernels_eval.model.inputs import (
     construct,
     declared,
@@ -50,7 +51,6 @@ from kernels_eval.protocol import (
     handles,
 )
 from kernels_eval.reference.aten import SOURCES, Values, operator_name
-from kernels_eval.reference.expected_values import MOST_OPERATORS
 from kernels_eval.reference.graph import trace_graph
 from kernels_eval.reference.task_runner import require_tensors
 
@@ -253,7 +253,7 @@ def _measured(module: ModuleType, spec: ModelSpec) -> WorkloadReport:
     with suppress(Exception), torch.device(device):
         graph = GraphReport.model_validate(trace_graph(model, inputs)._asdict())
     return WorkloadReport(
-        operators=operators[:MOST_OPERATORS],
+        operators=operators[:MOST_TASK_OPERATORS],
         flops=tally.flops,
         bytes_min=tally.read.bytes + tally.bytes_written(leaves),
         executed="meta" if device == "meta" else "declared inputs",

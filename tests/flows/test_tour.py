@@ -7,13 +7,13 @@ from pathlib import Path
 import flows
 
 ROOT = Path(flows.__file__).parents[1]
-STOP = re.compile(r"^## \d\. [^\n]*`([\w/.]+)`\n(.*?)(?=^## )", re.MULTILINE | re.DOTALL)
+STOP = re.compile(r"^## \d+\. [^\n]*`([\w/.]+)`\n(.*?)(?=^## )", re.MULTILINE | re.DOTALL)
 
 
-def test_each_of_eight_stops_quotes_a_few_current_lines_of_its_file():
+def test_each_of_ten_stops_quotes_a_few_current_lines_of_its_file():
     tour = (ROOT / "docs/explanation/tour.md").read_text(encoding="utf-8")
     stops = STOP.findall(tour)
-    assert len(stops) == len({path for path, _ in stops}) == 8
+    assert len(stops) == len({path for path, _ in stops}) == 10
     for path, text in stops:
         quotes = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         assert quotes, path

@@ -31,7 +31,8 @@ def clock(used, cache=CACHE):
     made = object.__new__(PairedClock)
     made.config, made.sets = TimingConfig(), 4
     loaded = SimpleNamespace(peak_bytes_per_s=PEAK, cache_bytes=cache)
-    made.reference = Reference(loaded=loaded, task_bytes=INPUT + OUTPUT, used=used)
+    memory = SimpleNamespace()
+    made.reference = Reference(loaded=loaded, memory=memory, task_bytes=INPUT + OUTPUT, used=used)
     return made
 
 
@@ -78,7 +79,7 @@ def test_time_in_which_others_had_the_processor_does_not_count(monkeypatch, by_p
         now.used += 1_000_000
         return {}
 
-    made.reference.outputs_of = lambda whose: (PLACE, 1)
+    made.reference.memory.outputs_of = lambda whose: (PLACE, 1)
     made.by_processor = by_processor
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.wall)
     with ExitStack() as stopped:
@@ -99,7 +100,7 @@ def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor)
         running.append(True)
 
     child.stopped = stopped
-    made.reference.outputs_of = lambda whose: (PLACE, 1)
+    made.reference.memory.outputs_of = lambda whose: (PLACE, 1)
     made.by_processor = by_processor
     monkeypatch.setattr(paired_timing.time, "perf_counter_ns", lambda: now.passed)
     with ExitStack() as held:
@@ -120,7 +121,7 @@ def test_the_clock_goes_on_until_the_child_is_stopped(monkeypatch, by_processor)
 def test_what_a_round_costs_the_reference_is_taken_off(monkeypatch, rounds, least, best):
     made, rounds = clock(0), iter(rounds)
     made.unseen, made.fewest, made.compiled, made.reference_used = 8, 2, None, {}
-    made.reference.ask = made.reference.share = lambda *_, **__: None
+    made.reference.ask = made.reference.memory.share_outputs = lambda *_, **__: None
     made.process = SimpleNamespace(tell=lambda *_: None)
     made.reference.output_bytes = 1
     monkeypatch.setattr(made, "_round", lambda calls: [ns * calls for ns in next(rounds)])
@@ -132,8 +133,8 @@ def test_samples_after_the_bound_get_their_inputs_again(monkeypatch):
     made, told = clock(0), []
     made.unseen, made.fewest, made.compiled, made.reference_used = 8, 2, None, {}
     made.seeds, made.given, made.idle_samples = [1, 2], True, 0
-    made.reference.ask = made.reference.share = lambda *_, **__: None
-    made.reference.output_bytes, made.reference.draw = 1, lambda seeds: (PACKED, 0)
+    made.reference.ask = made.reference.memory.share_outputs = lambda *_, **__: None
+    made.reference.output_bytes, made.reference.memory.draw = 1, lambda seeds: (PACKED, 0)
     made.process = SimpleNamespace(
         tell=lambda request, *_: told.append(request),
         ask=lambda request: SimpleNamespace(custom_calls=request.calls, ns=told.append(request)),

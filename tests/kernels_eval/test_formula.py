@@ -5,12 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from kernels_eval.config import CorrectnessConfig
-from kernels_eval.judge.comparison import explained
-from kernels_eval.model.trials import Trial
+from kernels_eval.judge.explanation import explained
+from kernels_eval.judge.trials import TRIALS, Trial
 from kernels_eval.protocol import Comparison
 from kernels_eval.records import Reason
 from tests.support.kernels import QUICK, kernel_task, load_inline, module, task_source, verifying
 
+NORMAL = next(row for row in TRIALS if row.name == "normal")
 TASK = kernel_task(
     task_source("return torch.nn.functional.gelu(x)", inputs="[torch.rand(64, 64)]"), "formula"
 )
@@ -46,7 +47,7 @@ def test_an_approximation_is_correct_where_the_policy_takes_it(formula):
 def test_other_bits_explain_a_wrong_answer_only_where_its_error_differs(again, reason):
     """A convolution of torch may differ in the last bits; a race differs by what it loses."""
     trial, found = (
-        Trial("normal", distribution="normal"),
+        Trial("normal", NORMAL, 1, distribution="normal"),
         Comparison(rms=1e-2, reference_rms=0, max=1),
     )
     call = SimpleNamespace(rerun_differs=True, previous_changed=False)

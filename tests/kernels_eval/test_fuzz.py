@@ -26,12 +26,12 @@ from kernels_eval.compile import extensions
 from kernels_eval.compile.extensions import Builder
 from kernels_eval.compile.prepared import Prepared
 from kernels_eval.config import EvalConfig
-from kernels_eval.judge import comparison
+from kernels_eval.judge import attribution, comparison
 from kernels_eval.judge.candidate_handle import CandidateProcess
 from kernels_eval.judge.messages import Prepared as Outcome
 from kernels_eval.judge.messages import Stop, VerdictDraft, verdict_of
 from kernels_eval.judge.prepare import BoundedBuilds, Preparer
-from kernels_eval.model.trials import Trial
+from kernels_eval.judge.trials import TRIALS, Stage, Trial
 from kernels_eval.protocol import (
     Comparison,
     ModelSpec,
@@ -254,13 +254,14 @@ def reference():
         device="cpu",
         spec=ModelSpec(entry_point="Model", init_form="args", device="cpu", construct_on="cpu"),
         construct_on="cpu",
-        bit_identical=False,
-        non_finite=None,
-        precision="fp32",
-        oracle="float64",
+        expected=SimpleNamespace(bit_identical=False, oracle="float64"),
+        gates=SimpleNamespace(precision="fp32"),
+        sums_products=False,
         trials=[
             Trial(
                 "declared",
+                TRIALS[0],
+                seed=1,
                 outputs=[OutputForm(shape=[4, 4], dtype="float32", bytes=64, device="cpu")],
             )
         ],
@@ -273,8 +274,9 @@ def reference():
             gradients=None,
         ),
         arguments=lambda seed=None: (PACKED, memory),
-        outputs_of=lambda whose: (PLACE, memory),
-        draw=lambda *_: (PACKED, memory),
+        memory=SimpleNamespace(
+            outputs_of=lambda whose: (PLACE, memory), draw=lambda *_: (PACKED, memory)
+        ),
         compare=lambda *_: Comparison(rms=0.0, reference_rms=1e-7, max=0.0),
         judge=lambda *_: Reason.OK,
         used_statistics=list,
@@ -291,14 +293,14 @@ def judged(child, reference, builder):
     try:
         process.load({})
         comparison.compare_outputs(process)
-        comparison.attribute_work(process)
-        comparison.check_repeatable(process)
-        comparison.compare_other_shapes(process)
-        comparison.check_state(process)
+        attribution.attribute_work(process)
+        attribution.check_repeatable(process)
+        comparison.compare_trials(process, Stage.VARIATIONS)
+        attribution.check_state(process)
         process.ask(Sample(calls=1))
         for form in process.ask(RunUnseen(inputs=PACKED, outputs=PLACE)).forms:
             process.check_form(form, reference.trials[0])
-        comparison.check_ornamental(process)
+        attribution.check_ornamental(process)
     except Stop as stop:
         verdict = verdict_of(TASK, candidate(), Outcome(candidate_id="c"), stop.finding, draft)
         verdict.model_dump_json()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels_eval.config import CorrectnessConfig
+from kernels_eval.config import TAILS, CorrectnessConfig
 from kernels_eval.judge.candidate_handle import unmatched_shapes
 from kernels_eval.model.inputs import (
     construct,
@@ -22,7 +22,6 @@ from kernels_eval.model.inputs import (
     smaller_shapes,
     squeezed,
 )
-from kernels_eval.model.trials import TAILS
 from kernels_eval.protocol import ModelSpec
 from tests.support.kernels import AFFINE
 

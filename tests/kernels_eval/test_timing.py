@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from kernels_eval.config import TimingConfig
+from kernels_eval.config import PRECISE_PAIRS, TimingConfig
 from kernels_eval.judge.paired_timing import PairedClock
 from kernels_eval.judge.timing import (
-    PRECISE_PAIRS,
     ImplausibleTime,
     drift,
     log_ratio_interval,

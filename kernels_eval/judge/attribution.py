@@ -1,0 +1,154 @@
+"""How a candidate works: whether its kernels do the work, whether calls repeat, and what it leaves
+running or changed."""
+
+from __future__ import annotations
+
+import re
+import time
+from contextlib import suppress
+
+from kernels_eval.compile.linked import library_work
+from kernels_eval.config import (
+    IDLE_SHARE,
+    IDLE_WINDOW_S,
+    LONGEST_IDLE_WINDOW_S,
+    OUTSTANDING_SHARE,
+)
+from kernels_eval.judge.candidate_handle import CandidateProcess
+from kernels_eval.judge.messages import FIX_OF_CHANGE, REASON_OF_CHANGE, Stop, one_line
+from kernels_eval.protocol import MeasureShare, NameOperators, ReadState, ReplaceWritten
+from kernels_eval.records import Reason
+from kernels_eval.sandbox.sandbox import Child
+
+MAY_DIFFER = re.compile(r"atomic|reduction\s*\(|mutex|\bomp\s+critical\b", re.IGNORECASE)
+"""Sources whose results may differ in the last bits between two runs: the order of their additions
+is not fixed."""
+OPERATORS_MAY_DIFFER = re.compile(
+    r"aten\.(_?conv|cudnn_conv|miopen_conv|mkldnn_conv|slow_conv"
+    r"|index_(add|copy|put|reduce)|scatter|put_|cumsum|histc|bincount|kthvalue"
+    r"|median|_?embedding_bag|upsample|grid_sampl)"
+)
+"""Operators of torch for which the same holds on a GPU (the list in the documentation of
+torch.use_deterministic_algorithms)."""
+
+
+def check_repeatable(process: CandidateProcess) -> None:
+    """The same inputs give the same bits, unless atomics or an operator of torch whose own bits
+    vary had a part in it."""
+    if not any(call.rerun_differs for call in process.calls):
+        return
+    source = process.candidate.code or ""
+    varies = any(map(OPERATORS_MAY_DIFFER.match, process.draft.library_calls))
+    if process.reference.expected.bit_identical and not varies and not MAY_DIFFER.search(source):
+        raise Stop(
+            Reason.NON_DETERMINISTIC,
+            "repeating the call on the same inputs gives other bits, and nothing in it uses"
+            " atomics, reductions or locks",
+        )
+    process.draft.flags.append("not_bit_identical")
+
+
+def attribute_work(process: CandidateProcess, *, again: bool = False) -> None:
+    """Which kernels and which library operators ran, and the kernels' share of the time. `again`:
+    where it was timed, add what shows now, for a candidate may work otherwise since."""
+    draft = process.draft
+    if again and not draft.timing:
+        return
+    inputs, descriptor = process.unseen_inputs()
+    seen = process.ask(NameOperators(inputs=inputs, again=again), (descriptor,))
+    draft.custom_kernels = tuple(one_line(name)[:200] for name in seen.custom[:32])
+    linked, flags = library_work(process.libraries.values())
+    named = {one_line(name)[:200] for name in (*seen.operators[:64], *linked)}
+    draft.library_calls = tuple(sorted(named.union(draft.library_calls))[:64])
+    if seen.off_stream:
+        flags.add("side_stream")  # joined before the return, or `check_idle` says so
+    draft.flags += sorted(flags.difference(draft.flags))
+    idle = sum(not call.custom_calls for call in process.calls)
+    calls = "backward passes" if process.reference.loaded.gradients else "calls"
+    if idle:
+        raise _no_custom_kernel(
+            f"no custom kernel ran in {idle} of {len(process.calls)} {calls}; the work was done by",
+            process,
+            "no operator at all",
+        )
+    inputs, descriptor = process.unseen_inputs()
+    share = process.ask(MeasureShare(inputs=inputs), (descriptor,)).share
+    least = 1.0 if draft.custom_kernel_time_share is None else draft.custom_kernel_time_share
+    draft.custom_kernel_time_share = min(least, max(0.0, share))
+
+
+def check_idle(process: CandidateProcess) -> None:
+    """Nothing left running, and nothing left changed."""
+    if all(_busy_share(process.child) > IDLE_SHARE for _ in range(2)):
+        what = "the process continues to compute after its call has returned"
+        raise Stop(Reason.BACKGROUND_WORK, what)
+    outstanding = sorted(call.outstanding_share for call in process.calls)
+    if outstanding and outstanding[len(outstanding) // 2] > OUTSTANDING_SHARE:
+        what = "work continues on another stream after the current stream has finished"
+        raise Stop(Reason.STREAM_ESCAPE, what)
+    check_state(process)
+
+
+def check_state(process: CandidateProcess) -> None:
+    """No setting of torch or CUDA changed that honest code leaves alone."""
+    changed = process.ask(ReadState()).changed
+    for name, reason in REASON_OF_CHANGE.items():
+        if name in changed:
+            was = one_line(changed[name])[:200]
+            raise Stop(reason, f"changes {name}: {was}; {FIX_OF_CHANGE[name]}")
+    process.draft.flags += [f"changes:{one_line(name)[:40]}" for name in changed]
+
+
+def check_ornamental(process: CandidateProcess) -> None:
+    """Do the kernels matter? Asked last, since corrupted values may lead a kernel astray: a crash
+    shows that they were used."""
+    drawn = [
+        trial.distribution
+        for trial in process.reference.trials
+        if trial.own_mode and trial.weights_seed is None
+    ]
+    for distribution in dict.fromkeys(drawn):
+        try:
+            inputs, descriptor = process.unseen_inputs(2, distribution)
+            found = process.ask(ReplaceWritten(inputs=inputs), (descriptor,)).ornamental
+        except Stop:
+            return
+        if found:
+            raise _no_custom_kernel(
+                "the output does not depend on what the custom kernels write; the work is done by",
+                process,
+                "other code",
+            )
+        if found is not None:
+            return
+
+
+def _no_custom_kernel(what: str, process: CandidateProcess, otherwise: str) -> Stop:
+    calls = ", ".join(process.draft.library_calls[:6]) or otherwise
+    return Stop(Reason.NO_CUSTOM_KERNEL, f"{what} {calls}")
+
+
+def _busy_share(child: Child) -> float:
+    """Share of a short window in which a child that was asked nothing used a processor. 0 where the
+    kernel does not tell."""
+    # on a busy machine a process that wants to run does not always get a processor
+    started, used = time.monotonic(), child.demand_ns()
+    if not used:
+        return 0.0
+    while True:
+        time.sleep(IDLE_WINDOW_S)  # the window that is measured, not a wait for something
+        passed = time.monotonic() - started
+        share = (child.demand_ns() - used) / 1e9 / passed
+        # The kernel counts a wait for the processor when it ends: on a busy machine more is to
+        # come.
+        if share > IDLE_SHARE or passed > LONGEST_IDLE_WINDOW_S or not _wants_to_run(child):
+            return share
+
+
+def _wants_to_run(child: Child) -> bool:
+    """Does any thread of this process and its descendants run, or wait for a processor?"""
+    for stat in child.thread_files("stat"):
+        with suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[:1] == ["R"]:
+                return True
+    return False

@@ -1,0 +1,161 @@
+"""The first loop over the table of trials: the reference process computes what is right in each,
+and rows that do not suit the task are left out.
+
+Guarantees: a task that cannot tell right from wrong ends here as a `Stop`, before a candidate is
+compared.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Protocol
+
+from kernels_eval.config import EXPECTED_MAX_BYTES, LEAST_DISTRIBUTIONS, SHARED_ALIGNMENT
+from kernels_eval.judge.gates import TaskGates
+from kernels_eval.judge.messages import Stop
+from kernels_eval.judge.quarantine import constant_passes, degenerate, quarantine_degenerate
+from kernels_eval.judge.trials import (
+    AS_IMPULSE,
+    TaskFindings,
+    Trial,
+    TrialRow,
+    rows_of,
+)
+from kernels_eval.protocol import (
+    DECLARED,
+    A,
+    Expectation,
+    ForgetTrial,
+    Request,
+)
+from kernels_eval.sandbox.sandbox import Child
+
+
+class Ask(Protocol):
+    """The answer of the reference process to a request. Raises Stop (REFERENCE_FAILED)."""
+
+    def __call__(self, request: Request[A], /) -> A: ...
+
+
+class UnsuitableTrial(Exception):
+    """A trial that breaks the reference's CUDA context (labels out of range, say, which only the
+    CPU refuses politely): its process is of no more use."""
+
+    def __init__(self, trial: str) -> None:
+        super().__init__(trial)
+        self.trial = trial
+
+
+class Expectations:
+    """The trials of one task, and what is expected of them."""
+
+    def __init__(
+        self, ask: Ask, child: Child, gates: TaskGates, task: TaskFindings, unsuitable: set[str]
+    ) -> None:
+        """Have all expected values computed. Trials of these names are `unsuitable`. Raises Stop
+        with a task_error, UnsuitableTrial for one more of these."""
+        self.ask, self.child, self.gates = ask, child, gates
+        self.task, self.unsuitable = task, unsuitable
+        self.output_bytes = 0
+        rows = rows_of(task.config)
+        self._expect_rows([row for row in rows if row.grades_task])
+        self.flags = quarantine_degenerate(task, gates, ask)
+        self._expect_rows([row for row in rows if not row.grades_task])
+        expected = task.expected.values()
+        self.bit_identical = all(seen.bit_identical for seen in expected)
+        self.oracle = min(seen.oracle for seen in expected)  # float32 where any of them is
+
+    def _expect_rows(self, rows: list[TrialRow]) -> None:
+        """Expected values for each row that concerns the task, in the first form that suits it."""
+        attempted = 0
+        for row in rows:
+            if not row.when(self.task):
+                continue
+            if row.configured:
+                if attempted >= self._most_distributions(rows):
+                    continue
+                attempted += 1
+            self._expect_row(row)
+
+    def _most_distributions(self, rows: list[TrialRow]) -> int:
+        """How many distributions there is memory for: expected values are kept for all trials."""
+        room = EXPECTED_MAX_BYTES // max(3 * self.output_bytes, 1)
+        others = [row for row in rows[1:] if row.required and row.when(self.task)]
+        return max(0, max(LEAST_DISTRIBUTIONS, room) - 2 - len(others))
+
+    def _expect_row(self, row: TrialRow) -> None:
+        scopes = self.task.scopes
+        if not row.tail:
+            self._expect_shape(row, row.shape)
+        # a scope that the task has refused is asked for no more
+        while row.tail and scopes and not self._expect_shape(row, f"{scopes[0]}_{row.tail}"):
+            scopes.pop(0)
+
+    def _expect_shape(self, row: TrialRow, shape: str) -> bool:
+        """Does one of the row's forms suit the task, in this shape?"""
+        if shape not in (DECLARED, *self.task.loaded.plan.shapes):
+            return False
+        forms = self._forms(row, shape)
+        for trial in forms:
+            needed = row.required and trial is forms[-1]
+            seen = self._expect_own(trial) if needed else self._expect_if_suitable(trial)
+            if seen:
+                self._add(trial, seen)
+                return True
+        return False
+
+    def _forms(self, row: TrialRow, shape: str) -> list[Trial]:
+        """The row with its seeds drawn, in each of its forms."""
+        name = row.name if shape == DECLARED else shape
+        seed = self.task.trials[0].seed if row.same_seed else secrets.randbits(31)
+        if row.other_weights:  # vectors with elements of either sign (odd seeds), or positive ones
+            seeds = [secrets.randbits(30) * 2 + sign for sign in (1, 0)]
+            return [Trial(name, row, seed, weights_seed=weights_seed) for weights_seed in seeds]
+        drawn = [(self.task.impulse or DECLARED) if x == AS_IMPULSE else x for x in row.draws]
+        return [Trial(name, row, seed, distribution=draw, shape=shape) for draw in drawn]
+
+    def _expect_own(self, trial: Trial) -> Expectation:
+        """Expected values on the task's own inputs: the task must give them. Raises Stop with a
+        task_error."""
+        seen = self.ask(trial.expect())
+        if not seen.deterministic:
+            raise degenerate("two runs of the reference on the same inputs differ")
+        if not seen.some_finite:
+            raise degenerate("the reference's output on its own inputs holds no finite number")
+        return seen
+
+    def _expect_if_suitable(self, trial: Trial) -> Expectation | None:
+        """Expected values of a variation; None where it does not suit the task. Raises
+        UnsuitableTrial where trying it broke the process's CUDA context."""
+        if trial.name in self.unsuitable:
+            return None
+        try:
+            seen = self.ask(trial.expect())
+        except Stop as stop:
+            if self.child.dead:
+                raise
+            if "CUDA error" in stop.finding.detail:
+                raise UnsuitableTrial(trial.name) from stop
+            return None
+        if not trial.suits(seen):
+            self.ask(ForgetTrial(trial=trial.name))
+            return None
+        return seen
+
+    def _add(self, trial: Trial, seen: Expectation) -> None:
+        """Add a trial, unless it would tell nothing."""
+        trial.outputs = seen.outputs
+        if trial.row.differs and DECLARED in seen.equals:
+            return
+        if trial.row.telling and constant_passes({trial.name: seen}, self.gates):
+            return
+        self.task.trials.append(trial)
+        if trial.row.grades_task:
+            self.task.expected[trial.name] = seen
+        if trial.name == DECLARED:
+            self.output_bytes = sum(padded_bytes(output.bytes) for output in trial.outputs)
+
+
+def padded_bytes(size: int) -> int:
+    """What a tensor takes in shared memory."""
+    return -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT

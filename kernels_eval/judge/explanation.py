@@ -1,0 +1,97 @@
+"""Why an output is not the reference's: the reason and one line of a verdict, in the light of how
+the output was obtained."""
+
+from __future__ import annotations
+
+from kernels_eval.config import SAME_ERROR_SHARE
+from kernels_eval.judge.candidate_handle import CandidateProcess
+from kernels_eval.judge.messages import Stop
+from kernels_eval.judge.trials import Trial
+from kernels_eval.protocol import DECLARED, LATER, Comparison
+from kernels_eval.records import Reason
+
+
+def explained(trial: Trial, outcome: Reason, found: Comparison, process: CandidateProcess) -> Stop:
+    """The reason and one line for an output that is not the reference's, in the light of how it was
+    obtained."""
+    calls, wrong = process.calls, outcome is Reason.WRONG_OUTPUT
+    if LATER in found.equals_trial:
+        outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
+    elif trial.weights_seed is not None and DECLARED in found.equals_trial:
+        outcome, why = Reason.STALE_WEIGHTS, "right for the weights seen at construction only; "
+    elif found.equals_trial:
+        outcome = Reason.STALE_CACHE
+        why = f"returns the answer of an earlier call ({found.equals_trial[0]}) for new inputs; "
+    elif any(call.previous_changed for call in calls):
+        outcome, why = Reason.OUTPUT_ALIASED, "a later call overwrites an earlier output; "
+    elif any(call.rerun_differs for call in calls) and _error_varies(trial, found, process):
+        outcome = Reason.NON_DETERMINISTIC
+        why = "repeating the call on the same inputs gives another answer; "
+    elif wrong and _ignores_inputs(trial, found, process):
+        outcome, why = Reason.INPUT_INDEPENDENT, "gives the same answer for different inputs; "
+    elif wrong and (name := _wrong_gradient(found, process)):
+        outcome, why = Reason.WRONG_GRADIENT, f"the gradient of {name} is wrong; "
+    elif outcome is Reason.NON_FINITE:
+        why = (
+            "NaN or infinity in other places than in the reference (an exp that overflows? with"
+            " -ffast-math, compilers assume that nothing does); "
+        )
+    elif wrong and found.systematic:
+        why = "another formula (an approximation?): the error is a function of the output; "
+    elif wrong and trial.weights_seed is not None:
+        why = (
+            "right with the weights of the earlier calls (are some kept since then, or in another"
+            " order than the reference's parameters of their shape?); "
+        )
+    else:
+        why = ""
+    return Stop(outcome, why + errors_of(trial, found))
+
+
+def _wrong_gradient(found: Comparison, process: CandidateProcess) -> str:
+    """Of what the gradient is that differs most; empty where that is an output."""
+    reference = process.reference
+    names = reference.loaded.gradients.names if reference.loaded.gradients else []
+    place = found.worst - len(reference.trials[0].outputs)
+    return names[place] if names and place >= -len(names) and place < 0 else ""
+
+
+def errors_of(trial: Trial, found: Comparison) -> str:
+    if found.unequal:
+        return (
+            f"{found.unequal} integers or truth values of an output are not the reference's on"
+            f" {trial.name} inputs, and rounding does not explain them: round as it does"
+            " (std::nearbyint for torch.round, std::floor for a floor division, truncation for a"
+            " cast), and return among equal elements the one that it returns"
+        )
+    return (
+        f"relative RMS error {found.rms:.2e}, worst element {found.max:.2e} on {trial.name} inputs"
+    )
+
+
+def _error_varies(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:
+    """Has the answer another error when it is asked for again? Where only the last bits differ (a
+    convolution's of torch, say), they do not explain a wrong answer."""
+    if trial not in process.reference.trials:
+        return False  # its inputs are gone
+    try:
+        again = process.call(trial)
+    except Stop:
+        return True
+    return abs(again.rms - found.rms) > SAME_ERROR_SHARE * found.rms
+
+
+def _ignores_inputs(trial: Trial, found: Comparison, process: CandidateProcess) -> bool:
+    if found.equals_answer:
+        return True
+    others = [
+        other
+        for other in process.reference.trials
+        if other.shape == DECLARED and other.weights_seed is None and other is not trial
+    ]
+    if trial.name != DECLARED or not others:
+        return False
+    try:
+        return DECLARED in process.call(others[0]).equals_answer
+    except Stop:
+        return False

@@ -1,0 +1,36 @@
+"""What the errors of an output mean for one task: gates of its precision, narrowed where an answer
+that ignores the inputs would pass them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kernels_eval.config import GATES, HARD_GATES
+from kernels_eval.model.correctness import judge
+from kernels_eval.protocol import Comparison
+from kernels_eval.records import Reason
+
+
+@dataclass
+class TaskGates:
+    """The gates of one task. `loosest` is the largest error that a gate may let pass."""
+
+    precision: str
+    loosest: float = math.inf
+
+    def judge(
+        self, comparison: Comparison, *, own_inputs: bool = True, hard: bool = False
+    ) -> Reason:
+        """What these errors mean on the task's own inputs, or on others; `hard` ones have wide
+        gates of their own."""
+        if not hard:
+            return judge(
+                comparison,
+                self.precision,
+                GATES,
+                own_inputs=own_inputs,
+                loosest=self.loosest,
+            )
+        tame = comparison.model_copy(update={"wrong_share": 0.0})
+        return judge(tame, self.precision, HARD_GATES, own_inputs=own_inputs)

@@ -1,0 +1,96 @@
+"""Tasks that cannot tell right from wrong: an answer that ignores the inputs would pass, or there
+is one answer for all inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from kernels_eval.config import NARROWED_SHARE
+from kernels_eval.judge.gates import TaskGates
+from kernels_eval.judge.messages import Stop
+from kernels_eval.judge.trials import HARD_TRIALS, TaskFindings, Trial, has_one_answer, one_answer
+from kernels_eval.protocol import DECLARED, Expectation, FindIgnoredInputs, IgnoredInputs
+from kernels_eval.records import Reason
+
+CONSTANTS = ("zeros", "one draw's answer", "one draw's mean")
+"""Answers that ignore the inputs (`Expectation.constants`), the last one over the batch."""
+
+
+class FindIgnored(Protocol):
+    def __call__(self, request: FindIgnoredInputs, /) -> IgnoredInputs: ...
+
+
+def degenerate(detail: str) -> Stop:
+    return Stop(Reason.DEGENERATE_TASK, detail)
+
+
+def quarantine_degenerate(task: TaskFindings, gates: TaskGates, ask: FindIgnored) -> list[str]:
+    """Flags of what a task does not tell. `gates` are narrowed where an answer that ignores the
+    inputs would pass them. Raises Stop (DEGENERATE_TASK) for a task that cannot tell right from
+    wrong."""
+    expected = task.expected
+    _raise_for_shapes(task.trials)
+    if task.inputs_vary and len(expected) > 2 and one_answer(expected.values()):
+        raise degenerate(
+            f"the reference's output is the same for all inputs ({len(expected)} draws, one answer)"
+        )
+    flags = _narrow_gates(task, gates)
+    if task.loaded.plan.notes:
+        ignored = ask(FindIgnoredInputs(seed=task.trials[0].seed)).ignored
+        flags += [f"task_ignores_input:{index}" for index in ignored]
+    if constant_passes({DECLARED: expected[DECLARED]}, gates):
+        # its own inputs and weights tell nothing; other ones do
+        flags.append("zeros_pass_declared")
+    if task.own_answer_is_fixed:
+        flags.append("own_answers_never_vary")
+    if has_one_answer(task) and "permuted" not in expected:
+        flags.append("answers_never_vary")
+    return flags
+
+
+def constant_passes(
+    expected: Mapping[str, Expectation], gates: TaskGates, constant: int = 0
+) -> bool:
+    """Would this answer that ignores the inputs (one of CONSTANTS) pass in all these trials?"""
+    return all(
+        gates.judge(seen.constants[constant], hard=name in HARD_TRIALS) is Reason.OK
+        for name, seen in expected.items()
+    )
+
+
+def _raise_for_shapes(trials: list[Trial]) -> None:
+    shapes = [[output.shape for output in trial.outputs] for trial in trials]
+    other = next((each for each in shapes if each != shapes[0]), None)
+    if other:
+        raise degenerate(
+            "the shapes of the reference's outputs depend on the values of its inputs:"
+            f" {shapes[0]}, and {other} for other inputs"
+        )
+
+
+def _narrow_gates(task: TaskFindings, gates: TaskGates) -> list[str]:
+    """Raise Stop (DEGENERATE_TASK) where an answer that ignores the inputs would pass for all
+    inputs and weights.
+
+    Where one passes under the task's own weights, the gates are narrowed to a quarter of that
+    answer's error, as far as the reference's own error allows.
+    """
+    own = {name: seen for name, seen in task.expected.items() if name != "other_weights"}
+    flags = []
+    for index, constant in enumerate(CONSTANTS):
+        if index and one_answer(own.values()):
+            break  # `own_answers_never_vary`
+        if not constant_passes(own, gates, index):
+            continue
+        tame = [seen.constants[index] for name, seen in own.items() if name not in HARD_TRIALS]
+        worst = max(tame, key=lambda error: error.rms)
+        gates.loosest = min(gates.loosest, NARROWED_SHARE * worst.rms)
+        if constant_passes(task.expected, gates, index):
+            raise degenerate(
+                f"an output of {constant} would pass: relative RMS error {worst.rms:.2e}, the"
+                f" reference's own {worst.reference_rms:.2e}"
+            )
+        if index and constant_passes(own, gates, index):
+            flags.append("constant_passes_own_weights")
+    return flags

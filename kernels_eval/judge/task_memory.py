@@ -1,0 +1,108 @@
+"""Memory that the reference process shares with a candidate's: inputs that it draws, arguments of
+constructors, and room for outputs."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from kernels_eval.protocol import (
+    DECLARED,
+    DrawArguments,
+    DrawInputs,
+    F,
+    LoadedTask,
+    MemoryRequest,
+    PackedValues,
+    SharedMemory,
+    ShareMemory,
+)
+from kernels_eval.sandbox import machine
+from kernels_eval.sandbox.channel import Channel, Fds
+
+
+class AskWithMemory(Protocol):
+    """The answer of the reference process to a request that descriptors come with."""
+
+    def __call__(self, request: MemoryRequest[F], fds: Fds, /) -> F: ...
+
+
+class TaskMemory:
+    """The shared memory of one task, by its use."""
+
+    loaded: LoadedTask
+    """what says how much its values take, once the task is loaded"""
+
+    def __init__(self, ask: AskWithMemory, channel: Channel, *, on_device: bool) -> None:
+        self._ask, self._channel, self._on_device = ask, channel, on_device
+        self._descriptors: dict[str, int] = {}
+        self._outputs: dict[str, SharedMemory] = {}
+
+    def share_outputs(self, whose: str, size: int) -> None:
+        """New memory for outputs: of one call of a "candidate", or of a round on unseen inputs:
+        "unseen" the candidate's, "own" the reference's."""
+        request = ShareMemory(whose=whose, on_device=self._on_device, size=size)
+        _, on_device = self._with_memory(request, whose)
+        self._outputs[whose] = SharedMemory(on_device=on_device, size=size)
+
+    def outputs_of(self, whose: str) -> tuple[SharedMemory, int]:
+        """Where a process writes its outputs, and the descriptor of that memory."""
+        return self._outputs[whose], self._descriptors[whose]
+
+    def draw(
+        self, seeds: list[int], distribution: str | list[str] = DECLARED, shape: str = DECLARED
+    ) -> tuple[PackedValues, int]:
+        """The inputs of these seeds (of one distribution, or of one each), in shared memory of
+        their own, and a descriptor, which is valid until the next draw."""
+        names = [distribution] * len(seeds) if isinstance(distribution, str) else distribution
+        request = DrawInputs(
+            seeds=seeds,
+            distributions=names,
+            shape=shape,
+            on_device=self._on_device,
+            size=max(1, len(seeds)) * self.loaded.packed_bytes,
+        )
+        return self._handed_over(request, "inputs")
+
+    def arguments(self, seed: int) -> tuple[PackedValues, int]:
+        """The same for what the constructor is called with under this seed."""
+        request = DrawArguments(seed=seed, size=self.loaded.argument_bytes)
+        return self._handed_over(request, "arguments")
+
+    def _handed_over(
+        self, request: DrawInputs | DrawArguments, use: str
+    ) -> tuple[PackedValues, int]:
+        """New shared memory that a request fills, and its descriptor."""
+        answer, on_device = self._with_memory(request, use)
+        values = PackedValues(
+            on_device=on_device,
+            size=request.size,
+            packed=answer.packed,
+            count=answer.count,
+            stride=answer.stride,
+        )
+        return values, self._descriptors[use]
+
+    def _with_memory(self, request: MemoryRequest[F], use: str) -> tuple[F, bool]:
+        """The answer to a request that takes new memory for this use, and whether the memory is the
+        device's. Where that cannot be had, it is the host's, and everything crosses the bus."""
+        self.release(use)
+        fds: Fds = ()
+        if not request.on_device:
+            self._descriptors[use] = machine.sealed_memory(request.size)
+            fds = (self._descriptors[use],)
+        answer = self._ask(request, fds)
+        if not answer.shared:
+            return self._with_memory(request.model_copy(update={"on_device": False}), use)
+        if request.on_device:
+            self._descriptors[use] = self._channel.descriptors.pop()
+        return answer, request.on_device
+
+    def release(self, *uses: str) -> None:
+        """Give memory back that was taken for these uses."""
+        for use in uses:
+            if (descriptor := self._descriptors.pop(use, None)) is not None:
+                os.close(descriptor)
+
+    def close(self) -> None:
+        self.release(*self._descriptors)

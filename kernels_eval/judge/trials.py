@@ -1,0 +1,316 @@
+"""The table of trials: on which inputs, with which weights and in which mode a candidate is
+compared with its task, and what a wrong answer means there.
+
+Two loops go over it: `expectations.Expectations` has the reference compute what is right, and
+`comparison.compare_trials` compares a candidate's answers. A new trial is a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from kernels_eval.config import HARD_OWN_ERROR, SHAPE_SCOPES, TAILS, CorrectnessConfig
+from kernels_eval.protocol import DECLARED, Expect, Expectation, LoadedTask, OutputForm
+from kernels_eval.records import Reason
+
+
+class Stage(StrEnum):
+    """When a candidate meets a trial."""
+
+    OUTPUTS = "outputs"
+    """first: the task's own shape and mode"""
+    VARIATIONS = "variations"
+    """once its outputs are right: other shapes, evaluation mode"""
+    LAST = "last"
+    """once all else is known"""
+
+
+@dataclass
+class TaskFindings:
+    """What is known of a task when a row comes up."""
+
+    loaded: LoadedTask
+    config: CorrectnessConfig
+    expected: dict[str, Expectation] = field(default_factory=dict)
+    """of the trials that grade the task, in order"""
+    trials: list[Trial] = field(default_factory=list)
+    scopes: list[str] = field(default_factory=lambda: list(SHAPE_SCOPES))
+    """what may shrink in another shape: those that the task has refused are gone"""
+
+    @property
+    def inputs_vary(self) -> bool:
+        return self.loaded.plan.varies
+
+    @property
+    def own_answer_is_fixed(self) -> bool:
+        """Does another draw of the task's own inputs give the same answer?"""
+        again = self.expected.get("in_place")
+        return again is not None and DECLARED in again.equals
+
+    @property
+    def impulse(self) -> str:
+        """The form of `impulse` that the task accepts; empty where it accepts none."""
+        found = [trial.distribution for trial in self.trials if trial.name == "impulse"]
+        return found[0] if found else ""
+
+
+def one_answer(expected: Iterable[Expectation]) -> bool:
+    """Is the answer of every trial that of all before it?"""
+    return all(len(each.equals) == index for index, each in enumerate(expected))
+
+
+@dataclass(frozen=True)
+class WrongAnswer:
+    """What a row may want to know of an answer that is not the reference's."""
+
+    reason: Reason
+    config: CorrectnessConfig
+    sums_products: bool
+    """an operator of the task adds up products"""
+    dead: bool
+    """the candidate's process has ended"""
+
+
+Condition = Callable[[TaskFindings], bool]
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One row of the table."""
+
+    name: str
+    draws: tuple[str, ...] = (DECLARED,)
+    """distributions, of which the first that suits the task is drawn"""
+    same_seed: bool = False
+    """drawn under the seed of `declared`, so that only what this row changes differs"""
+    other_weights: bool = False
+    """parameters and running statistics are redrawn"""
+    in_place: bool = False
+    """inputs are written over the storage of the previous call's"""
+    evaluate: bool = False
+    """in evaluation mode"""
+    shape: str = DECLARED
+    """another shape, by its name in the task's plan"""
+    tail: str = ""
+    """a smaller shape that leaves this tail (`TAILS`), in the first scope that the task accepts"""
+
+    when: Condition = lambda task: True
+    """whether this row concerns the task"""
+    configured: bool = False
+    """only where `correctness.distributions` names it; the first to go where memory is short"""
+    grades_task: bool = True
+    """its expected values tell whether the task can tell right from wrong"""
+    required: bool = False
+    """a task that gives no expected values here is degenerate; others leave the row out"""
+    hard: bool = False
+    """looks for answers that are right on tame values only: gates are wide, and the reference must
+    be right itself"""
+    differs: bool = False
+    """left out where its answer is that of `declared`"""
+    telling: bool = False
+    """left out where an answer of zeros would pass"""
+
+    stage: Stage = Stage.OUTPUTS
+    reason: Reason | None = None
+    """what a wrong answer is; None: what explains it best"""
+    tolerated: Callable[[WrongAnswer], bool] = lambda wrong: False
+    """whether a wrong answer is only flagged"""
+    flag: str = ""
+    """the flag of a wrong answer that is tolerated"""
+    refusal_flag: str = ""
+    """the flag of a candidate that raises an exception here; empty: that is its verdict"""
+
+
+@dataclass
+class Trial:
+    """One comparison: a row with its seeds and forms drawn, and the form of what is expected."""
+
+    name: str
+    row: TrialRow
+    seed: int
+    distribution: str = DECLARED
+    weights_seed: int | None = None
+    shape: str = DECLARED
+    construct_seed: int | None = None
+    outputs: list[OutputForm] = field(default_factory=list)
+
+    @property
+    def own_inputs(self) -> bool:
+        """Are inputs and weights what the task itself draws, in its own shape?"""
+        own = self.distribution == self.shape == DECLARED
+        return own and self.weights_seed is None
+
+    @property
+    def as_drawn(self) -> bool:
+        """Is it the task exactly as it is, inputs, weights and mode?"""
+        return self.own_inputs and not self.row.evaluate and self.construct_seed is None
+
+    @property
+    def own_mode(self) -> bool:
+        """Is it run in the task's own shape and mode?"""
+        return self.shape == DECLARED and not self.row.evaluate
+
+    def expect(self) -> Expect:
+        """The request for its expected values. `in_place` concerns the candidate alone."""
+        return Expect(
+            name=self.name,
+            seed=self.seed,
+            distribution=self.distribution,
+            weights_seed=self.weights_seed,
+            shape=self.shape,
+            evaluate=self.row.evaluate,
+            construct_seed=self.construct_seed,
+            hard=self.row.hard,
+        )
+
+    def suits(self, seen: Expectation) -> bool:
+        """Do these expected values make a comparison?"""
+        finite = seen.some_finite if self.distribution == NON_FINITE else seen.finite
+        return finite and seen.deterministic and (not self.row.hard or well_conditioned(seen))
+
+
+def well_conditioned(seen: Expectation) -> bool:
+    """Is the reference itself right on hard inputs, as the float64 oracle has it?"""
+    return (
+        seen.oracle == "float64"
+        and seen.constants[0].reference_rms <= HARD_OWN_ERROR
+        and any("float" in output.dtype for output in seen.outputs)
+    )
+
+
+# -- conditions ------------------------------------------------------------------------------------
+
+
+def has_weights(task: TaskFindings) -> bool:
+    return bool(task.loaded.parameters or task.loaded.statistics)
+
+
+def has_one_answer(task: TaskFindings) -> bool:
+    """A task whose inputs are written out has one answer, which a kernel could hold as a constant:
+    its inputs are tried in another order."""
+    fixed = task.own_answer_is_fixed and not task.inputs_vary
+    return fixed and one_answer(task.expected.values())
+
+
+def takes_non_finite(policy: str) -> Condition:
+    return lambda task: task.inputs_vary and task.config.non_finite == policy
+
+
+def tries_shapes(task: TaskFindings) -> bool:
+    return task.config.shapes != "off"
+
+
+def accepts_no_other_shape(task: TaskFindings) -> bool:
+    """A few elements may hide from one draw: they are drawn again, of its own shape."""
+    return tries_shapes(task) and bool(task.impulse) and not task.scopes
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+NON_FINITE = "non_finite"
+LARGE = tuple(f"normal_x{10**power}" for power in (4, 3, 2, 1))
+AS_IMPULSE = "as impulse"
+"""The form of `impulse` that the task accepts; as declared where it accepts none."""
+
+
+def distribution(name: str, draws: tuple[str, ...] = (), **columns: Any) -> TrialRow:
+    """A row of inputs from another distribution, of positive values where the task wants these."""
+    return TrialRow(
+        name,
+        draws=draws or (name, f"{name}_positive"),
+        when=lambda task: task.inputs_vary,
+        configured=True,
+        **columns,
+    )
+
+
+def other_shape(name: str, *, shape: str = DECLARED, tail: str = "") -> TrialRow:
+    """A row of a smaller shape, where a silently wrong answer is specialised for the declared one;
+    an exception is an honest refusal."""
+    return TrialRow(
+        name,
+        draws=(AS_IMPULSE,),
+        shape=shape,
+        tail=tail,
+        when=tries_shapes,
+        grades_task=False,
+        telling=True,
+        stage=Stage.VARIATIONS,
+        reason=Reason.SHAPE_SPECIALISED,
+        tolerated=lambda wrong: (
+            wrong.config.shapes == "flag"
+            and not wrong.dead
+            and wrong.reason is not Reason.CUDA_ERROR
+        ),
+        flag=Reason.SHAPE_SPECIALISED.value,
+        refusal_flag="declared_shape_only",
+    )
+
+
+TRIALS = (
+    TrialRow(DECLARED, required=True),
+    distribution("normal"),
+    distribution("mixed"),
+    # as declared but for a few elements: an answer that is kept for what looks alike shows
+    distribution("impulse", same_seed=True),
+    distribution("large", LARGE, hard=True),
+    distribution(
+        "offset",
+        hard=True,
+        # honest sums of that length may err so
+        tolerated=lambda wrong: wrong.reason is Reason.WRONG_OUTPUT and wrong.sums_products,
+        flag="offset_inputs_differ",
+    ),
+    distribution("small", hard=True),
+    distribution("uniform"),
+    distribution("normal_x10"),
+    distribution("sparse"),
+    distribution("small_integers"),
+    TrialRow("in_place", in_place=True, required=True),
+    TrialRow("other_weights", same_seed=True, other_weights=True, when=has_weights, required=True),
+    TrialRow("permuted", draws=("permuted",), when=has_one_answer, differs=True),
+    TrialRow(NON_FINITE, draws=(NON_FINITE,), when=takes_non_finite("require"), grades_task=False),
+    # last, for a flag: fmaxf(x, 0), which many honest kernels use, drops NaN
+    TrialRow(
+        NON_FINITE,
+        draws=(NON_FINITE,),
+        when=takes_non_finite("flag"),
+        grades_task=False,
+        stage=Stage.LAST,
+        tolerated=lambda wrong: True,
+        flag="non_finite_inputs_differ",
+    ),
+    other_shape("batch_1", shape="batch_1"),
+    *(other_shape(f"tail_{tail}", tail=tail) for tail in TAILS),
+    TrialRow("impulse_again", draws=(AS_IMPULSE,), when=accepts_no_other_shape, grades_task=False),
+    TrialRow(
+        "eval_mode",
+        same_seed=True,
+        evaluate=True,
+        when=lambda task: bool(task.loaded.parameters),
+        grades_task=False,
+        differs=True,
+        stage=Stage.VARIATIONS,
+        reason=Reason.SHAPE_SPECIALISED,
+        tolerated=lambda wrong: not wrong.dead,
+        flag="wrong_in_eval_mode",
+        refusal_flag="eval_mode_fails",
+    ),
+)
+"""Every trial, in order."""
+HARD_TRIALS = frozenset(row.name for row in TRIALS if row.hard)
+
+
+def rows_of(config: CorrectnessConfig) -> list[TrialRow]:
+    """The table for a configuration: the distributions that it names, in its order (`small` comes
+    with `large`: what is added to a variance, say, then matters), and every other row."""
+    known = {row.name: row for row in TRIALS if row.configured}
+    names = [name for name in config.distributions if name != DECLARED]
+    if "large" in names:
+        names.append("small")
+    chosen = [known.get(name) or distribution(name) for name in names]
+    first, *others = (row for row in TRIALS if not row.configured)
+    return [first, *chosen, *others]

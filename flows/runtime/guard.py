@@ -8,6 +8,7 @@ may quote what a model wrote.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -52,6 +53,9 @@ def guarded_flow(
             with guarding(config):
                 return body(config, *args, **kwargs)
 
+        # Prefect would look for the types of parameters among the names of this module.
+        vars(guarded_body)["__signature__"] = inspect.signature(body, eval_str=True)
+        guarded_body.__annotations__ = inspect.get_annotations(body, eval_str=True)
         return flow(name=name, flow_run_name=named)(guarded_body)
 
     return make_flow

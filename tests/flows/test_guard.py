@@ -8,12 +8,15 @@ import subprocess
 import sys
 import textwrap
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import psutil
 import pytest
 from markdown_it import MarkdownIt
+from prefect.exceptions import ParameterTypeError
 
+from flows.config import PipelineConfig
 from flows.runtime import disk
 from flows.runtime.disk import GIB, DiskWatch, require_room
 from flows.runtime.guard import ending, shown
@@ -23,6 +26,7 @@ from kernels_eval.sandbox.process_tree import has_ended
 from tasks.progress import observed_by
 from tasks.sources.config import TasksConfig
 from tasks.sources.stage import run as load_tasks
+from tasks.store import SnapshotRef
 from tasks.synthesis.config import SynthesisConfig
 from tasks.synthesis.stage import Synthesis
 from tasks.tables import CANDIDATES
@@ -43,6 +47,27 @@ def small(tmp_path):
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize(
+    "place, parameters",
+    [
+        ("flows.train:train_and_track", ("tasks", "curated")),
+        ("flows.reinforce:reinforce_and_track", ("tasks", "trained")),
+        ("flows.search:search_and_track", ("verdicts", "candidates", "tasks")),
+        ("flows.refresh:refresh_dataset", ()),
+        ("flows.pipeline:concur_line", ()),
+    ],
+)
+def test_a_guarded_flow_takes_the_parameters_of_its_function(place, parameters):
+    """What the commands call with a flow: Prefect checks types before the function runs."""
+    module, _, name = place.partition(":")
+    ref = SnapshotRef(root="r", stage="tasks", fingerprint="f" * 32)
+    given = {"config": PipelineConfig()} | dict.fromkeys(parameters, ref)
+    found = getattr(import_module(module), name)
+    assert found.validate_parameters(given) == given
+    with pytest.raises(ParameterTypeError):
+        found.validate_parameters(given | {"config": 3})
 
 
 # -- before the start ------------------------------------------------------------------------------

@@ -22,8 +22,7 @@ from typing import Any
 
 from benchmarks.serving import SHAPES, model_directory
 from kernels_eval.errors import EvalError
-from kernels_eval.records import Language, SamplingParams, Verdict
-from kernels_eval.rewards import Kevin
+from kernels_eval.records import Language, Verdict
 from tasks.sources import bundled
 from tasks.synthesis.prompts import render
 from tasks.training.recipe import PROJECTIONS, ReinforceRecipe
@@ -64,12 +63,12 @@ def steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     base = model_directory(out / "model", arguments.shape, list(prompts.values()))
     adapter = with_weights(base, out / "adapter")
     recipe = ReinforceRecipe(
-        reward=Kevin(),
+        reward="kevin",
         steps=arguments.steps,
         tasks_per_step=TASKS,
         samples_per_task=SAMPLES,
         batch_size=SAMPLES,
-        sampling=SamplingParams(temperature=1.0, max_tokens=arguments.max_tokens),
+        max_tokens=arguments.max_tokens,
         vllm=arguments.vllm,
     )
     rows: list[dict[str, Any]] = []

@@ -84,9 +84,7 @@ class PipelineConfig(Record, title="concur run"):
     def known_tasks(self) -> TasksConfig:
         """What training tasks are compared with: the benchmark's, whichever of its levels are
         scored."""
-        return self.decontamination.against or self.benchmark.tasks.model_copy(
-            update={"levels": None, "limit": None}
-        )
+        return self.benchmark.tasks.model_copy(update={"levels": None, "limit": None})
 
     @property
     def tracking_uri(self) -> str:

@@ -160,7 +160,7 @@ class TrainingForm(Form, title="Training"):
 class ReinforcementForm(Form, title="Reinforcement"):
     """What a verdict is worth, and how long the adapter learns from it."""
 
-    reward: Annotated[Reward, Key("reinforcement.reward.name")] = AS_PROFILE
+    reward: Annotated[Reward, Key("reinforcement.reward")] = AS_PROFILE
     """A recipe, with its published numbers (docs/how-to/rewards/index.md)."""
     steps: Annotated[int, Key("reinforcement.steps")] = _count(
         "Optimiser steps", "0: as the profile says.", 1_000_000

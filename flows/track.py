@@ -185,7 +185,7 @@ def reinforcement_record(config: PipelineConfig, reinforced: SnapshotRef) -> Run
     metrics = {name: stage.series[name][-1][1] for name in last if name in stage.series}
     return RunRecord(
         run_fingerprint=stable_hash(["reinforcement", reinforced.fingerprint]),
-        name=f"{config.name} reinforcement by {config.reinforcement.reward.name}",
+        name=f"{config.name} reinforcement by {config.reinforcement.reward}",
         tags=tags_of(config, kind="reinforcement"),
         params={"reinforcement": config.reinforcement},
         metrics=metrics,

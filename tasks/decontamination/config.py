@@ -7,7 +7,6 @@ from typing import Literal, get_args
 from pydantic import Field
 
 from kernels_eval.records import Record
-from tasks.sources.config import TasksConfig
 
 Level = Literal["exact", "normalised", "shapes", "operators", "near"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -20,8 +19,6 @@ class DecontaminationConfig(Record):
 
     enabled: bool = True
     """leave out training tasks that are in the benchmark"""
-    against: TasksConfig | None = None
-    """the tasks to compare with; null: those of benchmark.tasks, all of their levels"""
     levels: tuple[Level, ...] = Field(default=LEVELS, min_length=1)
     """comparisons, always tried in the order of this default"""
 

@@ -91,7 +91,7 @@ def decontaminate(
     if benchmark.is_empty():
         raise UsageError(
             "there is no benchmark task to compare with",
-            "set decontamination.against, or decontamination.enabled=false",
+            "name some with benchmark.tasks, or set decontamination.enabled=false",
         )
     return compare(fingerprints(tasks), fingerprints(benchmark), config)
 

@@ -23,6 +23,10 @@ from tasks.tables import CORRECT, KERNEL_PROFILES, TASKS
 from tasks.versions import KERNEL_PROFILE_VERSION
 
 STAGE = "kernel-profiles"
+TIMEOUT_S = 120.0
+"""Deadline of one program."""
+BUDGET_S = 0.3
+"""Time of the calls that are profiled by operator."""
 READ = ("candidate_id", "task_id", "language", "generator", "sample_index", "code", "parse_reason")
 DERIVED = ("memory_ms", "compute_ms", "least_ms", "speed_of_light", "sol_score", "kernel_share")
 
@@ -104,8 +108,8 @@ def _profiled(
     with Profiler(
         protocol,
         device_for(language),
-        timeout_s=config.timeout_s,
-        budget_s=config.budget_s,
+        timeout_s=TIMEOUT_S,
+        budget_s=BUDGET_S,
         metrics=config.metrics,
         cuda_arch=gpu_arch() if language.needs_gpu else None,
     ) as profiler:

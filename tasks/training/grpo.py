@@ -31,7 +31,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Reason, Status, Verdict
-from kernels_eval.rewards import Recipe, reward, reward_parts
+from kernels_eval.rewards import RECIPES, RewardRecipe, reward, reward_parts
 from tasks.sources.small_model import (
     attention_of_any_length,
     chat_text,
@@ -55,7 +55,6 @@ class Judged(NamedTuple):
 Judge = Callable[[Sequence[str], Sequence[str]], Sequence[Judged]]
 """(task ids, answers) -> what each is, in order."""
 OnLog = Callable[[dict[str, Any]], None]
-
 WARMUP_STEPS = 3
 """Optimiser steps in which the learning rate rises; then it stays."""
 MAX_GRAD_NORM = 0.2
@@ -95,7 +94,7 @@ def reinforce(
         logging.getLogger(GRPOTrainer.__module__).addFilter(_not_counted)
         trainer = GRPOTrainer(
             model=PeftModel.from_pretrained(base, str(adapter_dir), is_trainable=True),
-            reward_funcs=_reward_function(judge, recipe.reward, tokenizer),
+            reward_funcs=_reward_function(judge, RECIPES[recipe.reward], tokenizer),
             args=args,
             train_dataset=Dataset.from_list(chats),
             processing_class=tokenizer,
@@ -114,7 +113,6 @@ def reinforce(
 
 def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOConfig:
     """TRL's settings of the recipe. Raises UsageError where vLLM is asked for and not installed."""
-    sampling = recipe.sampling
     if recipe.vllm != "none" and importlib.util.find_spec("vllm") is None:
         raise UsageError(
             f"reinforcement.vllm is {recipe.vllm} and vLLM is not installed beside TRL",
@@ -136,12 +134,8 @@ def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCon
         beta=recipe.beta,
         # answers are drawn from the very policy that learns
         disable_dropout=True,
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k or 0,
-        min_p=sampling.min_p,
-        repetition_penalty=sampling.repetition_penalty or 1.0,
-        max_completion_length=sampling.max_tokens,
+        temperature=recipe.temperature,
+        max_completion_length=recipe.max_tokens,
         use_vllm=recipe.vllm != "none",
         vllm_mode="server" if elsewhere else "colocate",
         vllm_server_base_url=recipe.vllm if elsewhere else None,
@@ -170,11 +164,11 @@ def _answer_tokens(
             f"a prompt of {longest} tokens fills the base model's window of {window}",
             "reinforce a model with a larger one, or leave that task out",
         )
-    return int(min(recipe.sampling.max_tokens, window - longest))
+    return int(min(recipe.max_tokens, window - longest))
 
 
 def _reward_function(
-    judge: Judge, recipe: Recipe, tokenizer: PreTrainedTokenizerBase
+    judge: Judge, recipe: RewardRecipe, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[..., list[float | None]]:
     def verdict_reward(
         completion_ids: list[list[int]],
@@ -199,7 +193,7 @@ def _reward_function(
     return verdict_reward
 
 
-def measures(verdicts: Sequence[Verdict | None], recipe: Recipe) -> dict[str, float]:
+def measures(verdicts: Sequence[Verdict | None], recipe: RewardRecipe) -> dict[str, float]:
     """What a person follows: mean of each part of the reward, share of each status, share of each
     reason among the rejected (is the model learning to cheat?), and the geometric mean of the
     speedups of correct kernels."""

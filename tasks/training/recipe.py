@@ -8,7 +8,6 @@ when it cannot. Every key is part of a run's fingerprint.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,11 +16,12 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
-from kernels_eval.records import Record, SamplingParams
-from kernels_eval.rewards import Concur, Recipe
+from kernels_eval.records import Record
+from kernels_eval.rewards import RECIPES
 from tasks.keys import UNKEYED
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -151,8 +151,9 @@ class TrainingRecipe(Record):
 class ReinforceRecipe(Record, allow_inf_nan=False):
     """How rewards change the adapter: GRPO (arXiv:2402.03300) on answers of the adapter itself."""
 
-    reward: Recipe = Concur()
-    """what a verdict is worth (kernels_eval.rewards), by `name`"""
+    reward: str = "concur"
+    """what a verdict is worth: the name of a recipe, with its published numbers
+    (kernels_eval.rewards)"""
     steps: PositiveInt = 100
     """optimiser steps"""
     tasks_per_step: PositiveInt = 8
@@ -165,8 +166,10 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     """TRL's 1e-6 is for all weights; for LoRA ten times as much is usual (ours)"""
     beta: NonNegativeFloat = 0.0
     """weight of the KL divergence from the adapter as it was; 0, as TRL has it, measures none"""
-    sampling: SamplingParams = SamplingParams(temperature=1.0, max_tokens=4096)
-    """how answers are drawn; a temperature of 1 draws from the policy itself"""
+    temperature: PositiveFloat = 1.0
+    """of the answers; 1 draws from the policy itself"""
+    max_tokens: PositiveInt = 4096
+    """most tokens of an answer"""
     vllm: Annotated[str, UNKEYED, Field(pattern="^(none|colocate|https?://.+)$")] = "none"
     """what writes the answers: none, the trainer itself; colocate, vLLM in its process on the same
     GPU; or the address of a `vllm serve` on GPUs of its own, such as http://127.0.0.1:8000,
@@ -174,13 +177,15 @@ class ReinforceRecipe(Record, allow_inf_nan=False):
     seed: Annotated[int, Field(ge=0, lt=2**27)] = 0
     """order of tasks and answers"""
 
+    @field_validator("reward")
+    @classmethod
+    def _is_known(cls, reward: str) -> str:
+        if reward not in RECIPES:
+            raise ValueError(f"there is no reward {reward!r}: rewards are {', '.join(RECIPES)}")
+        return reward
+
     @model_validator(mode="after")
     def _fits_together(self) -> ReinforceRecipe:
-        if not 0 < self.sampling.temperature < math.inf:
-            raise ValueError(
-                f"at a temperature of {self.sampling.temperature:g} nothing is drawn from the"
-                " policy: give sampling.temperature a number above 0, such as 1"
-            )
         if self.answers_per_step % self.batch_size:
             raise ValueError(
                 f"batch_size {self.batch_size} does not divide the {self.answers_per_step} answers"

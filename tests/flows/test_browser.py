@@ -37,7 +37,7 @@ TINY = (
     "reinforcement.tasks_per_step=1",
     "reinforcement.samples_per_task=2",
     "reinforcement.batch_size=2",
-    "reinforcement.sampling.max_tokens=16",
+    "reinforcement.max_tokens=16",
 )
 """Overrides of the profile `ablation` with which each deployment takes a minute or two."""
 ANALYTICS = "sr-client-cfg.amplitude.com"

@@ -19,7 +19,6 @@ from flows.forms import (
     configuration,
 )
 from kernels_eval.errors import UsageError
-from kernels_eval.rewards import Kevin
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +57,7 @@ def test_every_field_reaches_its_key(tmp_path):
     )  # an override wins over a field
     assert (found.training.base_model, found.training.num_epochs) == ("no", 2)
     asked = found.reinforcement
-    assert (asked.reward, asked.steps, asked.tasks_per_step) == (Kevin(), 5, 2)
+    assert (asked.reward, asked.steps, asked.tasks_per_step) == ("kevin", 5, 2)
     assert asked.samples_per_task == 4
     assert (found.benchmark.samples_per_task, found.verification.workers) == (4, 2)
 

@@ -75,13 +75,12 @@ def test_the_deployed_flow_reinforces_the_newest_adapter_and_shows_what_a_person
     root = tmp_path / "root"
     told = {"CONCUR_ROOT": str(root), "HF_HUB_OFFLINE": "1"}
     once = {"models": ["recorded"], "sampling": {"max_tokens": 16}}
-    sampling = {"temperature": 1.0, "max_tokens": 16}
     profile = tiny(
         "tiny",
         tasks=2,
         training={"num_epochs": 1},
         benchmark=once,
-        reinforcement=ONE_STEP | {"sampling": sampling},
+        reinforcement=ONE_STEP | {"max_tokens": 16},
     )
     (root / "profiles").mkdir(parents=True)
     file = root / "profiles" / "tiny.yaml"

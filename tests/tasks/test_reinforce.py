@@ -6,7 +6,6 @@ import pytest
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Verdict
-from kernels_eval.rewards import Kevin
 from tasks.sources.small_model import load_causal_model, load_tokenizer
 from tasks.training import grpo
 from tasks.training.grpo import Judged, grpo_config, reinforce
@@ -15,14 +14,14 @@ from tests.support.training import tiny_model
 
 PROMPTS = {"tasks/one": "Write the first kernel.", "tasks/two": "Write another kernel."}
 RECIPE = ReinforceRecipe(
-    reward=Kevin(),
+    reward="kevin",
     steps=5,
     tasks_per_step=2,
     samples_per_task=8,
     batch_size=16,
     learning_rate=2e-2,
     beta=0.01,
-    sampling={"temperature": 1.0, "max_tokens": 4},
+    max_tokens=4,
 )
 EVERY = 4
 """Token ids that this divides are what the rewards of these tests ask for."""
@@ -110,13 +109,12 @@ def trained(base, adapter, out, world, **changes):
             ("steps", 1.5),
             ("vllm", "server"),
         ],
-        ("reward", {"name": "kevin", "correct": math.nan}),
+        ("reward", "kevn"),
     ],
 )
 def test_settings_that_cannot_be_learned_under_are_refused(key, value):
-    given = {"sampling": {key: value}} if key == "temperature" else {key: value}
     with pytest.raises(ValueError, match=key):
-        ReinforceRecipe.model_validate(given)
+        ReinforceRecipe.model_validate({key: value})
 
 
 @pytest.mark.parametrize("vllm, mode", [("colocate", "colocate"), ("http://gpu7:8000", "server")])

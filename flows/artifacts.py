@@ -19,7 +19,7 @@ from prefect import artifacts
 from prefect.logging import get_run_logger
 
 from flows.config import PipelineConfig
-from flows.set_figures import TABLES_FILE
+from flows.set_figures import TABLE_FILE
 from kernels_eval.records import Row
 from tasks.reporting.text import cells, interval, spread
 from tasks.retry import retry_until_back
@@ -124,10 +124,10 @@ def show_snapshots(refs: Mapping[str, SnapshotRef | None]) -> None:
 
 
 def tables_of(paths: Iterable[Path]) -> str:
-    """The tables among files that `draw_curated` wrote, as Markdown, and where its figures are:
+    """The table among files that `draw_curated` wrote, as Markdown, and where its figure is:
     Prefect prints an image as its text."""
     files = list(paths)
-    tables = [path.read_text(encoding="utf-8") for path in files if path.name == TABLES_FILE]
+    tables = [path.read_text(encoding="utf-8") for path in files if path.name == TABLE_FILE]
     drawn = [f"- {path.stem}: `{path}`" for path in files if path.suffix == ".png"]
     return "\n".join([*tables, "\nFigures:\n", *drawn, ""]) if tables else ""
 

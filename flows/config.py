@@ -20,7 +20,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.extensions import known_names
 from kernels_eval.records import Json, Language, Record, Row
 from kernels_eval.settings import nearest, overridden, put
-from tasks.analysis.config import ObservationConfig
 from tasks.benchmark.config import BenchmarkConfig
 from tasks.curation.config import (
     STRATEGY_GROUP,
@@ -28,6 +27,7 @@ from tasks.curation.config import (
     CurationConfig,
 )
 from tasks.decontamination.config import DecontaminationConfig, DeduplicationConfig
+from tasks.observe.config import ObservationConfig
 from tasks.profiling.config import ProfileConfig
 from tasks.search.config import SearchConfig
 from tasks.sources.config import TasksConfig

@@ -89,13 +89,13 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
 
     Lengths are tokens, speedups ratios (medians of the set). With `out`, each set is written to
     `DIR/NAME.parquet` (`NAME-SIZE.parquet` where sizes are asked for), the decisions on all
-    candidates to `DIR/NAME.decisions.parquet`, all of this to `DIR/curation.json`, and figures of
-    the verdicts and sets beside them (`flows.set_figures`). Raises UsageError for input that cannot
+    candidates to `DIR/NAME.decisions.parquet`, all of this to `DIR/curation.json`, and a table and
+    a figure of the sets beside them (`flows.set_figures`). Raises UsageError for input that cannot
     be used, where no strategy takes anything, and where two sets would be one file; what lies in
     DIR stays as it was then. Of several strategies, one that cannot move reasoning between tasks
     has a `problem` and no samples.
     """
-    from flows.set_figures import Figures
+    from flows.set_figures import SetFigures
     from tasks.curation.stage import nothing_taken, operators_from
     from tasks.tables import CORRECT
 
@@ -110,7 +110,7 @@ def curate_table(*, out: str | None = None, **choice: Any) -> Json:
     sets: list[Json] = []
     refusals: list[UsageError] = []
     with AtomicFiles("choose another --out, or free some disk") as files:
-        figures = Figures(frame) if out else None
+        figures = SetFigures(frame) if out else None
         for config, name in zip(asked.configs, names, strict=True):
             decided, found = _decided(asked, config)
             sets.append(found)

@@ -17,12 +17,12 @@ from flows.morning.step import write_morning_report
 from flows.runtime.guard import guarded_flow, optional, shown
 from flows.set_figures import draw_curated
 from kernels_eval.devices import conditions, device_for
-from tasks.analysis.config import ObservationConfig
-from tasks.analysis.stage import found_in
-from tasks.analysis.step import analyse
 from tasks.curation.step import curate, flag_traces
 from tasks.decontamination.deduplication import equal_kernels
 from tasks.decontamination.step import choose_tasks
+from tasks.observe.config import ObservationConfig
+from tasks.observe.stage import found_in
+from tasks.observe.step import analyse
 from tasks.policy import ProgressArtifact, call_stage
 from tasks.profiling.stage import Line
 from tasks.profiling.step import profile_kernels

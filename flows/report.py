@@ -12,7 +12,6 @@ from flows.benchmark import Benchmarked
 from flows.config import PipelineConfig
 from flows.refresh import Refreshed
 from kernels_eval.records import Json, stable_hash
-from tasks.analysis.stage import found_in
 from tasks.benchmark.comparing import paired_differences
 from tasks.benchmark.errors import error_groups
 from tasks.benchmark.remarks import remarks
@@ -29,6 +28,7 @@ from tasks.benchmark.signs import signs
 from tasks.benchmark.stage import answers_frame, scores_of
 from tasks.curation.flags import flagged
 from tasks.curation.stage import joined
+from tasks.observe.stage import found_in
 from tasks.store import SnapshotRef
 from tasks.versions import REPORT_VERSION
 

@@ -24,7 +24,7 @@ from tasks.curation.tables import places_of, with_flags, with_profiles
 from tasks.files import atomic_write
 from tasks.reporting.charts import FIRST, MUTED, SECOND, labelled, legend, new_figure, style, svg_of
 from tasks.reporting.text import clean, cut
-from tasks.scores import metric_name, scores
+from tasks.scores import affordable_resamples, metric_name, scores
 from tasks.sources.tables import load
 from tasks.store.lookup import newest_first
 from tasks.store.snapshot import Snapshot
@@ -41,8 +41,6 @@ MADE_OF = "made_of.txt"
 PS = (0.25, 0.5, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
 LOOKS = tuple(product(("-", "--", ":"), (FIRST, SECOND, MUTED)))
 """Line and colour of a curve."""
-DRAWS = 4_000_000
-"""Resamples times tasks behind an interval: 220 resamples of 18,162 tasks, 2,000 of 2,000."""
 NEEDED = ("candidate_id", "task_id", "status")
 NAMES = pl.List(pl.String)
 READ = {
@@ -259,7 +257,7 @@ def _scores(parts: Sequence[Part]) -> Json:
         frame = pl.concat(
             [part.frame for part in parts if part.frame["set"][0] == name], how="diagonal_relaxed"
         )
-        resamples = max(200, min(2000, DRAWS // frame["task_id"].n_unique()))
+        resamples = affordable_resamples(frame["task_id"].n_unique())
         try:
             rows = scores(frame, ps=PS, resamples=resamples)
         except UsageError as error:

@@ -29,15 +29,15 @@ KERNEL_PROFILE_VERSION = 2
 TRACE_FLAG_VERSION = 1
 """What is wrong with a trace of reasoning."""
 CURATION_VERSION = 3
-ANALYSIS_VERSION = 3
+ANALYSIS_VERSION = 4
 SEARCH_VERSION = 3
 """Which candidates are proposed, and what confirms a winner."""
 TRAINING_VERSION = 5
 SCORING_VERSION = 3
 """Which numbers the benchmark makes of verdicts."""
-REPORT_VERSION = 7
+REPORT_VERSION = 8
 """What the report of a run shows."""
-VIEWER_VERSION = 1
+VIEWER_VERSION = 2
 """What the viewer of candidates shows."""
 PUBLISHING_VERSION = 4
 """What a published data set holds."""

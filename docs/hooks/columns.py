@@ -259,14 +259,10 @@ CURATED: Mapping[str, str] = {
     "sol_score": "SOL-ExecBench's score: 0.5 is the reference's speed, 1 the speed of light",
 }
 NUMBERS: Mapping[str, str] = {
-    "name": (
-        "what the number is; `all/` is of all samples, `complete/` of those that the token limit"
-        " did not cut"
-    ),
+    "name": "what the number is",
     "value": "null if the data do not support a value",
     "lower": "lower end of its 95 % interval",
     "upper": "upper end of its 95 % interval",
-    "p": "p of the test, if there is one",
     "samples": "samples it rests on",
     "tasks": "tasks it rests on",
     "method": "how it was computed",

@@ -177,27 +177,14 @@ def analyze(
     verdicts: Verdicts = None,
     candidates: Candidates = None,
     root: Root = ".concur",
-    other_verdicts: File = Option(
-        None, metavar="PATH", help="Verdicts of another generator on the same tasks."
-    ),
-    other_candidates: File = Option(None, metavar="PATH", help="Candidates of these verdicts."),
     out: str = Option(
         "analysis", metavar="DIR", help="Folder for report.md, analysis.json and the figures."
     ),
-    seed: int = Option(0, help="Seed for the permutation test and the random groups of tasks."),
 ) -> Json:
     """Analyse how reasoning length relates to correctness and speedup."""
-    from flows.cli.analyze import analysis_of
+    from flows.analyze import analyze_table
 
-    return analysis_of(
-        verdicts,
-        candidates,
-        root=root,
-        out=out,
-        other_verdicts=other_verdicts,
-        other_candidates=other_candidates,
-        seed=seed,
-    ).as_json()
+    return analyze_table(verdicts, candidates, root=root, out=out)
 
 
 @command(Group.DATA, needs=["line"])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import polars as pl
 
-THIRDS = ("short", "middle", "long")
+from tasks.arl import LEVEL_OF_TASK, arl_thirds
+
 NOT_COUNTED = "not counted"
 
 
@@ -40,28 +41,14 @@ def operator_groups(workloads: pl.DataFrame) -> dict[str, pl.DataFrame]:
 
 
 def length_groups(candidates: pl.DataFrame) -> pl.DataFrame:
-    """Thirds of tasks by ARL, the mean `reasoning_tokens` of a task's rows, as rows (task_id,
-    group): short, middle, long. Rows without a length are left out.
+    """Thirds of tasks by ARL within KernelBench's levels, as rows (task_id, group), from rows with
+    `task_id` and `reasoning_tokens`.
 
-    Thirds are taken within KernelBench's levels, which differ in length and in token limits. Give
-    rows of one generator, best of another one than those that are scored: a model's own failures
-    are long, and make the long third look hard. Fewer than three tasks have no thirds.
+    Give rows of one generator, best of another one than those that are scored: a model's own
+    failures are long, and make the long third look hard.
     """
-    rank = pl.struct("reasoning_tokens", "task_id").rank("ordinal").cast(pl.Int64)
-    known = (
-        candidates.drop_nulls("reasoning_tokens")
-        .group_by("task_id")
-        .agg(pl.col("reasoning_tokens").mean())
-        .with_columns(level=pl.col("task_id").str.extract(r"(?:^|/)L(\d+)/"))
-        .with_columns(third=((rank - 1) * len(THIRDS) // pl.len()).over("level"))
-        .sort("third", "reasoning_tokens", "task_id")
-    )
-    if known.height < len(THIRDS):
-        known = known.clear()
-    names = dict(enumerate(THIRDS))
-    return known.select(
-        "task_id", group=pl.col("third").replace_strict(names, return_dtype=pl.String)
-    )
+    thirds = arl_thirds(candidates.with_columns(stratum=LEVEL_OF_TASK))
+    return thirds.select("task_id", group=pl.col("third").cast(pl.String))
 
 
 def _largest_first(groups: pl.DataFrame) -> pl.DataFrame:

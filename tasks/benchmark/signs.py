@@ -17,7 +17,7 @@ import polars as pl
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from kernels_eval.records import Reason, Record, Row
-from tasks.scores import TAIL, Interval
+from tasks.scores import Interval, wilson_interval
 from tasks.tables import CORRECT
 
 LEVEL_POINTS = 0.10
@@ -268,14 +268,6 @@ def gap(first: Row, second: Row) -> tuple[float, Interval] | None:
     below = math.hypot(first["value"] - first["lower"], second["upper"] - second["value"])
     above = math.hypot(first["upper"] - first["value"], second["value"] - second["lower"])
     return value, Interval(value - below, value + above)
-
-
-def wilson_interval(successes: int, trials: int) -> Interval:
-    """Wilson's score interval of a share of independent trials (Wilson 1927)."""
-    from statsmodels.stats.proportion import proportion_confint
-
-    lower, upper = proportion_confint(successes, trials, alpha=2 * TAIL, method="wilson")
-    return Interval(float(lower), float(upper))
 
 
 def _stands_out(now: Traces, before: Traces | None, name: str) -> bool:

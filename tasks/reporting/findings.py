@@ -1,4 +1,4 @@
-"""A finding: one number with its interval, what it says of a claim, and a note.
+"""A finding: one number with its interval, and what it says.
 
 Guarantees: an estimate without a value says why. Holds no formula.
 """
@@ -9,34 +9,33 @@ from collections.abc import Iterable
 
 from kernels_eval.records import Record
 from tasks.reporting.page import Table
-from tasks.reporting.text import interval, p_value
+from tasks.reporting.text import interval
 
 
 class Estimate(Record):
     """One number: `lower` and `upper` bound `value` with 95 % confidence by `method`.
 
-    `p` tests no effect, two-sided; `n` samples of `tasks` tasks went in. Where `value` is None,
-    `why_not` says why; where only the bounds are, the tasks were too few.
+    `n` samples of `tasks` tasks went in. Where `value` is None, `why_not` says why; where only the
+    bounds are, the tasks were too few or the method gives none.
     """
 
     value: float | None = None
     lower: float | None = None
     upper: float | None = None
-    p: float | None = None
     n: int = 0
     tasks: int = 0
     method: str = ""
     why_not: str = ""
 
-    @property
-    def bounded(self) -> bool:
-        return self.lower is not None and self.upper is not None
+    def found(
+        self, value: float, lower: float | None = None, upper: float | None = None
+    ) -> Estimate:
+        """Return the same estimate with a value."""
+        return self.model_copy(update={"value": value, "lower": lower, "upper": upper})
 
-    def side(self, none: float) -> int | None:
-        """-1 or 1 where the interval lies below or above "no effect", 0 where it holds it."""
-        if self.lower is None or self.upper is None:
-            return None
-        return -1 if self.upper < none else 1 if self.lower > none else 0
+    def unknown(self, why_not: str) -> Estimate:
+        """Return the same estimate without a value."""
+        return self.model_copy(update={"why_not": why_not})
 
     def shown(self, form: str) -> str:
         """The value with its interval, or why there is none."""
@@ -46,34 +45,20 @@ class Estimate(Record):
 
 
 class Finding(Record):
-    """A row of a table of findings. `form` is how `text.interval` shows the numbers.
+    """A row of a table of findings. `form` is how `text.interval` shows the number, `key` names it
+    for machines, where runs are compared by it."""
 
-    `key` names the number for machines, where runs are compared by it. `verdict`, of a claim that
-    `name` states: "supported", "contradicted" or "not robust"; empty for a number.
-    """
-
+    key: str
     name: str
-    estimate: Estimate = Estimate()
+    estimate: Estimate
     form: str = ".2f"
-    verdict: str = ""
-    note: str = ""
-    key: str = ""
 
 
 def findings_table(rows: Iterable[Finding]) -> Table:
     """The findings as a table, one per row."""
-    header = (
-        *("finding", "value (95 % interval)", "verdict", "p", "samples", "tasks", "method", "note"),
-    )
     cells = []
     for row in rows:
-        found = row.estimate
-        known = found.value is not None or bool(found.why_not)
-        counts = [f"{count:,}" if count else "" for count in (found.n, found.tasks)]
-        cells.append(
-            (
-                *(row.name, found.shown(row.form) if known else "", row.verdict),
-                *(p_value(found.p), *counts, found.method, row.note),
-            )
-        )
-    return Table(header, tuple(cells))
+        estimate = row.estimate
+        counts = [f"{count:,}" if count else "" for count in (estimate.n, estimate.tasks)]
+        cells.append((row.name, estimate.shown(row.form), *counts, estimate.method))
+    return Table(("finding", "value (95 % interval)", "samples", "tasks", "method"), cells)

@@ -10,15 +10,14 @@ import polars as pl
 import pytest
 
 import flows
-from benchmarks.analysis_scale import plant, planted_frame
-from flows.cli.analyze import analysis_of, read
+from flows.analyze import analyze_table, read
 from flows.cli.render import render
 from kernels_eval.errors import UsageError
 from tasks.curation.source import Source
 from tasks.store.snapshot import Snapshot
 from tasks.tables import VERDICTS
 from tests.support.cases import cases
-from tests.support.planted import QUICK, planted
+from tests.support.planted import plant, planted, planted_frame
 
 CASES = cases("flows")
 
@@ -34,53 +33,29 @@ def concur(*arguments, cwd):
 
 
 def test_snapshots_in_a_report_out(tmp_path):
-    plant(tmp_path, 1000, seed=0)
-    done = concur(
-        "--verdicts",
-        tmp_path / "verdicts",
-        "--candidates",
-        tmp_path / "candidates",
-        "--out",
-        "found",
-        "--json",
-        cwd=tmp_path,
-    )
+    plant(tmp_path, 2000, seed=0)
+    asked = ("--verdicts", "verdicts", "--candidates", "candidates", "--out", "found")
+    done = concur(*asked, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    assert data["observations"]["samples"] == 1000 and data["schema_version"] == 2
-    assert data["observations"]["everything"]["within"]["odds_ratio"]["upper"] < 1
+    assert data["samples"] == 2000 and len(data["thirds"]) == 3
+    numbers = {row["key"]: row for row in data["findings"]}
+    assert numbers["odds_ratio_within_tasks"]["upper"] < 1
     assert {path.suffix for path in (tmp_path / "found").iterdir()} == {
-        ".md",
-        ".json",
-        ".svg",
-        ".png",
+        *(".md", ".json", ".svg", ".png")
     }
-    assert (tmp_path / "found" / "analysis.json").is_file()
+    assert Path(tmp_path, data["report"]).read_text().startswith("# Reasoning length")
 
 
 def test_one_table_with_all_columns_will_do_and_says_the_same(tmp_path):
     plant(tmp_path, 500, seed=0)
     planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
-    joined = analysis_of(
-        str(tmp_path / "verdicts"), str(tmp_path / "candidates"), out=str(tmp_path / "a")
-    )
-    alone = analysis_of(str(tmp_path / "one.parquet"), out=str(tmp_path / "b"))
-    assert joined.observations == alone.observations and joined.difficulty == alone.difficulty
-    printed = render(joined.as_json())
-    assert joined.observations.finding[0] in printed
-
-
-def test_another_generator_is_compared(tmp_path):
-    planted_frame(500, 0).write_parquet(tmp_path / "one.parquet")
-    planted_frame(500, 0).with_columns(generator=pl.lit("second")).write_parquet(
-        tmp_path / "two.parquet"
-    )
-    found = analysis_of(
-        str(tmp_path / "one.parquet"),
-        out=str(tmp_path / "a"),
-        other_verdicts=str(tmp_path / "two.parquet"),
-    )
-    assert found.difficulty.agreement.spearman.value == pytest.approx(1.0)
+    places = [str(tmp_path / name) for name in ("verdicts", "candidates")]
+    joined = analyze_table(*places, out=str(tmp_path / "out"))
+    alone = analyze_table(str(tmp_path / "one.parquet"), out=str(tmp_path / "out"))
+    assert joined == alone
+    printed = render(joined)
+    assert all(sentence in printed for sentence in joined["finding"])
 
 
 def test_parts_of_older_snapshots_that_lack_a_column_are_read(tmp_path):
@@ -123,8 +98,8 @@ def test_without_a_path_the_newest_training_sets_samples_are_analysed(tmp_path):
     assert read(Source(str(verdicts.open().path), None, "nowhere", unfinished=True)).equals(
         read(newest)
     )
-    found = analysis_of(root=str(tmp_path / "root"), out=str(tmp_path / "out"), config=QUICK)
-    assert found.observations.samples == 200
+    found = analyze_table(root=str(tmp_path / "root"), out=str(tmp_path / "out"))
+    assert found["samples"] == 200
 
 
 def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path):
@@ -148,7 +123,7 @@ def test_what_cannot_be_used_is_one_line_and_exit_2(tmp_path):
             for name, value in options.items()
         }
         with pytest.raises(UsageError, match=said):
-            analysis_of(**paths, out=str(tmp_path / "out"))
+            analyze_table(**paths, out=str(tmp_path / "out"))
     done = concur("--verdicts", "verdicts", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
@@ -160,4 +135,4 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     planted_frame(50, 0).write_parquet(tmp_path / "one.parquet")
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
-        analysis_of(str(tmp_path / "one.parquet"), out=str(tmp_path / "file"))
+        analyze_table(str(tmp_path / "one.parquet"), out=str(tmp_path / "file"))

@@ -78,7 +78,7 @@ def test_what_is_wrong_is_seen():
         ["run", "--profil", "local"],
         ["runn"],
         ["verify", "task.py"],
-        ["analyze", "--seed", "x"],
+        ["curate", "--size"],
         ["verify-batch", "c.parquet"],
     ):
         with pytest.raises(UsageError):

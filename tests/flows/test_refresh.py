@@ -9,7 +9,7 @@ from flows.config import PipelineConfig
 from tasks.curation import stage
 from tasks.curation.config import CurationConfig
 from tasks.tables import KERNEL_PROFILES
-from tests.support.planted import QUICK, planted
+from tests.support.planted import planted
 from tests.support.samples import finished, line_of, sample
 
 pytestmark = pytest.mark.slow  # a Prefect server
@@ -23,7 +23,7 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home, tmp_pa
     from tasks.reporting.text import as_text
     from tasks.samples import Samples
 
-    config = PipelineConfig(root=str(tmp_path), analysis=QUICK)
+    config = PipelineConfig(root=str(tmp_path))
     refs = planted(tmp_path, 100)
     samples = Samples(tasks=refs[0], verdicts=refs[0], candidates=refs[1])
     asked = flow(lambda: analysed(config.analysis, samples), name="analyse")

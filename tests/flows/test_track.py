@@ -12,8 +12,9 @@ from kernels_eval.judge.messages import Finding, Prepared, VerdictDraft, verdict
 from kernels_eval.pool import telemetry as telemetry_module
 from kernels_eval.pool.telemetry import BUILDERS, DEVICES, Telemetry
 from kernels_eval.records import Candidate, KernelTask, Language, Phases
-from tasks.analysis import stage as analysis_stage
 from tasks.benchmark.report.files import Report
+from tasks.observe import stage as analysis_stage
+from tasks.observe.config import ObservationConfig
 from tasks.store.snapshot import Snapshot
 from tasks.tables import CANDIDATES, SCORES, TASKS, VERDICTS
 from tasks.tracking.stages import verification_record
@@ -22,7 +23,7 @@ from tasks.training.stage import HISTORY
 from tasks.verification import stage
 from tasks.verification.config import VerificationConfig
 from tests.support.cases import cases
-from tests.support.planted import QUICK, planted
+from tests.support.planted import planted
 from tests.support.pools import PoolAlone
 
 CASES = cases("flows")
@@ -141,7 +142,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     score = {"model": "base", "track": "custom_kernel", "baseline": "eager", "metric": "exec"}
     scores = written(root, "benchmark", [score | {"k": 1, "value": 0.5}], SCORES)
     (root / "report.html").write_text("report")
-    analysis = analysis_stage.run(*planted(root / "others", 100), QUICK)
+    analysis = analysis_stage.run(*planted(root / "others", 100), ObservationConfig())
     refreshed = Refreshed(
         tasks=tasks, candidates=candidates, verdicts=verdicts, curated=curated, analysis=analysis
     )
@@ -200,7 +201,6 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
         for file in client.list_artifacts(analysed.info.run_id, folder)
     }
     assert {
-        "findings.md",
         "report.md",
         "analysis.json",
         "figures/difficulty.svg",

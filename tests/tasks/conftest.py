@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.analysis import stage
-from tasks.analysis.config import ObservationConfig
+from tasks.observe import stage
+from tasks.observe.config import ObservationConfig
 from tests.support.planted import planted
 from tests.support.training import tiny_model
 
@@ -26,4 +26,4 @@ def recomputed(tmp_path_factory):
 def analysed(tmp_path_factory):
     """Snapshots of verdicts, of their candidates and of the analysis of both."""
     refs = planted(tmp_path_factory.mktemp("analysed"), 400)
-    return *refs, stage.run(*refs, ObservationConfig(permutations=199))
+    return *refs, stage.run(*refs, ObservationConfig())

@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 from markdown_it import MarkdownIt
 
-from tasks.analysis.composition import SetComposition, markdown
 from tasks.decontamination.decontamination import Decontaminated, removed_frame
+from tasks.observe.composition import SetComposition, markdown
 from tasks.reporting.text import as_text, cell, cells, fenced
 from tests.support.payloads import ACT, CANARY, HOSTILE, LINES, PAYLOADS
 
@@ -105,7 +105,7 @@ def composition():
 
 
 def observations():
-    from tasks.analysis.stage import Found
+    from tasks.observe.stage import Found
 
     return Found(finding=(HOSTILE,), cautions=(LINES,)).markdown()
 

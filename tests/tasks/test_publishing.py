@@ -23,7 +23,6 @@ from tasks.reporting.text import cell, fenced
 from tasks.store.snapshot import Snapshot
 from tests.support.cases import cases
 from tests.support.curated import SINGLE, line, sample
-from tests.support.planted import QUICK
 
 CASES = cases("publishing")
 
@@ -151,11 +150,12 @@ def test_rows_that_are_not_the_response_as_written_say_so(tmp_path, out):
 
 
 def test_the_card_says_what_it_holds_and_where_it_is_from(tmp_path, out):
-    from tasks.analysis import stage as analysis
+    from tasks.observe import stage as analysis
+    from tasks.observe.config import ObservationConfig
 
     ref = line(tmp_path / "root", [*many(), sample("t/00", 7, 900, None, generator="evil](x)<b>")])
     above = lineage(ref)
-    made = analysis.run(above.verdicts.ref, above.candidates.ref, QUICK)
+    made = analysis.run(above.verdicts.ref, above.candidates.ref, ObservationConfig())
     publish(ref, out, PublishOptions(license="apache-2.0", holdout_share=0.4))
     text, told = card_of(out), front_matter(out)
     assert told["size_categories"] == ["n<1K"] and told["task_categories"] == ["text-generation"]

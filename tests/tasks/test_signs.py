@@ -18,9 +18,8 @@ from tasks.benchmark.signs import (
     missed_bottleneck,
     signs,
     verbose,
-    wilson_interval,
 )
-from tasks.scores import scores
+from tasks.scores import scores, wilson_interval
 from tests.support import verdict_rows
 from tests.support.cases import cases
 from tests.support.verdict_rows import frame, scored_row

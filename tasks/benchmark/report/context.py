@@ -76,7 +76,7 @@ class ReportContext(Record):
     data. `scores` are rows of `benchmark.stage.all_scores`, `comparisons` of `paired_differences`,
     `groups` of `scores` with `by` (what was grouped by) and `group`; `arl_of` is the model by whose
     reasoning length the thirds of the tasks are, which is not scored by them. `findings` are the
-    headlines of the analysis of reasoning length, `finding_rows` the numbers behind them,
+    observations of reasoning length in sentences, `finding_rows` the numbers behind them,
     `findings_bounded_by` what bounds them. `timed` candidates have a speedup, `faster` ones are
     faster than PyTorch with 95 % confidence; `speedups` are at most MAX_BARS of them. `limits` has
     a row per limit of profiled candidates. `fingerprints` maps a stage to its snapshot.

@@ -9,63 +9,30 @@ import polars as pl
 from tests.support.oracle.inputs import Inputs
 
 
-def accuracy_by_length(frame: pl.DataFrame) -> list[list[Any]]:
+def accuracy_by_length(found: Any) -> list[list[Any]]:
     """Adapter: (from_tokens, samples, correct, accuracy, lower, upper) of the paper's bins."""
-    bins = _observed(frame).everything.bins
-    return [
-        [row.from_tokens, row.samples, row.correct, row.accuracy, row.lower, row.upper]
-        for row in bins
-    ]
+    names = ("from_tokens", "samples", "correct", "accuracy", "lower", "upper")
+    return [[row[name] for name in names] for row in found.bins]
 
 
-def within_tasks(frame: pl.DataFrame) -> dict[str, Any]:
-    """Adapter: odds ratios of being correct among samples of one task, per standard deviation of
-    the length and of its rank."""
-    found = _observed(frame).everything.within
-    return {
-        "tasks": found.tasks,
-        "samples": found.samples,
-        "per sd of tokens": _numbers(found.odds_ratio),
-        "per sd of ranks": _numbers(found.rank_odds_ratio),
-    }
+def within_tasks(found: Any) -> dict[str, Any]:
+    """Adapter: odds ratio of being correct among samples of one task, per standard deviation of the
+    length's rank."""
+    odds = found.estimate("odds_ratio_within_tasks")
+    return {"tasks": odds.tasks, "samples": odds.n, "per sd of ranks": _numbers(odds)}
 
 
-def length_and_speedup(frame: pl.DataFrame) -> dict[str, Any]:
+def length_and_speedup(found: Any) -> dict[str, Any]:
     """Adapter: Spearman's rho of length and speedup over correct, timed samples."""
-    found = _observed(frame).speedup
-    return {"samples": found.samples, "tasks": found.tasks, "rho": _numbers(found.spearman)}
+    rho = found.estimate("spearman_of_length_and_speedup")
+    return {"samples": rho.n, "tasks": rho.tasks, "rho": _numbers(rho)}
 
 
-def thirds(frame: pl.DataFrame) -> list[list[Any]]:
+def thirds(found: Any) -> list[list[Any]]:
     """Adapter: (tasks, from_arl, to_arl, Exec, its bounds, geometric-mean speedup) of thirds of
     the tasks by ARL, short to long."""
-    from tasks.analysis.difficulty import difficulty
-
-    division = difficulty(frame).tertiles
-    return [
-        [
-            row.tasks,
-            row.from_arl,
-            row.to_arl,
-            row.exec.value,
-            row.exec.lower,
-            row.exec.upper,
-            row.speedup.value,
-        ]
-        for row in (division.groups if division else ())
-    ]
-
-
-_known: dict[int, Any] = {}
-
-
-def _observed(frame: pl.DataFrame) -> Any:
-    from tasks.analysis.config import ObservationConfig
-    from tasks.analysis.observations import observe
-
-    if id(frame) not in _known:
-        _known[id(frame)] = observe(frame, ObservationConfig(permutations=199))
-    return _known[id(frame)]
+    names = ("tasks", "from_arl", "to_arl", "exec", "exec_lower", "exec_upper", "speedup")
+    return [[row[name] for name in names] for row in found.thirds]
 
 
 def _numbers(estimate: Any) -> list[float | None]:
@@ -73,8 +40,10 @@ def _numbers(estimate: Any) -> list[float | None]:
 
 
 def section(inputs: Inputs) -> Any:
-    frame = inputs.judged
-    parts = {"all": frame, "level 1": frame.filter(level=1)}
+    from tasks.observe.observations import observe
+
+    frame: pl.DataFrame = inputs.judged
+    found = {"all": observe(frame), "level 1": observe(frame.filter(level=1))}
     return {
         name: {
             "accuracy by length": accuracy_by_length(part),
@@ -82,5 +51,5 @@ def section(inputs: Inputs) -> Any:
             "length and speedup": length_and_speedup(part),
             "thirds": thirds(part),
         }
-        for name, part in parts.items()
+        for name, part in found.items()
     }

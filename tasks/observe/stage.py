@@ -1,11 +1,11 @@
-"""Verdicts and their candidates in, the analysis of reasoning length out: headline numbers,
-findings, the page and its figures.
+"""Verdicts and their candidates in, the observations out: numbers, findings, the page and its
+figures.
 
 Guarantees: one finished snapshot for each pair of verdicts and candidates, the same numbers every
-time; samples that cannot be analysed (none with a length, too few, an older table) are a finished
-snapshot too, without numbers and with a caution that says why: trying again would not change it.
-Reads the columns that the analysis needs, never a text. Does not guarantee the page and the figures
-on a remote root: there the words and numbers are in the manifest alone.
+time; samples that cannot be analysed (none with a length, an older table) are a finished snapshot
+too, without numbers and with a caution that says why: trying again would not change it. Reads the
+columns that the observations need, never a text. Does not guarantee the page and the figures on a
+remote root: there the words and numbers are in the manifest alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from kernels_eval.records import Json, Record
-from tasks.analysis.config import ObservationConfig
+from tasks.observe.config import ObservationConfig
 from tasks.progress import report
 from tasks.reporting.findings import Finding, findings_table
 from tasks.reporting.page import Block, Bullets, block_markdown
@@ -28,17 +28,16 @@ from tasks.versions import ANALYSIS_VERSION
 STAGE, PAGE = "analysis", "page"
 OF_VERDICTS = ("candidate_id", "task_id", "status", "reason", "timing.speedup")
 OF_CANDIDATES = (
-    *("candidate_id", "reasoning_tokens", "finish_reason", "generator", "sample_index"),
+    *("candidate_id", "reasoning_tokens", "finish_reason", "generator"),
     "sampling.max_tokens",
 )
-FINDINGS = "findings.md"
 
 
 class Found(Record):
-    """What an analysis found, and its files: the page first, then data, findings, figures.
+    """What an analysis found, and its files: the page first, then data and figures.
 
-    `finding` are headlines, `findings` the rows behind them (older snapshots have none), `cautions`
-    what bounds them.
+    `finding` are the observations in sentences, `findings` the numbers behind them, `cautions` what
+    bounds them.
     """
 
     finding: tuple[str, ...] = ()
@@ -61,23 +60,19 @@ def planned(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationC
 def run(verdicts: SnapshotRef, candidates: SnapshotRef, config: ObservationConfig) -> SnapshotRef:
     """Return a finished snapshot of NUMBERS.
 
-    Its manifest has `finding`, `findings`, `cautions`, `records` (all numbers of the figures but
-    the dots of length against speedup) and `files`. Raises UsageError where the root cannot be
-    written.
+    Its manifest has `finding`, `findings`, `cautions`, `files`, and `bins` and `thirds`, the tables
+    of the page. Raises UsageError where the root cannot be written.
     """
     snapshot = planned(verdicts, candidates, config)
     if snapshot.finished:
         return snapshot.ref
     frame = joined(verdicts.open(), candidates.open())
-    found, records = _analysed(frame, config, snapshot)
+    found, tables = _analysed(frame, config, snapshot)
     rows = number_rows(found.findings)
     snapshot.append(rows, NUMBERS, key="name")
     report(STAGE, frame.height, frame.height, (found.finding or found.cautions)[0])
-    return snapshot.publish(
-        config=config,
-        rows=len(rows),
-        extra=found.model_dump(mode="json") | {"records": records},
-    ).ref
+    extra = found.model_dump(mode="json") | tables
+    return snapshot.publish(config=config, rows=len(rows), extra=extra).ref
 
 
 def found_in(ref: SnapshotRef) -> Found:
@@ -91,7 +86,8 @@ def found_in(ref: SnapshotRef) -> Found:
 
 
 def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
-    """The columns that the analysis reads, one row per candidate, in the order of the verdicts."""
+    """The columns that the observations read, one row per candidate, in the order of the
+    verdicts."""
     left = verdicts.read(columns=OF_VERDICTS, unique="candidate_id")
     right = candidates.read(columns=OF_CANDIDATES, unique="candidate_id")
     if left.is_empty() or right.is_empty():
@@ -100,51 +96,40 @@ def joined(verdicts: Snapshot, candidates: Snapshot) -> pl.DataFrame:
 
 
 def number_rows(findings: Iterable[Finding]) -> list[Json]:
-    """Return rows of NUMBERS, which runs are compared by: the findings that have a key.
-
-    Every row has its value or the reason why there is none, never both. They are ratios, shares and
-    correlations, as the records define them; `..._tokens` are tokens. `all/` is of all samples,
-    `complete/` of those that the token limit did not cut off (absent where it cut off none).
-    """
-    return [
-        row.estimate.model_dump()
-        | {
-            "name": row.key,
-            "samples": row.estimate.n,
-            "why_not": row.estimate.why_not or "unknown" if row.estimate.value is None else None,
-        }
-        for row in findings
-        if row.key
-    ]
+    """Return rows of NUMBERS, by which runs are compared: ratios, shares and correlations;
+    `..._tokens` are tokens. Every row has its value or the reason why there is none, never both."""
+    rows = []
+    for row in findings:
+        estimate = row.estimate.model_dump(exclude={"n", "why_not"})
+        why_not = row.estimate.why_not or None
+        rows.append({"name": row.key, "samples": row.estimate.n, "why_not": why_not} | estimate)
+    return rows
 
 
 def _analysed(
     frame: pl.DataFrame, config: ObservationConfig, snapshot: Snapshot
-) -> tuple[Found, Json | None]:
-    """What is found, with the names of the files that were written, and the records.
+) -> tuple[Found, Json]:
+    """What is found, with the names of the files that were written, and the tables of the page.
 
     Raises UsageError where files cannot be written.
     """
-    from tasks.analysis.difficulty import difficulty
-    from tasks.analysis.observations import observe
-    from tasks.analysis.report import as_json, write
+    from tasks.observe.observations import observe
+    from tasks.observe.page import write
 
     try:
-        observations, divided = observe(frame, config), difficulty(frame, seed=config.seed)
+        observations = observe(frame, config)
     except UsageError as problem:
-        return Found(cautions=(f"Nothing could be analysed: {problem.args[0]}.",)), None
-    records = as_json(observations, divided)
-    records["observations"]["speedup"].pop("points")
-    found = Found(
-        finding=(*observations.finding, *divided.finding),
-        findings=(*observations.findings, *divided.findings),
-        cautions=observations.cautions,
-    )
+        return Found(cautions=(f"Nothing could be analysed: {problem.args[0]}.",)), {}
+    files: tuple[Path, ...] = ()
     if snapshot.is_local:
         directory = snapshot.local_dir(PAGE)
-        page = write(observations, divided, directory)
-        (directory / FINDINGS).write_text(found.markdown(), encoding="utf-8")
+        page = write(observations, directory)
         others = sorted(path.name for path in directory.iterdir() if path.name != page.name)
         files = tuple(Path(PAGE) / name for name in (page.name, *others))
-        found = found.model_copy(update={"files": files})
-    return found, records
+    found = Found(
+        finding=observations.finding,
+        findings=observations.findings,
+        cautions=observations.cautions,
+        files=files,
+    )
+    return found, {"bins": observations.bins, "thirds": observations.thirds}

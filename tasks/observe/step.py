@@ -1,8 +1,8 @@
-"""Prefect's view of the analysis."""
+"""Prefect's view of the observations."""
 
 from __future__ import annotations
 
-from tasks.analysis import stage
+from tasks.observe import stage
 from tasks.policy import rows_of, stage_task
 
 analyse = stage_task(

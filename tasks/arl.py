@@ -1,0 +1,36 @@
+"""Difficulty of tasks by ARL, the average reasoning length over a task's samples (arXiv
+2510.07356).
+
+Guarantees: thirds of equal size within each stratum, so that a level with a lower token limit does
+not look easy; ties go by task_id, so the same samples give the same thirds. Does not guarantee that
+ARL is difficulty: a model's own failures are long, and make the tasks that it fails look hard.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+THIRDS = ("short", "middle", "long")
+"""By ARL: what the paper calls easy, medium and hard."""
+LEVEL_OF_TASK = pl.col("task_id").str.extract(r"(?:^|/)L(\d+)/")
+"""The level in the ids of KernelBench's tasks, null in others."""
+
+
+def arl_thirds(samples: pl.DataFrame) -> pl.DataFrame:
+    """Return the third of each task: task_id, arl (tokens) and third, from short to long.
+
+    `samples` has task_id, reasoning_tokens and `stratum`, in which tasks are ranked. Samples
+    without a length are left out. Fewer than three tasks have no thirds.
+    """
+    tasks = (
+        samples.drop_nulls("reasoning_tokens")
+        .group_by("task_id")
+        .agg(pl.col("stratum").first(), arl=pl.col("reasoning_tokens").mean())
+    )
+    if tasks.height < len(THIRDS):
+        tasks = tasks.clear()
+    rank = pl.struct("arl", "task_id").rank("ordinal")
+    beyond = [rank > (pl.len() * edge / 3).round() for edge in (1, 2)]
+    number = pl.sum_horizontal(beyond).over("stratum")
+    third = number.replace_strict(dict(enumerate(THIRDS)), return_dtype=pl.Enum(THIRDS))
+    return tasks.select("task_id", "arl", third=third).sort("third", "arl", "task_id")

@@ -1,0 +1,2 @@
+"""What reasoning length says of correctness and of speedup, how hard tasks are, and what a training
+set holds."""

@@ -1,0 +1,125 @@
+"""The figure of what training sets hold, a row a set.
+
+Guarantees: what `charts` guarantees; no letters over what is drawn. Does not guarantee that every
+number is written in it: the table beside it and the alternative text have them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels_eval.records import Json
+from tasks.observe.composition import UNKNOWN, Quantiles, SetComposition
+from tasks.reporting.charts import (
+    FIRST,
+    INK,
+    LOOKS,
+    SECOND,
+    Drawn,
+    Look,
+    caption,
+    counts,
+    labelled,
+    legend,
+    new_figure,
+    ratios,
+    style,
+)
+from tasks.reporting.page import rendered
+from tasks.reporting.text import by_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+DESCRIPTION = Path(__file__).parent / "templates" / "composition.txt.j2"
+"""The caption, and after a line of dashes the text for those who cannot see the figure."""
+SINGLE, FUSION = LOOKS[0], LOOKS[3]
+FAMILY_LOOKS = LOOKS[:5]
+REST = "all others"
+REST_LOOK = LOOKS[7]
+LABELS = ("samples", "share of samples (%)", "reasoning length (tokens)", "speedup (a ratio)")
+
+
+@style()
+def composition_figure(sets: Sequence[SetComposition]) -> Drawn:
+    """Every set in a row: size with single operators apart, families, reasoning lengths,
+    speedups."""
+    height = 2.1 + 0.34 * max(len(sets), 2)
+    widths = (1.0, 1.25, 1.0, 1.0)
+    figure, drawn = new_figure(12.0, height, columns=4, sharey=True, width_ratios=widths)
+    for axes, label in zip(drawn, LABELS, strict=True):
+        labelled(axes, label, "", grid="x")
+    sizes, families, lengths, speedups = drawn
+    _draw_sizes(sizes, sets)
+    _draw_families(families, sets)
+    for place, each in enumerate(sets):
+        _box(lengths, place, each.tokens, FIRST)
+        _box(speedups, place, each.speedups, SECOND)
+    counts(lengths)
+    lengths.set_xlim(left=0)
+    if any(each.speedups for each in sets):
+        speedups.axvline(1.0, color=INK, linewidth=1, linestyle=":")
+        ratios(speedups, "x")
+    untimed = [each for each in sets if not each.speedups or each.speedups.n < each.samples]
+    untimed = [each for each in untimed if each.samples]
+    text = rendered(DESCRIPTION, sets=sets, untimed=untimed)
+    under, alt = (" ".join(part.split()) for part in text.split("\n---\n", 1))
+    caption(figure, under)
+    return Drawn("composition", figure, alt)
+
+
+def _draw_sizes(axes: Axes, sets: Sequence[SetComposition]) -> None:
+    for place, each in enumerate(sets):
+        axes.barh(place, each.single_operator, 0.62, **SINGLE.fill)
+        axes.barh(place, each.fusion, 0.62, left=each.single_operator, **FUSION.fill)
+        small: Json = {"fontsize": 7, "color": INK, "va": "center"}
+        end = (each.samples, place)
+        axes.annotate(f"{each.samples:,}", end, (3, 0), textcoords="offset points", **small)
+    axes.set_yticks(range(len(sets)), [each.name for each in sets], fontsize=8)
+    axes.set_ylim(len(sets) - 0.4, -0.6)
+    # room for the count after the longest bar
+    axes.set_xlim(0, 1.3 * max([*(each.samples for each in sets), 1]))
+    counts(axes)
+    _legend_above(axes, {"single operator": SINGLE, "fusion": FUSION}, 1)
+
+
+def _draw_families(axes: Axes, sets: Sequence[SetComposition]) -> None:
+    """The most frequent families of all sets, and the others together."""
+    totals: Counter[str] = Counter()
+    for each in sets:
+        totals.update(each.families)
+    known = [family for family, _ in by_count(totals) if family != UNKNOWN]
+    looks = dict(zip(known, FAMILY_LOOKS, strict=False))
+    if len(totals) > len(looks):
+        looks[REST] = REST_LOOK
+    for place, each in enumerate(sets):
+        held = {name: each.families.get(name, 0) for name in looks}
+        held[REST] = each.samples - sum(held.values())
+        left = 0.0
+        for name, look in looks.items():
+            if count := held[name]:
+                width = 100 * count / each.samples
+                # a gap tells neighbours apart where their colours do not
+                axes.barh(place, max(width - 0.4, 0.1), 0.62, left=left, **look.fill)
+                left += width
+    axes.set_xlim(0, 100)
+    _legend_above(axes, looks, 2)
+
+
+def _legend_above(axes: Axes, looks: Mapping[str, Look], columns: int) -> None:
+    from matplotlib.patches import Patch
+
+    handles = [Patch(label=name, **look.fill) for name, look in looks.items()]
+    legend(axes, columns, handles=handles, handleheight=1.0)
+
+
+def _box(axes: Axes, place: int, found: Quantiles | None, colour: str) -> None:
+    """The median, the middle half and the 10 % and 90 % quantiles."""
+    if found is not None:
+        wide: Json = {"linewidth": 6, "alpha": 0.55, "solid_capstyle": "butt"}
+        axes.plot([found.p10, found.p90], [place, place], "-", color=colour, linewidth=1.2)
+        axes.plot([found.p25, found.p75], [place, place], "-", color=colour, **wide)
+        axes.plot([found.median], [place], "o", color=colour, markersize=5)

@@ -1,0 +1,275 @@
+"""ConCuR's observations (arXiv 2510.07356) on any verified candidates: reasoning length against
+correctness and against speedup, and the difficulty of tasks.
+
+Guarantees: pure; the same samples and configuration give the same record; every estimate has an
+interval over tasks, or says why it has none. Does not guarantee a cause: a sample may be long
+because it struggles. The intervals of the bins treat samples as independent, as the paper's figure
+does, and are for looking at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import polars as pl
+
+from kernels_eval.records import Json, Record, Row
+from tasks.arl import THIRDS, arl_thirds
+from tasks.observe.config import ObservationConfig
+from tasks.observe.samples import JudgedSamples, samples_of
+from tasks.observe.statistics import odds_ratio, rank_correlation
+from tasks.reporting.findings import Estimate, Finding
+from tasks.reporting.text import interval, plural
+from tasks.scores import EXEC, GEOMETRIC_MEAN, affordable_resamples, scores, wilson_intervals
+
+TOKENS, CORRECT, SPEEDUP = (pl.col(name) for name in ("reasoning_tokens", "correct", "speedup"))
+FEW_TASKS = 30
+"""Tasks with both outcomes under which only large effects show."""
+
+
+class Observations(Record):
+    """What the samples show: `rows` of the frame, of which `samples` were judged and measured.
+
+    `left_out` counts the others by reason. `truncated` samples were cut off by the token limit
+    (None where nothing says). `bins` have the paper's fixed width: from_tokens, to_tokens (None:
+    open), samples, correct, accuracy, lower, upper. `thirds` of the tasks by ARL: third, from_arl,
+    to_arl (tokens), tasks, samples, and exec (a share) and speedup (a geometric mean), each with
+    its bounds. `findings` are the numbers by which runs are compared, `finding` the observations in
+    a sentence each, `cautions` what bounds them.
+    """
+
+    rows: int
+    samples: int
+    correct: int
+    tasks: int
+    generators: tuple[str, ...]
+    left_out: dict[str, int]
+    truncated: int | None
+    bins: tuple[Json, ...]
+    thirds: tuple[Json, ...]
+    findings: tuple[Finding, ...]
+    finding: tuple[str, ...] = ()
+    cautions: tuple[str, ...] = ()
+
+    def estimate(self, key: str) -> Estimate:
+        """Return the finding with this key. Raises KeyError where there is none."""
+        return {row.key: row.estimate for row in self.findings}[key]
+
+
+def observe(frame: pl.DataFrame, config: ObservationConfig | None = None) -> Observations:
+    """Return all observations of verdicts joined with their candidates.
+
+    `samples.samples_of` says which columns are read. Raises UsageError for a missing column and
+    where no sample has both a length and an outcome; anything else that the data cannot say (no
+    correct sample, one task, no speedup) is said in its place.
+    """
+    judged = samples_of(frame)
+    data = judged.data
+    thirds = thirds_of(data)
+    found = Observations(
+        rows=judged.rows,
+        samples=data.height,
+        correct=int(data["correct"].sum()),
+        tasks=data["task_id"].n_unique(),
+        generators=tuple(name for name in data["generator"].unique().sort() if name),
+        left_out=judged.left_out,
+        truncated=int(data["truncated"].sum()) if judged.knows_truncation else None,
+        bins=accuracy_by_length(data, config or ObservationConfig()),
+        thirds=thirds,
+        findings=(*_findings(judged), *_findings_of_thirds(thirds)),
+    )
+    said = {"finding": tuple(_sentences(found)), "cautions": tuple(_cautions(found))}
+    return found.model_copy(update=said)
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def accuracy_by_length(data: pl.DataFrame, config: ObservationConfig) -> tuple[Json, ...]:
+    """Return the share correct in each bin of length that holds a sample, with Wilson's interval
+    (the paper's figure 2)."""
+    width = config.bin_tokens
+    last = -(-config.last_bin_tokens // width)  # begins at a whole multiple of the width
+    number = (TOKENS // width).clip(upper_bound=last).cast(pl.Int64)
+    bins = data.group_by(bin=number).agg(samples=pl.len(), correct=CORRECT.sum()).sort("bin")
+    lower, upper = wilson_intervals(bins["correct"].to_numpy(), bins["samples"].to_numpy())
+    end = (pl.col("bin") + 1) * width
+    table = bins.select(
+        from_tokens=pl.col("bin") * width,
+        to_tokens=pl.when(pl.col("bin") < last).then(end),
+        samples="samples",
+        correct="correct",
+        accuracy=pl.col("correct") / pl.col("samples"),
+        lower=pl.Series(lower),
+        upper=pl.Series(upper),
+    )
+    return tuple(table.to_dicts())
+
+
+def odds_within_tasks(data: pl.DataFrame) -> Estimate:
+    """Return the odds ratio of being correct per standard deviation of the length's rank within
+    its task (and token limit), in which anything that is a task's own cancels.
+
+    Ranks (ties: the mean rank) are shares of the task's samples: by them curation selects, and a
+    few very long samples do not move them.
+    """
+    some_correct = CORRECT.any().over("group")
+    some_wrong = (~CORRECT).any().over("group")
+    mixed = data.filter(some_correct & some_wrong)
+    rank = TOKENS.rank("average") / pl.len()
+    ranks = mixed.select("group", "correct", rank=(rank - rank.mean()).over("group"))
+    values = ranks["rank"].to_numpy()
+    freedom = max(1, ranks.height - ranks["group"].n_unique())
+    deviation = float(np.sqrt(np.sum(values**2) / freedom)) or 1.0
+    correct, group = ranks["correct"].to_numpy(), ranks["group"].to_numpy()
+    return odds_ratio(values / deviation, correct, group)
+
+
+def length_and_speedup(data: pl.DataFrame) -> Estimate:
+    """Return Spearman's rho of length and speedup over the correct, timed samples."""
+    timed = data.drop_nulls("speedup")
+    task = timed.select(pl.col("task_id").rank("dense")).to_series()
+    values = (timed["reasoning_tokens"].to_numpy(), timed["speedup"].to_numpy())
+    return rank_correlation(*values, task.to_numpy())
+
+
+def thirds_of(data: pl.DataFrame) -> tuple[Json, ...]:
+    """Return Exec and the geometric-mean speedup of the thirds of the tasks by ARL, as every score
+    is computed."""
+    tasks = arl_thirds(data)
+    if tasks.is_empty():
+        return ()
+    status = pl.when("correct").then(pl.lit("correct")).otherwise(pl.lit("incorrect"))
+    verdicts = data.join(tasks, on="task_id").select(
+        *("task_id", "third"),
+        status=status,
+        reason=pl.lit(None, pl.String),
+        outputs_match=pl.lit(None, pl.Boolean),
+        timing=pl.struct("speedup"),
+    )
+    resamples = affordable_resamples(tasks.height)
+    scored = scores(verdicts, by=("third",), ps=(), resamples=resamples)
+    spans = {
+        row["third"]: row
+        for row in tasks.group_by("third")
+        .agg(from_arl=pl.col("arl").min(), to_arl=pl.col("arl").max())
+        .iter_rows(named=True)
+    }
+    rows: list[Json] = []
+    for third in THIRDS:
+        own = {row["metric"]: row for row in scored.filter(third=third).iter_rows(named=True)}
+        counts = {name: own[EXEC][name] for name in ("tasks", "samples")}
+        rows.append(
+            spans[third]
+            | counts
+            | _bounds("exec", own[EXEC])
+            | _bounds("speedup", own[GEOMETRIC_MEAN])
+        )
+    return tuple(rows)
+
+
+def _bounds(name: str, score: Row) -> Json:
+    return {
+        name: score["value"],
+        f"{name}_lower": score["lower"],
+        f"{name}_upper": score["upper"],
+    }
+
+
+# -- findings --------------------------------------------------------------------------------------
+
+
+def _findings(judged: JudgedSamples) -> Iterator[Finding]:
+    data = judged.data
+    for outcome, part in (
+        ("correct", data.filter("correct")),
+        ("incorrect", data.filter(~CORRECT)),
+    ):
+        name = f"median tokens of {outcome} samples"
+        key = f"median_{outcome}_tokens"
+        yield Finding(key=key, name=name, estimate=_median(part), form=",.0f")
+    yield Finding(
+        key="odds_ratio_within_tasks",
+        name="odds ratio of being correct, one standard deviation longer within the task",
+        estimate=odds_within_tasks(data),
+    )
+    complete = data.filter(~pl.col("truncated"))
+    if 0 < complete.height < data.height:
+        yield Finding(
+            key="odds_ratio_within_tasks_complete",
+            name="the same without samples that the token limit cut off",
+            estimate=odds_within_tasks(complete),
+        )
+    yield Finding(
+        key="spearman_of_length_and_speedup",
+        name="Spearman's rho of length and speedup",
+        estimate=length_and_speedup(data),
+        form=".3f",
+    )
+
+
+def _median(part: pl.DataFrame) -> Estimate:
+    estimate = Estimate(n=part.height, tasks=part["task_id"].n_unique(), method="median")
+    median = part["reasoning_tokens"].median()
+    return estimate.found(median) if isinstance(median, float) else estimate.unknown("no sample")
+
+
+def _findings_of_thirds(thirds: tuple[Json, ...]) -> Iterator[Finding]:
+    for value, name, form in (
+        ("exec", "Exec", ".1%"),
+        ("speedup", "geometric-mean speedup", ".2x"),
+    ):
+        for row in thirds:
+            estimate = Estimate(
+                n=row["samples"], tasks=row["tasks"], method="score of the third's tasks"
+            )
+            known = [row[value], row[f"{value}_lower"], row[f"{value}_upper"]]
+            yield Finding(
+                key=f"{value}_{row['third']}_arl",
+                name=f"{name} of the third of the tasks with {row['third']} ARL",
+                estimate=estimate.unknown("no correct, timed sample")
+                if known[0] is None
+                else estimate.found(*known),
+                form=form,
+            )
+
+
+def _sentences(found: Observations) -> Iterator[str]:
+    """The observations, a sentence each."""
+    odds = found.estimate("odds_ratio_within_tasks").shown(".2f")
+    yield (
+        "Odds of being correct for a sample one standard deviation longer than its task's others:"
+        f" {odds}; below 1, shorter is more often correct."
+    )
+    rho = found.estimate("spearman_of_length_and_speedup").shown(".2f")
+    yield f"Length and speedup of correct samples: Spearman {rho}."
+    if not found.thirds:
+        yield f"{plural(found.tasks, 'task')}: too few to divide by average reasoning length."
+        return
+    execs = ", ".join(interval(row["exec"], form=".0%") for row in found.thirds)
+    speedups = ", ".join(interval(row["speedup"], form=".2x") for row in found.thirds)
+    yield (
+        "Thirds of the tasks by average reasoning length (ARL), short to long:"
+        f" Exec {execs}; geometric-mean speedup {speedups}."
+    )
+
+
+def _cautions(found: Observations) -> Iterator[str]:
+    """What bounds the observations."""
+    if found.left_out:
+        counts = ", ".join(f"{count:,} {reason}" for reason, count in found.left_out.items())
+        yield f"{found.rows:,} rows, left out: {counts}."
+    if found.truncated is None:
+        yield "No column says which samples the token limit cut off: they are long and wrong by it."
+    elif found.truncated:
+        yield (
+            f"The token limit cut off {found.truncated:,} of {plural(found.samples, 'sample')}:"
+            " they are long and wrong by it."
+        )
+    mixed = found.estimate("odds_ratio_within_tasks").tasks
+    if mixed < FEW_TASKS:
+        yield f"Only {mixed} of {found.tasks:,} tasks have both outcomes: only large effects show."
+    if len(found.generators) > 1:
+        yield f"Samples of {len(found.generators)} generators, whose tokens differ, are pooled."
+    yield "Association, not cause: a sample may be long because it struggles."

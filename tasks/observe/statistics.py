@@ -1,0 +1,161 @@
+"""Two statistics whose intervals hold for clustered data: samples of one task share its difficulty,
+so tasks are what is independent.
+
+Guarantees: the same arguments give the same numbers; what the data cannot support has no value and
+says why. Does not guarantee an interval's coverage for a handful of tasks: the rank correlation has
+none below `MIN_GROUPS`, and neither has a cause.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.reporting.findings import Estimate
+
+Z = 1.959963984540054
+"""Standard errors on either side of a value that hold 95 % of a normal distribution."""
+MIN_GROUPS, MAX_GROUPS = 5, 50
+"""Of tasks that are left out in turn."""
+STEEPEST = 20.0
+"""A log odds ratio beyond it says that the fit has no finite answer."""
+MOST_STEPS = 100
+
+Floats = NDArray[np.float64]
+Codes = NDArray[np.integer[Any]]
+Mask = NDArray[np.bool_]
+
+
+# -- odds within tasks -----------------------------------------------------------------------------
+
+
+def odds_ratio(exposure: Floats, correct: Mask, task: Codes) -> Estimate:
+    """Return the odds ratio of being correct per unit of the exposure, among samples of one task.
+
+    Conditional logistic regression (Breslow and Day 1980, chapter 7): the exact likelihood of which
+    samples of a task are correct, given how many are. Samples are sorted by task. Tasks whose
+    samples all have one outcome have no say. The interval is Wald's.
+    """
+    codes = np.unique(task, return_inverse=True)[1]
+    sizes = np.bincount(codes)
+    right = np.bincount(codes, weights=correct).astype(np.int64)
+    mixed = (right > 0) & (right < sizes)
+    estimate = Estimate(
+        n=int(sizes[mixed].sum()), tasks=int(mixed.sum()), method="conditional logistic regression"
+    )
+    if estimate.tasks < 2:
+        tasks = f"{estimate.tasks} of {len(sizes)} tasks"
+        return estimate.unknown(f"{tasks} have both correct and incorrect samples")
+    observed = float(exposure[correct & mixed[codes]].sum())
+    tables = list(_tables(exposure, sizes, right))
+    if not any(np.ptp(values) for values, _ in tables):
+        return estimate.unknown("samples of one task are equally long")
+    fit = _fitted(tables, observed)
+    if fit is None:
+        return estimate.unknown("length tells correct from incorrect perfectly, or nearly")
+    slope, error = fit
+    return estimate.found(*(math.exp(slope + shift * error) for shift in (0, -Z, Z)))
+
+
+def _tables(exposure: Floats, sizes: Codes, right: Codes) -> Iterator[tuple[Floats, int]]:
+    """The exposures of tasks with as many samples and as many correct ones, a row a task, and how
+    many are correct."""
+    starts = np.cumsum(sizes) - sizes
+    for size, count in np.unique(np.stack([sizes, right], axis=1), axis=0):
+        if 0 < count < size:
+            first = starts[(sizes == size) & (right == count)]
+            yield exposure[first[:, None] + np.arange(size)], int(count)
+
+
+def _fitted(tables: list[tuple[Floats, int]], observed: float) -> tuple[float, float] | None:
+    """The slope that expects the observed sum over correct samples, and its standard error, by
+    Newton's method; None where there is no finite one."""
+    slope = 0.0
+    for _ in range(MOST_STEPS):
+        moments = [_moments(slope, *table) for table in tables]
+        expected, information = np.sum(moments, axis=0)
+        if not information > 0:
+            return None
+        step = (observed - expected) / information
+        slope += float(np.clip(step, -1.0, 1.0))
+        if abs(slope) > STEEPEST:
+            return None
+        if abs(step) < 1e-10:
+            return slope, float(1 / math.sqrt(information))
+    return None
+
+
+def _moments(slope: float, exposure: Floats, count: int) -> tuple[float, float]:
+    """Mean and variance of the sum of the exposure over `count` correct samples, if each choice of
+    them is as likely as exp(slope * sum), added up over tasks (rows).
+
+    The recursion of Gail, Lubin and Rubinstein 1981 over the samples of a task. `total` has the
+    weight, first and second moment of all choices of 0 to `count` samples; only their ratios
+    matter, so they are scaled to stay in range.
+    """
+    weights = np.exp(slope * exposure)
+    total = np.zeros((3, count + 1, len(exposure)))
+    total[0, 0] = 1.0
+    for value, weight in zip(exposure.T, weights.T, strict=True):
+        none, first, second = total[:, :-1].copy()
+        total[0, 1:] += weight * none
+        total[1, 1:] += weight * (first + value * none)
+        total[2, 1:] += weight * (second + 2 * value * first + value**2 * none)
+        total /= total[0].max(axis=0)
+    mean = total[1, count] / total[0, count]
+    variance = total[2, count] / total[0, count] - mean**2
+    return float(mean.sum()), float(variance.sum())
+
+
+# -- rank correlation ------------------------------------------------------------------------------
+
+
+def rank_correlation(x: Floats, y: Floats, task: Codes) -> Estimate:
+    """Return Spearman's rho with a delete-a-group jackknife interval over tasks (Kott 2001) on
+    Fisher's scale: up to `MAX_GROUPS` random groups of whole tasks."""
+    from scipy.stats import t
+
+    names, codes = np.unique(task, return_inverse=True)
+    groups = min(len(names), MAX_GROUPS)
+    estimate = Estimate(n=len(x), tasks=len(names), method="Spearman, jackknife over tasks")
+    if len(x) < 4:
+        return estimate.unknown(f"{len(x)} correct samples have a speedup")
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return estimate.unknown("length or speedup does not vary")
+    rho = _spearman(x, y)
+    value = rho(np.ones(len(x), dtype=bool))
+    if groups < MIN_GROUPS:
+        return estimate.found(value)
+    group = (np.random.default_rng(0).permutation(len(names)) % groups)[codes]
+    left = np.array([_fisher(rho(group != number)) for number in range(groups)])
+    error = math.sqrt((groups - 1) / groups * float(np.sum((left - left.mean()) ** 2)))
+    if not math.isfinite(error) or error == 0:
+        return estimate.found(value)
+    centre, reach = _fisher(value), float(t.ppf(0.975, groups - 1)) * error
+    return estimate.found(value, math.tanh(centre - reach), math.tanh(centre + reach))
+
+
+def _spearman(x: Floats, y: Floats) -> Callable[[Mask], float]:
+    """Spearman's rho of the samples that a mask keeps. Values are sorted once: ranks of a part
+    follow from how often each value is in it."""
+    codes = [np.unique(values, return_inverse=True)[1] for values in (x, y)]
+
+    def rho(keep: Mask) -> float:
+        ranks = []
+        for code in codes:
+            kept = code[keep]
+            counts = np.bincount(kept)
+            middle = np.cumsum(counts) - (counts - 1) / 2
+            ranks.append(middle[kept])
+        with np.errstate(invalid="ignore"):
+            return float(np.corrcoef(*ranks)[0, 1])
+
+    return rho
+
+
+def _fisher(rho: float) -> float:
+    return math.atanh(max(-1 + 1e-12, min(1 - 1e-12, rho))) if math.isfinite(rho) else math.nan

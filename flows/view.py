@@ -90,7 +90,7 @@ def write_view(
         parts = [_part(name, source, tasks) for name, source in sources]
         index = pl.concat([part.frame.select("key", *COLUMNS) for part in parts])
         marker.unlink(missing_ok=True)
-        about = {"title": str(Path(place).absolute()), **_scores(parts)}
+        about = {"title": _run_name(root) or Path(place).absolute().name, **_scores(parts)}
         write_site(directory, index, lambda keys: _details(parts, keys), **about)
         atomic_write(marker, made_of)
     read = [source.verdicts.path for _, source in sources]
@@ -104,6 +104,14 @@ def _root(place: str) -> str | None:
     """The root that a place is or holds; None where it is something else."""
     found = (path for path in (Path(place), Path(place, "snapshots")) if path.is_dir())
     return next((str(path) for path in found if (path / "verification").is_dir()), None)
+
+
+def _run_name(root: str | None) -> str:
+    """The name of the newest run that a root records; empty where it records none."""
+    from flows.morning.history import refreshes
+
+    recorded = refreshes(root) if root else []
+    return recorded[-1].name if recorded else ""
 
 
 def _sources(root: str) -> list[tuple[str, Source]]:

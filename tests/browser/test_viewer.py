@@ -13,6 +13,8 @@ from tests.support.viewed import hostile_site, root_with_benchmark
 
 pytestmark = pytest.mark.browser
 ROWS = "#table .tabulator-row"
+CUT_CELLS = """[...document.querySelectorAll(".tabulator-cell")]
+    .filter(cell => cell.scrollWidth > cell.clientWidth + 1).map(cell => cell.textContent)"""
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,9 @@ def shown(page):
 def test_filters_sorting_and_the_address_that_keeps_them(browser, site):
     page = at(browser, site, "", ROWS)
     assert page.locator("#count").text_content() == "21 of 21 candidates"
+    assert page.locator("#title").text_content() == "root"
+    told = page.locator("#counts").text_content()
+    assert told.split() == "21 candidates of 6 tasks correct 20 incorrect 1".split()
     page.select_option("[name=status]", "incorrect")
     page.get_by_text("1 of 21 candidates").wait_for()
     assert shown(page) == {"t/0 incorrect"}
@@ -138,6 +143,7 @@ def test_every_view_fits_the_screen(browser, site, width, scheme):
     }.items():
         page = at(browser, site, place, shows)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), place
+        assert page.evaluate(CUT_CELLS) == [], place
         browser.shot(f"viewer-{place.split('/')[0]}-{width}-{scheme}", full_page=False)
 
 

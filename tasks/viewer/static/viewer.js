@@ -70,11 +70,12 @@ function block(code) {
 
 // -- list --
 const text = (cell) => document.createTextNode(words(String(cell.getValue() ?? "").replaceAll("\t", ", ")));
+const status = (value) => el("span", { className: value === "correct" ? "status correct" : "status" }, words(value));
 const plain = (cell) => document.createTextNode(cell.getValue() ?? "");
 const number = (digits) => (cell) => document.createTextNode(form(cell.getValue(), digits));
 const anchor = (show) => (cell) => link(page(cell.getData()), show(cell.getValue()));
 const numeric = { sorter: "number", sorterParams: { alignEmptyValues: "bottom" }, hozAlign: "right", headerHozAlign: "right" };
-const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, ...more });
+const wide = (title, field, formatter, responsive, more) => ({ title, field, formatter, responsive, minWidth: 90, variableHeight: true, ...more });
 const speeds = [
   wide("Speedup", "speedup", (cell) => document.createTextNode(ratio(cell.getValue())), 1, { ...numeric, minWidth: 80 }),
   wide("95 % interval", "lower", (cell) => document.createTextNode(interval(cell.getData())), 6, { ...numeric, minWidth: 125 }),
@@ -99,7 +100,7 @@ async function showList(query) {
       wide("Candidate", "id", anchor(short), 3, { minWidth: 100, maxWidth: 120 }),
       wide("Task", "task", anchor(String), 0, { widthGrow: 3, minWidth: 130 }),
       wide("Model", "model", plain, 3, { widthGrow: 2 }),
-      wide("Status", "status", text, 1),
+      wide("Status", "status", (cell) => status(cell.getValue()), 1, { minWidth: 105 }),
       wide("Reason", "reason", text, 4, { minWidth: 110 }),
       ...speeds,
       wide("Tokens", "tokens", number(0), 5, { ...numeric, minWidth: 80 }),
@@ -127,6 +128,17 @@ async function showList(query) {
     && tagged.every((name) => row[name].split("\t").includes(wanted[name]))
     && (!wanted.speedup || row.speedup >= +wanted.speedup) && (!wanted.tokens || (row.tokens != null && row.tokens <= +wanted.tokens))
     && (!task || row.task.toLowerCase().includes(task)));
+}
+
+// -- head: how many there are, by status --
+function counts(rows) {
+  const tally = new Map();
+  for (const row of rows) tally.set(row.status, (tally.get(row.status) ?? 0) + 1);
+  const tasks = new Set(rows.map((row) => row.task)).size;
+  return [
+    `${form(rows.length)} candidates of ${form(tasks)} tasks `,
+    ...[...tally].sort((one, other) => other[1] - one[1]).flatMap(([name, count]) => [el("a", { href: listed({ status: name }) }, status(name), ` ${form(count)}`), " "]),
+  ];
 }
 
 // -- one candidate --
@@ -228,7 +240,9 @@ index.then((data) => {
     return row;
   });
   about.byId = new Map(about.rows.map((row) => [row.id, row.i]));
+  document.title = `Candidates of ${data.title}`;
   $("title").textContent = data.title;
+  $("counts").replaceChildren(...counts(about.rows));
   window.addEventListener("hashchange", route);
   return route();
 }).catch(fail);

@@ -238,10 +238,7 @@ def _findings_of_thirds(thirds: tuple[Json, ...]) -> Iterator[Finding]:
 def _sentences(found: Observations) -> Iterator[str]:
     """The observations, a sentence each."""
     odds = found.estimate("odds_ratio_within_tasks").shown(".2f")
-    yield (
-        "Odds of being correct for a sample one standard deviation longer than its task's others:"
-        f" {odds}; below 1, shorter is more often correct."
-    )
+    yield f"Longer by one standard deviation within a task: odds of being correct times {odds}."
     rho = found.estimate("spearman_of_length_and_speedup").shown(".2f")
     yield f"Length and speedup of correct samples: Spearman {rho}."
     if not found.thirds:

@@ -145,16 +145,18 @@ def _spearman(x: Floats, y: Floats) -> Callable[[Mask], float]:
     codes = [np.unique(values, return_inverse=True)[1] for values in (x, y)]
 
     def rho(keep: Mask) -> float:
-        ranks = []
-        for code in codes:
-            kept = code[keep]
-            counts = np.bincount(kept)
-            middle = np.cumsum(counts) - (counts - 1) / 2
-            ranks.append(middle[kept])
+        first, second = (_mean_ranks(code[keep]) for code in codes)
         with np.errstate(invalid="ignore"):
-            return float(np.corrcoef(*ranks)[0, 1])
+            return float(np.corrcoef(first, second)[0, 1])
 
     return rho
+
+
+def _mean_ranks(codes: Codes) -> Floats:
+    """The rank of each sample, that of equal ones in the middle."""
+    counts = np.bincount(codes)
+    middle: Floats = np.cumsum(counts) - (counts - 1) / 2
+    return middle[codes]
 
 
 def _fisher(rho: float) -> float:

@@ -16,7 +16,6 @@ from tasks.curation.strategies import CONCISE_AND_FAST
 from tasks.curation.tables import (
     curated_rows,
     deciding_of,
-    joined_on_candidate,
     named_tasks,
     texts_of,
 )
@@ -37,14 +36,6 @@ FIXES = {
     ),
 }
 """What to do where every correct candidate is left out for one reason."""
-
-
-def joined(verdicts: SnapshotRef, candidates: SnapshotRef) -> pl.DataFrame:
-    """Verdicts with their candidates, one row per candidate, texts and all: what scores and reports
-    read."""
-    return joined_on_candidate(
-        verdicts.open().read(unique="candidate_id"), candidates.open().read(unique="candidate_id")
-    )
 
 
 def planned(

@@ -21,6 +21,7 @@ from tasks.benchmark.report.context import (
     Lengths,
     ReportContext,
     TrainingStep,
+    example_rows,
     examples_of,
     lengths_of,
     speedups_of,
@@ -103,7 +104,7 @@ def facts():
         "findings_bounded_by": ["Three tasks only."],
         "lengths": lengths_of(line),
         **speedups_of(line, NAMES),
-        "examples": examples_of(line, NAMES, {}),
+        "examples": examples_of(example_rows(line, NAMES)),
         "fingerprints": {"verification": "abc123"},
         "tool_versions": {"torch": "2.13"},
         "hardware": {"cpus": 2},
@@ -289,7 +290,7 @@ def test_differences_have_their_p_and_a_corrected_one():
 
 
 def test_examples_are_the_fastest_then_one_of_each_reason_and_points_are_timed_where_they_can():
-    chosen = examples_of(frame(*LINE), NAMES, {"t1": "import torch"})
+    chosen = examples_of(example_rows(frame(*LINE), NAMES))
     reasons = " ".join(example.reason for example in chosen)
     assert reasons == "ok build_failed no_custom_kernel wrong_output"
     assert (chosen[0].speedup, chosen[0].task_name) == (3.5, "1_Square_matmul")
@@ -304,7 +305,9 @@ def test_the_first_screen_answers_three_questions_and_the_rest_is_folded():
     titles = re.findall(r'<h2 id="([^"]+)">', page)
     assert titles == ["what-this-run-found", "may-you-trust-it", "what-next", "details"]
     first, rest = page.split('<h2 id="details">')
-    assert "<details" not in first and "<img" not in first and first.count("<table>") == 1
+    # a caution is one line, which opens
+    assert first.count("<details") == len(json.loads(to_json(context()))["cautions"])
+    assert "<img" not in first and first.count("<table>") == 1
     assert "recorded" in first and ">base<" in first, "a zero is an answer"
     outside = re.sub(r"<details>.*</details>", "", rest, flags=re.DOTALL)
     assert "<p>" not in outside and "<table>" not in outside
@@ -480,5 +483,5 @@ def test_json_is_plain_and_complete():
 def test_a_speedup_without_an_end_is_in_no_figure():
     endless = frame(row("m", "t", float("inf"), generator=None))
     assert speedups_of(endless, {}) == {"timed": 0, "faster": 0, "speedups": ()}
-    (example,) = examples_of(endless.with_columns(code=pl.lit("")), {}, {})
+    (example,) = examples_of(example_rows(endless.with_columns(code=pl.lit("")), {}))
     assert example.speedup is None and example.generator == ""

@@ -8,7 +8,7 @@ import pytest
 from kernels_eval.errors import GpuLostError, UsageError
 from tasks.curation.config import CurationConfig
 from tasks.curation.pool import eligible_samples
-from tasks.curation.stage import joined
+from tasks.curation.tables import joined_on_candidate
 from tasks.search import confirm, gain
 from tasks.search.config import SearchConfig
 from tasks.search.stage import run
@@ -168,7 +168,9 @@ def test_winners_become_samples_of_a_later_turn_with_the_reasoning_of_their_star
     assert won["generator"] == "writer + search" and won["code"].rstrip() in won["answer"]
     assert "TILE = 64" in won["code"] and won["finish_reason"] == "stop"
     judged = planted.verified(improved, PlantedPool(), VerificationConfig())
-    frame = joined(judged, improved)
+    frame = joined_on_candidate(
+        *(ref.open().read(unique="candidate_id") for ref in (judged, improved))
+    )
     assert len(eligible_samples(frame, CurationConfig())) == 2
     assert len(eligible_samples(frame, CurationConfig(later_turns=True))) == 4
 

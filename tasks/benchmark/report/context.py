@@ -25,7 +25,7 @@ MAX_POINTS = 1500
 """Of the figure of reasoning lengths."""
 MAX_BARS = 30
 """Of the figure of speedups."""
-TEXTS = ("candidate_id", "detail", "reasoning", "code")
+TEXTS = ("candidate_id", "detail", "reasoning", "code", "reference")
 TIMES = ("speedup", "speedup_lower", "speedup_upper", "reference_ms", "candidate_ms")
 
 
@@ -170,16 +170,15 @@ def speedups_of(frame: pl.DataFrame, names: Mapping[str, str]) -> Json:
     }
 
 
-def examples_of(
-    frame: pl.DataFrame, names: Mapping[str, str], references: Mapping[str, str]
-) -> tuple[Example, ...]:
-    """The fastest correct candidate, then the first of every other reason, at most MAX_EXAMPLES.
+def example_rows(frame: pl.DataFrame, names: Mapping[str, str]) -> pl.DataFrame:
+    """The fastest correct candidate, then the first of every other reason, at most MAX_EXAMPLES,
+    with the name of their task and their times.
 
-    The commonest reason comes first. `references` maps task_id to a task's source.
+    The commonest reason comes first. `names` maps task_id to a task's name.
     """
     order = pl.col("reason") != Reason.OK.value
     fastest = pl.col("speedup").fill_null(0.0).arg_max()
-    best = (
+    return (
         _timed(frame, names)
         .sort("candidate_id")
         .group_by("reason", maintain_order=True)
@@ -187,12 +186,14 @@ def examples_of(
         .sort(order, -pl.col("count").cast(pl.Int64), "reason")
         .head(MAX_EXAMPLES)
     )
+
+
+def examples_of(rows: pl.DataFrame) -> tuple[Example, ...]:
+    """`example_rows` with their texts, those of `TEXTS` that are there."""
     found = []
-    for row in best.iter_rows(named=True):
+    for row in rows.iter_rows(named=True):
         known = {name: value for name, value in row.items() if name in Example.model_fields}
-        texts = {name: row.get(name) or "" for name in TEXTS}
-        reference = references.get(row["task_id"], "")
-        found.append(Example(**known | texts, reference=reference))
+        found.append(Example(**known | {name: row.get(name) or "" for name in TEXTS}))
     return tuple(found)
 
 

@@ -178,7 +178,7 @@ def analyze(
     candidates: Candidates = None,
     root: Root = ".concur",
     out: str = Option(
-        "analysis", metavar="DIR", help="Folder for report.md, analysis.json and the figures."
+        "analysis", metavar="DIR", help="Folder for report.md, analysis.json and the figure."
     ),
 ) -> Json:
     """Analyse how reasoning length relates to correctness and speedup."""

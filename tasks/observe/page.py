@@ -1,5 +1,5 @@
-"""The observations as a directory: report.md (observations, numbers, figures, tables, and what
-bounds them), analysis.json, figures.
+"""The observations as a directory: report.md (observations, numbers, the figure, tables, and what
+bounds them), analysis.json, the figure.
 
 Guarantees: everything in the page is in the JSON too; the same record gives the same bytes; names
 from the data are shown as text.
@@ -13,9 +13,9 @@ from pathlib import Path
 from markupsafe import Markup
 
 from tasks.files import explain_write_errors
-from tasks.observe.figures import all_figures
+from tasks.observe.figure import accuracy_figure
 from tasks.observe.observations import Observations
-from tasks.reporting.charts import save
+from tasks.reporting.charts import Drawn, save
 from tasks.reporting.findings import findings_table
 from tasks.reporting.page import block_markdown, rendered
 
@@ -24,23 +24,21 @@ TEMPLATE = Path(__file__).parent / "templates" / "report.md.j2"
 
 
 def write(found: Observations, directory: str | os.PathLike[str]) -> Path:
-    """Write the report, its data and its figures; return the report's path.
+    """Write the report, its data and its figure; return the report's path.
 
     Raises UsageError where the directory cannot be written.
     """
     out = Path(directory)
-    figures = all_figures(found)
-    pictures = {drawn.name: drawn.alt for drawn in figures}
+    drawn = accuracy_figure(found)
     with explain_write_errors(out, "choose another directory with --out DIR"):
         out.mkdir(parents=True, exist_ok=True)
-        for drawn in figures:
-            save(drawn, out)
+        save(drawn, out)
         (out / DATA).write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        (out / REPORT).write_text(markdown(found, pictures), encoding="utf-8")
+        (out / REPORT).write_text(markdown(found, drawn), encoding="utf-8")
     return out / REPORT
 
 
-def markdown(found: Observations, pictures: dict[str, str]) -> str:
-    """Return the page, with these figures: the names of their files and what they show."""
+def markdown(found: Observations, drawn: Drawn) -> str:
+    """Return the page, with the figure by the name of its file."""
     findings = Markup(block_markdown(findings_table(found.findings)))
-    return rendered(TEMPLATE, found=found, findings=findings, pictures=pictures)
+    return rendered(TEMPLATE, found=found, findings=findings, drawn=drawn)

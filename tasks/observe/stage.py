@@ -1,10 +1,10 @@
 """Verdicts and their candidates in, the observations out: numbers, findings, the page and its
-figures.
+figure.
 
 Guarantees: one finished snapshot for each pair of verdicts and candidates, the same numbers every
 time; samples that cannot be analysed (none with a length, an older table) are a finished snapshot
 too, without numbers and with a caution that says why: trying again would not change it. Reads the
-columns that the observations need, never a text. Does not guarantee the page and the figures on a
+columns that the observations need, never a text. Does not guarantee the page and the figure on a
 remote root: there the words and numbers are in the manifest alone.
 """
 
@@ -34,7 +34,7 @@ OF_CANDIDATES = (
 
 
 class Found(Record):
-    """What an analysis found, and its files: the page first, then data and figures.
+    """What an analysis found, and its files: the page first, then data and the figure.
 
     `finding` are the observations in sentences, `findings` the numbers behind them, `cautions` what
     bounds them.

@@ -203,7 +203,7 @@ def test_the_time_of_workers_and_phases_reads_back_and_is_written_once(root, mon
     assert {
         "report.md",
         "analysis.json",
-        "figures/difficulty.svg",
+        "figures/accuracy-by-length.svg",
         "figures/accuracy-by-length.png",
     } <= files
 

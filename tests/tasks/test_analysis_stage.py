@@ -53,7 +53,7 @@ def test_numbers_words_page_and_figures(tmp_path):
 
     names = [path.name for path in found.files]
     assert names[0] == "report.md"
-    assert {"analysis.json", "difficulty.svg", "accuracy-by-length.png"} <= set(names)
+    assert {"analysis.json", "accuracy-by-length.svg", "accuracy-by-length.png"} <= set(names)
     assert all(path.stat().st_size for path in found.files)
     assert found.markdown().count("\n- ") + 1 == len(found.finding) + len(found.cautions)
 

@@ -12,7 +12,7 @@ from statsmodels.stats.proportion import proportion_confint
 
 from kernels_eval.errors import UsageError
 from tasks.arl import arl_thirds
-from tasks.observe.figures import all_figures
+from tasks.observe.figure import accuracy_figure
 from tasks.observe.observations import Observations, observe
 from tasks.observe.page import markdown, write
 from tasks.observe.samples import samples_of
@@ -42,7 +42,7 @@ def outcome(right):
 
 
 def page_of(found):
-    return markdown(found, {drawn.name: drawn.alt for drawn in all_figures(found)})
+    return markdown(found, accuracy_figure(found))
 
 
 # -- what is planted -------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def test_samples_of_several_generators_are_said_to_be_pooled():
 # -- the page --------------------------------------------------------------------------------------
 
 
-def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(tmp_path):
+def test_the_page_and_the_figure_repeat_to_the_byte_and_open_nothing_global(tmp_path):
     import matplotlib
 
     before, made = dict(matplotlib.rcParams), []
@@ -319,15 +319,14 @@ def test_the_page_and_the_figures_repeat_to_the_byte_and_open_nothing_global(tmp
     for name, rows_ in (("first", frame), ("second", frame.sample(fraction=1.0, shuffle=True))):
         write(observe(rows_), tmp_path / name)
         made.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
-    assert made[0] == made[1] and len(made[0]) == 2 + 2 * 2
+    assert made[0] == made[1] and len(made[0]) == 2 + 2
     assert dict(matplotlib.rcParams) == before
     told = json.loads(made[0]["analysis.json"])
     assert Observations.model_validate(told) == observe(frame)
 
 
-def test_figures_read_on_white_and_on_black(tmp_path):
-    for drawn in all_figures(observe(planted_frame(500, 0))):
-        assert_readable(drawn, tmp_path)
+def test_the_figure_reads_on_white_and_on_black(tmp_path):
+    assert_readable(accuracy_figure(observe(planted_frame(500, 0))), tmp_path)
 
 
 def test_names_from_the_data_are_text_in_the_page():

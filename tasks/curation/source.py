@@ -75,9 +75,9 @@ class Source:
 
     Without `verdicts`, those of the newest training set under `root`, else the newest finished
     ones. Without `candidates`, those beside the snapshot, or the same files. `unfinished` takes a
-    directory without a manifest for the parts it holds; `of` begins the names of the options in
-    messages. Raises UsageError for a place that is not there, is not local, holds no Parquet file
-    or is unfinished, and where candidates are not beside their verdicts.
+    directory without a manifest for the parts it holds. Raises UsageError for a place that is not
+    there, is not local, holds no Parquet file or is unfinished, and where candidates are not beside
+    their verdicts.
     """
 
     def __init__(
@@ -87,11 +87,8 @@ class Source:
         root: str,
         *,
         unfinished: bool = False,
-        of: str = "",
     ) -> None:
-        self.verdicts = (
-            _opened(verdicts, f"--{of}verdicts", unfinished) if verdicts else _latest(root)
-        )
+        self.verdicts = _opened(verdicts, "--verdicts", unfinished) if verdicts else _latest(root)
         self.candidates = self.verdicts
         self.tasks: Snapshot | None = None
         if not isinstance(self.verdicts, Files):
@@ -100,11 +97,11 @@ class Source:
             if not (beside or candidates):
                 raise UsageError(
                     f"the candidates of {self.verdicts.path} are not beside it",
-                    f"name them with --{of}candidates",
+                    "name them with --candidates",
                 )
             self.candidates = beside or self.verdicts
         if candidates:
-            self.candidates = _opened(candidates, f"--{of}candidates", unfinished)
+            self.candidates = _opened(candidates, "--candidates", unfinished)
 
     def made_of(self, stage: str, *of: Snapshot | None) -> Snapshot | None:
         """The newest finished snapshot of a stage that was made of all of these, under the root of

@@ -65,7 +65,8 @@ RELATIVES = (
 
 
 class Traced(NamedTuple):
-    """Fingerprints by task_id, and the seconds that each took in its process."""
+    """Fingerprints by task_id, and the seconds that each took in its process, without those of the
+    first ones, which start it."""
 
     fingerprints: dict[str, Fingerprint]
     seconds: list[float]
@@ -126,7 +127,7 @@ def traced(tasks: Iterable[KernelTask], jobs: int) -> Traced:
         row = graph.model_dump(mode="json") if graph else None
         found[task.task_id] = Fingerprint(task.task_id, task.code, row)
         seconds.append(result.seconds)
-    return Traced(dict(sorted(found.items())), seconds)
+    return Traced(dict(sorted(found.items())), seconds[jobs:] or seconds)
 
 
 def index_of(fingerprints: Iterable[Fingerprint]) -> Index:

@@ -31,16 +31,18 @@ def draw_numbers(ids: pl.Series, seed: int) -> Array:
     last 64 bytes, eight at a time: the hashes of polars and Python may change with their versions,
     this one does not."""
     padded = ids.str.pad_start(ID_BYTES, "\0").cast(pl.Binary).bin.slice(-ID_BYTES, ID_BYTES)
+    words = padded.bin.reinterpret(dtype=pl.Array(pl.UInt64, ID_BYTES // 8), endianness="little")
     state = np.full(len(ids), _mixed(np.array([seed], dtype=np.uint64))[0], dtype=np.uint64)
-    for offset in range(0, ID_BYTES, 8):
-        word = padded.bin.slice(offset, 8).bin.reinterpret(dtype=pl.UInt64, endianness="little")
-        state = _mixed(state ^ word.to_numpy())
+    for word in words.to_numpy().T:
+        state = _mixed(state ^ word)
     return state
 
 
 def _mixed(state: Array) -> Array:
     state = state + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: Array = state ^ (state >> np.uint64(31))
-    return mixed
+    state ^= state >> np.uint64(30)
+    state *= np.uint64(0xBF58476D1CE4E5B9)
+    state ^= state >> np.uint64(27)
+    state *= np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return state

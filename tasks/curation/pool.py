@@ -57,7 +57,7 @@ def marked(frame: pl.DataFrame, config: CurationConfig) -> pl.DataFrame:
         _refused(_has_excluded_flag(frame, config), WhyNot.TRACE_FLAG),
     )
     single = is_single_operator(pl.col("reference_operators"))
-    rows = rows.with_columns(_why_not=excluded, _single=single)
+    rows = rows.with_columns(_why_not=excluded, _single=single).drop("reference_operators")
     # of two rows of a candidate the first that may be taken counts, else the first
     may_be_taken = pl.col("_why_not").is_null()
     rows = pl.concat([rows.filter(may_be_taken), rows.filter(~may_be_taken)])

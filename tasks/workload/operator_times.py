@@ -17,7 +17,6 @@ from tasks.store import Snapshot, SnapshotRef
 from tasks.tables import PROFILES
 from tasks.versions import PROFILE_VERSION
 from tasks.workload.measure import Profiler, tasks_of
-from tasks.workload.record import Profile
 from tasks.workload.stage import fill
 
 STAGE = "profiles"
@@ -57,9 +56,3 @@ def run(tasks: SnapshotRef, threads: int, device: str, device_name: str) -> Snap
     fill(snapshot, PROFILES, keyed, profiled)
     extra = {"device": device_name}
     return snapshot.publish(config={"threads": threads}, rows=len(found), extra=extra).ref
-
-
-def profiles_of(ref: SnapshotRef) -> dict[str, Profile]:
-    """The profiles of a snapshot by task_id."""
-    rows = ref.open().read(unique="task_id", columns=list(Profile.model_fields)).to_dicts()
-    return {row["task_id"]: Profile.model_validate(row) for row in rows}

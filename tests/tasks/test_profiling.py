@@ -8,9 +8,14 @@ from tasks.sources import bundled
 from tasks.sources.stage import keep
 from tasks.workload import operator_times as stage
 from tasks.workload.measure import Profiler
-from tasks.workload.operator_times import profiles_of
+from tasks.workload.record import Profile
 
 BUNDLED = {task.name: task for task in bundled.load()}
+
+
+def profiles_of(ref):
+    rows = ref.open().read(columns=list(Profile.model_fields)).to_dicts()
+    return {row["task_id"]: Profile.model_validate(row) for row in rows}
 
 
 def broken(name, forward):

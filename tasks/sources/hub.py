@@ -1,12 +1,11 @@
 """Rows of a data set on the Hugging Face hub, and the copies of them that are kept on this disk.
 
 Guarantees: what is loaded is of one commit, and the last few commits of a data set and split are
-kept beside each other (`$CONCUR_CACHE/hub`), each with a note of what it is; a hub that cannot be
-reached is asked again for a few seconds, then the newest copy is used and a caution says so
-(tasks.progress); a hub that cannot be reached where there is no copy, or does not hold what was
-asked, is one UsageError that says how to use a file instead. Where a hub answers that something
-does not exist, no copy stands in for it. A copy that is not what was written (its digest differs)
-is skipped.
+kept beside each other (`$CONCUR_CACHE/hub`), each a Parquet file with the name of its commit; a
+hub that cannot be reached is asked again for a few seconds, then the newest copy is used and a
+caution says so (tasks.progress); a hub that cannot be reached where there is no copy, or does not
+hold what was asked, is one UsageError that says how to use a file instead. Where a hub answers that
+something does not exist, no copy stands in for it. A copy that cannot be read is skipped.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from kernels_eval.errors import UsageError, cause_of
-from kernels_eval.records import Json, Record
+from kernels_eval.records import Json
 from kernels_eval.toolchain import default_cache
-from tasks.files import atomic_write, file_sha256
+from tasks.files import atomic_write
 from tasks.progress import caution
 from tasks.retry import retry_until_back
 
@@ -32,18 +31,6 @@ KEPT = 3
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Rows = list[Json]
-
-
-class Pin(Record):
-    """The note beside a copy: what it is of, and since when."""
-
-    hub_id: str
-    split: str
-    commit: str
-    columns: tuple[str, ...]
-    rows: int
-    sha256: str
-    fetched_at: str
 
 
 def is_hub_id(location: object) -> bool:
@@ -106,8 +93,9 @@ class _Wanted:
 
     @property
     def _folder(self) -> Path:
-        split = re.sub(r"[^\w.-]", "_", self.split)
-        return default_cache() / "hub" / self.hub_id.replace("/", "--") / split
+        content = "-".join([self.split, *self.columns])
+        name = re.sub(r"[^\w.-]", "_", content)
+        return default_cache() / "hub" / self.hub_id.replace("/", "--") / name
 
     def _fetched_rows(self, commit: str | None) -> Rows:
         import datasets
@@ -119,39 +107,28 @@ class _Wanted:
 
     # -- copies ------------------------------------------------------------------------------------
 
-    def _copies(self) -> list[tuple[Pin, Path]]:
-        """Copies whose notes can be read, the newest first."""
-        found = []
-        for note in self._folder.glob("*.json"):
-            try:
-                pin = Pin.model_validate_json(note.read_text(encoding="utf-8"))
-                found.append((pin, note.with_suffix(".parquet")))
-            except (OSError, ValueError) as error:
-                log.error("the description of a copy, %s, cannot be read: %s", note, error)
-        return sorted(found, key=lambda each: each[0].fetched_at, reverse=True)
+    def _copies(self) -> list[Path]:
+        """The newest first."""
+        return sorted(self._folder.glob("*.parquet"), key=_written_at, reverse=True)
 
     def _copied_rows(self, fault: Exception) -> Rows | None:
         """The copy of this commit or, for a branch, the newest one, where the hub is unreachable;
         None where there is none. A caution says that it is a copy."""
         import polars as pl
 
-        for pin, path in self._copies() if unreachable(fault) else ():
-            if self._is_commit and pin.commit != self.revision:
-                continue
-            if not set(self.columns) <= set(pin.columns) or bool(self.columns) != bool(pin.columns):
+        for path in self._copies() if unreachable(fault) else ():
+            if self._is_commit and path.stem != self.revision:
                 continue
             try:
-                if file_sha256(path) != pin.sha256:
-                    log.error("the copy %s is ignored: its digest differs", path)
-                    continue
-                rows = pl.read_parquet(path, columns=list(self.columns) or None).to_dicts()
+                rows = pl.read_parquet(path).to_dicts()
             except (OSError, pl.exceptions.PolarsError) as error:
                 log.error("the copy %s cannot be read: %s", path, error)
                 continue
+            written = datetime.fromtimestamp(_written_at(path) / 1e9, UTC)
             caution(
                 f"The hub could not be reached ({cause_of(fault)[:300]}): the tasks are those of"
-                f" the copy on this disk of {self.hub_id}, split {self.split}, commit {pin.commit},"
-                f" fetched {pin.fetched_at}, {pin.rows} rows."
+                f" the copy on this disk of {self.hub_id}, split {self.split}, commit {path.stem},"
+                f" fetched {written.isoformat(timespec='seconds')}, {len(rows)} rows."
             )
             return rows
         return None
@@ -163,23 +140,15 @@ class _Wanted:
         target = self._folder / f"{commit}.parquet"
         try:
             frame = pl.DataFrame(rows, infer_schema_length=None)
-            frame = frame.select(list(self.columns)) if self.columns else frame
             atomic_write(target, lambda path: frame.write_parquet(path, compression="zstd"))
-            pin = Pin(
-                hub_id=self.hub_id,
-                split=self.split,
-                commit=commit,
-                columns=self.columns,
-                rows=len(rows),
-                sha256=file_sha256(target),
-                fetched_at=datetime.now(UTC).isoformat(timespec="microseconds"),
-            )
-            atomic_write(target.with_suffix(".json"), pin.model_dump_json(indent=2))
-            for _, old in self._copies()[KEPT:]:
-                old.with_suffix(".json").unlink(missing_ok=True)
+            for old in self._copies()[KEPT:]:
                 old.unlink(missing_ok=True)
         except (OSError, pl.exceptions.PolarsError) as error:
             log.warning("no copy of %s at %s was kept: %s", self.hub_id, commit, error)
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 # -- the hub ---------------------------------------------------------------------------------------

@@ -5,11 +5,6 @@ Guarantees: a form becomes a configuration before anything else happens, and a f
 used ends the run with one sentence; stages, progress and reports belong to the run that a person
 started, not to runs inside it; a flow that may use the devices waits until no other one does
 (`devices`). Does not decide anything about data: the flows inside do.
-
-Training sets by several strategies of existing verdicts: the body of the deployment `curate`.
-
-Guarantees: nothing is sampled or verified; a strategy that cannot be carried out on these verdicts
-is a caution, and the others are made.
 """
 
 from __future__ import annotations
@@ -31,17 +26,12 @@ from flows import forms
 from flows.ablation.flow import AblationResult, ablate
 from flows.ablation.plan import AblationConfig
 from flows.artifacts import (
-    create_markdown_artifact,
-    create_table_artifact,
-    key_of,
     link_mlflow,
     show_candidates,
     show_gains,
     show_log,
     show_scores,
     show_snapshots,
-    tables_of,
-    warn_on_error,
 )
 from flows.benchmark import Benchmarked, benchmark_models
 from flows.config import PipelineConfig
@@ -54,22 +44,13 @@ from flows.refresh import Refreshed, refresh_dataset
 from flows.reinforce import of_training, reinforce_and_track
 from flows.runtime.shutdown import write_to_log
 from flows.search import Searched, begun_with, search_and_track, summary_of
-from flows.set_figures import draw_curated
 from flows.track import benchmark_record, refresh_record, track
 from flows.train import of_line, train_and_track
+from flows.training_sets import make_training_sets
 from kernels_eval.devices import visible_gpus
 from kernels_eval.errors import UsageError
 from kernels_eval.pool.ray import address_of
-from kernels_eval.settings import validated
 from tasks.benchmark.stage import scores_of
-from tasks.curation.config import CurationConfig
-from tasks.curation.step import curate
-from tasks.decontamination.deduplication import equal_kernels
-from tasks.policy import ProgressArtifact, call_stage
-from tasks.progress import observed_by, report
-from tasks.publishing.lineage import find_curated
-from tasks.reporting.text import cell
-from tasks.samples import Samples
 from tasks.store.lookup import find_snapshot, newest_first
 from tasks.store.snapshot import SnapshotRef
 from tasks.training.reinforce import STAGE as REINFORCEMENT
@@ -108,7 +89,7 @@ def curate_sets(
     """Training sets by several strategies, of the verdicts that a finished training set was made
     from. Nothing is sampled or verified."""
     config = prepared(configuration(run, advanced=advanced))
-    return curate_again(config, verdicts.snapshot or None, sets.strategies, sets.size or None)
+    return make_training_sets(config, verdicts.snapshot or None, sets.strategies, sets.size or None)
 
 
 @flow(name="train an adapter", flow_run_name=deployed_name("train"))
@@ -308,45 +289,3 @@ def _slots() -> int:
                 client.create_global_concurrency_limit(wanted)
             found = client.read_global_concurrency_limit_by_name(DEVICES)
     return found.limit if found.active else 0
-
-
-def curate_again(
-    config: PipelineConfig, of: str | None, strategies: list[str], size: int | None
-) -> list[SnapshotRef]:
-    """One training set per strategy, with the thresholds of `config.curation`. Raises UsageError
-    where none could be made."""
-    samples = Samples.above(find_curated(config.root, of).open())
-    equal = equal_kernels(config.deduplication)
-    rows, made, problems = [], dict[str, SnapshotRef](), []
-    names = list(dict.fromkeys(strategies))
-    progress = ProgressArtifact("curation-progress", "share of the training sets that are made")
-    with observed_by(progress):
-        for number, name in enumerate(names, start=1):
-            asked = config.curation.model_dump() | {"strategy": name}
-            asked |= {"size": size} if size else {}
-            try:
-                rule = validated(CurationConfig, asked, f"strategy {name!r}")
-                ref = call_stage(curate, samples, rule, equal)
-            except UsageError as error:
-                problems.append(error)
-                get_run_logger().warning("no training set by %s: %s", name, error)
-            else:
-                made[name], manifest = ref, ref.open().manifest
-                counts = manifest["criterion_counts"].items()
-                taken = ", ".join(f"{criterion} {count:,}" for criterion, count in counts)
-                rows.append((name, f"{manifest['rows']:,}", taken))
-            report("curation", number, len(names), name)
-    if not made:
-        raise problems[0]
-    rows += [("not made", "-", str(each)) for each in problems]
-    table = [dict(zip(("strategy", "samples", "taken"), row, strict=True)) for row in rows]
-    about = f"Training sets of the verdicts {samples.verdicts.fingerprint}"
-    create_table_artifact("training-sets", table, about)
-    show_snapshots({f"training set, {name}": ref for name, ref in made.items()})
-    for name, ref in made.items():
-        with warn_on_error(f"the composition of the set by {name}"):
-            key, figures = key_of(name), draw_curated(name, ref, samples)
-            if tables := tables_of(figures):
-                about = f"What the set by {cell(name)} holds"
-                create_markdown_artifact(f"training-set-{key}", tables, about)
-    return list(made.values())

@@ -54,7 +54,7 @@ def test_the_analysis_is_shown_and_its_failure_is_a_caution(prefect_home, tmp_pa
 def test_sets_that_are_curated_again_know_the_profiles_of_the_first(prefect_home, tmp_path):
     from prefect import flow
 
-    from flows.deployments import curate_again
+    from flows.training_sets import make_training_sets
 
     line = line_of(tmp_path, [sample("a", 0, 10, 2.0), sample("b", 0, 10, 2.0)])
     profile = {"candidate_id": "a-0", "cause": "uncoalesced", "rewrote_bottleneck": True}
@@ -65,7 +65,9 @@ def test_sets_that_are_curated_again_know_the_profiles_of_the_first(prefect_home
     config = PipelineConfig.model_validate(
         {"root": str(tmp_path), "curation": {"require_rewritten_bottleneck": True}}
     )
-    again = flow(lambda: curate_again(config, None, ["min_length"], None), name="curate again")
+    again = flow(
+        lambda: make_training_sets(config, None, ["min_length"], None), name="curate again"
+    )
     (made,) = again()
     rows = made.open().read()
     assert rows.select("candidate_id", "bottleneck").rows() == [("a-0", "uncoalesced")]

@@ -59,6 +59,7 @@ WARMUP_STEPS = 3
 """Optimiser steps in which the learning rate rises; then it stays."""
 MAX_GRAD_NORM = 0.2
 """Gradients are scaled down to this norm."""
+UNBOUNDED = 1 << 30
 CHECKPOINT_STEPS = 10
 """Optimiser steps between checkpoints."""
 
@@ -82,7 +83,9 @@ def reinforce(
     gpu = torch.cuda.is_available()
     base = load_causal_model(base_model_dir, dtype=torch.bfloat16 if gpu else torch.float32)
     args = grpo_config(recipe, out_dir / "checkpoints", gpu=gpu)
-    args.max_completion_length = _answer_tokens(prompts, recipe, tokenizer, base.config)
+    longest = _prompt_tokens(prompts, tokenizer, base.config)
+    args.max_completion_length = min(recipe.max_tokens, window_of(base.config) - longest)
+    args.vllm_max_model_length = longest + args.max_completion_length
     chats = [
         {"prompt": [{"role": "user", "content": prompt}], "task_id": name}
         for name, prompt in prompts.items()
@@ -149,22 +152,23 @@ def grpo_config(recipe: ReinforceRecipe, out_dir: Path, *, gpu: bool) -> GRPOCon
     )
 
 
-def _answer_tokens(
-    prompts: Mapping[str, str],
-    recipe: ReinforceRecipe,
-    tokenizer: PreTrainedTokenizerBase,
-    config: Any,
+def _prompt_tokens(
+    prompts: Mapping[str, str], tokenizer: PreTrainedTokenizerBase, config: Any
 ) -> int:
-    """Most tokens of an answer: the recipe's, or what the longest prompt leaves of the window."""
+    """Tokens of the longest prompt. Raises UsageError where it leaves no room for an answer."""
     chats = [chat_text(tokenizer, prompt) for prompt in prompts.values()]
     longest = max(map(len, tokenizer(chats, add_special_tokens=False)["input_ids"]))
-    window = getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
-    if longest >= window:
+    if longest >= window_of(config):
         raise UsageError(
-            f"a prompt of {longest} tokens fills the base model's window of {window}",
+            f"a prompt of {longest} tokens fills the base model's window of {window_of(config)}",
             "reinforce a model with a larger one, or leave that task out",
         )
-    return int(min(recipe.max_tokens, window - longest))
+    return longest
+
+
+def window_of(config: Any) -> int:
+    """Positions that a model was made for."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or UNBOUNDED
 
 
 def _reward_function(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -35,19 +34,28 @@ _NAME = re.compile(
 """The names of files: KernelBench's, and a task's with the number of a sample."""
 
 
+READ = (
+    *("task_id", "level", "problem_id", "candidate_id", "language", "generator", "sampling"),
+    *("sample_index", "code", "parse_reason", "prompt_hash", "response", "reasoning", "answer"),
+    *("reasoning_tokens", "completion_tokens", "finish_reason"),
+)
+"""Columns that rows have, where the place has them."""
+
+
 class Part(NamedTuple):
-    """Rows of one file, folder or data set. `columns` maps the names of `rows` to its own."""
+    """Rows of one file, folder or data set. `columns` maps the names of `rows` to its own, of which
+    `given` are all."""
 
     name: str
+    given: Sequence[str]
     columns: Mapping[str, str]
-    own_rows: Callable[[Sequence[str]], Iterable[Row]]
+    own_rows: Callable[[], Iterable[Row]]
     digest: Callable[[], str]
 
-    def rows(self, names: Sequence[str]) -> Iterator[Json]:
-        """Rows with those of these columns that exist."""
-        wanted = {name: self.columns[name] for name in names if name in self.columns}
-        for row in self.own_rows(list(wanted.values())):
-            yield {name: row.get(own) for name, own in wanted.items()}
+    def rows(self) -> Iterator[Json]:
+        """Rows with those columns of READ that exist."""
+        for row in self.own_rows():
+            yield {name: row.get(own) for name, own in self.columns.items()}
 
 
 def parts_of(location: str | Path) -> list[Part]:
@@ -68,11 +76,7 @@ def parts_of(location: str | Path) -> list[Part]:
         return [_in_memory(shown(location), rows)]
     if path.suffix == ".py" or (path.is_dir() and not holds_tables(path)):
         return [_in_memory(shown(location), list(_modules(path)))]
-    found = [(part, _renamed(columns_of(part))) for part in part_files(location)]
-    return [
-        Part(shown(part), names, partial(rows_of, part), partial(file_sha256, part))
-        for part, names in found
-    ]
+    return [_of_file(file) for file in part_files(location)]
 
 
 def model_of(location: str | Path) -> str:
@@ -89,17 +93,26 @@ def model_of(location: str | Path) -> str:
 
 
 def _in_memory(name: str, rows: Sequence[Json]) -> Part:
-    columns = dict.fromkeys(column for row in rows for column in row)
-    return Part(name, _renamed(list(columns)), lambda _: rows, lambda: stable_hash(rows))
+    given = list(dict.fromkeys(column for row in rows for column in row))
+    return Part(name, given, _own_names(given), lambda: rows, lambda: stable_hash(rows))
 
 
-def _renamed(columns: Sequence[str]) -> dict[str, str]:
-    """Own column names by the names that `rows` gives them."""
-    found = {name: name for name in columns}
-    for name, others in ALIASES.items():
-        if own := next((each for each in (name, *others) if each in columns), None):
-            found[name] = own
-    if "task_id" not in columns and {"level", "problem_id"} <= found.keys():
+def _of_file(path: Path) -> Part:
+    given = columns_of(path)
+    columns = _own_names(given)
+    read = list(dict.fromkeys(columns.values()))
+    return Part(shown(path), given, columns, lambda: rows_of(path, read), lambda: file_sha256(path))
+
+
+def _own_names(given: Sequence[str]) -> dict[str, str]:
+    """A table's own column names by the names of READ."""
+    found = {}
+    for name in READ:
+        for own in (name, *ALIASES.get(name, ())):
+            if own in given:
+                found[name] = own
+                break
+    if "task_id" not in given and {"level", "problem_id"} <= found.keys():
         found.pop("task_id", None)  # a name beside the numbers
     return found
 

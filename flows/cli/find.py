@@ -187,7 +187,7 @@ def morning(
     *,
     root: str = Option(".concur", envvar="CONCUR_ROOT", help="Folder of the snapshots."),
 ) -> Json:
-    """Report what is new since the previous refresh, what failed and why, and the cost."""
+    """Report what is new since the previous refresh, what failed and why, and what to do."""
     from flows.morning import text
     from flows.morning.report import newest
 

@@ -24,7 +24,6 @@ from kernels_eval.errors import UsageError
 from kernels_eval.records import Record
 from tasks.files import atomic_write_at, explain_write_errors
 from tasks.store.snapshot import SnapshotRef
-from tasks.synthesis import sizing
 
 PLACE = "refreshes"
 BEGAN, ENDED = ".began.json", ".json"
@@ -42,10 +41,6 @@ class Refresh(Record):
     language: str
     strategy: str
     began_at: str
-    gpus: int = 0
-    """GPUs visible on this machine; 0 where the language needs none."""
-    sampling_gpus: int = 0
-    """Of these, those held by servers that concur started while candidates were sampled."""
     flow_run: str | None = None
     """Prefect's id of the run, if there is one."""
     ending: Ending = "unknown"
@@ -85,15 +80,12 @@ def entered(config: PipelineConfig, flow_run: str | None = None) -> Iterator[Ent
     without `ends` looks as if it was killed. Raises UsageError if the root cannot be written.
     """
     began = datetime.now(UTC)
-    gpus = _gpus() if config.language.needs_gpu else 0
     begun = Refresh(
         id=f"{began:%Y%m%dT%H%M%S%f}Z-{uuid.uuid4().hex[:8]}",
         name=config.name,
         language=config.language.value,
         strategy=config.curation.strategy,
         began_at=began.isoformat(timespec="milliseconds"),
-        gpus=gpus,
-        sampling_gpus=_sampling_gpus(config, gpus),
         flow_run=flow_run,
     )
     _write(config.root, begun, BEGAN)
@@ -161,20 +153,3 @@ def _write(root: str, refresh: Refresh, suffix: str) -> None:
 def _located(root: str, name: str) -> tuple[Any, str]:
     fs, path = fsspec.core.url_to_fs(str(root))
     return fs, f"{path.rstrip('/')}/{name}"
-
-
-def _gpus() -> int:
-    from kernels_eval.devices import visible_gpus
-
-    return len(visible_gpus())
-
-
-def _sampling_gpus(config: PipelineConfig, gpus: int) -> int:
-    """GPUs of the servers that concur starts; those of another endpoint are not counted."""
-    synthesis, server = config.synthesis, config.synthesis.server
-    if synthesis.sampler != "vllm":
-        return 0
-    if not server.replicas:
-        return gpus
-    each = sizing.planned_gpus(synthesis.model, server, synthesis.sampling.max_tokens, gpus)
-    return min(gpus, server.replicas * each)

@@ -1,23 +1,20 @@
-"""What a refresh added that the one before did not have, what failed and why, and what it cost.
+"""What a refresh added that the one before did not have, what failed and why, and what to do.
 
 Guarantees: compares snapshots, never log lines; where a snapshot is that of the refresh before,
-nothing is read. Costs count what this refresh made: a snapshot that existed before costs nothing.
-Does not see the time of runs that were killed before they finished a snapshot, nor that of other
-endpoints.
+nothing is read. What a refresh cost is in MLflow, stage by stage.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from flows.morning.history import Refresh, before, refreshes
 from kernels_eval.errors import UsageError
-from kernels_eval.records import Json, Record, Status
+from kernels_eval.records import Record, Status
 from tasks.benchmark.errors import FAILED, ErrorGroup, error_groups
 
 if TYPE_CHECKING:
@@ -50,17 +47,6 @@ class Change(Record):
     """Of the training set: why samples came in (`+`) or went out (`-`), with how many."""
 
 
-class Cost(Record):
-    """One stage that this refresh ran: wall time in seconds, devices held, GPU-hours (0 on a CPU),
-    and what that rests on."""
-
-    stage: str
-    wall_s: float
-    devices: int
-    gpu_hours: float
-    rests_on: str
-
-
 class Morning(Record):
     """The report. `compared_with` is None for the first refresh of a root."""
 
@@ -74,15 +60,26 @@ class Morning(Record):
     reason_counts: dict[str, int] = {}
     errors: tuple[ErrorGroup, ...] = ()
     cautions: tuple[str, ...] = ()
-    costs: tuple[Cost, ...] = ()
 
     @property
     def nothing_new(self) -> bool:
         return not any(change.new or change.gone for change in self.changes)
 
     @property
-    def gpu_hours(self) -> float:
-        return sum(cost.gpu_hours for cost in self.costs)
+    def next_steps(self) -> tuple[str, ...]:
+        """What to do now, a sentence each; nothing after a refresh without a fault."""
+        steps = []
+        if self.refresh.ending != "finished":
+            steps.append("Start the refresh again: it resumes, and what was finished is kept.")
+        if self.errors:
+            most = self.errors[0]
+            steps.append(
+                f"Look at the most frequent error of new candidates, {most.count:,} times:"
+                f" {most.signature or 'no message'} ({most.reason})."
+            )
+        if self.cautions:
+            steps.append("Read the cautions: something of this refresh is missing or failed.")
+        return tuple(steps)
 
 
 def newest(root: str) -> Morning:
@@ -126,7 +123,6 @@ def report_of(refresh: Refresh, previous: Refresh | None, unfinished: Sequence[R
         "new_status_counts": dict(Counter(fresh["status"]).most_common()),
         "reason_counts": dict(Counter(failed["reason"]).most_common()),
         "errors": tuple(_errors(failed)),
-        "costs": tuple(_costs(refresh)),
     }
     return bare.model_copy(update=found)
 
@@ -203,35 +199,3 @@ def _errors(failed: pl.DataFrame) -> list[ErrorGroup]:
     if not failed["status"].is_in(FAILED).any():
         return []
     return error_groups(failed.with_columns(model=pl.lit("all")), limit=5)
-
-
-# -- what it cost ----------------------------------------------------------------------------------
-
-
-def _costs(refresh: Refresh) -> Iterator[Cost]:
-    """Stages that this refresh finished, in order. A stage lasted from the end of the one before
-    it; manifests say when each ended, to the second."""
-    since = began = datetime.fromisoformat(refresh.began_at).replace(microsecond=0)
-    opened = {name: ref.open() for name, ref in refresh.snapshots.items()}
-    manifests = {name: one.manifest for name, one in opened.items() if one.finished}
-    ended = {
-        name: datetime.fromisoformat(manifest["created_at"]) for name, manifest in manifests.items()
-    }
-    for name in sorted(ended, key=lambda name: ended[name]):
-        if ended[name] >= began:
-            yield _cost(name, (ended[name] - since).total_seconds(), manifests[name], refresh)
-            since = ended[name]
-
-
-def _cost(name: str, wall_s: float, manifest: Json, refresh: Refresh) -> Cost:
-    seen, gpus = manifest.get("telemetry"), refresh.sampling_gpus
-    devices, hours, rests_on = 0, 0.0, "wall time; no GPU of this machine"
-    if name == "verdicts" and seen:
-        devices = int(seen["devices"])
-        hours = float(seen["wall_s"]) * devices / 3600 if refresh.gpus else 0.0
-        busy = f"{seen['candidates']:,} candidates, devices {seen['device_busy_share']:.0%} busy"
-        rests_on = f"telemetry of the workers: {busy}"
-    elif name == "candidates" and gpus:
-        devices, hours = gpus, wall_s * gpus / 3600
-        rests_on = "wall time on the GPUs of servers that concur started"
-    return Cost(stage=name, wall_s=wall_s, devices=devices, gpu_hours=hours, rests_on=rests_on)

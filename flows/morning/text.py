@@ -5,17 +5,13 @@ Pure. What candidates, tasks or errors wrote is shown as text and is never marku
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
-from jinja2 import Template
-from markupsafe import Markup
-
 from flows.morning.report import Change, Morning
 from kernels_eval.records import Json
+from tasks.benchmark.pages import Section, write_page
+from tasks.benchmark.shown import table_of
 from tasks.progress import duration
-from tasks.reporting.templates import environment
-from tasks.reporting.text import cell
+from tasks.reporting.page import Bullets, Table
+from tasks.reporting.text import by_count, cut
 
 ENDINGS = {
     "finished": "finished",
@@ -51,42 +47,98 @@ def _some(count: int, change: Change, which: str = "") -> str:
 
 def markdown(morning: Morning) -> str:
     """The whole report as a page."""
-    return _template().render(
-        morning=morning,
-        refresh=morning.refresh,
-        previous=morning.compared_with,
-        headline=headline(morning),
-        reasons={why: n for change in morning.changes for why, n in change.reasons.items()},
-        endings=ENDINGS,
-        words=WORDS,
+    refresh, previous = morning.refresh, morning.compared_with
+    compared_with = _moment(previous.began_at) if previous else "no earlier finished refresh"
+    return write_page(
+        "md",
+        title=f"{refresh.name}, {_moment(refresh.began_at)}",
+        facts=(refresh.language, refresh.strategy, f"compared with {compared_with}"),
+        sentence=headline(morning),
+        sections=_sections(morning),
+        drawn={},
     )
 
 
-@cache
-def _template() -> Template:
-    def shown(value: object) -> Markup:
-        return value if isinstance(value, Markup) else Markup(cell(value, ERROR_CHARS))
-
-    made = environment(
-        Path(__file__).parent / "templates",
-        filters={
-            "duration": duration,
-            "number": "{:,}".format,
-            "when": lambda moment: moment[:16].replace("T", " ") + " UTC",
+def _sections(morning: Morning) -> list[Section]:
+    what_to_do = Bullets(morning.next_steps)
+    error = cut(morning.refresh.error, ERROR_CHARS)
+    reasons = {why: n for change in morning.changes for why, n in change.reasons.items()}
+    changes = table_of(
+        morning.changes,
+        {
+            "what": lambda change: WORDS.get(change.what, change.what),
+            "now": lambda change: f"{change.rows:,}",
+            "new": lambda change: f"{change.new:,}",
+            "gone": lambda change: f"{change.gone:,}",
+            "examples of new ones": _examples,
         },
-        autoescape=True,
-        finalize=shown,
-        keep_trailing_newline=True,
     )
-    return made.get_template("morning.md.j2")
+    why_changed = Table(
+        ("samples", "why", "number"),
+        [
+            ("in" if why.startswith("+") else "out", why[2:], f"{count:,}")
+            for why, count in reasons.items()
+        ],
+    )
+    unfinished = table_of(
+        morning.unfinished,
+        {
+            "began": lambda refresh: _moment(refresh.began_at),
+            "ending": lambda refresh: ENDINGS[refresh.ending],
+            "error": lambda refresh: cut(refresh.error, ERROR_CHARS),
+        },
+    )
+    verdicts = Table(
+        ("verdict", "all", "new"),
+        [
+            (name, f"{count:,}", f"{morning.new_status_counts.get(name, 0):,}")
+            for name, count in by_count(morning.status_counts)
+        ],
+    )
+    failures = Table(
+        ("reason", "new candidates"),
+        [(reason, f"{count:,}") for reason, count in morning.reason_counts.items()],
+    )
+    errors = table_of(
+        morning.errors,
+        {
+            "most frequent errors of new candidates": lambda group: group.signature,
+            "reason": lambda group: group.reason,
+            "count": lambda group: f"{group.count:,}",
+            "tasks": lambda group: f"{group.tasks:,}",
+        },
+    )
+    snapshots = Table(
+        ("what", "snapshot"),
+        [
+            (name, f"{ref.stage}/{ref.fingerprint}")
+            for name, ref in morning.refresh.snapshots.items()
+        ],
+    )
+    return [
+        Section("What to do", (what_to_do,) if morning.next_steps else ()),
+        Section("What came", (changes, why_changed)),
+        Section("What failed", (error, unfinished, verdicts, failures, errors)),
+        Section("Cautions", (Bullets(morning.cautions),) if morning.cautions else ()),
+        Section("Snapshots", (snapshots,)),
+    ]
+
+
+def _examples(change: Change) -> str:
+    more = ", ..." if change.new > len(change.examples) > 0 else ""
+    return ", ".join(change.examples) + more
+
+
+def _moment(iso: str) -> str:
+    return iso[:16].replace("T", " ") + " UTC"
 
 
 def as_json(morning: Morning) -> Json:
     """The report as plain data."""
     return {
         "headline": headline(morning),
+        "next_steps": list(morning.next_steps),
         "nothing_new": morning.nothing_new,
-        "gpu_hours": round(morning.gpu_hours, 4),
         "wall_s": morning.refresh.seconds,
         **morning.model_dump(mode="json"),
     }

@@ -1,8 +1,7 @@
-"""The morning report on planted snapshots: what is new, what failed, what it cost; and the history
-it compares with."""
+"""The morning report on planted snapshots: what is new, what failed, what to do; and the history it
+compares with."""
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
@@ -33,7 +32,7 @@ def written(root, stage, name, rows, schema, decisions=None, **extra):
     return snapshot.ref
 
 
-def planted(root, night, tasks, statuses, taken, **telemetry):
+def planted(root, night, tasks, statuses, taken):
     """The snapshots of one night: `statuses` by candidate; `taken` are those of the training set.
     The task of `c12` is `t1`."""
     chosen = written(
@@ -66,7 +65,7 @@ def planted(root, night, tasks, statuses, taken, **telemetry):
         for name, status in statuses.items()
     ]
     counts = {status: list(statuses.values()).count(status) for status in statuses.values()}
-    seen = {"telemetry": telemetry or None, "status_counts": counts, "quarantined": []}
+    seen = {"status_counts": counts, "quarantined": []}
     verdicts = written(
         root,
         "verification",
@@ -135,8 +134,9 @@ def test_the_first_refresh_counts_what_is_there_and_the_same_again_is_nothing_ne
     assert again.errors == ()
     assert again.new_status_counts == {}
     assert again.status_counts == {"correct": 2, "compile_error": 1}
-    header = "| what | now | new | gone | examples of new ones |\n| --- | --- | --- | --- | --- |\n"
+    header = "| what | now | new | gone |\n| --- | --- | --- | --- |\n"
     assert f"{header}| tasks |" in markdown(again)
+    assert again.next_steps == () and "What to do" not in markdown(again)
     assert "| candidates | 3 | 0 | 0 |" in markdown(again)
 
 
@@ -161,24 +161,10 @@ def test_a_second_night_names_what_came_what_went_and_why(tmp_path):
     assert "1 new task, 3 new candidates" in text
     assert "1 training sample gone" in text
     assert "no figures" in text
+    assert "- Look at the most frequent error of new candidates, 2 times:" in text
     assert (
         "<b>" not in text and "task &#124; 2" in text
     )  # what candidates and tasks wrote does nothing on the page
-
-
-def test_a_refresh_costs_what_it_made_and_nothing_where_all_was_there(tmp_path):
-    telemetry = {"wall_s": 1800.0, "devices": 2, "candidates": 3, "device_busy_share": 0.5}
-    config = PipelineConfig(root=str(tmp_path), name="nightly")
-    with entered(config) as entry:
-        snapshots = planted(tmp_path, "one", 2, FIRST, ["c01"], **telemetry)
-        ended = entry.ends("finished", snapshots=snapshots)
-    assert morning(str(tmp_path), ended).gpu_hours == 0.0  # two devices of a CPU
-    on_gpus = morning(str(tmp_path), ended.model_copy(update={"gpus": 2}))
-    assert on_gpus.gpu_hours == pytest.approx(1.0)
-    assert [cost.stage for cost in on_gpus.costs] == "tasks candidates verdicts curated".split()
-    assert "1.00 GPU-hours" in markdown(on_gpus)
-    later = ended.model_copy(update={"began_at": datetime(2100, 1, 1, tzinfo=UTC).isoformat()})
-    assert morning(str(tmp_path), later).costs == ()
 
 
 def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path):
@@ -199,7 +185,10 @@ def test_refreshes_that_failed_since_are_told_and_are_not_compared_with(tmp_path
     assert found.nothing_new
     assert "| failed | RuntimeError: the &#60;disk&#62; is full |" in markdown(found)
     failed = next(each for each in refreshes(str(tmp_path)) if each.ending == "failed")
-    assert "The refresh failed after" in headline(morning(str(tmp_path), failed))
+    report = morning(str(tmp_path), failed)
+    assert "The refresh failed after" in headline(report)
+    assert "- Start the refresh again: it resumes" in markdown(report)
+    assert "RuntimeError: the &#60;disk&#62; is full" in markdown(report)
 
 
 def test_the_history_survives_what_a_kill_and_a_damaged_disk_leave(tmp_path):
@@ -238,11 +227,7 @@ def test_the_report_is_a_file_and_a_command(tmp_path):
     data = json.loads(
         CliRunner().invoke(main, ["morning", "--root", str(tmp_path), "--json"]).output
     )
-    assert (data["nothing_new"], data["gpu_hours"], data["refresh"]["ending"]) == (
-        False,
-        0.0,
-        "finished",
-    )
+    assert (data["nothing_new"], data["refresh"]["ending"]) == (False, "finished")
     nothing = CliRunner().invoke(main, ["morning", "--root", str(tmp_path / "empty")])
     assert nothing.exit_code == 2 and "no refresh ended under" in nothing.stderr
 

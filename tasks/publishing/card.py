@@ -19,8 +19,6 @@ from tasks.publishing.lineage import VERIFICATION, settings
 from tasks.reporting.templates import environment
 from tasks.reporting.text import by_count, cell, fenced
 
-SIZES = {1_000: "n<1K", 10_000: "1K<n<10K", 100_000: "10K<n<100K", 1_000_000: "100K<n<1M"}
-"""The hub's names for numbers of rows below a limit."""
 COUNTED = (
     *("criterion", "operator_kind", "language", "generator"),
     *("device", "task_source", "task_license"),
@@ -64,7 +62,6 @@ def card(context: Card) -> str:
         shares=QUANTILES,
         repaired=int(rows["repaired"].sum()),
         shared_programs=_shared_programs(context.splits[default]),
-        example=_example(rows),
         columns=[(name, COLUMNS.get(name, "as curation wrote it")) for name in rows.columns],
         unknown=UNKNOWN,
     )
@@ -80,13 +77,11 @@ def _front_matter(context: Card, languages: Sequence[str]) -> str:
         files = [{"split": split, "path": f"{place}/{split}-*.parquet"} for split in splits]
         configs.append({"config_name": name, "data_files": files})
     configs[0]["default"] = True
-    rows = sum(part.height for splits in context.splits.values() for part in splits.values())
     return DatasetCardData(
         pretty_name=_line(context.options.name),
         license=context.options.license,
         language=["en"],
         task_categories=["text-generation"],
-        size_categories=[next((SIZES[limit] for limit in SIZES if rows < limit), "1M<n<10M")],
         tags=["concur", "code", "gpu-kernels", "reasoning", *languages],
         configs=configs,
     ).to_yaml()
@@ -123,15 +118,6 @@ def _shared_programs(splits: Mapping[str, pl.DataFrame]) -> int:
     """Programs that are in both splits, under different task_ids."""
     programs = [part["task_code"].unique() for part in splits.values()]
     return len(set(programs[0]) & set(programs[1])) if len(programs) > 1 else 0
-
-
-def _example(rows: pl.DataFrame) -> Json:
-    """The row with the shortest texts: whole texts are worth more to a reader than the head of long
-    ones."""
-    texts = ("task_code", "reasoning", "code")
-    length = pl.sum_horizontal(pl.col(texts).str.len_chars())
-    shortest = rows.sort(length, "task_id").head(1).select("task_id", *texts)
-    return {name: str(value or "") for name, value in shortest.row(0, named=True).items()}
 
 
 def _line(text: str) -> str:

@@ -10,6 +10,8 @@ PUBLICATION, README = "publication.json", "README.md"
 DATA, STRATEGIES = "data", "strategies"
 TRAIN, TEST = "train", "test"
 UNKNOWN = "unknown"
+SPLIT_SEED = 0
+"""Goes into the hash that splits tasks: another one would move them between splits."""
 
 
 class PublishOptions(Record):
@@ -20,4 +22,3 @@ class PublishOptions(Record):
     """the hub's identifier, such as apache-2.0"""
     holdout_share: float = Field(default=0.0, ge=0, lt=1)
     """share of the tasks whose rows make the split `test`"""
-    seed: int = 0

@@ -105,29 +105,23 @@ def _api(token: str) -> Any:
 def _answers(repo_id: str, token: str) -> Iterator[None]:
     """Turn the failures of the hub and of the way to it into UsageError or EvalError, without the
     token."""
+    from httpx import HTTPError
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    again = "the same push again adds what is missing"
     try:
         yield
-    except EvalError:
-        raise
-    except Exception as error:
-        line = cause_of(error)
-        cause = line.replace(token, "***")
+    except (HFValidationError, OfflineModeIsEnabled, HfHubHTTPError, HTTPError, OSError) as error:
+        cause = cause_of(error).replace(token, "***")
         if isinstance(error, HFValidationError):
             problem = f"{repo_id!r} is no repository of the hub: {cause}"
             raise UsageError(problem, "name it owner/name") from None
         if isinstance(error, OfflineModeIsEnabled):
             raise UsageError("the hub is switched off here", "unset HF_HUB_OFFLINE") from None
-        if isinstance(error, HfHubHTTPError):
-            status = getattr(error.response, "status_code", None)
-            if status in (401, 403, 404):
-                problem = f"the hub refuses {repo_id} ({status}): {cause}"
-                raise UsageError(problem, "use a token that may write to it") from None
-            raise EvalError(f"the hub failed at {repo_id} ({status}): {cause}", again) from None
-        clients = ("httpx", "httpcore", "requests", "hf_xet")
-        if not (isinstance(error, OSError) or type(error).__module__.startswith(clients)):
-            raise
-        problem = f"the hub does not answer: {cause}"
-        raise EvalError(problem, f"check the network; {again}") from None
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+        if status in (401, 403, 404):
+            problem = f"the hub refuses {repo_id} ({status}): {cause}"
+            raise UsageError(problem, "use a token that may write to it") from None
+        raise EvalError(
+            f"the hub does not answer for {repo_id}: {cause}",
+            "check the network; the same push again adds what is missing",
+        ) from None

@@ -1,7 +1,7 @@
 """The rows of a curated set as they are published, each with where it comes from.
 
 Guarantees: rows ascend by task_id, sample_index, candidate_id; the columns of `columns.toml` come
-first; a task's split follows from the seed and its id alone, so no refresh moves it. Holds the rows
+first; a task's split follows from its id alone, so no refresh moves it. Holds the rows
 of one set in memory. Does not guarantee that both splits have no program in common: two task_ids
 may name the same program.
 """
@@ -12,7 +12,7 @@ import polars as pl
 
 from kernels_eval.errors import UsageError
 from tasks.publishing.columns import COLUMNS, ORIGINS, REQUIRED, licence_of
-from tasks.publishing.config import TEST, TRAIN, PublishOptions
+from tasks.publishing.config import SPLIT_SEED, TEST, TRAIN, PublishOptions
 from tasks.publishing.lineage import Lineage, readable, source_of
 from tasks.sources.holdout import place_of
 from tasks.store import Snapshot
@@ -50,18 +50,16 @@ def published_rows(line: Lineage) -> pl.DataFrame:
     return rows.sort("task_id", "sample_index", "candidate_id").select(*COLUMNS, *extra)
 
 
-def split_of(task_id: str, seed: int, holdout_share: float) -> str:
+def split_of(task_id: str, holdout_share: float) -> str:
     """`test` for about `holdout_share` (0 to 1) of all task ids, `train` for the others."""
-    return TEST if place_of(task_id, seed) < holdout_share else TRAIN
+    return TEST if place_of(task_id, SPLIT_SEED) < holdout_share else TRAIN
 
 
 def splits_of(rows: pl.DataFrame, options: PublishOptions) -> dict[str, pl.DataFrame]:
     """The rows by split, `train` first; `test` only where it has any. Raises UsageError where the
     hold-out leaves nothing to train on."""
     tasks = rows["task_id"].unique()
-    held_out = [
-        task for task in tasks if split_of(task, options.seed, options.holdout_share) == TEST
-    ]
+    held_out = [task for task in tasks if split_of(task, options.holdout_share) == TEST]
     if len(held_out) == len(tasks):
         raise UsageError(f"the hold-out takes all {len(tasks)} tasks", "hold out a smaller share")
     is_test = pl.col("task_id").is_in(held_out)
